@@ -4,6 +4,7 @@
 mod support;
 
 mod demo;
+mod forged_names;
 mod habits;
 mod nasty_trees;
 mod odd_proc;

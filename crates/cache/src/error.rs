@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pagekeeper_kernel::text::escaped;
+
 /// What went wrong while opening or reading a file.
 ///
 /// ```
@@ -20,7 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// The file was closed by [`close`](crate::CachedFile::close).
-    #[error("{}: closed", path.display())]
+    #[error("{}: closed", escaped(path))]
     Closed {
         /// The file.
         path: PathBuf,
@@ -28,7 +30,7 @@ pub enum Error {
     /// The file is shorter now than it was at the open.
     #[error(
         "{}: cut to {now} bytes since it was opened with {opened}, found by a read of bytes {}..{}: open it again",
-        path.display(), range.start, range.end
+        escaped(path), range.start, range.end
     )]
     Cut {
         /// The file.
@@ -41,7 +43,7 @@ pub enum Error {
         range: Range<u64>,
     },
     /// The file is longer now than it was at the open, and bytes past the old end were asked for.
-    #[error("{}: grew to {now} bytes since it was opened with {opened}: open it again", path.display())]
+    #[error("{}: grew to {now} bytes since it was opened with {opened}: open it again", escaped(path))]
     Grew {
         /// The file.
         path: PathBuf,
@@ -51,13 +53,13 @@ pub enum Error {
         now: u64,
     },
     /// The file was written to since the open: a page that is loaded now may not go with those that were loaded then.
-    #[error("{}: written to since it was opened: open it again", path.display())]
+    #[error("{}: written to since it was opened: open it again", escaped(path))]
     Changed {
         /// The file.
         path: PathBuf,
     },
     /// The page's content was rejected by the verifier; it is not cached.
-    #[error("page {page} of {}: {reason}", path.display())]
+    #[error("page {page} of {}: {reason}", escaped(path))]
     Rejected {
         /// The file.
         path: PathBuf,
@@ -67,7 +69,7 @@ pub enum Error {
         reason: Arc<str>,
     },
     /// The page is not in the file.
-    #[error("{}: no page {page}: it has {pages}", path.display())]
+    #[error("{}: no page {page}: it has {pages}", escaped(path))]
     NoSuchPage {
         /// The file.
         path: PathBuf,
@@ -77,7 +79,7 @@ pub enum Error {
         pages: u64,
     },
     /// The page of a file that its owner writes lies behind the file's end, wholly or in part.
-    #[error("{}: ends before the end of page {page}", path.display())]
+    #[error("{}: ends before the end of page {page}", escaped(path))]
     PastEnd {
         /// The file.
         path: PathBuf,
@@ -85,7 +87,10 @@ pub enum Error {
         page: u64,
     },
     /// The file has more pages than a table can number: 2^32 - 1.
-    #[error("{}: {bytes} bytes are too many for pages of {page_size}: choose a larger page size", path.display())]
+    #[error(
+        "{}: {bytes} bytes are too many for pages of {page_size}: choose a larger page size",
+        escaped(path)
+    )]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -95,7 +100,7 @@ pub enum Error {
         page_size: usize,
     },
     /// The kernel gave no memory for the file's table.
-    #[error("{}: no memory for its table: {}", path.display(), std::io::Error::from_raw_os_error(*errno))]
+    #[error("{}: no memory for its table: {}", escaped(path), std::io::Error::from_raw_os_error(*errno))]
     NoMemory {
         /// The file.
         path: PathBuf,
@@ -103,7 +108,7 @@ pub enum Error {
         errno: i32,
     },
     /// The thread that loaded the page panicked, in a verifier or a back-end.
-    #[error("page {page} of {}: the thread that loaded it panicked", path.display())]
+    #[error("page {page} of {}: the thread that loaded it panicked", escaped(path))]
     LoaderPanicked {
         /// The file.
         path: PathBuf,

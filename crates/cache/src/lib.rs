@@ -105,6 +105,8 @@
 //! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past
 //! the cache.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod admission;
 mod batch;
 mod builder;

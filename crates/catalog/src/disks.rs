@@ -8,6 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{FileSystem, InspectedFile, Links, file_system_id, open_directory};
 use pagekeeper_policy::DiskProfile;
 use serde::Deserialize;
@@ -23,13 +24,13 @@ const MAX_LEN: u64 = 1 << 20;
 #[non_exhaustive]
 pub enum Error {
     /// The path names something else than a directory.
-    #[error("{}: not a directory: name the directory that a database's files are to lie in", path.display())]
+    #[error("{}: not a directory: name the directory that a database's files are to lie in", escaped(path))]
     NotADirectory {
         /// The path as given.
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("{call} {}: {source}", path.display())]
+    #[error("{call} {}: {source}", escaped(path))]
     Call {
         /// The call.
         call: &'static str,
@@ -43,7 +44,7 @@ pub enum Error {
     #[error(transparent)]
     Kernel(#[from] pagekeeper_kernel::Error),
     /// A profile can't be understood; the message names line and key.
-    #[error("{}: not a profile of a disk: {message}", path.display())]
+    #[error("{}: not a profile of a disk: {message}", escaped(path))]
     Text {
         /// The file.
         path: PathBuf,
@@ -54,7 +55,7 @@ pub enum Error {
     #[error(
         "{}: a profile of version {version}, which this pagekeeper does not know: use a newer one, or measure again \
          with \"pagekeeper probe\"",
-        path.display()
+        escaped(path)
     )]
     UnknownVersion {
         /// The file.
@@ -63,7 +64,10 @@ pub enum Error {
         version: u64,
     },
     /// The file system has no number to find its profile by.
-    #[error("{}: this file system ({kind}) has no number of its own to find its profile by: name a file for it", path.display())]
+    #[error(
+        "{}: this file system ({kind}) has no number of its own to find its profile by: name a file for it",
+        escaped(path)
+    )]
     NoNumber {
         /// The directory.
         path: PathBuf,

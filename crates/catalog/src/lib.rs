@@ -6,6 +6,8 @@
 //! measurements of a file system. What can't be read is refused with file, line and key; what can't be seen of a process
 //! counts as not there.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod checkpoint;
 mod discover;
 pub mod disks;

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use globset::{Glob, GlobMatcher};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names::{Matched, Pattern};
 use pagekeeper_policy::{BulkPages, FileClass, RewriteSource, Rule};
 use serde::de::Error as _;
@@ -134,7 +135,7 @@ pub enum NewestSpec {
 #[non_exhaustive]
 pub enum ProfileError {
     /// The file can't be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", escaped(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -143,7 +144,7 @@ pub enum ProfileError {
         source: std::io::Error,
     },
     /// The text is not a profile; the message shows line and key.
-    #[error("{}: {message}", path.display())]
+    #[error("{}: {message}", escaped(path))]
     Text {
         /// The file.
         path: PathBuf,

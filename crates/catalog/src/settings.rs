@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Expected, InspectedFile};
 use pagekeeper_policy::names::Pattern;
 
@@ -49,7 +50,7 @@ pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &Recycl
     if file.file().take(MAX_LEN).read_to_end(&mut text).is_err() {
         return false;
     }
-    String::from_utf8_lossy(&text).lines().any(|line| {
+    unescaped_bytes(&text).lines().any(|line| {
         line.split_once('=')
             .is_some_and(|(key, value)| key.trim() == spec.key && !matches!(value.trim(), "" | "0" | "false"))
     })

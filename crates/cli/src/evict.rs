@@ -9,10 +9,11 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{ReleaseOptions, ReleaseReport, release};
 use serde::Serialize;
 
-use crate::output::{self, Screen};
+use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
 use crate::size::{Size, parse_range};
@@ -121,7 +122,7 @@ impl Serialize for File {
             #[serde(flatten)]
             figures: Figures,
         }
-        Shown { path: self.path.to_string_lossy(), figures: self.figures }.serialize(serializer)
+        Shown { path: unescaped(&self.path), figures: self.figures }.serialize(serializer)
     }
 }
 
@@ -177,14 +178,13 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
 }
 
 fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
-    let screen = Screen::of_stdout();
     let mut out = output::stdout();
     for File { path, figures } in &report.files {
         let kept = figures.kept_in_words();
         if !verbose && kept.is_none() {
             continue;
         }
-        out.write_all(&screen.path(path))?;
+        write!(out, "{}", escaped(path))?;
         write!(out, ": evicted {} of {} resident", Size(figures.released), Size(figures.resident_before))?;
         match kept {
             Some(kept) => writeln!(out, "; {kept}")?,

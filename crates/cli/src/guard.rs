@@ -18,6 +18,7 @@ use pagekeeper_catalog::units::{Size, parse_period};
 use pagekeeper_catalog::{BUILT_IN, ProfileError};
 use pagekeeper_guard::{Control, Event, Guard, Options, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
 use signal_hook::consts::SIGHUP;
 
 use crate::metrics::{Door, Metrics, address};
@@ -267,7 +268,7 @@ impl Printer {
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
             Event::Found { pid, profile, directories } => {
                 let directories: Vec<String> =
-                    directories.iter().map(|path| path.display().to_string()).collect();
+                    directories.iter().map(|path| escaped(path).to_string()).collect();
                 let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
                 format!("watching {profile}{pid}: {}", directories.join(", "))
             }
@@ -275,41 +276,44 @@ impl Printer {
             Event::Refused { pid, profile, path, reason } => {
                 return self.complain(&format!(
                     "{} is not watched for {profile} (process {pid}): {reason}",
-                    path.display()
+                    escaped(path)
                 ));
             }
             Event::Shared { pid, profile, path, with } => {
                 let with = with.map(|with| format!(" (process {with})")).unwrap_or_default();
-                format!("{profile} (process {pid}) shares {} with another{with}", path.display())
+                format!("{profile} (process {pid}) shares {} with another{with}", escaped(path))
             }
             Event::TakenOver { pid, profile, path, from } => format!(
                 "{} is watched for {profile} (process {pid}) from now on: its claim is better than that of process {from}",
-                path.display()
+                escaped(path)
             ),
-            Event::Stream { pid, program } => format!("following the stream {program} (process {pid})"),
+            Event::Stream { pid, program } => {
+                format!("following the stream {} (process {pid})", escaped(program))
+            }
             Event::StreamEnded { pid, program, seconds, files, released_bytes, .. } => {
                 let s = if *files == 1 { "" } else { "s" };
                 let released = Size(*released_bytes);
                 format!(
-                    "the stream {program} (process {pid}) has ended: released {released} behind it, {files} file{s}, {seconds:.0} s"
+                    "the stream {} (process {pid}) has ended: released {released} behind it, {files} file{s}, {seconds:.0} s",
+                    escaped(program)
                 )
             }
             Event::Would { path, action, start, end } => {
-                format!("would {action} {}..{} of {}", Size(*start), Size(*end), path.display())
+                format!("would {action} {}..{} of {}", Size(*start), Size(*end), escaped(path))
             }
             Event::Summary(summary) => summary_text(summary),
             Event::InPart { pid: _, profile: _, path, budget } => {
-                return self.complain(&format!("{}: {budget}", path.display()));
+                return self.complain(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
             }
-            Event::VisibilityGap { gap } => return self.complain(gap),
+            Event::VisibilityGap { gap } => return self.complain(&escaped(gap).to_string()),
             Event::Warning { path, warning } => {
-                return self.complain(&format!("{}: {warning}", path.display()));
+                return self.complain(&format!("{}: {}", escaped(path), escaped(warning)));
             }
             Event::Problem { path, problem } => {
                 // Most errors of the kernel's door name the path themselves.
-                let path = path.display().to_string();
+                let (path, problem) = (escaped(path).to_string(), escaped(problem).to_string());
                 let named = problem.contains(&path);
-                return self.complain(&if named { problem.clone() } else { format!("{path}: {problem}") });
+                return self.complain(&if named { problem } else { format!("{path}: {problem}") });
             }
             Event::Start { dry_run: false, .. } => return Ok(()),
         };
@@ -377,7 +381,7 @@ fn summary_text(summary: &Summary) -> String {
         let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));
     }
     for (program, bytes) in &summary.released_behind_streams_bytes {
-        let _ = write!(text, "\n  behind {program} {}", Size(*bytes));
+        let _ = write!(text, "\n  behind {} {}", escaped(program), Size(*bytes));
     }
     let _ = write!(
         text,

@@ -3,6 +3,8 @@
 //! Every command has `Args` and `run`; a command prints its own problems path by path and returns 0 or 1, or fails with
 //! an error that is printed here. Usage errors exit with 2. A broken pipe is silent.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod demo;
 mod doctor;
 mod evict;

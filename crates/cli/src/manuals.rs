@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use pagekeeper_kernel::text::escaped;
+
 use anyhow::Context;
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -65,7 +67,7 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
 fn write_all(command: &clap::Command, dir: &Path) -> anyhow::Result<ExitCode> {
     let path = dir.join(format!("{}.1", display_name(command)));
     std::fs::write(&path, page(command.clone())?)
-        .with_context(|| format!("can't write {}", path.display()))?;
+        .with_context(|| format!("can't write {}", escaped(&path)))?;
     // Those below "help" are all commands once more.
     if command.get_name() != "help" {
         command.get_subcommands().try_for_each(|below| write_all(below, dir).map(drop))?;

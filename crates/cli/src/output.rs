@@ -2,12 +2,11 @@
 //!
 //! Fails with the error of the write; [`exit_code`] turns that, as any error of a command, into words and an exit code.
 
-use std::borrow::Cow;
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::ExitCode;
+
+use pagekeeper_kernel::text::escaped;
 
 /// A mistake in how the command was called, found after clap had read the arguments: exit code 2.
 #[derive(Debug)]
@@ -36,7 +35,10 @@ pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
 
 /// Says something on standard error, after the program's name. If nobody listens there, nothing can be said.
 pub(crate) fn complain(text: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "pagekeeper: {text}");
+    let text = text.to_string();
+    // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
+    let lines: Vec<_> = text.split('\n').map(|line| escaped(line).into_cow()).collect();
+    let _ = writeln!(io::stderr().lock(), "pagekeeper: {}", lines.join("\n"));
 }
 
 /// Says why a command failed and gives its exit code. A broken pipe is not said: the process ends by SIGPIPE, as
@@ -102,45 +104,6 @@ impl Screen {
             width: width.filter(|&columns| columns > 0),
         }
     }
-
-    /// A path's bytes for this screen: as they are, or with what could steer a terminal or is not UTF-8 written as
-    /// `\x1b`.
-    pub(crate) fn path(self, path: &Path) -> Cow<'_, [u8]> {
-        let bytes = path.as_os_str().as_bytes();
-        if self.terminal {
-            printable(bytes).map_or(bytes.into(), |text| text.into_bytes().into())
-        } else {
-            bytes.into()
-        }
-    }
-}
-
-/// A path for messages, safe on a terminal.
-pub(crate) fn printable_path(path: &Path) -> Cow<'_, str> {
-    printable(path.as_os_str().as_bytes()).map_or_else(|| path.to_string_lossy(), Cow::Owned)
-}
-
-/// The bytes with control characters and broken UTF-8 escaped; `None` if there are none.
-fn printable(bytes: &[u8]) -> Option<String> {
-    let fine = |c: char| !c.is_control();
-    if std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(fine)) {
-        return None;
-    }
-    let mut shown = String::with_capacity(bytes.len() + 8);
-    for chunk in bytes.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if fine(c) {
-                shown.push(c);
-            } else {
-                // Writing to a String can't fail.
-                let _ = write!(shown, "\\x{:02x}", u32::from(c));
-            }
-        }
-        for byte in chunk.invalid() {
-            let _ = write!(shown, "\\x{byte:02x}");
-        }
-    }
-    Some(shown)
 }
 
 /// A count with its thousands set apart: 20,000.
@@ -188,7 +151,6 @@ pub(crate) fn percent(part: u64, whole: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::OsStr;
 
     #[test]
     fn a_cause_is_named_once() {
@@ -222,19 +184,6 @@ mod tests {
             assert_eq!(percent(part, whole).unwrap(), text);
         }
         assert_eq!(percent(0, 0), None);
-    }
-
-    #[test]
-    fn what_could_steer_a_terminal_is_escaped() {
-        let odd = Path::new(OsStr::from_bytes(b"a\x1b[2J\n\xff\xc3\xa9"));
-        assert_eq!(printable_path(odd), "a\\x1b[2J\\x0a\\xff\u{e9}");
-        assert_eq!(printable_path(Path::new("/plain/\u{e9}")), "/plain/\u{e9}");
-        let pipe = Screen { terminal: false, colour: false, width: None };
-        assert_eq!(pipe.path(odd).as_ref(), b"a\x1b[2J\n\xff\xc3\xa9");
-        assert_eq!(
-            Screen { terminal: true, ..pipe }.path(odd).as_ref(),
-            "a\\x1b[2J\\x0a\\xff\u{e9}".as_bytes()
-        );
     }
 
     #[test]

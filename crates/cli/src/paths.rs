@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{InspectedFile, Result, WalkOptions, walk};
 
 use crate::output::UsageError;
@@ -85,7 +86,7 @@ fn read_list(list: &Path, separator: u8) -> anyhow::Result<Vec<PathBuf>> {
     if list == Path::new("-") {
         std::io::stdin().lock().read_to_end(&mut content).context("can't read paths from standard input")?;
     } else {
-        content = std::fs::read(list).with_context(|| format!("can't read paths from {}", list.display()))?;
+        content = std::fs::read(list).with_context(|| format!("can't read paths from {}", escaped(list)))?;
     }
     let paths = content.split(|&byte| byte == separator).filter(|path| !path.is_empty());
     Ok(paths.map(|path| OsString::from_vec(path.to_vec()).into()).collect())

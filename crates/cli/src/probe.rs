@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
 
 use crate::output;
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if args.save {
         let disks = Path::new(pagekeeper_catalog::disks::DIRECTORY);
-        std::fs::create_dir_all(disks).with_context(|| format!("make {}", disks.display()))?;
+        std::fs::create_dir_all(disks).with_context(|| format!("make {}", escaped(disks)))?;
         try_to_write(disks)?;
     }
     let bar = progress_bar();
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let report = match measured {
         Ok(report) => report,
         Err(error) if error.is_cancelled() => {
-            let dir = output::printable_path(&args.dir);
+            let dir = escaped(&args.dir);
             output::complain(format_args!("interrupted; nothing stays behind in {dir}"));
             return Ok(ExitCode::FAILURE);
         }
@@ -110,7 +111,7 @@ fn parent(path: &Path) -> &Path {
 /// Fails where no file can be made in the directory.
 fn try_to_write(directory: &Path) -> anyhow::Result<()> {
     tempfile::tempfile_in(directory)
-        .with_context(|| format!("no file can be made in {}", output::printable_path(directory)))?;
+        .with_context(|| format!("no file can be made in {}", escaped(directory)))?;
     Ok(())
 }
 

@@ -5,9 +5,10 @@ use std::sync::Mutex;
 
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::text::escaped;
 use serde::Serialize;
 
-use crate::output::{complain, printable_path};
+use crate::output::complain;
 
 /// One path that failed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -28,7 +29,7 @@ impl Problems {
 
     /// Notes a failure in words.
     pub(crate) fn add(&self, path: &Path, error: String) {
-        let problem = Problem { path: printable_path(path).into_owned(), error };
+        let problem = Problem { path: escaped(path).to_string(), error };
         lock(&self.0).push(problem);
     }
 
@@ -106,6 +107,6 @@ mod tests {
         problems.note(&Error::call("open", "/b", Errno::IO));
         problems.add(Path::new("/a\n"), "odd".to_owned());
         let paths: Vec<String> = problems.into_sorted().into_iter().map(|problem| problem.path).collect();
-        assert_eq!(paths, ["/a\\x0a", "/b"]);
+        assert_eq!(paths, ["/a\\n", "/b"]);
     }
 }

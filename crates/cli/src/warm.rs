@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{WarmOptions, WarmRate};
 
 use crate::output;
@@ -150,7 +151,7 @@ fn progress_bar(items: &[Item]) -> ProgressBar {
 
 /// A file's name for the bar: short, and safe on a terminal.
 fn bar_name(path: &Path) -> String {
-    output::printable_path(path.file_name().map_or(path, Path::new)).into_owned()
+    escaped(path.file_name().map_or(path, Path::new)).to_string()
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! A finding is made from what an [`Observer`](pagekeeper_observe) saw before and after watching, and from the database's
 //! own settings; `finders` says how another kind of finding is added.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod advice;
 mod attribution;
 mod finders;

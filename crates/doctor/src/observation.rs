@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::VmStat;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
 use pagekeeper_policy::DiskProfile;
@@ -196,7 +197,7 @@ pub fn called(database: &Database) -> String {
     match database.pid {
         Some(pid) => format!("{name} (process {pid})"),
         None => match database.directories.first() {
-            Some(directory) => format!("{name} in {}", directory.display()),
+            Some(directory) => format!("{name} in {}", escaped(directory)),
             None => name.clone(),
         },
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::escaped;
 
 /// A share in percent that says neither 0 nor 100 when it is not quite that.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
@@ -52,7 +53,7 @@ pub(crate) fn rate(bytes: u64) -> String {
 
 /// The last component of a path: what people call a file.
 pub(crate) fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+    escaped(path.file_name().unwrap_or(path.as_os_str())).to_string()
 }
 
 /// "a (5 MiB), b (2 MiB) and 3 more" of things with their sizes, the largest `shown` first.

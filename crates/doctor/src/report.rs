@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, VisibilityGap};
 use serde::Serialize;
 
@@ -225,7 +226,7 @@ impl fmt::Display for Finding {
                 labelled(f, "fix", &fix.act)?;
             } else {
                 // One that is to be copied stands alone on its line, whatever its length.
-                writeln!(f, "  {:<width$}{}", "fix", fix.act, width = INDENT - 2)?;
+                writeln!(f, "  {:<width$}{}", "fix", escaped(&fix.act), width = INDENT - 2)?;
             }
             let mut beside = |text: &str| wrapped(f, &" ".repeat(INDENT), INDENT, text);
             if !fix.does.is_empty() {
@@ -286,12 +287,12 @@ impl fmt::Display for Inspected {
 }
 
 fn texts(paths: &[PathBuf]) -> Vec<String> {
-    paths.iter().map(|path| path.to_string_lossy().into_owned()).collect()
+    paths.iter().map(|path| unescaped(path).into_owned()).collect()
 }
 
 /// What of a database's settings was not read, in words.
 fn not_read(settings: &Settings) -> Vec<String> {
-    settings.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect()
+    settings.unread.iter().map(|(path, why)| format!("{}: {why}", escaped(path))).collect()
 }
 
 /// `label`, then `text` wrapped beside it.
@@ -318,7 +319,8 @@ fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> f
             f.write_char(' ')?;
             column += 1;
         }
-        f.write_str(word)?;
+        // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
+        write!(f, "{}", escaped(word))?;
         if let Some(unit) = unit {
             write!(f, " {unit}")?;
         }

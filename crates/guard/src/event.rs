@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
 use serde::{Serialize, Serializer};
 
@@ -268,9 +269,9 @@ pub struct Summary {
 }
 
 fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&path.to_string_lossy())
+    serializer.serialize_str(&unescaped(path))
 }
 
 fn all_lossy<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
+    serializer.collect_seq(paths.iter().map(|path| unescaped(path)))
 }

@@ -4,6 +4,8 @@
 //! their files are; the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing
 //! it does can change a byte of a watched file.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod budget;
 mod config;
 mod decision;

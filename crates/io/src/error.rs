@@ -5,6 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::escaped;
+
 /// What a path names in place of a regular file.
 ///
 /// ```
@@ -57,7 +59,7 @@ impl fmt::Display for FileKind {
 #[non_exhaustive]
 pub enum Error {
     /// A system call other than a read failed.
-    #[error("{call} {}: {}", path.display(), io::Error::from_raw_os_error(*errno))]
+    #[error("{call} {}: {}", escaped(path), io::Error::from_raw_os_error(*errno))]
     Call {
         /// The system call.
         call: &'static str,
@@ -67,7 +69,7 @@ pub enum Error {
         errno: i32,
     },
     /// A read failed.
-    #[error("read of bytes {}..{} of {}: {}", range.start, range.end, path.display(), io::Error::from_raw_os_error(*errno))]
+    #[error("read of bytes {}..{} of {}: {}", range.start, range.end, escaped(path), io::Error::from_raw_os_error(*errno))]
     Read {
         /// The file.
         path: PathBuf,
@@ -77,7 +79,7 @@ pub enum Error {
         errno: i32,
     },
     /// A write failed; some of its bytes may have been written.
-    #[error("write of bytes {}..{} of {}: {}", range.start, range.end, path.display(), io::Error::from_raw_os_error(*errno))]
+    #[error("write of bytes {}..{} of {}: {}", range.start, range.end, escaped(path), io::Error::from_raw_os_error(*errno))]
     Write {
         /// The file.
         path: PathBuf,
@@ -88,7 +90,7 @@ pub enum Error {
     },
     /// A sync or the wait for writeback failed: what was written before may be lost. The kernel says so once, and from then
     /// on takes the pages for clean: no later sync can be trusted with them.
-    #[error("sync of {}: {}", path.display(), io::Error::from_raw_os_error(*errno))]
+    #[error("sync of {}: {}", escaped(path), io::Error::from_raw_os_error(*errno))]
     Sync {
         /// The file or directory.
         path: PathBuf,
@@ -96,14 +98,14 @@ pub enum Error {
         errno: i32,
     },
     /// Another holds the lock, in this process or another.
-    #[error("{}: locked, in use by another", path.display())]
+    #[error("{}: locked, in use by another", escaped(path))]
     Locked {
         /// The file.
         path: PathBuf,
     },
     /// A direct read or write whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly;
     /// [`crate::Support`] reports); or an atomic write whose length is no power of two, or whose offset no multiple of it.
-    #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, path.display())]
+    #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, escaped(path))]
     Unaligned {
         /// The file.
         path: PathBuf,
@@ -111,7 +113,7 @@ pub enum Error {
         range: Range<u64>,
     },
     /// The path names something that has no pages: a directory, FIFO, socket or device.
-    #[error("{}: {kind}, not a regular file", path.display())]
+    #[error("{}: {kind}, not a regular file", escaped(path))]
     NotARegularFile {
         /// The path as given.
         path: PathBuf,
@@ -119,7 +121,7 @@ pub enum Error {
         kind: FileKind,
     },
     /// The file system refuses `O_DIRECT` on this file (tmpfs before Linux 6.6, some FUSE).
-    #[error("{}: no direct I/O here ({})", path.display(), io::Error::from_raw_os_error(*errno))]
+    #[error("{}: no direct I/O here ({})", escaped(path), io::Error::from_raw_os_error(*errno))]
     NoDirect {
         /// The file.
         path: PathBuf,
@@ -127,7 +129,7 @@ pub enum Error {
         errno: i32,
     },
     /// The file was opened by a back-end that this one can't read for (a simulated disk's file given to `io_uring`).
-    #[error("{}: opened by another kind of disk than it is to be read by", path.display())]
+    #[error("{}: opened by another kind of disk than it is to be read by", escaped(path))]
     Foreign {
         /// The file.
         path: PathBuf,

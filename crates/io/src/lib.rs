@@ -23,6 +23,8 @@
 //! No lock is held over I/O. Nothing is written but what a caller writes (to probe a directory, or a file for atomic
 //! writes, an unnamed file is made there and goes again); a file that is opened for reading is never made, cut or written.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod aligned;
 mod api;
 mod atomic;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use crate::Error;
+use crate::text::escaped;
 
 /// How a range of a file is going to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,25 +37,25 @@ pub enum Advice {
 #[non_exhaustive]
 pub enum AdviceError {
     /// EBADF: the descriptor is not open for reading or writing (`O_PATH`).
-    #[error("posix_fadvise {}: the descriptor can't take advice (EBADF)", path.display())]
+    #[error("posix_fadvise {}: the descriptor can't take advice (EBADF)", escaped(path))]
     BadDescriptor {
         /// The file.
         path: PathBuf,
     },
     /// EINVAL: the advice or the range is unknown to the kernel.
-    #[error("posix_fadvise {}: unknown advice or range (EINVAL)", path.display())]
+    #[error("posix_fadvise {}: unknown advice or range (EINVAL)", escaped(path))]
     Invalid {
         /// The file.
         path: PathBuf,
     },
     /// ESPIPE: the descriptor is a pipe or FIFO.
-    #[error("posix_fadvise {}: a pipe has no page cache (ESPIPE)", path.display())]
+    #[error("posix_fadvise {}: a pipe has no page cache (ESPIPE)", escaped(path))]
     Pipe {
         /// The file.
         path: PathBuf,
     },
     /// Any other error.
-    #[error("posix_fadvise {}: {source}", path.display())]
+    #[error("posix_fadvise {}: {source}", escaped(path))]
     Other {
         /// The file.
         path: PathBuf,

@@ -3,12 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::text::escaped;
+
 /// A failed call to the kernel, or a file that can't be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("{call} {}: {source}", path.display())]
+    #[error("{call} {}: {source}", escaped(path))]
     Call {
         /// The system call or library function.
         call: &'static str,
@@ -19,7 +21,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The path names something else than a regular file or directory: a FIFO, socket or device.
-    #[error("{}: {found}, not a regular file", path.display())]
+    #[error("{}: {found}, not a regular file", escaped(path))]
     NotRegular {
         /// The path as given.
         path: PathBuf,
@@ -27,25 +29,25 @@ pub enum Error {
         found: &'static str,
     },
     /// The path ends in a symbolic link that was not to be followed.
-    #[error("{}: a symbolic link, not followed", path.display())]
+    #[error("{}: a symbolic link, not followed", escaped(path))]
     SymbolicLink {
         /// The path as given.
         path: PathBuf,
     },
     /// Something is mounted over a name inside a directory: what is meant lies hidden beneath it.
-    #[error("{}: something is mounted over it, not opened", path.display())]
+    #[error("{}: something is mounted over it, not opened", escaped(path))]
     MountPoint {
         /// The path as given.
         path: PathBuf,
     },
     /// The path leads to another file than the one that was meant.
-    #[error("{}: another file has its name now, not opened", path.display())]
+    #[error("{}: another file has its name now, not opened", escaped(path))]
     OtherFile {
         /// The path as given.
         path: PathBuf,
     },
     /// What was asked can't be done, by the file system or where this process runs.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {reason}", escaped(path))]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -53,7 +55,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// A file of `/proc` or `/sys` holds something this crate does not understand.
-    #[error("{}: can't read {what}", path.display())]
+    #[error("{}: can't read {what}", escaped(path))]
     Malformed {
         /// The file.
         path: PathBuf,

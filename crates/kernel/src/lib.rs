@@ -3,6 +3,8 @@
 //! No rules. Every act reports what it did, every error names the call and the path.
 //! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod advice;
 mod block;
 mod error;

@@ -3,7 +3,8 @@
 //!
 //! Any local user may put line feeds and terminal sequences into such a name, and a shell's syntax too. So nothing
 //! of it is printed as it is: [`escaped`] is for people and logs, [`shell_quoted`] for commands that are offered for
-//! pasting, [`for_json`] for JSON, whose writer escapes by itself. Nothing here fails.
+//! pasting, [`unescaped`] for JSON, whose writer escapes by itself, and for comparing. Clippy's
+//! `disallowed_methods` refuses the ways of the standard library. Nothing here fails.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -106,7 +107,7 @@ fn is_plain(c: char) -> bool {
 
 /// Text of others as one word of a command line that is offered for pasting.
 ///
-/// A word of letters, digits and `_./:@%+=,-` stays as it is; others stand in single quotes as POSIX has them. What
+/// A word of letters, digits and `_./:@%+=,-#` that begins with neither `#` nor `=` stays as it is; others stand in single quotes as POSIX has them. What
 /// [`escaped`] would not show as it is can't be pasted or read safely either: such a word becomes `$'…'` with octal
 /// escapes, which POSIX has since 2024, and bash, zsh, ksh and busybox know, dash (0.5.12) and fish do not. To these
 /// it is a word with a dollar sign and backslashes in it: the wrong name, but nothing that is run.
@@ -127,9 +128,12 @@ pub struct ShellQuoted<'a>(&'a [u8]);
 
 impl Display for ShellQuoted<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let bare = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
+        let bare = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-#".contains(c);
+        let starts_bare = |word: &str| !word.starts_with(['#', '=']);
         match escaped_bytes(self.0).plain() {
-            Some(word) if !word.is_empty() && word.chars().all(bare) => f.write_str(word),
+            Some(word) if !word.is_empty() && starts_bare(word) && word.chars().all(bare) => {
+                f.write_str(word)
+            }
             Some(word) => write!(f, "'{}'", word.replace('\'', r"'\''")),
             None => {
                 f.write_str("$'")?;
@@ -155,10 +159,16 @@ fn octal(f: &mut Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, r"\{byte:03o}"))
 }
 
-/// Text of others for a string of JSON: as it is, with U+FFFD for what is not UTF-8. Never for anything else: it is
-/// the writer of JSON that escapes it.
-pub fn for_json<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
+/// Text of others as it is, with U+FFFD for what is not UTF-8: for a string of JSON or a label of metrics, whose
+/// writers escape it, and for comparing and parsing. Never for a message.
+#[allow(clippy::disallowed_methods, reason = "the one place that may")]
+pub fn unescaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
     text.as_ref().to_string_lossy()
+}
+
+/// The same as [`unescaped`], of bytes.
+pub fn unescaped_bytes(text: &[u8]) -> Cow<'_, str> {
+    unescaped(OsStr::from_bytes(text))
 }
 
 #[cfg(test)]
@@ -237,6 +247,8 @@ mod tests {
             ("/var/lib/mysql-8.0", "/var/lib/mysql-8.0"),
             ("", "''"),
             ("~root", "'~root'"),
+            ("#redo", "'#redo'"),
+            ("/d/#redo", "/d/#redo"),
             ("it's", r"'it'\''s'"),
             ("a b", "'a b'"),
             ("\u{202e}!", r"$'\342\200\256\041'"),
@@ -255,7 +267,7 @@ mod tests {
         }
 
         #[test]
-        fn names_that_need_escapes_are_told_apart(a in nasty(), b in nasty()) {
+        fn names_that_need_escapes_are_distinguished(a in nasty(), b in nasty()) {
             let needs = |bytes: &[u8]| escaped_bytes(bytes).plain().is_none();
             if needs(&a) && needs(&b) && a != b {
                 prop_assert_ne!(escaped_bytes(&a).to_string(), escaped_bytes(&b).to_string());

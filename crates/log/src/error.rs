@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use pagekeeper_kernel::text::escaped;
+
 use crate::position::Position;
 
 /// What went wrong with a log.
@@ -12,7 +14,10 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// Records that were acknowledged as durable are lost: they can't be read any more.
-    #[error("{}: corrupt at byte {offset} (LSN {lsn}): no valid record there, though a later one says that it was durable", path.display())]
+    #[error(
+        "{}: corrupt at byte {offset} (LSN {lsn}): no valid record there, though a later one says that it was durable",
+        escaped(path)
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -22,13 +27,13 @@ pub enum Error {
         lsn: u64,
     },
     /// There is no log: the directory has no control file (or, for a binlog, no index).
-    #[error("{}: no log here", path.display())]
+    #[error("{}: no log here", escaped(path))]
     NoLog {
         /// What is missing.
         path: PathBuf,
     },
     /// A log was to be made in a directory that is not empty.
-    #[error("{}: not empty: it has {found}, and a log is made in an empty directory only", path.display())]
+    #[error("{}: not empty: it has {found}, and a log is made in an empty directory only", escaped(path))]
     NotEmpty {
         /// The directory.
         path: PathBuf,
@@ -36,19 +41,19 @@ pub enum Error {
         found: String,
     },
     /// Creating the log was interrupted, by a crash or an error; no record was ever in it. Create it again.
-    #[error("{}: this log was never finished: create it again", path.display())]
+    #[error("{}: this log was never finished: create it again", escaped(path))]
     Unfinished {
         /// The directory.
         path: PathBuf,
     },
     /// A control file (or a segment's header) is not valid, though the log's other files are there.
-    #[error("{}: not valid: damaged, or of another kind of log", path.display())]
+    #[error("{}: not valid: damaged, or of another kind of log", escaped(path))]
     BrokenControl {
         /// The file.
         path: PathBuf,
     },
     /// The log was written by a newer pagekeeper.
-    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", path.display())]
+    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", escaped(path))]
     UnknownVersion {
         /// The file.
         path: PathBuf,
@@ -56,13 +61,13 @@ pub enum Error {
         version: u16,
     },
     /// A file of the log is missing.
-    #[error("{}: missing, and the log can't be opened without it", path.display())]
+    #[error("{}: missing, and the log can't be opened without it", escaped(path))]
     MissingFile {
         /// The file.
         path: PathBuf,
     },
     /// A file of the log does not have the length it was created with.
-    #[error("{}: {found} bytes long instead of {expected}: truncated, or not of this log", path.display())]
+    #[error("{}: {found} bytes long instead of {expected}: truncated, or not of this log", escaped(path))]
     WrongSize {
         /// The file.
         path: PathBuf,
@@ -133,7 +138,7 @@ pub enum Error {
         errno: i32,
     },
     /// A binlog's index is damaged.
-    #[error("{}: line {line} is damaged", path.display())]
+    #[error("{}: line {line} is damaged", escaped(path))]
     BrokenIndex {
         /// The index.
         path: PathBuf,
@@ -141,13 +146,13 @@ pub enum Error {
         line: usize,
     },
     /// A file that a binlog's index lists is not the segment of this log that it should be.
-    #[error("{}: not the segment of this log that the index lists under this name", path.display())]
+    #[error("{}: not the segment of this log that the index lists under this name", escaped(path))]
     NotASegment {
         /// The file.
         path: PathBuf,
     },
     /// A segment has records, but the index does not list it.
-    #[error("{}: a segment that the log's index does not list", path.display())]
+    #[error("{}: a segment that the log's index does not list", escaped(path))]
     Unlisted {
         /// The segment.
         path: PathBuf,
@@ -186,7 +191,7 @@ pub enum Error {
         position: Position,
     },
     /// A record that was written can't be read any more.
-    #[error("{}: damaged at byte {offset}: not the record that was written", path.display())]
+    #[error("{}: damaged at byte {offset}: not the record that was written", escaped(path))]
     Damaged {
         /// The segment.
         path: PathBuf,

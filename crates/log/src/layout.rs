@@ -17,6 +17,7 @@ use std::sync::Mutex;
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::Mount;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, Result};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, major, makedev, minor};
 
@@ -111,8 +112,8 @@ impl DiskLayout {
         Some(format!(
             "the log in {} and the bulk output in {} share {}: the log's writes wait for the other's; a disk of its own \
              for the log is better",
-            log.display(),
-            bulk.display(),
+            escaped(log),
+            escaped(bulk),
             match self.backing(log) {
                 Some(Backing::Disks(disks)) => format!("the disk {}", names(disks)),
                 Some(Backing::Memory | Backing::Unknown(_)) | None => "a file system".to_owned(),
@@ -155,7 +156,7 @@ impl fmt::Display for DiskLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut between = "";
         for (path, place) in &self.paths {
-            write!(f, "{between}{}: {}", path.display(), place.backing)?;
+            write!(f, "{between}{}: {}", escaped(path), place.backing)?;
             between = "\n";
         }
         Ok(())
@@ -205,7 +206,7 @@ impl Follow<'_> {
     fn mount(&mut self, path: &Path, id: u64, depth: usize) -> Result<Instead> {
         let mounts = self.roots.proc.own_mounts()?;
         let Some(mount) = mounts.iter().find(|mount| mount.id == id) else {
-            return Ok(unknown(format!("{} is on no mount that this process sees", path.display())));
+            return Ok(unknown(format!("{} is on no mount that this process sees", escaped(path))));
         };
         Ok(match mount.kind.as_str() {
             "tmpfs" | "ramfs" | "hugetlbfs" => Some(Backing::Memory),
@@ -228,7 +229,7 @@ impl Follow<'_> {
             (Some(devices), _) => self.blocks(&devices, depth),
             (None, Some(dev)) => self.device(dev, depth),
             (None, None) => {
-                Ok(unknown(format!("btrfs on {}, which is no block device here", source.display())))
+                Ok(unknown(format!("btrfs on {}, which is no block device here", escaped(source))))
             }
         }
     }
@@ -286,13 +287,13 @@ impl Follow<'_> {
     /// The file's name is as whoever set up the device saw it; deleted, or in another mount namespace, it is not here.
     fn loop_file(&mut self, path: &Path, depth: usize) -> Result<Instead> {
         if !path.is_absolute() || !path.exists() {
-            return Ok(unknown(format!("a loop device whose file {} is not to be found", path.display())));
+            return Ok(unknown(format!("a loop device whose file {} is not to be found", escaped(path))));
         }
         Ok(self.path(path, depth)?.1)
     }
 
     fn leaf(&mut self, disk: &Path) -> Instead {
-        let name = disk.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = escaped(disk.file_name().unwrap_or_default()).to_string();
         let number = std::fs::read_to_string(disk.join("dev")).unwrap_or_default();
         let number = number
             .trim()

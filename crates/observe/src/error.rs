@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use pagekeeper_kernel::text::escaped;
+
 /// Why a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -13,7 +15,7 @@ pub enum ObserveError {
         pid: u32,
     },
     /// A directory that was named can't be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", escaped(path))]
     Directory {
         /// The directory.
         path: PathBuf,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
 use crate::devices::Devices;
@@ -89,7 +90,7 @@ impl Files {
                 self.add(held.inode, file);
             }
             self.opened(held.inode, *pid, held.kind, || {
-                roots.proc.name(*pid).unwrap_or_default().to_string_lossy().into_owned()
+                unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned()
             });
         }
     }
@@ -167,7 +168,7 @@ fn file_of(
             Ok(file) => {
                 let (sample, gap) = FileSample::of(&file);
                 if let Some(gap) = gap {
-                    gaps.count(gap.kind, &held.path.display().to_string(), &gap.why);
+                    gaps.count(gap.kind, &escaped(&held.path).to_string(), &gap.why);
                 }
                 sample.residency
             }

@@ -1,6 +1,7 @@
 //! What can't be seen of the host as a whole. Known from how it is set up, before any call fails.
 
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
@@ -40,13 +41,13 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     {
         gaps.add(
             "databases and processes outside this container",
-            format!("{} shows those of {} only", roots.proc.path().display(), shown.display()),
+            format!("{} shows those of {} only", escaped(roots.proc.path()), escaped(&shown)),
             Some("the host's /proc (docker run --pid=host; Kubernetes: hostPID: true)"),
         );
     }
     let point = roots.proc.path();
     let hides = roots.proc.own_mounts().unwrap_or_default().into_iter().find_map(|mount| {
-        let value = mount.option("hidepid")?.to_string_lossy().into_owned();
+        let value = escaped(&mount.option("hidepid")?).to_string();
         (mount.point == point && !matches!(value.as_str(), "0" | "off")).then_some(value)
     });
     let may_inspect = rustix::thread::capabilities(None)
@@ -54,7 +55,7 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     if let Some(value) = hides.filter(|_| !may_inspect) {
         gaps.add(
             "processes of other users",
-            format!("{} is mounted with hidepid={value}", point.display()),
+            format!("{} is mounted with hidepid={value}", escaped(point)),
             Some("CAP_SYS_PTRACE"),
         );
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::MemoryCgroup;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
 use crate::devices::Devices;
@@ -120,7 +121,7 @@ impl Observer {
         });
         Database {
             pid: subject.pid,
-            name: subject.name.to_string_lossy().into_owned(),
+            name: unescaped(&subject.name).into_owned(),
             profile: subject.profile,
             directories: subject.directories,
             command_line: subject.pid.and_then(|pid| roots.proc.command_line(pid).ok()).unwrap_or_default(),

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{Mappings, OpenFilesScan, ProcRoot, Selection};
+use pagekeeper_kernel::text::unescaped;
 
 use crate::files::Files;
 use crate::held::{kind_of, kind_of_mapping};
@@ -30,7 +31,7 @@ pub(crate) fn find(
         if let Some(error) = &process.error {
             gaps.other_process(process.pid, error);
         }
-        let name = || process.name.to_string_lossy().into_owned();
+        let name = || unescaped(&process.name).into_owned();
         for file in &process.open {
             if let Some(kind) = kind_of(file.access, file.direct) {
                 files.opened(file.inode, process.pid, kind, name);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use pagekeeper_catalog::{Finder, Profile, logs_below, recognise_process, workers_of};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_policy::FileClass;
 
 use crate::held::{Held, held_by, reach};
@@ -177,7 +178,7 @@ fn named_directory(
         }
         (Err(error), None) => Err(failed(error)),
         (Err(error), Some(before)) => {
-            gaps.add(&format!("what is in {}", path.display()), error.to_string(), None);
+            gaps.add(&format!("what is in {}", escaped(path)), error.to_string(), None);
             Ok(before.clone())
         }
     }
@@ -190,7 +191,7 @@ fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) 
         let (held, error) = held_by(proc, pid);
         subject.held.extend(held.into_iter().map(|held| (pid, held)));
         if let Some(error) = error {
-            gaps.process(pid, &subject.name.to_string_lossy(), &error);
+            gaps.process(pid, &unescaped(&subject.name), &error);
         }
     }
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{
     Error, Expected, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk,
 };
@@ -102,7 +103,7 @@ impl DirectoryTree {
         self.resample(context, &start);
         for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
         {
-            gaps.count(gap.kind, &self.key.1.join(below).display().to_string(), &gap.why);
+            gaps.count(gap.kind, &escaped(&self.key.1.join(below)).to_string(), &gap.why);
         }
     }
 
@@ -199,7 +200,7 @@ impl DirectoryTree {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
                 let gap = GapReason::of(GapKind::Directory, &error);
-                gaps.count(gap.kind, &here.join(below).display().to_string(), &gap.why);
+                gaps.count(gap.kind, &escaped(&here.join(below)).to_string(), &gap.why);
             }
             // To be tried, and reported, again at the next scan.
             self.directories.insert(below.to_path_buf(), None);

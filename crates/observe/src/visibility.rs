@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use pagekeeper_kernel::Error;
+use pagekeeper_kernel::text::escaped;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
@@ -69,7 +70,7 @@ impl VisibilityGaps {
             return;
         }
         let kind = if error.is_denied() { kind } else { GapKind::Other };
-        self.count(kind, &error.path().display().to_string(), &reason(error));
+        self.count(kind, &escaped(error.path()).to_string(), &reason(error));
     }
 
     /// Records that a process that is no database can't be inspected.

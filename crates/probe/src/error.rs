@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::escaped;
+
 use rustix::io::Errno;
 
 /// What went wrong.
@@ -10,13 +12,13 @@ use rustix::io::Errno;
 #[non_exhaustive]
 pub enum Error {
     /// The path names something else than a directory.
-    #[error("{}: not a directory: name the directory that a database's files are to lie in", path.display())]
+    #[error("{}: not a directory: name the directory that a database's files are to lie in", escaped(path))]
     NotADirectory {
         /// The path as given.
         path: PathBuf,
     },
     /// The page cache is the file itself there, or there is no data at all.
-    #[error("{}: {reason}: there is no disk to measure", path.display())]
+    #[error("{}: {reason}: there is no disk to measure", escaped(path))]
     NoDisk {
         /// The directory.
         path: PathBuf,
@@ -24,13 +26,13 @@ pub enum Error {
         reason: &'static str,
     },
     /// The file system is mounted read-only.
-    #[error("{}: the file system is read-only, and measuring takes a file of its own", path.display())]
+    #[error("{}: the file system is read-only, and measuring takes a file of its own", escaped(path))]
     ReadOnly {
         /// The directory.
         path: PathBuf,
     },
     /// No file may be made in the directory.
-    #[error("{}: no permission to make a file there", path.display())]
+    #[error("{}: no permission to make a file there", escaped(path))]
     Denied {
         /// The directory.
         path: PathBuf,
@@ -38,7 +40,7 @@ pub enum Error {
     /// There is no room for the files, in bytes.
     #[error(
         "{}: {} MiB are free and {} MiB are needed: make room, or measure with a smaller file",
-        path.display(), free >> 20, needed >> 20
+        escaped(path), free >> 20, needed >> 20
     )]
     NoSpace {
         /// The directory.
@@ -64,7 +66,7 @@ pub enum Error {
     #[error("interrupted")]
     Cancelled,
     /// What was read is not what was written there.
-    #[error("{}: bytes {offset}.. are not what was written there", path.display())]
+    #[error("{}: bytes {offset}.. are not what was written there", escaped(path))]
     Wrong {
         /// The file.
         path: PathBuf,
@@ -72,7 +74,7 @@ pub enum Error {
         offset: u64,
     },
     /// A system call failed.
-    #[error("{call} {}: {source}", path.display())]
+    #[error("{call} {}: {source}", escaped(path))]
     Call {
         /// The call.
         call: &'static str,

@@ -9,6 +9,8 @@
 //! that is shuffled anew in each round. What can't be had is `None`, never zero.
 //! Fails in a plain sentence where a directory can't be measured, before anything is written.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod bulk;
 mod direct;
 mod directory;

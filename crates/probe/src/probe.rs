@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_policy::DiskProfile;
 use serde::Serialize;
 
@@ -241,7 +242,7 @@ impl Findings {
         DiskProfile {
             version: DiskProfile::VERSION,
             measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            kernel: system.release().to_string_lossy().into_owned(),
+            kernel: unescaped_bytes(system.release().to_bytes()).into_owned(),
             file_system: directory.file_system.clone(),
             device: directory.device.clone(),
             file_system_id: directory.file_system_id(),

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_cache::InstallAs;
 use pagekeeper_io::AlignedBuf;
+use pagekeeper_kernel::text::escaped;
 
 use pagekeeper_kernel::mutex::lock;
 
@@ -340,7 +341,7 @@ impl<'a> Report<'a> {
         }
         self.reported = Instant::now();
         let progress = Progress::new(self.left, self.total, self.began.elapsed());
-        tracing::info!(store = %self.core.config.directory.display(), "{progress}");
+        tracing::info!(store = %escaped(&self.core.config.directory), "{progress}");
         if let Some(report) = &self.core.config.options.on_progress {
             // Its panic is reported by the panic hook, and must not end the thread that commits depend on.
             let _ = catch_unwind(AssertUnwindSafe(|| report(&progress)));

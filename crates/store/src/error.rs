@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use pagekeeper_kernel::text::escaped;
+
 use crate::PageNo;
 
 /// What went wrong with a store.
@@ -21,13 +23,13 @@ pub enum Error {
     #[error("the page cache: {0}")]
     CacheSetting(#[from] pagekeeper_cache::BuildError),
     /// There is no store, and none was to be made.
-    #[error("{}: no store here", path.display())]
+    #[error("{}: no store here", escaped(path))]
     NoStore {
         /// The directory, or what of it is missing.
         path: PathBuf,
     },
     /// A store is to be made in a directory that has something in it.
-    #[error("{}: not empty, so that no store can be made here: it has {found}", path.display())]
+    #[error("{}: not empty, so that no store can be made here: it has {found}", escaped(path))]
     NotEmpty {
         /// The directory.
         path: PathBuf,
@@ -35,19 +37,19 @@ pub enum Error {
         found: String,
     },
     /// The making of the store was interrupted; no commit was ever in it.
-    #[error("{}: this store was never finished: make it again", path.display())]
+    #[error("{}: this store was never finished: make it again", escaped(path))]
     Unfinished {
         /// The directory.
         path: PathBuf,
     },
     /// No superblock is whole.
-    #[error("{}: no superblock in it is whole: broken, or the file of something else", path.display())]
+    #[error("{}: no superblock in it is whole: broken, or the file of something else", escaped(path))]
     BrokenSuperblock {
         /// The file.
         path: PathBuf,
     },
     /// The store was written by a newer pagekeeper.
-    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", path.display())]
+    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", escaped(path))]
     UnknownVersion {
         /// The file.
         path: PathBuf,
@@ -55,7 +57,7 @@ pub enum Error {
         version: u16,
     },
     /// The store has pages of another size than was asked for.
-    #[error("{}: pages of {found} bytes, not of {wanted}", path.display())]
+    #[error("{}: pages of {found} bytes, not of {wanted}", escaped(path))]
     OtherPageSize {
         /// The directory.
         path: PathBuf,
@@ -75,7 +77,7 @@ pub enum Error {
         wanted: &'static str,
     },
     /// What was committed can't be read any more: parts of the journal are missing, or make no sense.
-    #[error("{}: {what}, so that commits are lost: take the last backup", path.display())]
+    #[error("{}: {what}, so that commits are lost: take the last backup", escaped(path))]
     Corrupt {
         /// The file or directory.
         path: PathBuf,
@@ -84,13 +86,16 @@ pub enum Error {
     },
     /// The journal relies on writes of pages that are atomic, and the file system has none (any more): the store was moved before
     /// everything was applied.
-    #[error("{}: its last commits can only be applied where pages are written atomically: open it on such a file system, and close it with a sync", path.display())]
+    #[error(
+        "{}: its last commits can only be applied where pages are written atomically: open it on such a file system, and close it with a sync",
+        escaped(path)
+    )]
     NotAtomic {
         /// The directory.
         path: PathBuf,
     },
     /// A page of the data file is not what was written there: rotten, or another page's.
-    #[error("{}: page {page} is damaged: {reason}", path.display())]
+    #[error("{}: page {page} is damaged: {reason}", escaped(path))]
     Damaged {
         /// The data file.
         path: PathBuf,

@@ -22,6 +22,8 @@
 //!
 //! See [`Store`] for how it is used, and `docs/src/store-format.md` for what stands on the disk.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 #[macro_use]
 mod injected_fault;
 mod buffers;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{OpenOptions, OwnedFile, PageCache};
 use pagekeeper_io::{Create as CreateFile, Io, Lock, open_past_cache};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::buffers::Buffers;
@@ -84,7 +85,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
             }
             (Create::Never, _) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
             (Create::IfMissing | Create::New, Some(found)) => {
-                let found = found.to_string_lossy().into_owned();
+                let found = escaped(&found).to_string();
                 return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
             }
             (Create::IfMissing | Create::New, None) => {}
@@ -152,7 +153,7 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
         name.to_str().is_some_and(|name| name == "control" || name == "lock" || name.starts_with("redo."))
     };
     if let Some(foreign) = remains.iter().find(|name| !is_ours(name)) {
-        let found = foreign.to_string_lossy().into_owned();
+        let found = escaped(foreign).to_string();
         return Err(Error::NotEmpty { path: journal, found });
     }
     for name in remains {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::escaped;
+
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
@@ -17,7 +19,7 @@ pub enum TraceError {
     #[error("tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing")]
     NoTracefs,
     /// This kernel does not have a tracepoint.
-    #[error("this kernel has no tracepoint {event} (no {})", path.display())]
+    #[error("this kernel has no tracepoint {event} (no {})", escaped(path))]
     NoEvent {
         /// The tracepoint: `filemap:mm_filemap_add_to_page_cache`.
         event: String,
@@ -33,7 +35,7 @@ pub enum TraceError {
         field: &'static str,
     },
     /// A `format` file holds something that is not understood.
-    #[error("{}: can't read \"{line}\"", path.display())]
+    #[error("{}: can't read \"{line}\"", escaped(path))]
     Format {
         /// The file.
         path: PathBuf,
@@ -169,7 +171,7 @@ impl TraceError {
     /// The error of a failed act on a file of tracefs.
     pub(super) fn file(right: Right, call: &'static str, path: &Path, error: &io::Error) -> Self {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        Self::of(right, call, path.display().to_string(), errno)
+        Self::of(right, call, escaped(path).to_string(), errno)
     }
 }
 

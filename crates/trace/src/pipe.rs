@@ -19,6 +19,7 @@ use super::tracefs::{Event, Tracefs};
 use super::{BlockOp, Durations, PageFlow, PageTotals, ReclaimKind, Task, TraceError, TraceOptions};
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::unescaped_bytes;
 
 /// The name the kernel gives to a task whose name it has forgotten.
 const FORGOTTEN: &[u8] = b"<...>";
@@ -156,7 +157,7 @@ impl Counter {
     fn task(&mut self, record: &Record<'_>) -> Task {
         let proc = &self.proc;
         let known = self.processes.entry(record.thread).or_insert_with(|| look_up(proc, record.thread));
-        let name = String::from_utf8_lossy(record.name).into_owned();
+        let name = unescaped_bytes(record.name).into_owned();
         match known {
             Some(known) if record.name == FORGOTTEN => known.clone(),
             Some(known) => Task { name, ..*known },
@@ -241,7 +242,7 @@ fn pauses_of(pause: &Pause<'_>, length: Duration) -> Pauses {
 /// The process of a thread, and its name now.
 fn look_up(proc: &ProcRoot, thread: u32) -> Option<Task> {
     let status = std::fs::read(proc.path().join(format!("{thread}/status"))).ok()?;
-    let status = String::from_utf8_lossy(&status);
+    let status = unescaped_bytes(&status);
     let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     Some(Task { process: line("Tgid:")?.parse().ok()?, thread, name: line("Name:")?.to_owned() })
 }

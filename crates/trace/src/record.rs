@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::durations::{CLASSES, Durations};
 use super::gathered::{LevelSums, Pauses, Requests, Stalls};
 use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, Task};
+use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Inode, page_size};
 
 /// Key of the table of pages: inode number, device (4 bytes, as the kernel has it), thread (4 bytes).
@@ -132,7 +133,7 @@ fn text(bytes: &[u8], at: i16, size: usize) -> String {
     let at = at.unsigned_abs() as usize;
     let bytes = bytes.get(at..at + size).unwrap_or_default();
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+    unescaped_bytes(&bytes[..end]).into_owned()
 }
 
 /// A device number as the kernel has it: 12 bits of major, 20 of minor.

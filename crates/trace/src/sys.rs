@@ -9,6 +9,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use pagekeeper_kernel::text::unescaped_bytes;
+
 use rustix::io::Errno;
 
 /// One instruction of eight bytes (`struct bpf_insn`).
@@ -322,7 +324,7 @@ impl Program {
             return Ok(program);
         }
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
-        Err(LoadError { errno, log: String::from_utf8_lossy(&log[..end]).trim_end().to_owned() })
+        Err(LoadError { errno, log: unescaped_bytes(&log[..end]).trim_end().to_owned() })
     }
 
     fn load_logging(name: &str, code: &[Instruction], log: &mut [u8]) -> Result<Self, Errno> {

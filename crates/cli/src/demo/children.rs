@@ -14,6 +14,8 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::text::escaped;
+
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
@@ -115,7 +117,7 @@ impl Child {
     ) -> anyhow::Result<Self> {
         let errors = scratch.join(format!("{}.errors", role.name()));
         let errors_file =
-            File::create(&errors).with_context(|| format!("can't create {}", errors.display()))?;
+            File::create(&errors).with_context(|| format!("can't create {}", escaped(&errors)))?;
         let mut command = Command::new(THIS_PROGRAM);
         command.arg0("pagekeeper").args(["demo", "--role", role.name(), "--dir"]).arg(dir);
         with_pids(&mut command, pids);

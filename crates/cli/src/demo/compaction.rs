@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_log::{BulkMode, BulkReport, BulkWriter};
 
 use super::config;
@@ -34,7 +35,7 @@ impl Compaction {
     /// Makes the directory.
     pub(super) fn create(dir: &Path, pages: Pages) -> anyhow::Result<Self> {
         let dir = dir.join("bulk");
-        std::fs::create_dir(&dir).with_context(|| format!("can't create {}", dir.display()))?;
+        std::fs::create_dir(&dir).with_context(|| format!("can't create {}", escaped(&dir)))?;
         let mode = match pages {
             Pages::Left => BulkMode::Buffered,
             Pages::Released => BulkMode::Auto,
@@ -80,7 +81,7 @@ impl Compaction {
             }
             output.finish()
         };
-        write().with_context(|| format!("can't write {}", path.display()))
+        write().with_context(|| format!("can't write {}", escaped(&path)))
     }
 
     fn remove_old(&self, newest: u64) -> anyhow::Result<()> {
@@ -88,7 +89,7 @@ impl Compaction {
             return Ok(());
         };
         let path = self.path(old);
-        std::fs::remove_file(&path).with_context(|| format!("can't remove {}", path.display()))
+        std::fs::remove_file(&path).with_context(|| format!("can't remove {}", escaped(&path)))
     }
 
     fn path(&self, number: u64) -> PathBuf {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use pagekeeper_kernel::FileSystem;
+use pagekeeper_kernel::text::escaped;
 use tempfile::TempDir;
 
 use super::config::DISK_BYTES_MAX;
@@ -24,26 +25,26 @@ pub(super) fn make(wanted: Option<&Path>) -> anyhow::Result<TempDir> {
         None => std::env::temp_dir(),
     };
     if let Some(reason) = refusal(&parent)? {
-        bail!("{}: {reason}; name a directory on a disk with --dir", parent.display());
+        bail!("{}: {reason}; name a directory on a disk with --dir", escaped(&parent));
     }
     let space = rustix::fs::statvfs(&parent)
-        .with_context(|| format!("can't ask for space in {}", parent.display()))?;
+        .with_context(|| format!("can't ask for space in {}", escaped(&parent)))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     ensure!(
         free >= DISK_BYTES_MAX,
         "{}: the demo needs up to {}, only {} are free; name another directory with --dir",
-        parent.display(),
+        escaped(&parent),
         Size(DISK_BYTES_MAX),
         Size(free)
     );
     tempfile::Builder::new()
         .prefix("pagekeeper-demo-")
         .tempdir_in(&parent)
-        .with_context(|| format!("can't make a directory in {}", parent.display()))
+        .with_context(|| format!("can't make a directory in {}", escaped(&parent)))
 }
 
 fn refusal(dir: &Path) -> anyhow::Result<Option<&'static str>> {
-    let open = File::open(dir).with_context(|| format!("can't open {}", dir.display()))?;
+    let open = File::open(dir).with_context(|| format!("can't open {}", escaped(dir)))?;
     Ok(FileSystem::of(open, dir)?.release_refusal())
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::{Create, Store};
 use serde::Serialize;
 
@@ -45,7 +46,7 @@ pub(super) struct Recovery {
 pub(super) fn recover(dir: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
     let place = store::place(dir);
     let found = open_and_check(&place, acknowledged);
-    found.with_context(|| format!("the store in {} was killed, and its recovery failed", place.display()))
+    found.with_context(|| format!("the store in {} was killed, and its recovery failed", escaped(&place)))
 }
 
 fn open_and_check(place: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {

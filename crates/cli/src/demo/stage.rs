@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -168,7 +169,7 @@ impl<'a> Stage<'a> {
     /// Starts an engine on a new directory, and returns its process when it is warm.
     fn start_engine(&mut self, role: Role, dir: &str) -> anyhow::Result<u32> {
         self.dir = self.scratch.join(dir);
-        std::fs::create_dir(&self.dir).with_context(|| format!("can't create {}", self.dir.display()))?;
+        std::fs::create_dir(&self.dir).with_context(|| format!("can't create {}", escaped(&self.dir)))?;
         let started_ns = monotonic_ns();
         let engine = self.start(role, &[])?;
         self.wait_for_engine(started_ns)?;
@@ -180,7 +181,7 @@ impl<'a> Stage<'a> {
     fn end_engine(&mut self) -> anyhow::Result<()> {
         self.children.clear();
         show_progress("removing the engine's files");
-        std::fs::remove_dir_all(&self.dir).with_context(|| format!("can't remove {}", self.dir.display()))
+        std::fs::remove_dir_all(&self.dir).with_context(|| format!("can't remove {}", escaped(&self.dir)))
     }
 
     /// Kills a process that commits to a store, and opens the store.
@@ -325,7 +326,7 @@ struct Resident {
 /// Files that are purged meanwhile are left out.
 fn resident(dir: &Path) -> anyhow::Result<Resident> {
     let mut sum = Resident::default();
-    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
+    for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", escaped(dir)))? {
         let counted =
             InspectedFile::open(entry?.path(), Links::Refuse).and_then(|file| residency(&file, 0..u64::MAX));
         let counted = match counted {

@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::{Create, Durability, PageNo, ReadTxn, Store};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +42,7 @@ pub(super) fn place(dir: &Path) -> PathBuf {
 /// Fills a store in `dir`, then commits until it is killed.
 pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     let dir = place(dir);
-    let store = make(&dir).with_context(|| format!("can't make a store in {}", dir.display()))?;
+    let store = make(&dir).with_context(|| format!("can't make a store in {}", escaped(&dir)))?;
     let store = Arc::new(store);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let (failed, failure) = mpsc::channel();

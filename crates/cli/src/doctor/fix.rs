@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_doctor::{MixedWith, mixed_with};
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_trace::traced_inode;
 use serde::{Serialize, Serializer};
 
 use crate::evict::Figures;
-use crate::output::{self, Screen};
+use crate::output;
 use crate::problems::{Problem, Problems};
 use crate::size::Size;
 
@@ -31,7 +32,7 @@ pub(super) struct Fixed {
 }
 
 fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_str(&path.to_string_lossy())
+    serializer.serialize_str(&unescaped(path))
 }
 
 /// Evicts what is left of files that were inspected just now; what was done, and what failed.
@@ -74,11 +75,10 @@ fn evict(file: &File, mixed_with: MixedWith, roots: &SysRoots) -> Result<Option<
 
 /// Shows for each file what was evicted, and what stayed and why.
 pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
-    let screen = Screen::of_stdout();
     let mut evicted = 0;
     out.write_all(b"\n")?;
     for Fixed { path, figures, left_alone } in all {
-        out.write_all(&screen.path(path))?;
+        write!(out, "{}", escaped(path))?;
         match (left_alone, figures.kept_in_words()) {
             (Some(why), _) => write!(out, ": left alone: {why}")?,
             (None, kept) => {

@@ -13,6 +13,7 @@ use pagekeeper_doctor::{
     Journal, Observation, SavedFile, SavedSnapshot, VisibilityGap, lacks_snapshot, mixed_with,
 };
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
@@ -51,9 +52,9 @@ pub(super) fn journals(snapshot: &Snapshot, settings: &[Settings], roots: &SysRo
 /// Reads a snapshot that was named.
 pub(super) fn snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     let read =
-        crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", path.display()))?;
+        crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", escaped(path)))?;
     let seconds = u64::try_from(read.created.seconds)
-        .with_context(|| format!("{} says that it was taken before 1970", path.display()))?;
+        .with_context(|| format!("{} says that it was taken before 1970", escaped(path)))?;
     let files = read.files.iter().map(|file| SavedFile {
         path: file.path.clone(),
         inode: Inode { dev: file.dev, ino: file.ino },
@@ -97,7 +98,7 @@ pub(super) fn disks(
             Ok(None) => "the disk profile that was named is of another file system".to_owned(),
             Err(error) => error.to_string(),
         };
-        let what = format!("what the disk under {} was measured to do", directory.display());
+        let what = format!("what the disk under {} was measured to do", escaped(directory));
         gaps.push(VisibilityGap { what, why, needs: None });
     }
     (disks.into_iter().collect(), gaps)

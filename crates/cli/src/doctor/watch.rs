@@ -13,6 +13,7 @@ use anyhow::Context;
 use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
@@ -146,7 +147,7 @@ impl Progress {
     fn new(before: &Snapshot, length: Duration) -> Self {
         let whom = match before.databases.as_slice() {
             [] => "this host".to_owned(),
-            [one] => pagekeeper_doctor::called(one),
+            [one] => escaped(&pagekeeper_doctor::called(one)).to_string(),
             many => format!("{} databases", many.len()),
         };
         Self { shown: io::stderr().is_terminal(), whom, length }

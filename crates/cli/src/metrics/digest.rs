@@ -9,6 +9,7 @@ use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
@@ -32,7 +33,7 @@ impl Name {
     }
 
     fn of(database: &Database, proc: &ProcRoot) -> Self {
-        let directory = database.directories.first().map(|path| path.to_string_lossy().into_owned());
+        let directory = database.directories.first().map(|path| unescaped(path).into_owned());
         let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
@@ -49,7 +50,7 @@ fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;
     let named = group.path.components().filter(|part| matches!(part, Component::Normal(_)));
-    Some(named.collect::<PathBuf>().to_string_lossy().into_owned())
+    Some(unescaped(&named.collect::<PathBuf>()).into_owned())
 }
 
 /// A file's class; `other` where the profile names none.
@@ -213,7 +214,7 @@ fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
         Some(Top {
             name: databases.get(file.database?)?.name.clone(),
             class: Class(file.class),
-            path: file.path.to_string_lossy().into_owned(),
+            path: unescaped(&file.path).into_owned(),
             resident: resident(&file),
         })
     });

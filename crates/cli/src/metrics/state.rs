@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_guard::{Done, Event, Tick};
 use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::VisibilityGap;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, TraceLevel};
@@ -340,7 +341,7 @@ impl Known {
 fn named_by(done: &Done) -> Name {
     Name {
         database: done.profile.clone(),
-        directory: done.directory.to_string_lossy().into_owned(),
+        directory: unescaped(&done.directory).into_owned(),
         cgroup: String::new(),
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_probe::{
     Access, AtomicReport, Beside, BulkBeside, BulkReport, DirectKind, DirectReport, MixedReport, ReadsReport,
@@ -17,7 +18,7 @@ pub(super) fn print(report: &Report, kept: Option<&Path>) -> io::Result<()> {
     let mut out = output::stdout();
     write(&mut out, report)?;
     if let Some(path) = kept {
-        writeln!(out, "\nThe profile is in {}.", output::printable_path(path))?;
+        writeln!(out, "\nThe profile is in {}.", escaped(path))?;
     }
     out.flush()
 }
@@ -27,7 +28,7 @@ fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
         "{}: {} on device {}, Linux {}; measured on a file of {} in {:.0} s",
-        output::printable_path(&report.directory),
+        escaped(&report.directory),
         profile.file_system,
         profile.device,
         profile.kernel,

@@ -9,9 +9,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Access;
+use pagekeeper_kernel::text::escaped;
 
-use crate::output;
+use rustix::fs::Access;
 
 /// Where commands are searched for if there is no PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -28,7 +28,7 @@ pub(crate) struct NotFound {
 impl NotFound {
     /// What the kernel's answer to execve(2) comes to.
     pub(crate) fn of(command: &OsStr, error: &io::Error) -> Self {
-        let command = output::printable_path(Path::new(command));
+        let command = escaped(Path::new(command));
         match error.kind() {
             io::ErrorKind::NotFound => Self { code: 127, sentence: format!("{command}: command not found") },
             _ => Self { code: 126, sentence: format!("{command} can't be executed: {error}") },

@@ -11,6 +11,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::escaped;
+
 use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 
@@ -64,7 +66,7 @@ fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Resul
             Err(error) => {
                 let separator = if tried.is_empty() { "" } else { "; " };
                 // Writing to a String can't fail.
-                let _ = write!(tried, "{separator}{}: {error}", crate::output::printable_path(place));
+                let _ = write!(tried, "{separator}{}: {error}", escaped(place));
             }
         }
     }
@@ -146,7 +148,7 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
         // In a sticky directory, as /tmp, others can't take away what is not theirs.
         let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
         if open || !is_trusted(metadata.uid()) {
-            return Err(io::Error::other(format!("others can change {}", above.display())));
+            return Err(io::Error::other(format!("others can change {}", escaped(above))));
         }
     }
     let directory = parent.join(name);

@@ -11,6 +11,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::text::escaped;
+
 use rustix::fs::StatVfsMountFlags;
 
 use super::elf::{self, Kind};
@@ -50,8 +52,8 @@ pub(crate) struct Obstacle {
 
 impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let program = crate::output::printable_path(&self.program);
-        f.write_str(&program)?;
+        let program = escaped(&self.program);
+        write!(f, "{program}")?;
         f.write_str(match self.why {
             Why::Static => " is linked statically, so no library can be loaded into it",
             Why::Go => " is a Go program, which calls the kernel by itself",

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS, Report};
 use serde::Serialize;
 
@@ -139,7 +140,7 @@ impl Pending {
 
 /// The report isn't lost with its file.
 fn complain_of(path: &Path, error: &io::Error) {
-    let path = output::printable_path(path);
+    let path = escaped(path);
     output::complain(format_args!("can't write {path}: {error}; the report goes to standard error"));
 }
 
@@ -313,7 +314,7 @@ impl std::fmt::Display for Summary {
             .collect();
         if active.len() > 1 {
             for (process, text) in active {
-                writeln!(f, "  {} ({}): {text}", process.name, process.pid)?;
+                writeln!(f, "  {} ({}): {text}", escaped(&process.name), process.pid)?;
             }
         }
         if self.processes_not_counted > 0 {

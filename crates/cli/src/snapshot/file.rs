@@ -9,10 +9,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use pagekeeper_kernel::text::escaped;
 use rustix::fs::OFlags;
 
 use super::format::{FormatError, MAGIC, Snapshot, decode, encode};
-use crate::output::printable_path;
 
 /// Larger files are not read: 4 GiB of snapshot would name a hundred million extents.
 const LARGEST: u64 = 4 << 30;
@@ -50,7 +50,7 @@ pub(super) struct Target {
 impl Target {
     /// Finds out whether `path` can be written, before any work is done.
     pub(super) fn new(path: &Path, force: bool) -> anyhow::Result<Self> {
-        let shown = printable_path(path);
+        let shown = escaped(path);
         let metadata = match std::fs::metadata(path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -76,7 +76,7 @@ impl Target {
     /// Writes the snapshot; returns its size in bytes.
     pub(super) fn write(&self, snapshot: &Snapshot) -> anyhow::Result<u64> {
         let bytes = encode(snapshot);
-        self.replace_by(&bytes).with_context(|| format!("can't write {}", printable_path(&self.path)))?;
+        self.replace_by(&bytes).with_context(|| format!("can't write {}", escaped(&self.path)))?;
         Ok(bytes.len() as u64)
     }
 

@@ -17,6 +17,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Error, InspectedFile, page_size, resident_extents};
 use serde::Serialize;
 
@@ -99,12 +100,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         total.resident += resident;
         total.extents += extents;
         if args.json {
-            files.push(SavedFile { path: entry.path.to_string_lossy(), size: entry.size, resident, extents });
+            files.push(SavedFile { path: unescaped(&entry.path), size: entry.size, resident, extents });
         }
     }
     total.seconds = start.elapsed().as_secs_f64();
-    let report =
-        Report { output: args.output.to_string_lossy(), files, total, errors: problems.into_sorted() };
+    let report = Report { output: unescaped(&args.output), files, total, errors: problems.into_sorted() };
     if args.json {
         output::json(&report)?;
     } else {
@@ -193,5 +193,5 @@ impl Time {
 
 /// Reads a snapshot file, saying in words what is wrong with it.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Snapshot> {
-    read(path).with_context(|| format!("can't restore from {}", output::printable_path(path)))
+    read(path).with_context(|| format!("can't restore from {}", escaped(path)))
 }

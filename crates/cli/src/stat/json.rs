@@ -1,6 +1,7 @@
 //! `stat --json`: every figure in bytes, unknown ones null.
 
 use pagekeeper_kernel::Source;
+use pagekeeper_kernel::text::unescaped;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -42,7 +43,7 @@ impl Serialize for File<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let row = self.0;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("path", &row.path.to_string_lossy())?;
+        map.serialize_entry("path", &unescaped(&row.path))?;
         for column in &COLUMNS {
             map.serialize_entry(column.key, &(column.value)(row))?;
         }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::page_size;
+use pagekeeper_kernel::text::escaped;
 
 use super::choice::LeftOut;
 use super::columns::{COLUMNS, Column};
@@ -121,7 +122,7 @@ impl Style {
             for (figure, &width) in line.iter().zip(&widths) {
                 write!(out, "{figure:>width$}  ")?;
             }
-            out.write_all(&self.screen.path(&row.path))?;
+            write!(out, "{}", escaped(&row.path))?;
             out.write_all(b"\n")?;
             if let Some(picture) = &row.picture {
                 writeln!(out, "  {}", self.picture(picture))?;

@@ -10,11 +10,12 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{Error, FreeList, PageInfo, PageState, Store};
 use serde::{Serialize, Serializer};
 
 use super::{StorePath, pages};
-use crate::output::{self, Screen, count};
+use crate::output::{self, count};
 use crate::size::Size;
 
 /// Bytes that are read at a time.
@@ -158,7 +159,7 @@ fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
     let left_out = args.pages.end.min(read.pages()).saturating_sub(listed.end);
     let in_list = u64::from(free.fault.is_some());
     let head = Head {
-        path: args.place.dir.to_string_lossy(),
+        path: unescaped(&args.place.dir),
         page_size: store.page_size(),
         seq: read.seq(),
         page_count: read.pages(),
@@ -175,7 +176,7 @@ fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
         written?;
     } else {
         let mut out = output::stdout();
-        out.write_all(&Screen::of_stdout().path(&args.place.dir))?;
+        write!(out, "{}", escaped(&args.place.dir))?;
         head.write_text(read.metadata(), &mut out)?;
         listing.write_text(&mut out)?;
         if left_out > 0 {

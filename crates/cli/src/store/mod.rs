@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::anyhow;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::{Create, Error, Store};
-
-use crate::output::printable_path;
 
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
@@ -66,7 +65,7 @@ fn open(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::Never).memory(MEMORY);
     options.without_threads().background_apply(false).warm(false).open(dir).map_err(|error| match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => {
-            anyhow!("{}: in use: another process has this store open", printable_path(dir))
+            anyhow!("{}: in use: another process has this store open", escaped(dir))
         }
         error => error.into(),
     })

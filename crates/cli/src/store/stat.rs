@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{StoreStat, SuperblockInfo};
 use serde::Serialize;
 
 use super::{StorePath, commits, pages};
-use crate::output::{self, Screen, count, percent};
+use crate::output::{self, count, percent};
 use crate::size::Size;
 
 /// Show the size of a store, how current its data file is, and what a recovery would read and change
@@ -65,7 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let store = super::open(&args.place.dir)?;
     let (stat, superblocks) = (store.stat(), store.superblocks()?);
     let read = store.begin_read()?;
-    let report = Report::new(args.place.dir.to_string_lossy(), &stat, superblocks)
+    let report = Report::new(unescaped(&args.place.dir), &stat, superblocks)
         .with_user(read.root(), read.metadata().len());
     drop(read);
     store.close()?;
@@ -73,7 +74,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::json(&report)?;
     } else {
         let mut out = output::stdout();
-        out.write_all(&Screen::of_stdout().path(&args.place.dir))?;
+        write!(out, "{}", escaped(&args.place.dir))?;
         report.write_text(&mut out)?;
         out.flush()?;
     }

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::Verification;
 use serde::Serialize;
 
 use super::{StorePath, pages};
-use crate::output::{self, Screen, count};
+use crate::output::{self, count};
 
 /// Check every page's checksum, the free list and the superblocks
 #[derive(Debug, clap::Args)]
@@ -53,25 +54,22 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn write_text(&self, screen: Screen, path: &std::path::Path, out: &mut impl Write) -> io::Result<()> {
-        let shown = screen.path(path);
+    fn write_text(&self, path: &std::path::Path, out: &mut impl Write) -> io::Result<()> {
+        let shown = escaped(path);
         for fault in self.named {
-            out.write_all(&shown)?;
-            writeln!(out, ": {fault}")?;
+            writeln!(out, "{shown}: {fault}")?;
         }
         let more = self.faults - self.named.len() as u64;
         if more > 0 {
-            out.write_all(&shown)?;
-            writeln!(out, ": {} more that are not named", count(more))?;
+            writeln!(out, "{shown}: {} more that are not named", count(more))?;
         }
-        out.write_all(&shown)?;
         let verdict = match self.faults {
             0 => "sound".to_owned(),
             1 => "1 fault".to_owned(),
             faults => format!("{} faults", count(faults)),
         };
         let Self { data_pages, free_pages, never_written_pages, whole_superblocks, .. } = self;
-        write!(out, ": {verdict}: {} of data, {} free, ", pages(*data_pages), count(*free_pages))?;
+        write!(out, "{shown}: {verdict}: {} of data, {} free, ", pages(*data_pages), count(*free_pages))?;
         writeln!(
             out,
             "{} never written, {whole_superblocks} of 2 superblocks whole",
@@ -86,12 +84,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let store = super::open(path)?;
     let found = store.verify()?;
     store.close()?;
-    let report = Report::new(path.to_string_lossy(), &found);
+    let report = Report::new(unescaped(path), &found);
     if args.json {
         output::json(&report)?;
     } else {
         let mut out = output::stdout();
-        report.write_text(Screen::of_stdout(), path, &mut out)?;
+        report.write_text(path, &mut out)?;
         out.flush()?;
     }
     Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -103,7 +101,6 @@ mod tests {
 
     #[test]
     fn faults_come_first_and_the_verdict_last() {
-        let screen = Screen { terminal: false, colour: false, width: None };
         let named = ["page 7: rotten".to_owned(), "no superblock is whole".to_owned()];
         let report = Report {
             path: "/s".into(),
@@ -117,7 +114,7 @@ mod tests {
         };
         let text = |report: &Report<'_>| {
             let mut text = Vec::new();
-            report.write_text(screen, "/s".as_ref(), &mut text).unwrap();
+            report.write_text("/s".as_ref(), &mut text).unwrap();
             String::from_utf8(text).unwrap()
         };
         let counts = "1 page of data, 2,000 free, 3 never written, 0 of 2 superblocks whole";

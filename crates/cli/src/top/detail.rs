@@ -1,8 +1,7 @@
 //! One file: its figures, who has it, and a map of which parts are resident.
 
-use std::path::Path;
-
 use pagekeeper_kernel::ResidencyMap;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_observe::{Owner, Row, RowKey};
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -11,7 +10,6 @@ use ratatui::text::Line;
 use super::figures::{cut_front, figure, percent, rate, size};
 use super::model::Model;
 use super::theme::Theme;
-use crate::output::printable_path;
 
 /// Columns of a map, and its lines at most.
 const COLUMNS: u16 = 72;
@@ -32,7 +30,7 @@ pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, theme: The
         return vec![Line::from("this file has nothing in memory any more"), Line::from("Esc goes back")];
     };
     let width = usize::from(columns(area));
-    let name = printable_path(Path::new(&row.label)).into_owned();
+    let name = escaped(&row.label).to_string();
     let mut lines = vec![
         Line::styled(
             cut_front(&name, width, if theme.unicode { "…" } else { "..." }),
@@ -66,7 +64,7 @@ pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, theme: The
         lines.push(Line::from("nobody has it open"));
     }
     for owner in row.owners.iter().take(if area.height >= 30 { 6 } else { 3 }) {
-        let text = printable_path(Path::new(&owner_words(owner))).chars().take(width).collect::<String>();
+        let text = escaped(&owner_words(owner)).into_cow().chars().take(width).collect::<String>();
         lines.push(Line::from(text));
     }
     lines.extend(map_lines(model, row, width, theme));
@@ -108,7 +106,7 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Li
         _ => return vec![Line::from("the map is being drawn")],
     };
     match map {
-        Err(error) => vec![Line::from(printable_path(Path::new(error)).into_owned())],
+        Err(error) => vec![Line::from(escaped(error).to_string())],
         Ok(map) => {
             let signs: Vec<char> = signs(map, row.size, theme);
             let mut lines = vec![Line::from(format!("each sign is {}:", size(map.cell_bytes)))];

@@ -4,6 +4,7 @@
 
 use std::io::{self, Write};
 
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{
     CensusTick, Explained, FileSystemSum, Flow, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
 };
@@ -11,7 +12,7 @@ use pagekeeper_trace::{PauseCounts, ReclaimCounts};
 use serde::Serialize;
 
 use super::figures::{explained, figure, rate, share, size, time};
-use crate::output::{self, Screen};
+use crate::output;
 
 /// The one object that is printed.
 #[derive(Debug, Serialize)]
@@ -206,7 +207,7 @@ impl Cached {
 impl FileSystem {
     fn new(sum: &FileSystemSum) -> Self {
         Self {
-            point: sum.point.to_string_lossy().into_owned(),
+            point: unescaped(&sum.point).into_owned(),
             kind: sum.kind.clone(),
             source: sum.source.clone(),
             files: sum.files,
@@ -225,7 +226,7 @@ impl Line {
         };
         Self {
             label: row.label.clone(),
-            path: row.path.as_ref().map(|path| path.to_string_lossy().into_owned()),
+            path: row.path.as_ref().map(|path| unescaped(path).into_owned()),
             device: inode.map(|inode| inode.dev),
             inode: inode.map(|inode| inode.ino),
             deleted: row.deleted,
@@ -317,7 +318,6 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
         if group == Group::File { "SIZE" } else { "FILES" },
         heading(group)
     )?;
-    let screen = Screen::of_stdout();
     for row in &rows.rows {
         let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
         let fifth = if group == Group::File { size(row.size) } else { output::count(row.files) };
@@ -330,7 +330,7 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
             figure(row.evicted),
             fifth
         )?;
-        out.write_all(&screen.path(std::path::Path::new(&row.label)))?;
+        write!(out, "{}", escaped(&row.label))?;
         writeln!(out, "{}", if row.deleted { " (deleted)" } else { "" })?;
     }
     let left = rows.matching.saturating_sub(rows.rows.len());
@@ -338,7 +338,7 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
         writeln!(out, "and {} more: --top N shows N", output::count(left as u64))?;
     }
     for line in task_lines(tick) {
-        writeln!(out, "{line}")?;
+        writeln!(out, "{}", escaped(&line))?;
     }
     out.flush()
 }

@@ -5,7 +5,6 @@
 //! Writing to a `String` can't fail.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use pagekeeper_observe::{CensusTick, Group, Row, RowKey, Sort, Split};
 use ratatui::Frame;
@@ -19,7 +18,8 @@ use super::figures::{cut_front, explained, figure, rate, size, time};
 use super::model::{HISTORY, Model, Over};
 use super::report::{heading, in_words};
 use super::theme::Theme;
-use crate::output::{self, printable_path};
+use crate::output;
+use pagekeeper_kernel::text::escaped;
 
 /// Columns and rows that are needed.
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
@@ -90,7 +90,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
         Over::Nothing => {}
         Over::Help => over(frame, area, help_lines(model)),
         Over::Confirm(act, target) => {
-            let name = printable_path(Path::new(&target.label)).into_owned();
+            let name = escaped(&target.label).to_string();
             let room = usize::from(area.width).saturating_sub(12);
             over(
                 frame,
@@ -223,7 +223,7 @@ fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>>
     words
         .into_iter()
         .map(|text| {
-            let text = printable_path(Path::new(&text)).into_owned();
+            let text = escaped(&text).to_string();
             Line::styled(text, theme.style(Color::Red))
         })
         .collect()
@@ -260,7 +260,7 @@ fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
     }
     let matching = model.seen.as_ref().map_or(0, |seen| seen.rows.matching);
     let _ = write!(text, " ({})", output::count(matching as u64));
-    let text = printable_path(Path::new(&text)).into_owned();
+    let text = escaped(&text).to_string();
     Line::styled(
         format!("{text:<width$}", width = usize::from(width)),
         Style::new().add_modifier(Modifier::REVERSED),
@@ -292,10 +292,10 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
             (None, Group::File) => "-".to_owned(),
             _ => output::count(row.files),
         };
-        let who: String = printable_path(Path::new(&who)).chars().take(owner - 1).collect();
+        let who: String = escaped(&who).into_cow().chars().take(owner - 1).collect();
         spans.push(Span::raw(format!("{who:<owner$}")));
     }
-    let mut name = printable_path(Path::new(&row.label)).into_owned();
+    let mut name = escaped(&row.label).to_string();
     if row.deleted {
         name.push_str(" (deleted)");
     }
@@ -327,10 +327,10 @@ fn trend(model: &Model, key: &RowKey, theme: Theme) -> String {
 fn foot_line<'a>(model: &Model, gaps: usize, theme: Theme) -> Line<'a> {
     if model.typing() {
         let text = format!("filter: {}_   Enter keeps it, Esc takes it back", model.query.filter);
-        return Line::from(printable_path(Path::new(&text)).into_owned());
+        return Line::from(escaped(&text).to_string());
     }
     if let Some(message) = model.message() {
-        return Line::styled(printable_path(Path::new(message)).into_owned(), theme.style(Color::Yellow));
+        return Line::styled(escaped(message).to_string(), theme.style(Color::Yellow));
     }
     let keys = if gaps > 0 {
         format!("? help ({gaps} visibility gaps)  q quit  s sort  f filter  Tab group  e evict  w warm")
@@ -358,7 +358,7 @@ fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
     .collect();
     let gaps = model.seen.iter().flat_map(|seen| &seen.tick.visibility_gaps);
     for gap in gaps {
-        let text = printable_path(Path::new(&in_words(gap))).into_owned();
+        let text = escaped(&in_words(gap)).to_string();
         lines.extend(wrapped(&text, 68).into_iter().map(Line::from));
     }
     lines

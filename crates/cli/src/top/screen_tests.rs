@@ -57,7 +57,7 @@ fn a_plain_screen_of_80_by_24() {
         "RESIDNT*    +/S  DIRTY EVICTED TREND     FILE (3)",
         ">   5.9G      -      -       - _         ...eep/deep/deep/deep/deep/deep/ibdata1",
         "    512M   +10M    64M       - _         /var/lib/mysql/binlog.000007 [binlog]",
-        "      1M      -      -       ? _         /tmp/\\x1b[2Jodd\\x0a",
+        "      1M      -      -       ? _         /tmp/\\x1b[2Jodd\\n",
     ];
     for (at, line) in expected.iter().enumerate() {
         assert_eq!(lines[at], *line, "line {at} of\n{text}");

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::path::PathBuf;
 
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{LockError, WarmReport};
 use serde::{Serialize, Serializer};
 
 use super::restore::SinceSnapshot;
 use super::work::Item;
-use crate::output::{self, Screen};
+use crate::output;
 use crate::problems::{self, Problem};
 use crate::size::Size;
 
@@ -85,8 +86,7 @@ impl Serialize for Done {
             #[serde(skip_serializing_if = "Option::is_none")]
             state: Option<SinceSnapshot>,
         }
-        Shown { path: self.path.to_string_lossy(), figures: self.figures, state: self.state }
-            .serialize(serializer)
+        Shown { path: unescaped(&self.path), figures: self.figures, state: self.state }.serialize(serializer)
     }
 }
 
@@ -169,11 +169,10 @@ pub(super) fn print_unknown(total: &Total) {
 
 /// Shows it on standard output.
 pub(super) fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
-    let screen = Screen::of_stdout();
     let mut out = output::stdout();
     for done in &report.files {
         if verbose || done.is_worth_a_word() {
-            out.write_all(&screen.path(&done.path))?;
+            write!(out, "{}", escaped(&done.path))?;
             writeln!(out, ": {}", in_words(done))?;
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::FileClass;
 
 use super::rocksdb;
@@ -40,7 +41,7 @@ pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Opt
                 (false, FileClass::Binlog) => &MYSQL_BINLOG,
                 (false, _) => &MYSQL_RELAY_LOG,
             };
-            let base = log.file_stem().unwrap_or_default().to_string_lossy();
+            let base = escaped(log.file_stem().unwrap_or_default());
             row.fix_to(settings, &format!("{DISK}/{base}"))
         }
         (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(

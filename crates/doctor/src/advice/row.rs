@@ -3,6 +3,8 @@
 //! Invariants, which a test holds for the whole table: no row touches durability or replication, and recovery only where
 //! the goal is recovery itself or a log that moves; no value is below the vendor's default.
 
+use pagekeeper_kernel::text::{escaped, unescaped};
+
 use super::statement;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
 use crate::{Confidence, Fix, FixKind, Goal, HoldsFor, Restart, Risk, Terms};
@@ -208,7 +210,7 @@ impl Advice {
         if let Some(setting) = settings.written(name).filter(|setting| is_editable(setting)) {
             return format!("in {}, where it is {}", setting.from, setting.value);
         }
-        let file = settings.home().map(|path| format!("in {}", path.display()));
+        let file = settings.home().map(|path| format!("in {}", escaped(path)));
         match settings.engine {
             Engine::MariaDb | Engine::MySql => {
                 format!("{} under [mysqld]", file.as_deref().unwrap_or("in an option file"))
@@ -310,7 +312,7 @@ fn is_editable(setting: &Setting) -> bool {
     match &setting.from {
         Origin::CommandLine => true,
         Origin::File { path, .. } => {
-            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            let file = unescaped(path.file_name().unwrap_or_default());
             !file.starts_with("OPTIONS-") && file != "last_tikv.toml"
         }
         Origin::Environment | Origin::Seen | Origin::Default => false,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_trace::{PauseCounts, Task};
 
 use super::Earlier;
@@ -411,7 +412,7 @@ fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
                 Size(limit),
                 group.dirty.map_or_else(|| "an unknown number".to_owned(), |dirty| Size(dirty).to_string())
             ))
-            .with("cgroup", group.directory.to_string_lossy())
+            .with("cgroup", unescaped(&group.directory))
             .with("cgroup_limit_bytes", limit),
         )
     });

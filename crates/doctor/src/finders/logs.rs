@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
@@ -149,7 +150,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
 pub(crate) fn guard_command(database: &Database) -> String {
     match (database.pid, database.directories.first()) {
         (Some(pid), _) => format!("pagekeeper guard --pid {pid}"),
-        (None, Some(directory)) => format!("pagekeeper guard --dir {}", directory.display()),
+        (None, Some(directory)) => format!("pagekeeper guard --dir {}", shell_quoted(directory)),
         (None, None) => "pagekeeper guard".to_owned(),
     }
 }

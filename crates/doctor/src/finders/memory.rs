@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
+use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::Database;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Durations, ReclaimKind};
@@ -325,7 +326,7 @@ fn more(
         CgroupVersion::V2 => "memory.max",
     };
     let enough = limit.saturating_add(missed.max(limit / 4)).next_multiple_of(ROOM);
-    let act = format!("echo {enough} > {}/{setting}", group.directory.display());
+    let act = format!("echo {enough} > {}/{setting}", shell_quoted(&group.directory));
     let whose = if group.limit == Some(limit) { "" } else { "; the limit is that of a group above this one" };
     let note = format!(
         "at once: {}, with room for {} of its files that were taken away a while ago or came back since{whose}; \
@@ -338,7 +339,7 @@ fn more(
         Confidence::Estimated,
         format!("{} of its files were taken away a while ago or came back since", Size(missed)),
         "memory that the rest of the host does not have any more",
-        format!("echo {} > {}/{setting}", group.limit.unwrap_or(limit), group.directory.display()),
+        format!("echo {} > {}", group.limit.unwrap_or(limit), shell_quoted(&group.directory.join(setting))),
     );
     Fix::system(act, note, terms)
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::text::{shell_quoted, unescaped};
 use pagekeeper_observe::{File, Opener, OpenerKind};
 use pagekeeper_policy::MixedProfile;
 
@@ -131,7 +132,7 @@ fn found(
     let scope = match database {
         Some(database) => match (database.pid, database.directories.first()) {
             (Some(pid), _) => format!(" --pid {pid}"),
-            (None, Some(directory)) => format!(" {}", directory.display()),
+            (None, Some(directory)) => format!(" {}", shell_quoted(directory)),
             (None, None) => String::new(),
         },
         None => String::new(),
@@ -214,7 +215,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     });
     let openers: Vec<serde_json::Value> = file.openers.iter().map(shown).collect();
     let mut evidence = Evidence::new(format!("{}: {}", file_name(&file.path), parts.join("; ")))
-        .with("path", file.path.to_string_lossy())
+        .with("path", unescaped(&file.path))
         .with("openers", openers);
     if let Some(residency) = file.residency {
         evidence = evidence.with("resident_bytes", residency.resident);
@@ -313,7 +314,7 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
     let directory = files.first().and_then(|file| file.reach.parent());
     let command = directory.map_or_else(
         || "pagekeeper probe --save DIR".to_owned(),
-        |directory| format!("pagekeeper probe --save {}", directory.display()),
+        |directory| format!("pagekeeper probe --save {}", shell_quoted(directory)),
     );
     let (severity, elsewhere) = match mixed_with {
         MixedWith::Writer => {

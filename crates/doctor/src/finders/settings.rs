@@ -3,6 +3,7 @@
 //! Only what is known to be set so, or seen to be so, is reported: a setting that was not found is no finding.
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
 
@@ -85,7 +86,7 @@ impl About<'_> {
         }
         let tables = innodb::tables(self.settings)?;
         let resident = self.resident(|file| {
-            let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+            let name = unescaped(file.path.file_name().unwrap_or_default());
             name.ends_with(".ibd") || name.starts_with("ibdata") || name.starts_with("undo")
         });
         let severity = if resident >= COSTS { Severity::Warning } else { Severity::Note };
@@ -175,7 +176,7 @@ impl About<'_> {
     fn recycled_wal(&self) -> Option<Finding> {
         let number = size(self.settings, "recycle_log_file_num")?;
         let resident = self.resident(|file| {
-            let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+            let name = unescaped(file.path.file_name().unwrap_or_default());
             file.class == Some(FileClass::Wal) && name.ends_with(".log")
         });
         if !self.settings.holds_rocksdb() || number == 0 || resident < WORTH_A_WORD {
@@ -273,7 +274,7 @@ pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
 }
 
 fn is_innodb_redo(file: &File) -> bool {
-    file.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ib_"))
+    file.path.file_name().is_some_and(|name| unescaped(name).starts_with("ib_"))
 }
 
 /// A setting as evidence, with the place where it was read.
@@ -293,7 +294,7 @@ fn evidence_of(setting: &Setting) -> Evidence {
         Evidence::new(text).known(confidence).with("setting", name.as_str()).with("value", value.as_str());
     match from {
         Origin::File { path, line } => {
-            evidence.with("file", path.to_string_lossy().into_owned()).with("line", *line)
+            evidence.with("file", unescaped(path).into_owned()).with("line", *line)
         }
         Origin::CommandLine | Origin::Environment | Origin::Seen | Origin::Default => evidence,
     }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::{escaped, shell_quoted};
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
@@ -76,7 +77,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     }
     let started = database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", time(uptime)));
     let mut fixes = vec![Fix::command(
-        format!("pagekeeper warm --from {}", snapshot.path.display()),
+        format!("pagekeeper warm --from {}", shell_quoted(&snapshot.path)),
         "at once: loads the pages that were resident, most recently used files first",
         Terms::anywhere(
             Confidence::Measured,
@@ -97,7 +98,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
             Evidence::new(format!(
                 "{} of its data files were resident when {} was written, {} before; {} of that are now",
                 Size(then),
-                snapshot.path.display(),
+                escaped(&snapshot.path),
                 time(age),
                 Size(kept)
             ))
@@ -110,7 +111,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         remarks: advised.remarks,
         pagekeeper: Some(format!(
             "pagekeeper warm --from {} reads {} now, in parallel and in file order",
-            snapshot.path.display(),
+            shell_quoted(&snapshot.path),
             Size(lost)
         )),
     })
@@ -220,7 +221,7 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
         (buffered_journal(observation, index)?, has)
     } else {
         let directory = database.directories.first();
-        let directory = directory.map(|path| path.display().to_string()).unwrap_or_default();
+        let directory = directory.map(|path| shell_quoted(path).to_string()).unwrap_or_default();
         (directory, "the journal and the data in parallel")
     };
     Some(format!(
@@ -235,7 +236,7 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
     let is_journal = |file: &File| kind_of_log(file).is_some();
     let files: Vec<&File> =
         observation.files_of(index).filter(|file| is_journal(file) && !bypassed(file)).collect();
-    let mut names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
+    let mut names: Vec<String> = files.iter().map(|file| shell_quoted(&file.path).to_string()).collect();
     if names.len() > FEW {
         let parents: BTreeSet<&Path> = files.iter().filter_map(|file| file.path.parent()).collect();
         let alone = |parent: &Path| {
@@ -243,12 +244,12 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
         };
         let endings = |parent: &Path| -> BTreeSet<String> {
             let inside = files.iter().filter(|file| file.path.parent() == Some(parent));
-            inside.filter_map(|file| Some(file.path.extension()?.display().to_string())).collect()
+            inside.filter_map(|file| Some(shell_quoted(file.path.extension()?).to_string())).collect()
         };
         names = parents
             .into_iter()
             .flat_map(|parent| {
-                let shown = parent.display();
+                let shown = shell_quoted(parent);
                 if alone(parent) {
                     vec![shown.to_string()]
                 } else {

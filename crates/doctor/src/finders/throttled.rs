@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
@@ -166,7 +167,7 @@ impl Throttled<'_> {
                 Evidence::new(format!("{log_pages} {} (such as {})", device_words(observation, device), file_name(log)))
                 .with("device", *device)
                 .with("log_bytes", own)
-                .with("log_path", log.to_string_lossy()),
+                .with("log_path", unescaped(log)),
             ];
             let worth = bulk.iter().filter(|written| written.bytes >= output / 100);
             evidence.extend(worth.take(TASKS).map(|written| output_of(observation, written, own + output)));
@@ -397,7 +398,7 @@ fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u
     ))
     .with("bytes", written.bytes);
     if let Some(path) = path {
-        evidence = evidence.with("path", path.to_string_lossy());
+        evidence = evidence.with("path", unescaped(path));
     }
     evidence
 }
@@ -412,7 +413,7 @@ fn device_words(observation: &Observation<'_>, device: &str) -> String {
     let mut directories = databases.filter_map(|(_, database)| database.directories.first());
     let directory = directories.next();
     match directory {
-        Some(directory) => format!("device {device}, which holds {}", directory.display()),
+        Some(directory) => format!("device {device}, which holds {}", escaped(directory)),
         None => format!("device {device}"),
     }
 }

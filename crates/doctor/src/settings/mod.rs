@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_observe::{Database, Snapshot};
 use serde::Serialize;
 
@@ -147,7 +148,7 @@ impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::CommandLine => f.write_str("the command line"),
-            Self::File { path, line } => write!(f, "{}, line {line}", path.display()),
+            Self::File { path, line } => write!(f, "{}, line {line}", escaped(path)),
             Self::Environment => f.write_str("the environment"),
             Self::Seen => f.write_str("how it has its files open"),
             Self::Default => f.write_str("the default"),

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 use super::limits::{Cut, DEEPEST, beginning, shortened};
@@ -37,7 +38,7 @@ pub(super) fn read(
 ) {
     let root = ServerRoot::of(database, snapshot, roots);
     let arguments: Vec<String> =
-        database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+        database.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let variables = root.variables().unwrap_or_else(|error| {
         settings.not_read("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
         Vec::new()

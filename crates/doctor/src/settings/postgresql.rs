@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::guc::{self, Entry};
@@ -38,7 +39,7 @@ const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
 pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
     let root = ServerRoot::of(database, snapshot, roots);
     let mut arguments: Vec<String> =
-        database.command_line.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+        database.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let mut unknown = "named relative to where the server was started, which can't be seen".to_owned();
     let directory = match (database.pid, database.directories.first()) {
         // The postmaster works in its data directory.

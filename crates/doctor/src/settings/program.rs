@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::Engine;
@@ -78,7 +79,7 @@ impl Signs {
         if after.starts_with(b"MariaDB") {
             let length =
                 before.iter().rev().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
-            let version = String::from_utf8_lossy(&before[before.len() - length..]).into_owned();
+            let version = unescaped_bytes(&before[before.len() - length..]).into_owned();
             if version.split('.').filter(|part| !part.is_empty()).count() == 3 {
                 self.mariadb.get_or_insert(version);
             }

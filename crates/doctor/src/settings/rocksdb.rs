@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, Snapshot};
 use toml::de::{DeTable, DeValue};
 
@@ -83,7 +84,7 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
 /// What `TiKV` was given (`--config`), and what it wrote down that it runs with (`last_tikv.toml`).
 fn tikv(database: &Database, root: &ServerRoot<'_>, settings: &mut Settings) {
     let arguments: Vec<String> =
-        database.command_line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        database.command_line.iter().map(|word| unescaped(word).into_owned()).collect();
     let argument = |names: [&str; 2]| -> Option<PathBuf> {
         arguments.iter().enumerate().find_map(|(at, word)| {
             let (name, value) = match word.split_once('=') {

@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use pagekeeper_observe::{Database, Snapshot};
 use rustix::io::Errno;
@@ -132,7 +133,7 @@ impl<'a> ServerRoot<'a> {
             _ => false,
         };
         Ok(Text {
-            content: String::from_utf8_lossy(&bytes).into_owned(),
+            content: unescaped_bytes(&bytes).into_owned(),
             changed_since,
             world_writable: metadata.mode() & 0o002 != 0,
             inode: file.inode(),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{Discovery, Profile, Recognised, logs_below, recognise};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::unescaped;
 
 use super::claims::{Claim, Claimant};
 use super::report::Report;
@@ -264,5 +265,5 @@ impl Watched {
 
 pub(super) fn title(proc: &ProcRoot, pid: u32) -> String {
     let line = proc.command_line(pid).unwrap_or_default();
-    line.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    line.iter().map(|argument| unescaped(argument)).collect::<Vec<_>>().join(" ")
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use globset::GlobMatcher;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::unescaped;
 
 /// Passes in which a new process's name is read each time.
 const YOUNG: u32 = 12;
@@ -46,7 +47,7 @@ impl Names {
             // One that has ended meanwhile is none.
             let name = proc.name(pid).ok().filter(|name| wanted.iter().any(|glob| glob.is_match(name)));
             *streams = name.is_some();
-            found.extend(name.map(|name| Named { pid, name: name.to_string_lossy().into_owned() }));
+            found.extend(name.map(|name| Named { pid, name: unescaped(&name).into_owned() }));
         }
         Ok(found)
     }

@@ -12,6 +12,7 @@ use rustix::fs::{FileType, major, minor};
 
 use super::{SysRoots, missing, read_number, read_optional};
 use crate::process::{Mount, malformed, read_text};
+use crate::text::unescaped;
 use crate::{Error, Result};
 
 /// One backing device's settings.
@@ -192,7 +193,7 @@ fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
         if names.iter().any(|name| directory.join("devices").join(name).symlink_metadata().is_ok()) {
             let link = directory.join("bdi");
             let target = std::fs::read_link(&link).map_err(|e| Error::call("readlink", &link, e))?;
-            return Ok(target.file_name().map(|name| name.to_string_lossy().into_owned()));
+            return Ok(target.file_name().map(|name| unescaped(name).into_owned()));
         }
     }
     Ok(None)

@@ -2,6 +2,7 @@
 
 use super::{ProcRoot, malformed};
 use crate::Result;
+use crate::text::unescaped_bytes;
 
 /// Bytes and calls since the process started, all its threads together, ended children that were waited for included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,7 +41,7 @@ impl ProcRoot {
         let content = self.read_optional(pid, name, "this kernel does not count a process's I/O")?;
         let mut counters = IoCounters::default();
         let mut seen = 0;
-        for line in String::from_utf8_lossy(&content).lines() {
+        for line in unescaped_bytes(&content).lines() {
             let Some((key, value)) = line.split_once(':') else {
                 return Err(malformed(&self.of(pid, name), line));
             };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use super::ProcRoot;
 use super::reading::each_line;
 use crate::Result;
+use crate::text::unescaped_bytes;
 
 /// One mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +88,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         dev: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
         root: OsString::from_vec(unescape(fields.get(3)?)).into(),
         point: OsString::from_vec(unescape(fields.get(4)?)).into(),
-        kind: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
+        kind: unescaped_bytes(fields.get(dash + 1)?).into_owned(),
         source: OsString::from_vec(unescape(fields.get(dash + 2)?)),
         options: OsString::from_vec(fields.get(dash + 3)?.to_vec()),
     })

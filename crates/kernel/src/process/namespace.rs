@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::{ProcRoot, malformed};
 use crate::open::descend;
+use crate::text::unescaped;
 use crate::{Error, Expected, Handle, Inode, Result};
 
 impl ProcRoot {
@@ -139,7 +140,7 @@ impl ProcRoot {
 /// The id in a namespace link, `mnt:[4026531841]`.
 fn namespace(link: &Path) -> Result<u64> {
     let target = std::fs::read_link(link).map_err(|e| Error::call("readlink", link, e))?;
-    let text = target.to_string_lossy();
+    let text = unescaped(&target);
     let id = text.split_once('[').and_then(|(_, rest)| rest.strip_suffix(']')).and_then(|id| id.parse().ok());
     id.ok_or_else(|| malformed(link, text.as_bytes()))
 }

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use crate::text::{escaped_bytes, unescaped_bytes};
 use crate::{Error, Result};
 
 /// No more of a file is read, in bytes. The kernel's own words are far shorter; a title or a list of locks need not be.
@@ -32,7 +33,7 @@ pub(super) fn read_start(path: &Path, max: u64) -> Result<Vec<u8>> {
 
 /// Reads a file of `/proc` or `/sys` that is text by its nature.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
-    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+    Ok(unescaped_bytes(&read(path)?).into_owned())
 }
 
 /// Gives each line to `parse`, without its end, and passes over those that it does not understand (`None`). An
@@ -63,7 +64,7 @@ pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>)
 
 /// An [`Error::Malformed`] about a line or field.
 pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
-    Error::Malformed { path: path.to_path_buf(), what: String::from_utf8_lossy(what.as_ref()).into_owned() }
+    Error::Malformed { path: path.to_path_buf(), what: escaped_bytes(what.as_ref()).to_string() }
 }
 
 #[cfg(test)]

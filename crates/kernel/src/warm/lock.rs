@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use super::call_error;
 use super::plan::next_data;
 use crate::sys::mapping::FileMapping;
+use crate::text::escaped;
 use crate::{Error, InspectedFile, Result, page_size};
 
 /// Stretches of data with less than this between them are locked as one, to spare mappings: a process may have 65,530
@@ -27,7 +28,7 @@ pub enum LockError {
     #[error(
         "{}: can't lock {wanted} bytes: a process of this user may lock {limit} bytes in all (RLIMIT_MEMLOCK). Raise it with \
          `ulimit -l`, or LimitMEMLOCK= in a systemd unit, or run with CAP_IPC_LOCK",
-        path.display()
+        escaped(path)
     )]
     Limit {
         /// The file.
@@ -41,7 +42,7 @@ pub enum LockError {
     #[error(
         "{}: can't lock {wanted} bytes: there is not enough memory free for them, or this process has too many mappings \
          (`vm.max_map_count`). Lock less, or a range at a time",
-        path.display()
+        escaped(path)
     )]
     NoMemory {
         /// The file.

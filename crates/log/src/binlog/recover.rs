@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
+use pagekeeper_kernel::text::escaped;
 
 use super::index::{INDEX, INDEX_NEW, Index, Listed};
 use super::injected_fault::InjectedFault;
@@ -87,7 +88,7 @@ fn names(io: &dyn Io, dir: &Path) -> Result<Option<Names>, Error> {
             name_str => match name_str.and_then(segment_number) {
                 Some(number) => names.segments.push(number),
                 None => {
-                    names.foreign.get_or_insert_with(|| name.to_string_lossy().into_owned());
+                    names.foreign.get_or_insert_with(|| escaped(&name).to_string());
                 }
             },
         }

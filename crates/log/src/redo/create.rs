@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
 };
+use pagekeeper_kernel::text::escaped;
 
 use super::control::{self, Control, ControlState, DecodedControl, LOCK};
 use super::core::Core;
@@ -121,7 +122,7 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
         match name.to_str() {
             Some(LOCK) => {}
             Some(name) if name == control::NAME || ring::is_name(name) => left.push(name.to_owned()),
-            _ => return not_empty(name.to_string_lossy().into_owned()),
+            _ => return not_empty(escaped(&name).to_string()),
         }
     }
     if left.is_empty() {

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
+use pagekeeper_kernel::text::unescaped;
 
 /// A file system with files to walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -254,7 +255,7 @@ fn file_system(mount: &Mount, root: &Path) -> WalkedFileSystem {
         point: reach(root, &mount.point),
         traced: mount.dev,
         kind: mount.kind.clone(),
-        source: mount.source.to_string_lossy().into_owned(),
+        source: unescaped(&mount.source).into_owned(),
     }
 }
 

@@ -48,6 +48,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_trace::{
     Losses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel, TraceOptions,
     Tracer,
@@ -652,7 +653,7 @@ impl Census {
         }
         for point in &self.scope.file_systems.network {
             add(
-                format!("files on {}", point.display()),
+                format!("files on {}", escaped(point)),
                 "it is a network file system, whose server might never answer",
                 Some("--network"),
             );
@@ -662,7 +663,7 @@ impl Census {
             add(
                 format!(
                     "files on {}{}",
-                    point.display(),
+                    escaped(point),
                     if more == 0 { String::new() } else { format!(" and {more} more") }
                 ),
                 "mounted since the start",

@@ -13,6 +13,7 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::{
     Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
 };
+use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
 use super::table::{FoundFile, Name};
@@ -169,14 +170,14 @@ pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, scope: &WalkScope) -
 pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<Process> {
     let name = proc.name(pid).ok()?;
     let cgroup = proc.cgroup_paths(pid).map(|paths| paying(&paths)).unwrap_or_default();
-    Some(Process { name: name.to_string_lossy().into(), cgroup: cgroup.into() })
+    Some(Process { name: unescaped(&name).into(), cgroup: cgroup.into() })
 }
 
 /// The group that pays for memory: of the memory controller, or of version 2.
 fn paying(paths: &[CgroupPath]) -> String {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let path = memory.or_else(|| paths.iter().find(|path| path.is_v2()));
-    path.map_or_else(|| "/".to_owned(), |path| path.path.to_string_lossy().into_owned())
+    path.map_or_else(|| "/".to_owned(), |path| unescaped(&path.path).into_owned())
 }
 
 /// The profile whose process name or marker files fit best; as the guard does it.
@@ -268,7 +269,7 @@ pub(super) fn shown_cgroup(path: &str) -> String {
         _ => return if path.is_empty() { "/".to_owned() } else { path.to_owned() },
     };
     let kind = if kind.is_empty() { "container" } else { kind };
-    format!("{kind} {}", String::from_utf8_lossy(&id.as_bytes()[..12]))
+    format!("{kind} {}", unescaped_bytes(&id.as_bytes()[..12]))
 }
 
 /// Whether a name is a container's: 32 or more hexadecimal digits.

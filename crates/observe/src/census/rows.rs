@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_policy::FileClass;
 
@@ -281,7 +282,7 @@ impl Census {
     /// What a file is called.
     fn label(&self, entry: &Entry) -> String {
         if let Some(path) = entry.path(&self.scope.directories()) {
-            return path.to_string_lossy().into_owned();
+            return unescaped(&path).into_owned();
         }
         let file_system = self.scope.file_systems.walked.get(usize::from(entry.file_system));
         format!(

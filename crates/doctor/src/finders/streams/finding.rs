@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, File};
 
 use super::fixes::{fixes, pagekeeper};
@@ -80,7 +81,7 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
     let path = stream.path(data);
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).filter(|title| !title.is_empty());
     let whose = match path {
-        Some(path) => format!("most of it of {}", path.display()),
+        Some(path) => format!("most of it of {}", escaped(path)),
         None => "of files whose names are not known: it had closed them, or ended".to_owned(),
     };
     let own = match stream.added_own {
@@ -109,7 +110,7 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
         .with("dropped_bytes", stream.dropped())
         .with("worker", stream.worker);
     if let Some(path) = path {
-        evidence = evidence.with("path", path.to_string_lossy());
+        evidence = evidence.with("path", unescaped(path));
     }
     evidence
 }
@@ -162,13 +163,13 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
         Some((group, limit)) if same => {
             format!(
                 "both are in the memory cgroup {}, with {} in all",
-                group.directory.display(),
+                escaped(&group.directory),
                 Size(limit)
             )
         }
         Some((group, limit)) => format!(
             "the database is in the memory cgroup {}, with {} in all; the stream is in another, or had ended",
-            group.directory.display(),
+            escaped(&group.directory),
             Size(limit)
         ),
         None => {
@@ -183,9 +184,8 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
     };
     let mut evidence = Evidence::new(text).with("same_memory_cgroup", same);
     if let Some((group, limit)) = limited {
-        evidence = evidence
-            .with("memory_cgroup", group.directory.to_string_lossy())
-            .with("memory_limit_bytes", limit);
+        evidence =
+            evidence.with("memory_cgroup", unescaped(&group.directory)).with("memory_limit_bytes", limit);
     }
     evidence
 }

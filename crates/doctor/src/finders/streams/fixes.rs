@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
+use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::File;
 
 use super::Stream;
@@ -26,7 +27,7 @@ pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
     if !stream.worker && !STATIC.contains(&stream.name) {
         let role = if usual(stream.name) { "" } else { "--as stream " };
         command(
-            &format!("pagekeeper run {role}-- {} ...", stream.name),
+            &format!("pagekeeper run {role}-- {} ...", shell_quoted(stream.name)),
             "start it this way next time: it then releases what it brought into the page cache as it goes, and \
              nothing that was there before",
             "what it brought in is read again by whoever wants it next",
@@ -78,7 +79,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
     let group = stream.streamer.and_then(|streamer| streamer.group_beside.as_ref());
     Some(match (version, group) {
         (Some(CgroupVersion::V1), Some(group)) => {
-            let group = group.display();
+            let group = shell_quoted(group);
             Fix::command(
                 format!(
                     "mkdir {group} && echo {GROUP} >{group}/memory.limit_in_bytes && echo {} >{group}/cgroup.procs",
@@ -94,7 +95,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
             )
         }
         _ => Fix::command(
-            format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", stream.name),
+            format!("systemd-run --scope -p MemoryHigh={GROUP} -- {} ...", shell_quoted(stream.name)),
             "start it this way next time: in a memory cgroup of its own what it brings in evicts only its \
              own pages. Pages that are there already stay with whoever brought them in",
             terms(
@@ -109,7 +110,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
 /// What pagekeeper can do about it now.
 pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> String {
     let foreign = stream.files.iter().find(|(_, inode)| !data.contains_key(inode));
-    let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| file.path.display());
+    let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| shell_quoted(&file.path));
     let evict = match path {
         Some(path) => format!(
             "`pagekeeper evict {path}` releases now what that file holds; it does not keep more from coming, \
@@ -126,7 +127,10 @@ pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> S
     } else {
         (
             "`pagekeeper guard`",
-            format!(" with `processes = [\"{}\"]` under `[streams]` in its configuration", stream.name),
+            format!(
+                " with `processes = [{}]` under `[streams]` in its configuration",
+                serde_json::Value::from(stream.name)
+            ),
         )
     };
     format!(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::Database;
 
 use crate::attribution::{self, Owner};
@@ -24,7 +25,7 @@ pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     }
     // TiKV goes by it, too.
     if database.profile.name == "rocksdb" {
-        let name = if database.name.is_empty() { "COMMAND" } else { &database.name };
+        let name = shell_quoted(if database.name.is_empty() { "COMMAND" } else { &database.name });
         return format!(
             "`pagekeeper run --profile rocksdb -- {name} ...` starts it this way next time: what flushes and \
              compactions write is then written out behind them, at \
@@ -61,7 +62,7 @@ pub(super) fn of_another(name: &str) -> Vec<Fix> {
     };
     let role = if usual(name) { "" } else { "--as bulk " };
     let mut fixes = vec![command(
-        format!("pagekeeper run {role}-- {name} ..."),
+        format!("pagekeeper run {role}-- {} ...", shell_quoted(name)),
         "to try: start it this way next time; it wrote most of that, which is then written out as it goes, and \
          does not pile up",
         "it runs at the speed of the disk, not of memory",

@@ -1,0 +1,162 @@
+//! Names that were made to be printed: with line feeds that would forge lines of a log, sequences that steer a terminal,
+//! bytes that are not text, and the syntax of a shell. Whatever a command prints of them, for people or into a log, is
+//! as many lines as with tame names, without a character that does more than stand there.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::{can_run, copy_program, scratch};
+
+/// Names of files, each with something that must not come out as it is.
+const NASTY: [&[u8]; 6] = [
+    b"a\npagekeeper: forged",
+    b"b\x1b[2J\x1b]0;owned\x07",
+    b"c\xff\xfe\x9b31m",
+    "d\u{9b}31m\u{202e}gpj\u{2066}\u{2028}".as_bytes(),
+    b"e$(id>x)`id`'\"; exit",
+    b"f\r\t\x7f\x08",
+];
+
+/// The same number of names that are as anyone's.
+const TAME: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
+
+/// A tree with these files, in a directory with such a name.
+fn tree(parent: &Path, directory: &[u8], names: &[&[u8]]) -> PathBuf {
+    let directory = parent.join(OsStr::from_bytes(directory));
+    std::fs::create_dir(&directory).unwrap();
+    for name in names {
+        std::fs::write(directory.join(OsStr::from_bytes(name)), [1; 5000]).unwrap();
+    }
+    directory
+}
+
+/// Asserts that nothing of what was printed steers a terminal or begins a line that is not the program's own.
+fn assert_safe(outcome: &Outcome) {
+    for text in [&outcome.stdout, &outcome.stderr] {
+        let odd = text.chars().find(|c| {
+            let c = *c;
+            (c.is_control() && c != '\n')
+                || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
+        });
+        assert_eq!(odd, None, "{outcome:#?}");
+        assert!(!text.lines().any(|line| line.starts_with("pagekeeper: forged")), "{outcome:#?}");
+    }
+}
+
+/// Runs the program with these words before the directory, and more behind it, in a tree with these names.
+fn run_in(directory: &Path, before: &[&str], behind: &[OsString]) -> Outcome {
+    finish(pagekeeper().args(before).arg(directory).args(behind))
+}
+
+#[test]
+fn each_command_prints_as_many_lines_as_with_tame_names_and_nothing_that_steers() {
+    let (nasty_place, tame_place) = (scratch(), scratch());
+    let nasty = tree(nasty_place.path(), b"db\npagekeeper: forged \x1b[31m", &NASTY);
+    let tame = tree(tame_place.path(), b"db", &TAME);
+    let none: Vec<OsString> = Vec::new();
+    let saved = |place: &Path| vec![OsString::from("-o"), place.join("s\x1b\n").into_os_string()];
+    let (nasty_saved, tame_saved) = (saved(nasty_place.path()), saved(tame_place.path()));
+    for (before, of_nasty, of_tame) in [
+        (&["stat", "--all"][..], &none, &none),
+        (&["stat", "--map"], &none, &none),
+        (&["snapshot"], &nasty_saved, &tame_saved),
+        // They are there already, and not to be replaced if they are no snapshots: here they are.
+        (&["snapshot"], &nasty_saved, &tame_saved),
+        (&["warm"], &none, &none),
+        (&["top", "--once"], &none, &none),
+        (&["evict"], &none, &none),
+        (&["guard", "--once", "--dry-run", "--dir"], &none, &none),
+        (&["doctor", "--watch", "100ms"], &none, &none),
+    ] {
+        let outcome = run_in(&nasty, before, of_nasty);
+        assert_safe(&outcome);
+        let expected = run_in(&tame, before, of_tame);
+        assert_eq!(outcome.code, expected.code, "{outcome:#?} {expected:#?}");
+        // Doctor wraps its text: longer names make more lines, none of them forged.
+        if before[0] != "doctor" {
+            let lines = |outcome: &Outcome| (outcome.stdout.lines().count(), outcome.stderr.lines().count());
+            assert_eq!(lines(&outcome), lines(&expected), "{before:?}: {outcome:#?} {expected:#?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_or_can_not_be_used_is_named_in_one_line() {
+    let place = scratch();
+    let missing = place.path().join(OsStr::from_bytes(b"no\npagekeeper: forged \x1b[31m\xff"));
+    let not_a_snapshot = place.path().join("text\n\x1b[2J");
+    std::fs::write(&not_a_snapshot, b"not a snapshot of anything").unwrap();
+    for arguments in [
+        vec![OsStr::new("stat"), missing.as_os_str()],
+        vec![OsStr::new("evict"), missing.as_os_str()],
+        vec![OsStr::new("warm"), missing.as_os_str()],
+        vec![OsStr::new("warm"), OsStr::new("--from"), missing.as_os_str()],
+        vec![OsStr::new("warm"), OsStr::new("--from"), not_a_snapshot.as_os_str()],
+        vec![OsStr::new("snapshot"), place.path().as_os_str(), OsStr::new("-o"), not_a_snapshot.as_os_str()],
+        vec![OsStr::new("top"), OsStr::new("--once"), missing.as_os_str()],
+        vec![OsStr::new("probe"), missing.as_os_str()],
+        vec![OsStr::new("doctor"), OsStr::new("--snapshot"), missing.as_os_str()],
+        vec![OsStr::new("doctor"), OsStr::new("--disk-profile"), not_a_snapshot.as_os_str()],
+        vec![OsStr::new("guard"), OsStr::new("--once"), OsStr::new("--dir"), missing.as_os_str()],
+        vec![OsStr::new("guard"), OsStr::new("--once"), OsStr::new("--config"), missing.as_os_str()],
+        vec![OsStr::new("store"), OsStr::new("stat"), missing.as_os_str()],
+        vec![OsStr::new("store"), OsStr::new("verify"), missing.as_os_str()],
+        vec![OsStr::new("run"), OsStr::new("--"), missing.as_os_str()],
+    ] {
+        let outcome = finish(pagekeeper().args(&arguments));
+        assert_safe(&outcome);
+        assert!(outcome.code != 0 && outcome.code < 128, "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(r"\n"), "{arguments:?}: {outcome:?}");
+    }
+}
+
+/// A process with a name of its own, ended when dropped.
+struct Named(Child);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_process_with_sequences_in_its_name_steers_no_terminal() {
+    if !can_run("a_process_with_sequences_in_its_name_steers_no_terminal", &["tail"]) {
+        return;
+    }
+    let place = scratch();
+    let directory = tree(place.path(), b"db$(id>x)'\n\x1b[31m", &NASTY);
+    let program = place.path().join("x\x1b[31mred\ny");
+    copy_program(Path::new("/usr/bin/tail"), &program);
+    let mut tail = Command::new(&program);
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let tail = tail.arg("-qf").args(files).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let holder = Named(tail.spawn().unwrap());
+    let pid = holder.0.id().to_string();
+    // It has its files open when it has said so to the kernel.
+    let opened =
+        || std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|open| open.count() >= 3 + NASTY.len());
+    for _ in 0..600 {
+        if opened() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(opened());
+    for arguments in [
+        &["doctor", "--watch", "100ms", "--pid", &pid][..],
+        &["top", "--once", "--group", "process"],
+        &["guard", "--once", "--dry-run", "--pid", &pid],
+    ] {
+        assert_safe(&finish(pagekeeper().args(arguments)));
+    }
+    let shown = finish(pagekeeper().args(["doctor", "--watch", "100ms", "--pid", &pid]));
+    assert!(shown.stdout.contains(r"x\x1b[31mred"), "{shown:#?}");
+}
