@@ -14,7 +14,7 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-kills test-mysql test-preload build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-kills test-mysql test-advice test-preload build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ test-kills: ## kills of processes that commit to a page store, on XFS over a slo
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/keep-idle-pages.sh scripts/test-mysql.sh
+
+test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
+	@scripts/keep-idle-pages.sh scripts/test-advice.sh
 
 test-preload: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
 	@scripts/keep-idle-pages.sh scripts/test-preload.sh

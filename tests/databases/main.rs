@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod advice;
 mod claims;
 mod containers;
 mod guard_life;

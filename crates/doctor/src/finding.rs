@@ -1,6 +1,6 @@
 //! What was found: its severity, evidence, cost, and fixes.
 //!
-//! Invariant: evidence, cost and fixes are told apart, and each says how it is known.
+//! Invariant: evidence, cost and fixes stand apart, and each says how it is known.
 
 use serde::Serialize;
 

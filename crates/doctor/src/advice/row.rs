@@ -130,10 +130,15 @@ impl Advice {
     /// Whether a server has the setting: by its version, or, where that is not known, because every supported version
     /// has it, or because it is set already.
     pub(crate) fn holds(&self, settings: &Settings) -> bool {
-        let Some(version) = settings.version.as_deref().and_then(parts) else {
-            return at_least(self.product.oldest(), self.since) || settings.written(self.setting).is_some();
-        };
-        // MyRocks comes with MariaDB, whose version it goes by.
+        match settings.version.as_deref().filter(|version| parts(version).is_some()) {
+            Some(version) => self.holds_for(version),
+            None => at_least(self.product.oldest(), self.since) || settings.written(self.setting).is_some(),
+        }
+    }
+
+    /// Whether it holds for a version: "10.11.14". `MyRocks` goes by the version of its `MariaDB`.
+    pub fn holds_for(&self, version: &str) -> bool {
+        let Some(version) = parts(version) else { return false };
         let since = parts(self.since).is_some_and(|since| version >= since);
         since && self.before.and_then(parts).is_none_or(|before| version < before)
     }

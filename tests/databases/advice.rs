@@ -1,0 +1,391 @@
+//! Each row of the doctor's table of advice on real servers: it is accepted, it is in force, it does what is said where
+//! descriptors or processes show that, and taken back it leaves the vendor's default as the table has it.
+//!
+//! Debian's servers are tried in every run; the other versions by `make test-advice`, which fetches them. What was tried is
+//! printed as rows of the table in the book.
+
+use crate::support::configured::postgresql;
+use crate::support::versions::{Kind, Server, Version, fetched, installed};
+use crate::support::{alone, can_run, scratch};
+use pagekeeper_doctor::{Advice, Effect, Product, TABLE};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Far longer than what is in force soon takes to be.
+const SOON: Duration = Duration::from_secs(60);
+
+/// What a row is tried with: the value before, and what is offered.
+fn values(id: &str) -> Option<(&'static str, &'static str)> {
+    Some(match id {
+        "mariadb-flush-method" | "mysql-flush-method" => ("fsync", "O_DIRECT"),
+        "mariadb-data-file-buffering" | "mariadb-log-file-buffering" => ("ON", "OFF"),
+        "mariadb-buffer-pool-dump"
+        | "mariadb-buffer-pool-load"
+        | "mysql-buffer-pool-dump"
+        | "mysql-buffer-pool-load" => ("OFF", "ON"),
+        "mariadb-log-file-size-at-start"
+        | "mariadb-log-file-size"
+        | "mysql-log-file-size"
+        | "mysql-redo-log-capacity" => ("256M", "128M"),
+        "mariadb-redo-directory" | "mysql-redo-directory" => ("./", "redo"),
+        "mariadb-aria-log-directory" => (".", "aria"),
+        "mariadb-binlog-directory" | "mysql-binlog-directory" => ("binlog", "binlogs/binlog"),
+        "mariadb-relay-log-directory" | "mysql-relay-log-directory" => ("relay", "relays/relay"),
+        "postgresql-checkpoint-flush-after" => ("0", "256kB"),
+        "postgresql-bgwriter-flush-after" => ("0", "512kB"),
+        "postgresql-wal-recycle" => ("off", "on"),
+        "postgresql-shared-buffers" => ("512MB", "160MB"),
+        "postgresql-autoprewarm" => ("auto_explain", "auto_explain,pg_prewarm"),
+        "postgresql-checkpoint-timeout" => ("1h", "5min"),
+        "postgresql-max-wal-size" => ("8GB", "2GB"),
+        "postgresql-recovery-prefetch" => ("off", "try"),
+        "myrocks-direct-flush-and-compaction" => ("OFF", "ON"),
+        "myrocks-direct-reads" => ("OFF", "ON"),
+        "myrocks-bytes-per-sync" => ("0", "1048576"),
+        "myrocks-wal-bytes-per-sync" => ("0", "524288"),
+        "myrocks-max-total-wal-size" => ("2G", "256M"),
+        "myrocks-wal-directory" => ("", "rocksdb-wal"),
+        _ => return None,
+    })
+}
+
+/// Rows of programs that are tried elsewhere, or that no registry has.
+fn is_of_another_test(row: &Advice) -> bool {
+    matches!(row.product, Product::RocksDb | Product::TiKv)
+}
+
+#[test]
+fn every_row_is_tried() {
+    for row in TABLE {
+        assert_ne!(values(row.id).is_some(), is_of_another_test(row), "{}", row.id);
+    }
+}
+
+#[test]
+fn advice_is_accepted_and_taken_back_by_debians_servers() {
+    let _alone = alone();
+    let postgresql = postgresql();
+    let programs: Vec<&str> =
+        postgresql.iter().map(String::as_str).chain(["mariadbd", "mariadb", "psql"]).collect();
+    if can_run("the doctor's advice on real servers", &programs) {
+        for version in installed() {
+            try_all(&version);
+        }
+    }
+}
+
+#[test]
+#[ignore = "make test-advice fetches the servers"]
+fn advice_is_accepted_and_taken_back_by_fetched_servers() {
+    let _alone = alone();
+    if can_run("the doctor's advice on other versions", &["mariadb", "psql", "setpriv"]) {
+        let all = fetched();
+        assert!(!all.is_empty(), "PAGEKEEPER_SERVERS names a directory with no server that runs here");
+        for version in all {
+            try_all(&version);
+        }
+    }
+}
+
+/// The rows for a version.
+fn rows(version: &Version) -> Vec<&'static Advice> {
+    let myrocks = version.from == "Debian" && Path::new("/usr/lib/mysql/plugin/ha_rocksdb.so").exists();
+    let mine = |row: &&&Advice| match row.product {
+        Product::MariaDb => version.kind == Kind::MariaDb,
+        Product::MyRocks => version.kind == Kind::MariaDb && myrocks,
+        Product::MySql => version.kind == Kind::MySql,
+        Product::PostgreSql => version.kind == Kind::PostgreSql,
+        Product::RocksDb | Product::TiKv => false,
+    };
+    TABLE.iter().filter(mine).filter(|row| row.holds_for(&version.number)).copied().collect()
+}
+
+fn try_all(version: &Version) {
+    let rows = rows(version);
+    let scratch = scratch();
+    let mut plain: Vec<String> = Vec::new();
+    if rows.iter().any(|row| row.product == Product::MyRocks) {
+        plain.push("plugin-load-add=ha_rocksdb".to_owned());
+    }
+    if version.kind == Kind::MySql {
+        // It wants one for its binary log.
+        plain.push("server-id=1".to_owned());
+    }
+    let with = |offered: bool, home: &Path| -> Vec<String> {
+        let lines = rows.iter().filter_map(|row| {
+            let (before, after) = values(row.id)?;
+            let value = if offered { placed(row, after, home) } else { before.to_owned() };
+            Some(format!("{} = '{value}'", row.setting))
+        });
+        plain.iter().cloned().chain(lines).collect()
+    };
+    let before = with(false, scratch.path());
+    let mut server = Server::start(version, scratch.path(), &before);
+    let home = server.home().to_path_buf();
+    for row in &rows {
+        check(&server, row, values(row.id).map(|(before, _)| before).unwrap_or_default());
+    }
+    if version.kind == Kind::MariaDb {
+        assert_eq!(server.is_direct("ibdata1"), Some(false), "{}", version.name());
+    }
+
+    // What takes effect without a restart.
+    server.configure(&with(true, &home));
+    if version.kind == Kind::PostgreSql {
+        server.query("SELECT pg_reload_conf()");
+    }
+    for row in &rows {
+        let offered = values(row.id).map(|(_, offered)| offered).unwrap_or_default();
+        match row.effect {
+            Effect::SetGlobal => {
+                server.query(&format!("SET GLOBAL {} = {}", row.setting, bytes(offered).unwrap_or_default()));
+                check(&server, row, offered);
+            }
+            Effect::Reload => eventually_is(&server, row, offered),
+            Effect::Restart | Effect::SetDbOptions => {}
+        }
+    }
+
+    // All of it, from the file.
+    server.restart(&with(true, &home), |data| move_logs(&rows, data, &home, true));
+    for row in &rows {
+        check(
+            &server,
+            row,
+            &placed(row, values(row.id).map(|(_, offered)| offered).unwrap_or_default(), &home),
+        );
+    }
+    effects(&server, version, &home);
+
+    // And taken back.
+    server.restart(&plain, |data| move_logs(&rows, data, &home, false));
+    for row in rows.iter().filter(|row| !is_place(row)) {
+        check(&server, row, default_of(row, &version.number));
+    }
+    println!("| {} | {} | {} | accepted, in force, taken back |", version.name(), version.from, rows.len());
+}
+
+/// What descriptors and processes show of it.
+fn effects(server: &Server, version: &Version, home: &Path) {
+    match version.kind {
+        Kind::MariaDb => {
+            assert_eq!(server.is_direct("ibdata1"), Some(true), "{}: its tables are direct", version.name());
+            assert_eq!(server.is_direct("ib_logfile0"), Some(true), "{}: so is its redo log", version.name());
+        }
+        Kind::MySql => {
+            assert_eq!(server.is_direct("ibdata1"), Some(true), "{}: its tables are direct", version.name());
+            assert!(home.join("redo/#innodb_redo").is_dir(), "{}: its redo log has moved", version.name());
+        }
+        Kind::PostgreSql => {
+            crate::support::eventually("autoprewarm runs", SOON, || {
+                server.has_child("autoprewarm").then_some(())
+            });
+        }
+    }
+}
+
+/// Whether it says where a log lies.
+fn is_place(row: &Advice) -> bool {
+    row.id.ends_with("-directory")
+}
+
+/// The value as the file has it: a place is one below the server's own directory.
+fn placed(row: &Advice, value: &str, home: &Path) -> String {
+    if is_place(row) { home.join(value).display().to_string() } else { value.to_owned() }
+}
+
+/// Moves the logs to where the rows have them, or back; the directories stay.
+fn move_logs(rows: &[&Advice], data: &Path, home: &Path, there: bool) {
+    for row in rows.iter().filter(|row| is_place(row)) {
+        let Some((before, after)) = values(row.id) else { continue };
+        let (base, directory) = match row.setting {
+            "log_bin" | "relay_log" => (before, home.join(after).parent().expect("a parent").to_path_buf()),
+            "aria_log_dir_path" => ("aria_log", home.join(after)),
+            // The WAL of MyRocks is flushed when it stops.
+            "rocksdb_wal_dir" => ("\0", home.join(after)),
+            _ => ("ib_logfile", home.join(after)),
+        };
+        std::fs::create_dir_all(&directory).expect("make a directory");
+        let (from, to) = if there { (data, directory.as_path()) } else { (directory.as_path(), data) };
+        for entry in std::fs::read_dir(from).expect("list it").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(base) || (base == "ib_logfile" && name == "#innodb_redo") {
+                // Another file system may be between them: it is here that it is none.
+                std::fs::rename(entry.path(), to.join(&name)).expect("move it");
+                if name.ends_with(".index") {
+                    rename_places(&to.join(&name), to);
+                }
+            }
+        }
+    }
+}
+
+/// Gives the files that an index names their new places.
+fn rename_places(index: &Path, directory: &Path) {
+    let text = std::fs::read_to_string(index).expect("read the index");
+    let named = |line: &str| {
+        let file = Path::new(line).file_name().expect("a name").to_owned();
+        directory.join(file).display().to_string() + "\n"
+    };
+    std::fs::write(index, text.lines().map(named).collect::<String>()).expect("write the index");
+}
+
+/// The vendor's default for a version: "O_DIRECT (fsync before 10.6)".
+fn default_of(row: &Advice, number: &str) -> &'static str {
+    let (default, older) = row.default.split_once(" (").unwrap_or((row.default, ""));
+    match older.trim_end_matches(')').split_once(" before ") {
+        Some((older, first)) if numbers(number) < numbers(first) => older,
+        _ => default,
+    }
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').filter_map(|part| part.parse().ok()).collect()
+}
+
+/// That a setting has a value.
+fn check(server: &Server, row: &Advice, value: &str) {
+    let now = shown(server, row);
+    assert!(is_same(row, &now, value), "{}: {} is {now}, not {value}", server.version.name(), row.setting);
+}
+
+fn eventually_is(server: &Server, row: &Advice, value: &str) {
+    crate::support::eventually(row.setting, SOON, || is_same(row, &shown(server, row), value).then_some(()));
+}
+
+fn shown(server: &Server, row: &Advice) -> String {
+    let variable = match row.setting {
+        "log_bin" => "log_bin_basename",
+        other => other,
+    };
+    match server.version.kind {
+        Kind::PostgreSql => server.query(&format!("SHOW {variable}")),
+        Kind::MariaDb | Kind::MySql => server.query(&format!("SELECT @@{variable}")),
+    }
+}
+
+fn is_same(row: &Advice, now: &str, value: &str) -> bool {
+    if is_place(row) {
+        return now.trim_end_matches('/').ends_with(value.trim_start_matches("./").trim_end_matches('/'));
+    }
+    let plain = |text: &str| {
+        let bare = text.replace(' ', "");
+        match bare.to_ascii_lowercase().as_str() {
+            "on" | "true" => "1".to_owned(),
+            "off" | "false" => "0".to_owned(),
+            other => bytes(other).map_or_else(|| other.to_owned(), |bytes| bytes.to_string()),
+        }
+    };
+    plain(now) == plain(value)
+}
+
+/// A size in bytes, with or without a unit.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 1,
+        "k" | "kb" => 1 << 10,
+        "m" | "mb" => 1 << 20,
+        "g" | "gb" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// The options of a program that embeds `RocksDB`: before, and as offered.
+const ROCKSDB: [(&str, &str, &str); 9] = [
+    ("use_direct_io_for_flush_and_compaction", "false", "true"),
+    ("use_direct_reads", "false", "true"),
+    ("bytes_per_sync", "0", "1048576"),
+    ("wal_bytes_per_sync", "0", "524288"),
+    ("recycle_log_file_num", "4", "0"),
+    ("max_total_wal_size", "0", "268435456"),
+    ("write_buffer_size", "1073741824", "67108864"),
+    ("avoid_flush_during_shutdown", "true", "false"),
+    ("wal_dir", "", "wal"),
+];
+
+#[test]
+fn advice_is_accepted_and_taken_back_by_rocksdb() {
+    let _alone = alone();
+    if !can_run("the doctor's advice on RocksDB", &["db_bench", "fincore"]) {
+        return;
+    }
+    let rows: Vec<&Advice> = TABLE.into_iter().filter(|row| row.product == Product::RocksDb).collect();
+    let mut tried: Vec<&str> = ROCKSDB.iter().map(|(option, _, _)| *option).collect();
+    let mut named: Vec<&str> = rows.iter().map(|row| row.setting).collect();
+    (tried.sort_unstable(), named.sort_unstable());
+    assert_eq!(tried, named);
+    let scratch = scratch();
+    let database = scratch.path().join("database");
+    // In its default mode of recovery it recycles no log, whatever is set.
+    let in_force = |values: &[(&str, String)]| {
+        let of = |family: bool| {
+            let own = values.iter().filter(|(option, _)| (*option == "write_buffer_size") == family);
+            own.map(|(option, value)| format!("  {option}={value}\n")).collect::<String>()
+        };
+        let file = scratch.path().join("options.ini");
+        let text = format!(
+            "[Version]\n  rocksdb_version=7.8.3\n  options_file_version=1.1\n[DBOptions]\n  create_if_missing=true\n  \
+             wal_recovery_mode=kSkipAnyCorruptedRecords\n{}\
+             [CFOptions \"default\"]\n  compression=kNoCompression\n{}[TableOptions/BlockBasedTable \"default\"]\n",
+            of(false),
+            of(true)
+        );
+        std::fs::write(&file, text).expect("write options");
+        let mut bench = Command::new("db_bench");
+        bench.args(["--benchmarks=fillrandom,flush", "--num=20000", "--value_size=1000"]);
+        bench.arg(format!("--options_file={}", file.display())).arg(format!("--db={}", database.display()));
+        let output = bench.output().expect("run db_bench");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let newest = newest_options(&database);
+        ROCKSDB.map(|(option, _, _)| {
+            let value = newest.lines().find_map(|line| line.trim().strip_prefix(&format!("{option}=")));
+            // The place of the WAL is written down where it is not the database's own.
+            value.map(|value| value.trim_end_matches('/').to_owned()).unwrap_or_default()
+        })
+    };
+    let place = |option: &str, value: &str| match (option, value) {
+        ("wal_dir", "wal") => database.join(value).display().to_string(),
+        _ => value.to_owned(),
+    };
+    let before = ROCKSDB.map(|(option, before, _)| (option, place(option, before)));
+    assert_eq!(
+        in_force(&before).each_ref().map(String::as_str),
+        before.each_ref().map(|(_, value)| value.as_str())
+    );
+    let offered = ROCKSDB.map(|(option, _, offered)| (option, place(option, offered)));
+    // Each run makes its database anew.
+    assert_eq!(
+        in_force(&offered).each_ref().map(String::as_str),
+        offered.each_ref().map(|(_, value)| value.as_str())
+    );
+    let tables: Vec<_> = std::fs::read_dir(&database)
+        .expect("list it")
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "sst"))
+        .collect();
+    assert!(!tables.is_empty());
+    assert_eq!(crate::support::resident_bytes(&tables), 0, "direct output leaves nothing resident");
+    let defaults = in_force(&[]);
+    for ((option, _, _), value) in ROCKSDB.iter().zip(&defaults) {
+        let row = rows.iter().find(|row| row.setting == *option).expect("a row");
+        let expected = bytes(row.default).map_or_else(|| row.default.to_owned(), |bytes| bytes.to_string());
+        assert!(*option == "wal_dir" || *value == expected, "{option} is {value} by default, not {expected}");
+    }
+    let text = newest_options(&database);
+    let version =
+        text.lines().find_map(|line| line.trim().strip_prefix("rocksdb_version=")).expect("a version");
+    println!("| RocksDB {version} | Debian | {} | accepted, in force, taken back |", rows.len());
+}
+
+fn newest_options(database: &Path) -> String {
+    let files = std::fs::read_dir(database).expect("list it").flatten().map(|entry| entry.path());
+    let mut options: Vec<_> = files
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("OPTIONS-")))
+        .collect();
+    options.sort();
+    std::fs::read_to_string(options.pop().expect("an options file")).expect("read it")
+}
