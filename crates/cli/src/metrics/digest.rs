@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::hash::{Hash as _, Hasher as _};
 use std::path::{Component, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot, Visibilit
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
+
+/// Longest label of a database, in bytes.
+const LONGEST_LABEL: usize = 240;
 
 /// Which database: what distinguishes it in every series about it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -38,10 +42,21 @@ impl Name {
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
             database: database.profile.name.clone(),
-            directory: directory.unwrap_or_default(),
-            cgroup: cgroup.unwrap_or_default(),
+            directory: bounded(directory.unwrap_or_default()),
+            cgroup: bounded(cgroup.unwrap_or_default()),
         }
     }
+}
+
+/// A label of a length that each of very many series can have: of a longer one the beginning, and a number made of it all.
+pub(super) fn bounded(label: String) -> String {
+    if label.len() <= LONGEST_LABEL {
+        return label;
+    }
+    let mut hasher = std::hash::DefaultHasher::new();
+    label.hash(&mut hasher);
+    let end = (0..=LONGEST_LABEL - 20).rev().find(|at| label.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…{:016x}", &label[..end], hasher.finish())
 }
 
 /// The cgroup as the kernel names it to this process: the one of memory, or of version 2. Also where no hierarchy is
@@ -84,10 +99,19 @@ pub(super) struct Files {
 pub(super) struct Seen {
     pub(super) name: Name,
     pub(super) pid: Option<u32>,
+    /// Whose it is; root's where it has no process, since it was named then.
+    pub(super) user: u32,
     pub(super) directories: Vec<PathBuf>,
     pub(super) classes: BTreeMap<Class, Files>,
     /// Files that are open past the page cache, and through it, at once.
     pub(super) mixed: u64,
+}
+
+impl Seen {
+    /// Whether its profile knows some of its files, and they hold something.
+    pub(super) fn holds_logs(&self) -> bool {
+        self.classes.iter().any(|(class, files)| class.0.is_some() && files.size > 0)
+    }
 }
 
 /// How tasks had to wait.
@@ -151,6 +175,7 @@ impl Digest {
             .map(|database| Seen {
                 name: Name::of(database, proc),
                 pid: database.pid,
+                user: database.pid.and_then(|pid| proc.users(pid).ok()).map_or(0, |users| users.real),
                 directories: database.directories.clone(),
                 classes: BTreeMap::new(),
                 mixed: 0,
@@ -318,6 +343,7 @@ mod tests {
         let seen = Seen {
             name: Name::others(),
             pid: Some(1),
+            user: 0,
             directories: Vec::new(),
             classes: BTreeMap::new(),
             mixed: 0,
@@ -349,6 +375,15 @@ mod tests {
         let top = most_resident(&files, &[seen], 2);
         let listed: Vec<_> = top.iter().map(|top| (top.path.as_str(), top.resident)).collect();
         assert_eq!(listed, [("/tmp/removed", 8192), ("/small", 1024)]);
+    }
+
+    #[test]
+    fn a_label_has_a_longest_length_and_remains_one_of_its_own() {
+        assert_eq!(bounded("/var/lib/mysql".to_owned()), "/var/lib/mysql");
+        let (one, other) = ("é".repeat(2000), format!("{}x", "é".repeat(1999)));
+        assert_eq!(bounded(one.clone()), bounded(one.clone()));
+        assert_ne!(bounded(one.clone()), bounded(other));
+        assert!(bounded(one).len() <= LONGEST_LABEL);
     }
 
     #[test]

@@ -469,6 +469,14 @@ impl Exposition {
             ),
             one(state.patience),
         )?;
+        sheet.gauge(
+            (
+                "databases_dropped",
+                None,
+                "Databases of the last sample without series of their own: they are counted as other.",
+            ),
+            one(state.dropped as u64),
+        )?;
         let tick = state.tick.as_ref();
         for (family, figure) in [
             (("guard_databases", None, "Databases that the guard watches."), tick.map(|tick| tick.databases)),
@@ -599,6 +607,7 @@ pub(super) mod tests {
         let seen = Seen {
             name: name.clone(),
             pid: Some(1),
+            user: 0,
             directories: vec!["/a".into()],
             classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files), (Class(None), Files::default())]),
             mixed: 3,

@@ -10,6 +10,7 @@
 mod accept;
 pub(crate) mod address;
 mod answer;
+mod connections;
 mod data;
 mod digest;
 mod exposition;

@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! 1. Its one thread never holds the guard up: it copies what is known and goes.
-//! 2. No client can make it grow: at most [`MAX_CONNECTIONS`], each with a bounded request head, a time for that, and a
-//!    life's end. Bodies of requests are not read.
-//! 3. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
+//! 2. No client can make it grow: each connection has a bounded request head, a time for that, and a life's end, and there
+//!    are only so many ([`Connections`]). Bodies of requests are not read.
+//! 3. No client can keep another out: whoever comes when there is no room takes the place of who was silent longest.
+//! 4. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
 //!    here (DNS rebinding) is refused.
 
 use std::convert::Infallible;
@@ -21,22 +22,20 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pagekeeper_kernel::pressure::SysRoots;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::accept::wanted;
 use super::answer::{builder, made};
+use super::connections::{Connections, Entry};
 use super::exposition;
 use super::host::Host;
 use super::own::Own;
 use super::page::Page;
 use super::state::{MetricsState, POINT_EVERY};
 
-/// Connections at a time; more wait in the listener's queue.
-const MAX_CONNECTIONS: usize = 32;
 /// How long a request's head may take, and a connection may be idle.
-const HEAD_WITHIN: Duration = Duration::from_secs(30);
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// How long a connection lives, then how long its last answer may take.
-const LIFE: Duration = Duration::from_secs(120);
+const LIFE: Duration = Duration::from_secs(60);
 const LAST_ANSWER: Duration = Duration::from_secs(10);
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
@@ -60,13 +59,17 @@ pub(super) fn serve(
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::spawn(sample(Arc::clone(&service.state)));
-        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let connections = Arc::new(Connections::default());
         loop {
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-                return Ok(());
-            };
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(attend(stream, Arc::clone(&service), permit))),
+                Ok((stream, _)) => {
+                    let entry = connections.enter();
+                    let number = entry.number();
+                    let task = tokio::spawn(attend(stream, Arc::clone(&service), entry));
+                    connections.can_end(number, task.abort_handle());
+                    // What it asks may be there already: it is answered before the next one comes.
+                    tokio::task::yield_now().await;
+                }
                 // Too many files are open, or the client left: neither ends the server.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -89,9 +92,10 @@ async fn sample(state: Arc<MetricsState>) {
     }
 }
 
-async fn attend(stream: TcpStream, service: Arc<MetricsService>, _permit: OwnedSemaphorePermit) {
+async fn attend(stream: TcpStream, service: Arc<MetricsService>, entry: Entry) {
     let service = service_fn(|request| {
         let response = answer(&request, &service);
+        entry.answers(response.body().len());
         async { Ok::<_, Infallible>(response) }
     });
     let mut connection = pin!(
@@ -184,6 +188,8 @@ fn is_this_host(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
 
     use super::*;
@@ -259,6 +265,65 @@ mod tests {
         ] {
             assert_eq!(is_loopback(address.parse().unwrap()), local, "{address}");
         }
+    }
+
+    /// A server on a port of its own, which serves until the tests end.
+    fn served() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(MetricsState::new(false, Duration::from_secs(600)));
+        std::thread::spawn(move || serve(listener, address, state));
+        address
+    }
+
+    /// The first line of the answer to a request of its own connection.
+    fn asked(address: SocketAddr, path: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.lines().next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn idle_slow_and_unreading_clients_keep_nobody_out() {
+        let address = served();
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let mut idle: Vec<_> = (0..100).map(|_| connect()).collect();
+        assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
+        // Heads that never end, a byte at a time, and answers that nobody reads.
+        for stream in &mut idle {
+            let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
+        }
+        let began = std::time::Instant::now();
+        let mut unread: Vec<_> = (0..100).map(|_| connect()).collect();
+        for stream in &mut unread {
+            for _ in 0..50 {
+                let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            }
+        }
+        for path in ["/healthz", "/metrics"] {
+            assert_eq!(asked(address, path), "HTTP/1.1 200 OK");
+        }
+        // A head that takes for ever is given up, however steadily its bytes come.
+        let mut slow = connect();
+        slow.set_nonblocking(true).unwrap();
+        let closed = loop {
+            std::thread::sleep(Duration::from_millis(200));
+            let written = slow.write_all(b"G");
+            let read = slow.read(&mut [0; 512]);
+            let waits = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+            if written.is_err() || read.is_ok() || read.is_err_and(|error| !waits(&error)) {
+                break true;
+            }
+            if began.elapsed() > Duration::from_secs(120) {
+                break false;
+            }
+        };
+        assert!(closed);
+        assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
     }
 
     #[test]

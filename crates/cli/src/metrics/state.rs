@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
-//! 2. All is bounded: [`MAX_DATABASES`] names, [`MAX_POINTS`] points of history, per-file figures only up to the requested number. Names
-//!    beyond that are counted together, as `other`.
+//! 2. All is bounded: [`MAX_DATABASES`] names and [`MAX_OF_USER`] of one user, [`MAX_POINTS`] points of history, per-file
+//!    figures only up to the requested number. Names beyond that are counted together, as `other`. So no user's databases
+//!    take away the series of another's, and databases that come and go make no new series for ever.
 //! 3. Counters never go down while their series lives. There is no figure for what can't be seen, and the figures of a sample that failed
 //!    are removed.
 
@@ -23,8 +24,10 @@ use super::digest::{Digest, Name, Seen, Top, Waited};
 use super::histogram::Histogram;
 use super::host::Host;
 
-/// Databases with series of their own.
-const MAX_DATABASES: usize = 64;
+/// Databases with series of their own. Each takes some 10 KB of an answer.
+const MAX_DATABASES: usize = 1000;
+/// Those of one user; of whoever has most of them one goes for one of a user with fewer, where there is no room.
+const MAX_OF_USER: usize = 250;
 /// Points of history: a quarter of an hour.
 pub(super) const MAX_POINTS: usize = 180;
 /// Time between two points.
@@ -62,8 +65,10 @@ pub(super) struct Known {
     pub(super) trace: Option<Trace>,
     pub(super) top: Vec<Top>,
     pub(super) visibility_gaps: Vec<VisibilityGap>,
-    /// When a database's counters were last of use.
-    alive: BTreeMap<Name, Instant>,
+    /// Databases of the last sample that are counted as others.
+    pub(super) dropped: usize,
+    /// When a database's counters were last of use, and whose it is.
+    alive: BTreeMap<Name, (Instant, u32)>,
     pending: Vec<Done>,
     history: VecDeque<Point>,
 }
@@ -131,6 +136,7 @@ impl MetricsState {
             trace: None,
             top: Vec::new(),
             visibility_gaps: Vec::new(),
+            dropped: 0,
             alive: BTreeMap::new(),
             pending: Vec::new(),
             history: VecDeque::new(),
@@ -246,7 +252,16 @@ impl Known {
 
     fn take_digest(&mut self, digest: Digest, level: Option<TraceLevel>) {
         let now = Instant::now();
-        let names: Vec<Name> = digest.databases.iter().map(|seen| self.room_for(&seen.name, now)).collect();
+        // Those that hold logs first.
+        let mut order: Vec<usize> = (0..digest.databases.len()).collect();
+        order.sort_by_key(|index| !digest.databases[*index].holds_logs());
+        let mut names: Vec<Name> = vec![Name::others(); order.len()];
+        for index in order {
+            let seen = &digest.databases[index];
+            names[index] = self.room_for(&seen.name, seen.user, now);
+        }
+        let others = Name::others();
+        self.dropped = names.iter().filter(|name| **name == others).count();
         if let Some(level) = level {
             let losses = self.trace.map_or_else(Losses::default, |trace| trace.losses);
             let trace = self.trace.insert(Trace { level, pauses: false, stalls: false, losses });
@@ -282,19 +297,41 @@ impl Known {
     }
 
     /// The name under which a database's figures are kept.
-    fn room_for(&mut self, name: &Name, now: Instant) -> Name {
-        let kept = if self.alive.contains_key(name) || self.alive.len() < MAX_DATABASES {
+    fn room_for(&mut self, name: &Name, user: u32, now: Instant) -> Name {
+        let kept = if self.alive.contains_key(name) || self.has_room_for(user) {
             name.clone()
         } else {
             Name::others()
         };
-        self.alive.insert(kept.clone(), now);
+        self.alive.insert(kept.clone(), (now, user));
         kept
+    }
+
+    /// Whether a user has room for one more database; one of whoever has most goes where it takes that.
+    fn has_room_for(&mut self, user: u32) -> bool {
+        let others = Name::others();
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        for (_, (_, user)) in self.alive.iter().filter(|(name, _)| **name != others) {
+            *counts.entry(*user).or_default() += 1;
+        }
+        let own = counts.get(&user).copied().unwrap_or_default();
+        if own >= MAX_OF_USER || counts.values().sum::<usize>() < MAX_DATABASES {
+            return own < MAX_OF_USER;
+        }
+        let Some((most, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return true };
+        if count <= own + 1 {
+            return false;
+        }
+        let of_most = self.alive.iter().filter(|(name, (_, user))| *user == most && **name != others);
+        if let Some(oldest) = of_most.min_by_key(|(_, (seen, _))| *seen).map(|(name, _)| name.clone()) {
+            self.alive.remove(&oldest);
+        }
+        true
     }
 
     fn forget(&mut self, now: Instant) {
         let others = Name::others();
-        self.alive.retain(|name, seen| now.duration_since(*seen) < FORGET_AFTER || *name == others);
+        self.alive.retain(|name, (seen, _)| now.duration_since(*seen) < FORGET_AFTER || *name == others);
         let alive = &self.alive;
         self.waited.retain(|name, _| alive.contains_key(name));
         self.released.retain(|(name, _), _| alive.contains_key(name));
@@ -320,7 +357,8 @@ impl Known {
     }
 
     fn count_done(&mut self, name: &Name, done: &Done) {
-        let name = self.room_for(name, Instant::now());
+        let user = self.databases.iter().find(|seen| seen.name == *name).map_or(0, |seen| seen.user);
+        let name = self.room_for(name, user, Instant::now());
         let released = self.released.entry((name, done.class)).or_default();
         released.acts += done.acts;
         released.bytes += done.released_bytes;
@@ -397,6 +435,7 @@ mod tests {
         Seen {
             name: name(directory),
             pid: Some(pid),
+            user: 0,
             directories: vec![directory.into()],
             classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files)]),
             mixed: 1,
@@ -455,14 +494,36 @@ mod tests {
     #[test]
     fn more_databases_than_there_is_room_for_are_counted_together() {
         let state = state();
-        sample(&state, (0..200).map(|n| seen(n, &format!("/data/{n}"))).collect());
+        sample(&state, (0..300).map(|n| seen(n, &format!("/data/{n}"))).collect());
         let known = state.known();
-        assert_eq!(known.databases.len(), MAX_DATABASES + 1);
+        assert_eq!(known.databases.len(), MAX_OF_USER + 1);
         let others = known.databases.iter().find(|seen| seen.name == Name::others()).unwrap();
         let files = others.classes[&Class(Some(FileClass::Redo))];
-        let rest = 200 - MAX_DATABASES as u64;
+        let rest = 300 - MAX_OF_USER as u64;
         assert_eq!((files.count, files.resident, others.mixed), (rest, rest * 8192, rest));
-        assert_eq!((files.dirty, files.unreadable), (Some(0), 0));
+        assert_eq!((files.dirty, files.unreadable, known.dropped as u64), (Some(0), 0, rest));
+    }
+
+    #[test]
+    fn nobodys_databases_take_the_series_of_anothers() {
+        let state = state();
+        let of_user = |user: u32, directory: &str| Seen { user, ..seen(user, directory) };
+        // More users than there is room for, each with all that one may have, new ones in each sample.
+        for round in 0..3 {
+            let fakes = (0..6).flat_map(|user| {
+                (0..MAX_OF_USER).map(move |n| (1000 + user, format!("/fake/{user}/{round}/{n}")))
+            });
+            sample(&state, fakes.map(|(user, directory)| of_user(user, &directory)).collect());
+            let known = state.known();
+            assert!(known.alive.len() <= MAX_DATABASES + 1 && known.dropped > 0, "{}", known.dropped);
+        }
+        // One who comes late has series all the same, and keeps them.
+        for _ in 0..2 {
+            let real = of_user(113, "/var/lib/mysql");
+            let fakes = (0..MAX_OF_USER).map(|n| of_user(1000, &format!("/late/{n}")));
+            sample(&state, fakes.chain([real]).collect());
+            assert!(state.known().databases.iter().any(|seen| seen.name == name("/var/lib/mysql")));
+        }
     }
 
     #[test]
