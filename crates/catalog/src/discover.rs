@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_kernel::process::ProcRoot;
@@ -112,7 +111,8 @@ pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option
     let _ = proc.fd_links(pid, |_, target| {
         for (profile, seen) in profiles.iter().zip(&mut seen) {
             for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen = *seen || (marker.matches(target).is_some() && is_its_own(proc, pid, profile, target));
+                *seen =
+                    *seen || (marker.matches(target).is_some() && profile.is_marked_by(proc, pid, target));
             }
         }
     });
@@ -128,18 +128,19 @@ pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option
     best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
 }
 
-/// Whether a marker is of this kind of database and not of another that calls it the same.
-fn is_its_own(proc: &ProcRoot, pid: u32, profile: &Profile, marker: &Path) -> bool {
-    let directory = (!profile.beside.is_empty())
-        .then(|| proc.in_namespace(pid, marker.parent().unwrap_or(marker)).ok())
-        .flatten();
-    directory.is_none_or(|directory| profile.marks(&directory))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::testing::{fake_process as process, profiles};
+
+    /// A directory of a RocksDB, as far as what stands beside its markers shows it.
+    fn rocksdb_directory() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
+        dir
+    }
 
     fn name_of(proc: &Path, pid: u32) -> Option<String> {
         recognise(&ProcRoot::at(proc), pid, &profiles()).map(|recognised| recognised.profile.name.clone())
@@ -185,14 +186,25 @@ mod tests {
     #[test]
     fn an_embedded_rocksdb_is_found_whatever_its_process_is_called() {
         let proc = tempfile::tempdir().unwrap();
-        process(
-            proc.path(),
-            20,
-            "my-service",
-            1,
-            &["/data/MANIFEST-000004", "/data/000005.log", "socket:[7]"],
-        );
+        let data = rocksdb_directory();
+        let held = ["MANIFEST-000004", "000005.log"].map(|name| data.path().join(name));
+        let held = held.each_ref().map(|path| path.to_str().unwrap());
+        process(proc.path(), 20, "my-service", 1, &[held[0], held[1], "socket:[7]"]);
         assert_eq!(name_of(proc.path(), 20).as_deref(), Some("rocksdb"));
+    }
+
+    #[test]
+    fn a_marker_whose_directory_cannot_be_listed_is_nobodys() {
+        let proc = tempfile::tempdir().unwrap();
+        let data = rocksdb_directory();
+        let marker = data.path().join("MANIFEST-000004");
+        process(proc.path(), 21, "sh", 1, &["/nonexistent/MANIFEST-000004", "/dev/null/MANIFEST-000004"]);
+        process(proc.path(), 22, "sh", 1, &[marker.to_str().unwrap()]);
+        assert_eq!(name_of(proc.path(), 21), None, "there is no such directory");
+        std::fs::remove_file(proc.path().join("22/root")).unwrap();
+        assert_eq!(name_of(proc.path(), 22), None, "where its paths begin can't be seen");
+        std::os::unix::fs::symlink("/", proc.path().join("22/root")).unwrap();
+        assert_eq!(name_of(proc.path(), 22).as_deref(), Some("rocksdb"));
     }
 
     #[test]
@@ -240,7 +252,8 @@ mod tests {
         let root = ProcRoot::at(proc.path());
         let mut discovery = Discovery::default();
         assert!(discovery.scan(&root, &[40], &[], &profiles()).is_empty());
-        std::os::unix::fs::symlink("/data/MANIFEST-000001", proc.path().join("40/fd/9")).unwrap();
+        let data = rocksdb_directory();
+        std::os::unix::fs::symlink(data.path().join("MANIFEST-000001"), proc.path().join("40/fd/9")).unwrap();
         let scans = (1..=3).find(|_| !discovery.scan(&root, &[40], &[], &profiles()).is_empty());
         assert!(scans.is_some());
     }

@@ -123,11 +123,8 @@ pub(super) fn snapshot(
     }
     snapshot.files = held.into_iter().collect();
     let names = open.iter().map(|file| file.path.as_path());
-    let its_own = |profile: &Profile, marker: &Path| {
-        let directory = proc.in_namespace(pid, marker.parent().unwrap_or(marker));
-        directory.ok().is_none_or(|directory| profile.marks(&directory))
-    };
-    snapshot.database = recognise(&snapshot.process.name, names, profiles, its_own).map(|profile| Database {
+    let marks = |profile: &Profile, marker: &Path| profile.is_marked_by(proc, pid, marker);
+    snapshot.database = recognise(&snapshot.process.name, names, profiles, marks).map(|profile| Database {
         pid,
         profile,
         directories: homes(proc, pid, &open),
@@ -185,14 +182,14 @@ fn recognise<'a>(
     name: &str,
     files: impl Iterator<Item = &'a Path>,
     profiles: &[Arc<Profile>],
-    its_own: impl Fn(&Profile, &Path) -> bool,
+    marks: impl Fn(&Profile, &Path) -> bool,
 ) -> Option<Arc<Profile>> {
     let mut seen: Vec<Vec<bool>> =
         profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
     for file in files {
         for (profile, seen) in profiles.iter().zip(&mut seen) {
             for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen = *seen || (marker.matches(file).is_some() && its_own(profile, file));
+                *seen = *seen || (marker.matches(file).is_some() && marks(profile, file));
             }
         }
     }
