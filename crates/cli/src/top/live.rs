@@ -400,6 +400,6 @@ mod tests {
         let said = load(&target).unwrap();
         assert!(said.contains("1M resident now"), "{said}");
         let other = Target { inode: pagekeeper_kernel::Inode { ino: inode.ino + 1, ..inode }, ..target };
-        assert_eq!(evict(&other).unwrap_err(), "another file has its name now");
+        assert_eq!(evict(&other).unwrap_err(), "another file has its name now, not opened");
     }
 }
