@@ -16,6 +16,7 @@ scripts/packages.sh \
     "the tests against RocksDB (they skip without): rocksdb-tools" \
     "the tests of programs under run (they skip without): tar rsync git sqlite3 musl-tools" \
     "the tests of metrics (they skip without): prometheus chromium" \
+    "the test of a file system that hangs (it skips without): bindfs" \
     "the tests of the screen (they skip without): tmux" \
     "the tests of the man pages (they skip without): man-db"
 if [ "$(id -u)" -eq 0 ]; then

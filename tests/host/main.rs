@@ -8,5 +8,6 @@ mod doctor_memory;
 mod doctor_rocksdb;
 mod doctor_settings;
 mod doctor_streams;
+mod guard_budgets;
 mod guard_streams;
 mod probe;

@@ -1,5 +1,6 @@
 //! Directories that the user names: which profile fits, and which directories below hold its logs.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,9 +9,10 @@ use crate::profile::Profile;
 /// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
 /// and the directories to watch. With one candidate, that one, whatever is there yet.
 pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
+    let mut names = HashMap::new();
     let best = candidates
         .iter()
-        .map(|profile| (kinds_found(path, profile), profile))
+        .map(|profile| (kinds_found(path, profile, &mut names), profile))
         // Of equals the first: the particular profiles come before the generic.
         .reduce(|best, next| if next.0 > best.0 { next } else { best });
     let (kinds, profile) = best?;
@@ -29,15 +31,23 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
     Some((Arc::clone(profile), directories))
 }
 
+/// Names of a directory by which it is judged: one may have any number.
+const MOST_NAMES: usize = 16_384;
+
+/// The first names of each directory that was asked for.
+type Names = HashMap<PathBuf, Vec<PathBuf>>;
+
 /// How many of a profile's logs have a file there.
-fn kinds_found(path: &Path, profile: &Profile) -> usize {
-    let has_file = |directory: &Path, index: usize| {
-        std::fs::read_dir(directory).is_ok_and(|entries| {
-            entries.flatten().any(|entry| {
-                profile.log_of(&entry.path()).is_some_and(|(found, matched)| {
-                    found == index
-                        && (!profile.logs[index].indexed || directory.join(matched.index_name()).exists())
-                })
+fn kinds_found(path: &Path, profile: &Profile, names: &mut Names) -> usize {
+    let mut has_file = |directory: &Path, index: usize| {
+        let paths = names.entry(directory.to_path_buf()).or_insert_with(|| {
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.take(MOST_NAMES).map(|entry| entry.path()).collect()
+        });
+        paths.iter().any(|path| {
+            profile.log_of(path).is_some_and(|(found, matched)| {
+                found == index
+                    && (!profile.logs[index].indexed || directory.join(matched.index_name()).exists())
             })
         })
     };

@@ -305,6 +305,15 @@ impl Printer {
             Event::InPart { pid: _, profile: _, path, budget } => {
                 return self.complain(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
             }
+            Event::Hung { pid: _, profile: _, path, seconds } => {
+                return self.complain(&format!(
+                    "{}: the file system has not answered for {seconds:.0} s: the logs there are left alone until it does, all others are served",
+                    escaped(path)
+                ));
+            }
+            Event::Answers { pid: _, profile: _, path, seconds } => {
+                format!("{}: the file system answers again after {seconds:.0} s", escaped(path))
+            }
             Event::VisibilityGap { gap } => return self.complain(&escaped(gap).to_string()),
             Event::Warning { path, warning } => {
                 return self.complain(&format!("{}: {}", escaped(path), escaped(warning)));

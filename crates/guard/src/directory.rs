@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{LogSpec, Profile};
@@ -46,14 +47,13 @@ pub(crate) const STORM: usize = 1000;
 /// That interval.
 const AFTER_STORM: Duration = Duration::from_secs(10);
 
-/// Gives out ids that are never used twice.
-#[derive(Debug, Default)]
-pub(crate) struct Ids(u64);
+/// Gives out ids that are never used twice, in any thread.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ids(Arc<AtomicU64>);
 
 impl Ids {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 += 1;
-        self.0
+    pub(crate) fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
@@ -64,6 +64,16 @@ pub(crate) enum DatabaseKey {
     Process(u32),
     /// A directory that was named.
     Named(PathBuf),
+}
+
+impl DatabaseKey {
+    /// Its process, if it is one.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Process(pid) => Some(*pid),
+            Self::Named(_) => None,
+        }
+    }
 }
 
 /// A watched directory.
@@ -276,6 +286,12 @@ impl Directory {
         self.list_earliest = self.list_earliest.max(now + AFTER_STORM);
     }
 
+    /// Takes note that its file system answers again, after a while in which anything may have happened.
+    pub(crate) fn came_back(&mut self) {
+        self.stale = true;
+        self.entries.values_mut().for_each(Entry::sample_now);
+    }
+
     /// Forgets its files: it is gone, or out of reach for now.
     pub(crate) fn forget_files(&mut self) {
         self.entries.clear();
@@ -320,7 +336,7 @@ impl Directory {
 
     /// Goes on with the listing that is under way while the turn lasts. Names that are gone are forgotten, new ones taken
     /// up.
-    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, turn: &Turn) -> Result<Listed> {
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
         let before = turn.spent();
         let listed = self.list_on(fd, ids, turn);
         self.list_cost += turn.spent().saturating_sub(before);
@@ -334,7 +350,7 @@ impl Directory {
         listed
     }
 
-    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &mut Ids, turn: &Turn) -> Result<Listed> {
+    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
         let mut listed = Listed::default();
         if let Some(listing) = &mut self.listing {
             if !listing.read(fd, &self.path, &self.profile, turn)? {
@@ -411,7 +427,7 @@ impl Directory {
     }
 
     /// Takes up a log file; of which log.
-    fn add(&mut self, file: NewFile, ids: &mut Ids) -> LogId {
+    fn add(&mut self, file: NewFile, ids: &Ids) -> LogId {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
         let (spec, rewrite) = (file.spec, file.rewrite);
         self.logs.entry(log).or_insert(Log { spec, rewrite, segment_size: None });

@@ -96,6 +96,31 @@ pub enum Event {
         /// The process that it was watched for.
         from: u32,
     },
+    /// The file system of a database's logs does not answer: it is left alone until that does. Said after some seconds,
+    /// and seldom again.
+    Hung {
+        /// Its process; none for a directory that was named.
+        pid: Option<u32>,
+        /// The profile it goes by, if that is known.
+        profile: Option<String>,
+        /// A directory of its logs, as it sees it.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// For how long.
+        seconds: f64,
+    },
+    /// The file system of a database's logs answers again.
+    Answers {
+        /// Its process; none for a directory that was named.
+        pid: Option<u32>,
+        /// The profile it goes by, if that is known.
+        profile: Option<String>,
+        /// The directory that was reported.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// After how long.
+        seconds: f64,
+    },
     /// A streaming process with large files was found; what it brings into the page cache is released behind it.
     Stream {
         /// The process.
@@ -218,6 +243,8 @@ pub struct Tick {
     pub followers: usize,
     /// Log files that are not watched, since their databases have too many.
     pub left_out_files: u64,
+    /// Databases whose file systems do not answer; they are watched, and not sampled.
+    pub hung: usize,
 }
 
 /// What one tick did to the files of one class in one directory. Sizes in bytes.

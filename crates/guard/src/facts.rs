@@ -207,7 +207,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    fn directory(path: &Path, profile: &str, ids: &mut Ids) -> Directory {
+    fn directory(path: &Path, profile: &str, ids: &Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
         let mut directory =
             Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
@@ -215,7 +215,7 @@ mod tests {
         directory
     }
 
-    fn take_samples(directory: &mut Directory, ids: &mut Ids) {
+    fn take_samples(directory: &mut Directory, ids: &Ids) {
         let fd = std::fs::File::open(&directory.path).unwrap();
         let endless = Duration::from_secs(3600);
         let turn = Turn::begin(Slice { cpu: endless, wall: endless });
@@ -248,7 +248,7 @@ mod tests {
         {
             std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
         }
-        let directory = directory(dir.path(), "mariadb", &mut Ids::default());
+        let directory = directory(dir.path(), "mariadb", &Ids::default());
         assert_eq!(directory.entries.len(), 2, "t.000009 has no index: no log");
         let seen = facts(
             &directory,
@@ -270,7 +270,7 @@ mod tests {
         for (name, len) in [("host-relay-bin.000001", 9000), ("host-relay-bin.index", 10)] {
             std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
         }
-        let directory = directory(dir.path(), "mariadb", &mut Ids::default());
+        let directory = directory(dir.path(), "mariadb", &Ids::default());
         let seen =
             facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
         assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
@@ -281,9 +281,9 @@ mod tests {
     fn a_wal_written_short_of_its_end_is_recycled() {
         let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
-        let mut ids = Ids::default();
-        let mut directory = directory(dir.path(), "rocksdb", &mut ids);
-        take_samples(&mut directory, &mut ids);
+        let ids = Ids::default();
+        let mut directory = directory(dir.path(), "rocksdb", &ids);
+        take_samples(&mut directory, &ids);
         let seen_at = |directory: &mut Directory, position| {
             let descriptors = [descriptor(directory, "000007.log", Access::WriteOnly, position)];
             for log in overwritten_logs(directory, &by_file(descriptors.iter())) {
@@ -314,11 +314,11 @@ mod tests {
         assert_ne!(text, detected);
         for text in [text, &detected] {
             let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
-            let mut ids = Ids::default();
+            let ids = Ids::default();
             let mut directory =
                 Directory::new(wal.clone(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
-            take_samples(&mut directory, &mut ids);
-            take_samples(&mut directory, &mut ids);
+            take_samples(&mut directory, &ids);
+            take_samples(&mut directory, &ids);
             for position in [70_000, 80_000, 4_323_816] {
                 let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
                 assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
@@ -338,11 +338,11 @@ mod tests {
         write("000003.log");
         std::thread::sleep(std::time::Duration::from_millis(20));
         write("000004.log");
-        let mut ids = Ids::default();
-        let mut directory = directory(dir.path(), "rocksdb", &mut ids);
+        let ids = Ids::default();
+        let mut directory = directory(dir.path(), "rocksdb", &ids);
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
         std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
-        take_samples(&mut directory, &mut ids);
+        take_samples(&mut directory, &ids);
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
     }
 
@@ -353,7 +353,7 @@ mod tests {
         std::fs::write(dir.path().join("binlog.000004"), b"x").unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(dir.path().join("binlog.000003"), b"x").unwrap();
-        let directory = directory(dir.path(), "mysql", &mut Ids::default());
+        let directory = directory(dir.path(), "mysql", &Ids::default());
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
     }
 
@@ -362,7 +362,7 @@ mod tests {
         let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
         std::fs::write(dir.path().join("OPTIONS-000005"), "[DBOptions]\n  recycle_log_file_num=2\n").unwrap();
-        let directory = directory(dir.path(), "rocksdb", &mut Ids::default());
+        let directory = directory(dir.path(), "rocksdb", &Ids::default());
         assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
     }
 
@@ -374,7 +374,7 @@ mod tests {
         std::fs::write(wal.join("000000010000000000000009"), vec![0; 4096]).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(wal.join("000000010000000000000004"), vec![0; 4096]).unwrap();
-        let directory = directory(&wal, "postgresql", &mut Ids::default());
+        let directory = directory(&wal, "postgresql", &Ids::default());
         let seen = facts(&directory, &[]);
         let writers: Vec<u64> =
             seen.files.iter().filter(|file| file.writer.is_some()).map(|file| file.sequence).collect();
@@ -390,7 +390,7 @@ mod tests {
             std::fs::read(path.join(name)).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        directory(path, "postgresql", &mut Ids::default())
+        directory(path, "postgresql", &Ids::default())
     }
 
     #[test]
@@ -436,10 +436,10 @@ mod tests {
         let wal = dir.path().join("pg_wal");
         std::fs::create_dir(&wal).unwrap();
         let (last, first) = ("00000001000000000000003F", "000000010000000100000000");
-        let mut ids = Ids::default();
+        let ids = Ids::default();
         std::fs::write(wal.join(last), b"").unwrap();
         std::fs::write(wal.join(first), b"").unwrap();
-        let mut directory = directory(&wal, "postgresql", &mut ids);
+        let mut directory = directory(&wal, "postgresql", &ids);
         let distance = |directory: &Directory| {
             let sequence = |name: &str| directory.entries[std::ffi::OsStr::new(name)].sequence;
             sequence(first) - sequence(last)
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(distance(&directory), 193, "of no known size: as if they were of 16 MiB");
         std::fs::File::options().write(true).open(wal.join(last)).unwrap().set_len(64 << 20).unwrap();
         // A quiet file is not looked at in every tick.
-        (0..4).for_each(|_| take_samples(&mut directory, &mut ids));
+        (0..4).for_each(|_| take_samples(&mut directory, &ids));
         assert_eq!(distance(&directory), 1);
     }
 }

@@ -8,6 +8,7 @@
 
 mod budget;
 mod config;
+mod crew;
 mod decision;
 mod descriptors;
 mod directory;

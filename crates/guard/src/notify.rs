@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask, Watches};
 
 /// Reads of 16 KiB in one call: 1 MiB, of some thousand events.
 const MOST_READS: usize = 64;
@@ -16,6 +16,22 @@ const MOST_READS: usize = 64;
 pub(crate) struct Notifications<K> {
     inotify: Option<Inotify>,
     keys: HashMap<WatchDescriptor, K>,
+}
+
+/// Makes watches.
+#[derive(Debug, Clone)]
+pub(crate) struct WatchMaker {
+    watches: Option<Watches>,
+}
+
+impl WatchMaker {
+    /// Watches a directory that is open, also if it is watched already; `None` if no watch can be had.
+    pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<WatchDescriptor> {
+        let wanted = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
+        // Through the descriptor: the very directory, whatever its name leads to by now.
+        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        self.watches.as_mut()?.add(path, wanted | WatchMask::ONLYDIR).ok()
+    }
 }
 
 /// What happened.
@@ -34,21 +50,14 @@ impl<K: PartialEq> Notifications<K> {
         Self { inotify: Inotify::init().ok(), keys: HashMap::new() }
     }
 
-    /// Watches a directory that is open, also if it is watched already; whether a watch could be had.
-    pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>, key: K) -> bool {
-        let Some(inotify) = &mut self.inotify else {
-            return false;
-        };
-        let wanted = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
-        // Through the descriptor: the very directory, whatever its name leads to by now.
-        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
-        match inotify.watches().add(path, wanted | WatchMask::ONLYDIR) {
-            Ok(descriptor) => {
-                self.keys.insert(descriptor, key);
-                true
-            }
-            Err(_) => false,
-        }
+    /// What makes watches in another thread: that may take as long as a file system likes.
+    pub(crate) fn maker(&self) -> WatchMaker {
+        WatchMaker { watches: self.inotify.as_ref().map(Inotify::watches) }
+    }
+
+    /// Takes note of the key of a watch that was made.
+    pub(crate) fn made(&mut self, watch: WatchDescriptor, key: K) {
+        self.keys.insert(watch, key);
     }
 
     /// Ends the watches of a directory.
@@ -105,6 +114,13 @@ mod tests {
     use super::*;
     use std::fmt::Debug;
     use std::os::fd::AsFd;
+    use std::path::Path;
+
+    fn watch<K: PartialEq>(notifications: &mut Notifications<K>, directory: &Path, key: K) {
+        let fd = std::fs::File::open(directory).unwrap();
+        let made = notifications.maker().watch(fd.as_fd()).unwrap();
+        notifications.made(made, key);
+    }
 
     fn changes_of<K: Debug + PartialEq>(notifications: &mut Notifications<K>) -> Vec<String> {
         let mut changes = Vec::new();
@@ -115,10 +131,8 @@ mod tests {
     #[test]
     fn coming_and_going_names_are_reported() {
         let dir = tempfile::tempdir().unwrap();
-        let fd = std::fs::File::open(dir.path()).unwrap();
         let mut notifications = Notifications::new();
-        assert!(notifications.watch(fd.as_fd(), 7));
-        drop(fd);
+        watch(&mut notifications, dir.path(), 7);
         assert_eq!(changes_of(&mut notifications), [""; 0]);
         let name = dir.path().join("a");
         std::fs::write(&name, b"x").unwrap();
@@ -137,7 +151,7 @@ mod tests {
         let (calm, stormy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut notifications = Notifications::new();
         for (dir, key) in [(&calm, "calm"), (&stormy, "stormy")] {
-            assert!(notifications.watch(std::fs::File::open(dir.path()).unwrap().as_fd(), key));
+            watch(&mut notifications, dir.path(), key);
         }
         let change = |dir: &tempfile::TempDir| {
             for number in 0..200 {
@@ -159,10 +173,8 @@ mod tests {
     #[test]
     fn a_directory_that_goes_away_is_reported() {
         let dir = tempfile::tempdir().unwrap();
-        let fd = std::fs::File::open(dir.path()).unwrap();
         let mut notifications = Notifications::new();
-        notifications.watch(fd.as_fd(), "gone");
-        drop(fd);
+        watch(&mut notifications, dir.path(), "gone");
         dir.close().unwrap();
         assert_eq!(changes_of(&mut notifications), ["In(\"gone\", None)"]);
     }

@@ -176,6 +176,8 @@ impl MetricsState {
             | Event::Refused { .. }
             | Event::Shared { .. }
             | Event::TakenOver { .. }
+            | Event::Hung { .. }
+            | Event::Answers { .. }
             | Event::Stream { .. }
             | Event::StreamEnded { .. }
             | Event::Would { .. }

@@ -5,21 +5,26 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, start_writeback};
 use pagekeeper_policy::FileId;
 
 use super::report::Report;
+use super::serve::Job;
 use super::watched::Watched;
 use crate::budget::{Slice, Turn};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct};
-use crate::directory::DatabaseKey;
+use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
 /// A tick acts for its own length, and at least so long.
 const LEAST_TIME: Duration = Duration::from_millis(250);
+/// And no longer: who does not come back for longer than that hangs.
+const MOST_TIME: Duration = Duration::from_secs(1);
 /// Longer ranges are released in pieces of this many bytes, between which the time is checked.
 const PIECE: u64 = 1 << 30;
 
@@ -53,102 +58,126 @@ pub(super) fn carry_out(
         }));
         return carried_out;
     }
-    let deadline = Instant::now() + settings.options.tick.max(LEAST_TIME);
+    let deadline = Instant::now() + settings.options.tick.clamp(LEAST_TIME, MOST_TIME);
     let mut by_database: HashMap<DatabaseKey, Vec<FileAct>> = HashMap::new();
     for act in decision.acts {
         by_database.entry(watched.directories[act.directory].database()).or_default().push(act);
     }
-    let mut order = watched.turns.order(&watched.directories);
-    order.retain(|(key, _)| by_database.contains_key(key));
-    let mut waiting = u32::try_from(order.len()).unwrap_or(u32::MAX);
-    for (key, _) in order {
-        let Some(acts) = by_database.remove(&key) else { continue };
+    let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Directory]| {
+        let waiting = u32::try_from(by_database.len()).unwrap_or(u32::MAX);
+        let mut acts = by_database.remove(key)?;
+        for act in &mut acts {
+            act.directory = indices.iter().position(|index| *index == act.directory)?;
+        }
         // What one does not need of its part is the others'.
         let left = deadline.saturating_duration_since(Instant::now()) / waiting.max(1);
-        waiting = waiting.saturating_sub(1);
-        let slice = watched.turns.slice_on_account(&key);
-        let turn = slice.map(|slice| Turn::begin(Slice { wall: left, ..slice }));
-        let done = act_for_one(acts, turn.as_ref(), Instant::now() + left, watched, report);
-        if let Some(turn) = turn {
-            watched.turns.spend_on_release(&key, turn.spent(), done.released);
+        let slice = watched.turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
+        let proc = watched.proc.clone();
+        let job: Job<Acts> = Box::new(move |own| Acts::carry_out(acts, own, &proc, slice));
+        Some(job)
+    };
+    let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Directory], acts: Acts| {
+        let released = acts.done.iter().map(|done| done.released).sum();
+        watched.turns.spend_on_release(key, acts.spent, released);
+        carried_out.released += released;
+        carried_out.not_done.extend(acts.not_done);
+        for done in acts.done {
+            report.act_done(&done.act, &own[done.act.directory], done.released, done.kept);
         }
-        carried_out.released += done.released;
-        carried_out.not_done.extend(done.not_done);
-    }
+        for (path, error) in acts.problems {
+            report.problem(path, &error);
+        }
+    };
+    watched.serve(prepare, done);
     carried_out
 }
 
-/// Does what was decided for one database, as far as its turn lasts.
-fn act_for_one(
-    acts: Vec<FileAct>,
-    turn: Option<&Turn>,
-    deadline: Instant,
-    watched: &mut Watched,
-    report: &mut Report,
-) -> CarriedOut {
-    let mut carried_out = CarriedOut::default();
-    // Acts on one file follow each other.
-    let mut opened: Option<(FileId, InspectedFile)> = None;
-    for act in acts {
-        if turn.is_none_or(Turn::is_over) {
-            carried_out.not_done.push((act.file, act.range));
-            continue;
-        }
-        match do_act(&act, &mut opened, deadline, watched, report) {
-            Ok(done) => {
-                carried_out.released += done.released;
-                carried_out.not_done.extend(done.not_done);
+/// What became of the acts on the files of one database.
+#[derive(Default)]
+struct Acts {
+    done: Vec<DoneAct>,
+    not_done: Vec<(FileId, Range<u64>)>,
+    problems: Vec<(PathBuf, Error)>,
+    spent: Duration,
+}
+
+struct DoneAct {
+    act: FileAct,
+    released: u64,
+    /// What resisted.
+    kept: u64,
+}
+
+impl Acts {
+    /// Does what was decided for one database, as far as its turn lasts; nothing without one. Directories go by their
+    /// indices in `own`.
+    fn carry_out(acts: Vec<FileAct>, own: &mut [Directory], proc: &ProcRoot, slice: Option<Slice>) -> Self {
+        let mut all = Self::default();
+        let turn = slice.map(|slice| (Turn::begin(slice), Instant::now() + slice.wall));
+        // Acts on one file follow each other.
+        let mut opened: Option<(FileId, InspectedFile)> = None;
+        for act in acts {
+            let Some((_, deadline)) = turn.as_ref().filter(|(turn, _)| !turn.is_over()) else {
+                all.not_done.push((act.file, act.range));
+                continue;
+            };
+            let directory = &mut own[act.directory];
+            match all.do_act(&act, directory, &mut opened, *deadline, proc) {
+                Ok(Some((released, kept))) => all.done.push(DoneAct { act, released, kept }),
+                // Another file of that name.
+                Ok(None) => directory.stale = true,
+                Err(error) if error.is_gone() => directory.stale = true,
+                Err(error) => all.problems.push((act.path, error)),
             }
-            Err(error) if error.is_gone() => watched.directories[act.directory].stale = true,
-            Err(error) => report.problem(act.path, &error),
+        }
+        all.spent = turn.map_or(Duration::ZERO, |(turn, _)| turn.spent());
+        all
+    }
+
+    /// Does one thing to one file; the bytes released, and those that resisted; `None` if the file is gone.
+    fn do_act(
+        &mut self,
+        act: &FileAct,
+        directory: &mut Directory,
+        opened: &mut Option<(FileId, InspectedFile)>,
+        deadline: Instant,
+        proc: &ProcRoot,
+    ) -> Result<Option<(u64, u64)>, Error> {
+        if opened.as_ref().is_none_or(|(file, _)| *file != act.file) {
+            *opened = None;
+            let Some(file) = directory.open_file(proc, &act.path, act.inode)? else {
+                return Ok(None);
+            };
+            *opened = Some((act.file, file));
+        }
+        let Some((_, file)) = opened else { return Ok(None) };
+        match act.action {
+            Action::StartWriteback => {
+                start_writeback(file, act.range.clone())?;
+                Ok(Some((0, 0)))
+            }
+            Action::Release => {
+                let (released, kept, rest) = release_pieces(act, file, deadline)?;
+                self.not_done.extend(rest.map(|rest| (act.file, rest)));
+                directory.take_sample(&act.path, file, act.range.clone())?;
+                Ok(Some((released, kept)))
+            }
         }
     }
-    carried_out
 }
 
-/// Does one thing to one file.
-fn do_act(
-    act: &FileAct,
-    opened: &mut Option<(FileId, InspectedFile)>,
-    deadline: Instant,
-    watched: &mut Watched,
-    report: &mut Report,
-) -> Result<CarriedOut, Error> {
-    let directory = &mut watched.directories[act.directory];
-    if opened.as_ref().is_none_or(|(file, _)| *file != act.file) {
-        *opened = None;
-        let Some(file) = directory.open_file(&watched.proc, &act.path, act.inode)? else {
-            directory.stale = true;
-            return Ok(CarriedOut::default());
-        };
-        *opened = Some((act.file, file));
-    }
-    let Some((_, file)) = opened else { return Ok(CarriedOut::default()) };
-    let (mut done, mut kept) = (CarriedOut::default(), 0);
-    match act.action {
-        Action::StartWriteback => start_writeback(file, act.range.clone())?,
-        Action::Release => {
-            (done, kept) = release_pieces(act, file, deadline)?;
-            directory.take_sample(&act.path, file, act.range.clone())?;
-        }
-    }
-    report.act_done(act, directory, done.released, kept);
-    Ok(done)
-}
-
-/// Releases a range, as far as there is time; also the bytes that resisted.
+/// Releases a range, as far as there is time: the bytes released, those that resisted, and what is left.
 fn release_pieces(
     act: &FileAct,
     file: &InspectedFile,
     deadline: Instant,
-) -> Result<(CarriedOut, u64), Error> {
-    let (mut done, mut kept) = (CarriedOut::default(), 0);
+) -> Result<(u64, u64, Option<Range<u64>>), Error> {
+    let (mut released, mut kept) = (0, 0);
     let mut start = act.range.start;
     while start < act.range.end {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() && start > act.range.start {
-            done.not_done.push((act.file, start..act.range.end));
-            break;
+            return Ok((released, kept, Some(start..act.range.end)));
         }
         let options = ReleaseOptions {
             flush: Flush::Watch,
@@ -158,9 +187,9 @@ fn release_pieces(
         };
         let end = (start + PIECE).min(act.range.end);
         let report = release(file, start..end, &options)?;
-        done.released += report.released;
+        released += report.released;
         kept += report.kept();
         start = end;
     }
-    Ok((done, kept))
+    Ok((released, kept, None))
 }

@@ -8,7 +8,7 @@
 //! A directory that is out of reach is reported, and tried again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,9 +19,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
 use super::watched::{Database, Watched};
-use crate::budget::Turn;
 use crate::descriptors::{Listed, Names};
-use crate::directory::Directory;
+use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
 
@@ -76,6 +75,12 @@ pub(super) struct Claimant {
     todo: BTreeSet<PathBuf>,
 }
 
+impl Claimant {
+    pub(super) fn right(&self) -> Arc<ProcessRight> {
+        Arc::clone(&self.right)
+    }
+}
+
 impl Watched {
     /// Takes in which descriptors a database has; its claims are examined later.
     pub(super) fn note_claims(&mut self, index: usize, listed: Vec<Listed>, now: Instant) {
@@ -115,7 +120,9 @@ impl Watched {
         let mut is_new = false;
         for index in 0..self.databases.len() {
             let todo = std::mem::take(&mut self.databases[index].claimant.todo);
-            let Some(claimant) = (!todo.is_empty()).then(|| Examined::of(self, index)) else { continue };
+            let Some(claimant) = (!todo.is_empty()).then(|| Arc::new(Examined::of(self, index))) else {
+                continue;
+            };
             let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
             for path in todo {
                 if began.elapsed() >= SLICE {
@@ -136,6 +143,8 @@ impl Watched {
             self.databases[index].claimant.todo = left;
             if !taken.is_empty() {
                 is_new = true;
+                self.list_stale(report, now, Some(&DatabaseKey::Process(claimant.pid)));
+                by_inode.clear();
                 report.events.push(Event::Found {
                     pid: Some(claimant.pid),
                     profile: self.databases[index].profile.name.clone(),
@@ -164,7 +173,7 @@ impl Watched {
     /// Examines one claim; takes the directory up if it is good.
     fn examine(
         &mut self,
-        claimant: &Examined,
+        claimant: &Arc<Examined>,
         path: PathBuf,
         by_inode: &mut HashMap<Inode, usize>,
         report: &mut Report,
@@ -172,7 +181,7 @@ impl Watched {
     ) -> Claim {
         let profile = &claimant.profile;
         let right = Right::Process(Arc::clone(&claimant.right));
-        let mut directory = Directory::new(
+        let directory = Directory::new(
             path,
             Some(claimant.pid),
             claimant.through,
@@ -181,7 +190,19 @@ impl Watched {
             right,
         );
         let refused = Claim::Refused(now + AGAIN);
-        let (fd, identity) = match directory.open_anew(&self.proc) {
+        let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
+        let key = DatabaseKey::Process(claimant.pid);
+        let opened = self.find_out(key, &asked, move || {
+            let opened = directory.open_anew(&proc).map(|(fd, identity)| {
+                let evidence = examined.evidence(&proc, &fd, &directory.path);
+                (identity, evidence)
+            });
+            (directory, opened)
+        });
+        // It hangs, as its path or its file system does.
+        let Some((opened_directory, opened)) = opened else { return refused };
+        let mut directory = opened_directory;
+        let (identity, evidence) = match opened {
             Ok(opened) => opened,
             Err(error) if error.is_gone() => return refused,
             Err(error) => {
@@ -189,7 +210,6 @@ impl Watched {
                 return refused;
             }
         };
-        let evidence = claimant.evidence(&fd, &directory.path);
         let strength = Strength {
             writes: evidence == Some(Evidence::Writes),
             certain: claimant.certain,
@@ -240,17 +260,6 @@ impl Watched {
             });
         }
         directory.pin = Some(identity.pin);
-        self.notifications.watch(fd.as_fd(), directory.key());
-        directory.begin_listing(self.turns.names(claimant.siblings + 1), now);
-        let key = directory.database();
-        if let Some(slice) = self.turns.slice(&key) {
-            let turn = Turn::begin(slice);
-            match directory.list(fd.as_fd(), &mut self.ids, &turn) {
-                Ok(listed) => report.listed(&directory, &listed),
-                Err(error) => report.problem(directory.path.clone(), &error),
-            }
-            self.turns.spend(&key, turn.spent());
-        }
         by_inode.insert(identity.pin.inode, self.directories.len());
         self.directories.push(directory);
         Claim::Held(strength)
@@ -302,15 +311,10 @@ struct Examined {
     right: Arc<ProcessRight>,
     through: Option<u32>,
     command_line: Vec<std::ffi::OsString>,
-    /// How many directories are watched for it already.
-    siblings: usize,
     /// The logs that it has open, by directory as it sees it: their names, which files they are, and whether it writes.
     held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
     /// The directories that its profile names, as it sees them, below its working directory.
     named: Vec<(PathBuf, PathBuf)>,
-    /// Its working directory, if that belongs to its user or to root, and not to everybody: who starts a program with
-    /// rights of its own chooses where, and a link that lies there leads anywhere.
-    base: Option<OwnedFd>,
 }
 
 /// What a claim stands on.
@@ -339,11 +343,9 @@ impl Examined {
             pid,
             profile: Arc::clone(&database.profile),
             certain: database.certain,
-            siblings: watched.directories.iter().filter(|other| other.owner == Some(pid)).count(),
             through: proc.through(pid),
             command_line: proc.command_line(pid).unwrap_or_default(),
             named: named_directories(proc, database),
-            base: trusted_base(proc, pid, &right),
             right,
             held,
         }
@@ -351,7 +353,7 @@ impl Examined {
 
     /// What its claim to this directory stands on, the most there is: its path may lead elsewhere by now than when it was
     /// shown, so files that are held must be there.
-    fn evidence(&self, directory: &OwnedFd, path: &Path) -> Option<Evidence> {
+    fn evidence(&self, proc: &ProcRoot, directory: &OwnedFd, path: &Path) -> Option<Evidence> {
         let is_there = |(name, inode, _): &&(PathBuf, Inode, bool)| {
             rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
                 .is_ok_and(|stat| ownership::inode(&stat) == *inode)
@@ -361,7 +363,7 @@ impl Examined {
         if let Some((_, _, writes)) = held.into_iter().find(is_there) {
             return Some(if *writes { Evidence::Writes } else { Evidence::Reads });
         }
-        self.is_named(directory, path).unwrap_or(false).then_some(Evidence::Named)
+        self.is_named(proc, directory, path).unwrap_or(false).then_some(Evidence::Named)
     }
 
     /// Whether its profile names this path.
@@ -370,16 +372,17 @@ impl Examined {
     }
 
     /// Whether the directory is what a name leads to that stands in the trusted working directory itself.
-    fn is_named(&self, directory: &OwnedFd, path: &Path) -> Option<bool> {
+    fn is_named(&self, proc: &ProcRoot, directory: &OwnedFd, path: &Path) -> Option<bool> {
         let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
-        let base = self.base.as_ref()?;
-        let stat = rustix::fs::statx(base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
+        let base = trusted_base(proc, self.pid, &self.right)?;
+        let stat = rustix::fs::statx(&base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
         let is_link = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink;
         Some(is_link || ownership::inode(&stat) == Identity::of(directory).ok()?.pin.inode)
     }
 }
 
-/// The working directory of a process, if it may be trusted.
+/// The working directory of a process, if it belongs to its user or to root, and not to everybody: who starts a program
+/// with rights of its own chooses where, and a link that lies there leads anywhere.
 fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;

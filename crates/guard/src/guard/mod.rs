@@ -5,7 +5,8 @@
 //! 2. No descriptor of a watched file is held between ticks.
 //! 3. What fails for one file or database is reported once and does not keep the others from being watched.
 //! 4. Each database has a budget, and they take turns: what one has too much of costs the others nothing.
-//! 5. Its cost is bounded: expensive scans (of all processes, of all descriptors of a process) are repeated at intervals
+//! 5. A file system that does not answer keeps none but its own databases waiting.
+//! 6. Its cost is bounded: expensive scans (of all processes, of all descriptors of a process) are repeated at intervals
 //!    that follow what the last one took.
 
 mod carry_out;
@@ -15,6 +16,7 @@ mod claims;
 mod decide;
 mod report;
 mod sampling;
+mod serve;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -205,6 +207,7 @@ impl Guard {
             databases: self.watched.databases.len(),
             files: directories.iter().map(|directory| directory.entries.len()).sum(),
             followers: facts.followers.len(),
+            hung: self.watched.hung_databases(),
             left_out_files: directories.iter().map(|directory| directory.left_out).sum(),
             ..Tick::default()
         };

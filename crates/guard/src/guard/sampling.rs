@@ -1,24 +1,29 @@
 //! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::Error;
+use inotify::WatchDescriptor;
+use pagekeeper_kernel::{Error, Result};
 use pagekeeper_policy::FileId;
 
 use super::report::Report;
+use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
-use crate::budget::{Budget, Turn};
+use crate::budget::{Budget, Slice, Turn};
 use crate::descriptors::{Descriptor, Names};
-use crate::directory::{Directory, Listed, STORM};
+use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::Change;
 use crate::sample::Room;
 
 impl Watched {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, report: &mut Report, now: Instant) {
+        self.take_back(report);
         self.turns.begin_tick(&self.directories, now);
         if now >= self.list_due {
             self.list_due = now + LIST_AGAIN;
@@ -35,39 +40,35 @@ impl Watched {
             Change::Storm(key) => of(key, &mut |directory| directory.in_storm(now)),
             Change::Anywhere => anywhere = true,
         });
-        let (mut problems, mut moved) = (Vec::new(), Vec::new());
-        let mut new_files = false;
-        for (key, indices) in self.turns.order(&self.directories) {
-            let limit = self.turns.names(indices.len());
-            let mut listed_now = indices;
-            listed_now.retain(|&index| {
-                let directory = &mut self.directories[index];
-                directory.stale |= anywhere;
-                directory.begin_listing(limit, now)
-            });
-            if listed_now.is_empty() {
-                continue;
+        for directory in &mut self.directories {
+            directory.stale |= anywhere;
+        }
+        self.list_stale(report, now, None);
+    }
+
+    /// Goes on with listings, of all databases or of one.
+    pub(super) fn list_stale(&mut self, report: &mut Report, now: Instant, only: Option<&DatabaseKey>) {
+        let (mut new_files, mut moved) = (false, Vec::new());
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+            if only.is_some_and(|only| only != key) {
+                return None;
             }
-            let Some(slice) = self.turns.slice(&key) else { continue };
-            let turn = Turn::begin(slice);
-            for index in listed_now {
-                let directory = &mut self.directories[index];
-                let listed = directory.open_anew(&self.proc).and_then(|(fd, identity)| {
-                    if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
-                        directory.forget_files();
-                        directory.stale = true;
-                        if let Some(pid) = directory.owner {
-                            moved.push((pid, directory.path.clone()));
-                            return Ok(Listed::default());
-                        }
-                        // The operator's word is the path: it is listed from the beginning.
-                        directory.begin_listing(limit, now);
-                    }
-                    directory.pin = Some(identity.pin);
-                    // Again: it may be another directory of that name.
-                    self.notifications.watch(fd.as_fd(), directory.key());
-                    directory.list(fd.as_fd(), &mut self.ids, &turn)
-                });
+            let limit = watched.turns.names(own.len());
+            let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, now));
+            if begun.filter(|begun| *begun).count() == 0 {
+                return None;
+            }
+            let slice = watched.turns.slice(key)?;
+            Some(watched.listing_job(slice, limit, now))
+        };
+        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], done: ListingDone| {
+            watched.turns.spend(key, done.spent);
+            moved.extend(done.moved);
+            for (watch, directory) in done.watches {
+                watched.notifications.made(watch, own[directory].key());
+            }
+            for (index, listed) in done.listed {
+                let directory = &mut own[index];
                 match listed {
                     Ok(listed) => {
                         new_files |= listed.grown;
@@ -78,16 +79,13 @@ impl Watched {
                         if error.is_gone() {
                             directory.stale = true;
                         } else {
-                            problems.push((directory.path.clone(), error));
+                            report.problem(directory.path.clone(), &error);
                         }
                     }
                 }
-                if turn.is_over() {
-                    break;
-                }
             }
-            self.turns.spend(&key, turn.spent());
-        }
+        };
+        self.serve(prepare, done);
         self.forget_changed(&moved, report);
         if new_files {
             // Their writers and followers are to be seen at once.
@@ -96,9 +94,39 @@ impl Watched {
                 database.descriptors.ask();
             }
         }
-        for (path, error) in problems {
-            report.problem(path, &error);
-        }
+    }
+
+    /// Lists those directories of a database for which that was begun.
+    fn listing_job(&self, slice: Slice, limit: usize, now: Instant) -> Job<ListingDone> {
+        let (proc, ids, mut maker) = (self.proc.clone(), self.ids.clone(), self.notifications.maker());
+        Box::new(move |own| {
+            let turn = Turn::begin(slice);
+            let mut done = ListingDone::default();
+            for (index, directory) in own.iter_mut().enumerate() {
+                if !directory.is_listed_now() || turn.is_over() {
+                    continue;
+                }
+                let listed = directory.open_anew(&proc).and_then(|(fd, identity)| {
+                    if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+                        directory.forget_files();
+                        directory.stale = true;
+                        if let Some(pid) = directory.owner {
+                            done.moved.push((pid, directory.path.clone()));
+                            return Ok(Listed::default());
+                        }
+                        // The operator's word is the path: it is listed from the beginning.
+                        directory.begin_listing(limit, now);
+                    }
+                    directory.pin = Some(identity.pin);
+                    // Again: it may be another directory of that name.
+                    done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
+                    directory.list(fd.as_fd(), &ids, &turn)
+                });
+                done.listed.push((index, listed));
+            }
+            done.spent = turn.spent();
+            done
+        })
     }
 
     /// Reads who is where; whether anybody moved.
@@ -157,47 +185,85 @@ impl Watched {
     /// Takes samples of the files that are due; whether any has changed.
     pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
         let mut changed = false;
-        let busy: HashSet<FileId> = self.descriptors().map(|descriptor| descriptor.file).collect();
-        let mut problems = Vec::new();
-        for (key, indices) in self.turns.order(&self.directories) {
-            let Some(slice) = self.turns.slice(&key) else {
-                if self.turns.has_waited(&key) {
-                    report.in_part(&self.directories[indices[0]], Budget::Time);
+        let report = RefCell::new(report);
+        let busy: Arc<HashSet<FileId>> =
+            Arc::new(self.descriptors().map(|descriptor| descriptor.file).collect());
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+            let Some(slice) = watched.turns.slice(key) else {
+                if let Some(first) = own.first().filter(|_| watched.turns.has_waited(key)) {
+                    report.borrow_mut().in_part(first, Budget::Time);
                 }
-                continue;
+                return None;
             };
-            let of = |index: &usize| &self.directories[*index];
-            let files: usize = indices.iter().map(of).map(|directory| directory.entries.len()).sum();
-            let windows: usize = indices.iter().map(of).map(Directory::windows).sum();
-            let limit = self.turns.windows();
-            let mut room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
+            let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
+            let windows: usize = own.iter().map(Directory::windows).sum();
+            let limit = watched.turns.windows();
+            let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
+            Some(watched.sampling_job(slice, room, Arc::clone(&busy)))
+        };
+        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], done: SamplingDone| {
+            watched.turns.spend(key, done.spent);
+            changed |= done.changed;
+            if let Some(index) = done.no_room {
+                report.borrow_mut().in_part(&own[index], Budget::Windows);
+            }
+            for (path, problem) in done.problems {
+                report.borrow_mut().problem(path, &problem);
+            }
+        };
+        self.serve(prepare, done);
+        changed
+    }
+
+    /// Samples the files of a database that are due.
+    fn sampling_job(&self, slice: Slice, room: Room, busy: Arc<HashSet<FileId>>) -> Job<SamplingDone> {
+        let proc = self.proc.clone();
+        Box::new(move |own| {
             let turn = Turn::begin(slice);
-            for index in indices {
-                let directory = &mut self.directories[index];
-                if let Ok(fd) = directory.open(&self.proc) {
-                    let sampled = directory.sample(fd.as_fd(), &busy, &mut room, &turn, |path, error| {
-                        problems.push((path.to_path_buf(), unknown(error)));
-                    });
-                    changed |= sampled.changed;
-                    if sampled.no_room {
-                        report.in_part(directory, Budget::Windows);
-                    }
-                } else {
-                    // Gone, or out of reach for now.
-                    directory.forget_files();
-                    directory.stale = true;
-                }
+            let (mut done, mut room) = (SamplingDone::default(), room);
+            for (index, directory) in own.iter_mut().enumerate() {
                 if turn.is_over() {
                     break;
                 }
+                let Ok(fd) = directory.open(&proc) else {
+                    // Gone, or out of reach for now.
+                    directory.forget_files();
+                    directory.stale = true;
+                    continue;
+                };
+                let problems = &mut done.problems;
+                let sampled = directory.sample(fd.as_fd(), &busy, &mut room, &turn, |path, error| {
+                    problems.push((path.to_path_buf(), unknown(error)));
+                });
+                done.changed |= sampled.changed;
+                if sampled.no_room {
+                    done.no_room = Some(index);
+                }
             }
-            self.turns.spend(&key, turn.spent());
-        }
-        for (path, problem) in problems {
-            report.problem(path, &problem);
-        }
-        changed
+            done.spent = turn.spent();
+            done
+        })
     }
+}
+
+/// What came of listing the directories of a database, by their indices among its own.
+#[derive(Default)]
+struct ListingDone {
+    watches: Vec<(WatchDescriptor, usize)>,
+    listed: Vec<(usize, Result<Listed>)>,
+    /// Processes' directories whose path leads elsewhere now.
+    moved: Vec<(u32, PathBuf)>,
+    spent: Duration,
+}
+
+/// What came of sampling the files of a database.
+#[derive(Default)]
+struct SamplingDone {
+    changed: bool,
+    /// A directory of which there was no room for all windows.
+    no_room: Option<usize>,
+    problems: Vec<(PathBuf, String)>,
+    spent: Duration,
 }
 
 fn denied(error: &Error, pid: u32) -> String {

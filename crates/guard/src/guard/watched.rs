@@ -13,12 +13,15 @@ use pagekeeper_kernel::text::unescaped;
 
 use super::claims::{Claim, Claimant};
 use super::report::Report;
+use super::serve::Hung;
 use super::turns::Turns;
 use crate::config::Settings;
+use crate::crew::Crew;
 use crate::descriptors::Descriptors;
-use crate::directory::{Directory, Ids};
+use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
 use crate::notify::Notifications;
+use crate::ownership::ProcessRight;
 use crate::ownership::Right;
 
 /// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
@@ -43,6 +46,13 @@ pub(super) struct Database {
     pub(super) reported: bool,
 }
 
+impl Database {
+    /// What of the files in its directories counts as its own.
+    pub(super) fn right(&self) -> Arc<ProcessRight> {
+        self.claimant.right()
+    }
+}
+
 /// All that is watched.
 pub(super) struct Watched {
     pub(super) proc: ProcRoot,
@@ -55,6 +65,8 @@ pub(super) struct Watched {
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
     pub(super) list_due: Instant,
     pub(super) turns: Turns,
+    pub(super) crew: Crew,
+    pub(super) hung: Vec<Hung>,
     discovery: Discovery,
     scan_due: Instant,
 }
@@ -71,6 +83,8 @@ impl Watched {
             notifications: Notifications::new(),
             list_due: now + LIST_AGAIN,
             turns: Turns::new(now),
+            crew: Crew::default(),
+            hung: Vec::new(),
             discovery: Discovery::default(),
             scan_due: now,
         }
@@ -81,6 +95,7 @@ impl Watched {
         for directory in std::mem::take(&mut self.directories) {
             self.notifications.unwatch(&directory.key());
         }
+        self.drop_hung();
         self.databases.clear();
         self.discovery.forget();
         self.scan_due = now;
@@ -218,29 +233,40 @@ impl Watched {
     /// Takes up the directories that were named, and those below that their profile names; again and again,
     /// since they may be made or mounted later.
     pub(super) fn watch_named_directories(&mut self, settings: &Settings, report: &mut Report) {
-        for path in &settings.options.directories {
-            let path = match std::fs::canonicalize(path) {
-                Ok(path) => path,
-                Err(error) => {
-                    report.problem(path.clone(), &error);
+        for named in &settings.options.directories {
+            let known: Vec<(PathBuf, Arc<Profile>)> = self
+                .directories
+                .iter()
+                .filter(|directory| directory.owner.is_none())
+                .map(|directory| (directory.path.clone(), Arc::clone(&directory.profile)))
+                .collect();
+            let (path, candidates) = (named.clone(), settings.candidates());
+            let found = self.find_out(DatabaseKey::Named(named.clone()), named, move || {
+                let path = std::fs::canonicalize(&path).map_err(|error| (path, error))?;
+                // The profile that was chosen once stays: its files may all be purged by now.
+                let chosen = known.into_iter().find(|(other, _)| *other == path);
+                let chosen = chosen.map_or(candidates, |(_, profile)| vec![profile]);
+                let found = logs_below(&path, &chosen);
+                Ok::<_, (PathBuf, std::io::Error)>((path, found))
+            });
+            let (path, found) = match found {
+                Some(Ok(found)) => found,
+                Some(Err((path, error))) => {
+                    report.problem(path, &error);
                     continue;
                 }
+                None => continue,
             };
-            let watched = |directories: &[Directory], path: &PathBuf| {
-                directories
-                    .iter()
-                    .find(|other| other.owner.is_none() && other.path == *path)
-                    .map(|other| Arc::clone(&other.profile))
-            };
-            // The profile that was chosen once stays: its files may all be purged by now.
-            let chosen = watched(&self.directories, &path)
-                .map_or_else(|| settings.candidates(), |profile| vec![profile]);
-            let Some((profile, mut found)) = logs_below(&path, &chosen) else {
+            let Some((profile, mut found)) = found else {
                 report
                     .problem(path, &"no file in it looks like a log of any profile: name one with --profile");
                 continue;
             };
-            found.retain(|path| watched(&self.directories, path).is_none());
+            let watched = |path: &PathBuf| {
+                self.directories.iter().any(|other| other.owner.is_none() && other.path == *path)
+                    || self.may_not_open(&DatabaseKey::Named(path.clone()))
+            };
+            found.retain(|path| !watched(path));
             if found.is_empty() {
                 continue;
             }

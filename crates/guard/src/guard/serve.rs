@@ -1,0 +1,221 @@
+//! Serving one database after another, each where it may hang alone.
+//!
+//! A database's directories go with each job into the worker's thread ([`Crew`]) and come back with it. One whose job does
+//! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
+//! again. Databases on the same file system are left alone until then.
+//!
+//! What is not done so: the first sight of a process (its names, descriptors and root), streams, and the disk profile for a
+//! warning.
+//!
+//! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
+//! directory is not opened while [`MOST_HUNG`] are hung.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use super::report::Report;
+use super::watched::Watched;
+use crate::directory::{DatabaseKey, Directory};
+use crate::event::Event;
+use crate::ownership::Right;
+
+/// How long a tick waits for one database.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// From when on it is reported that it does not answer, and after how many times that again.
+const REPORTED: Duration = Duration::from_secs(5);
+const REPORTED_AGAIN: u32 = 12;
+/// Hung databases from which on no new directory is opened.
+const MOST_HUNG: usize = 16;
+
+/// What is done to the directories of one database, in the worker's thread.
+pub(super) type Job<R> = Box<dyn FnOnce(&mut Vec<Directory>) -> R + Send>;
+
+/// A database whose job has not come back.
+pub(super) struct Hung {
+    key: DatabaseKey,
+    path: PathBuf,
+    profile: Option<String>,
+    devices: BTreeSet<u64>,
+    since: Instant,
+    report_after: Duration,
+    reported: bool,
+    /// Whether it is not to be watched any more.
+    dropped: bool,
+    back: Box<dyn FnMut() -> Back>,
+}
+
+enum Back {
+    NotYet,
+    Now(Vec<Directory>),
+    Never,
+}
+
+impl Hung {
+    fn new(
+        key: DatabaseKey,
+        path: PathBuf,
+        profile: Option<String>,
+        devices: BTreeSet<u64>,
+        since: Instant,
+        back: Box<dyn FnMut() -> Back>,
+    ) -> Self {
+        let (report_after, reported, dropped) = (REPORTED, false, false);
+        Self { key, path, profile, devices, since, report_after, reported, dropped, back }
+    }
+}
+
+/// What will have the directories of a job once that is done.
+fn back<R: 'static>(waiting: Receiver<(Vec<Directory>, R)>) -> Box<dyn FnMut() -> Back> {
+    Box::new(move || match waiting.try_recv() {
+        Ok((directories, _)) => Back::Now(directories),
+        Err(TryRecvError::Empty) => Back::NotYet,
+        Err(TryRecvError::Disconnected) => Back::Never,
+    })
+}
+
+impl Watched {
+    /// Has a job done on the directories of each database, in turn. `prepare` gives the job, if there is one for it;
+    /// `done` takes what came of it. Neither finds directories in `self` meanwhile.
+    pub(super) fn serve<R: Send + 'static>(
+        &mut self,
+        mut prepare: impl FnMut(&mut Self, &DatabaseKey, &[usize], &mut [Directory]) -> Option<Job<R>>,
+        mut done: impl FnMut(&mut Self, &DatabaseKey, &mut [Directory], R),
+    ) {
+        let order = self.turns.order(&self.directories);
+        let mut slots: Vec<Option<Directory>> =
+            std::mem::take(&mut self.directories).into_iter().map(Some).collect();
+        for (key, indices) in order {
+            let mut own: Vec<Directory> = indices.iter().filter_map(|index| slots[*index].take()).collect();
+            let job = if self.is_hung(&own) { None } else { prepare(self, &key, &indices, &mut own) };
+            if let Some(job) = job {
+                let Some((mut back, result)) = self.attempt(&key, own, job) else { continue };
+                done(self, &key, &mut back, result);
+                own = back;
+            }
+            for (index, directory) in indices.into_iter().zip(own) {
+                slots[index] = Some(directory);
+            }
+        }
+        self.directories = slots.into_iter().flatten().collect();
+    }
+
+    /// Has one job done; nothing if it hangs: then its directories are away.
+    pub(super) fn attempt<R: Send + 'static>(
+        &mut self,
+        key: &DatabaseKey,
+        own: Vec<Directory>,
+        job: Job<R>,
+    ) -> Option<(Vec<Directory>, R)> {
+        let first = own.first()?;
+        let (path, profile) = (first.path.clone(), first.profile.name.clone());
+        let devices = own.iter().filter_map(|directory| Some(directory.pin?.inode.dev)).collect();
+        let since = Instant::now();
+        let outcome = self.crew.run(PATIENCE, move || {
+            let mut own = own;
+            let result = job(&mut own);
+            (own, result)
+        });
+        let hangs = |waiting| Hung::new(key.clone(), path, Some(profile), devices, since, back(waiting));
+        outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
+    }
+
+    /// Has something found out about a path for a database; nothing while that hangs.
+    pub(super) fn find_out<R: Send + 'static>(
+        &mut self,
+        key: DatabaseKey,
+        path: &Path,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> Option<R> {
+        if self.may_not_open(&key) {
+            return None;
+        }
+        let since = Instant::now();
+        let outcome = self.crew.run(PATIENCE, move || (Vec::new(), job()));
+        let hangs = |waiting| Hung::new(key, path.to_path_buf(), None, BTreeSet::new(), since, back(waiting));
+        outcome.map(|(_, result)| result).map_err(|waiting| self.hung.push(hangs(waiting))).ok()
+    }
+
+    /// Whether directories are on a file system that does not answer.
+    fn is_hung(&self, directories: &[Directory]) -> bool {
+        let on_hung = |directory: &Directory| {
+            let device = directory.pin.map(|pin| pin.inode.dev);
+            self.hung.iter().any(|hung| device.is_some_and(|device| hung.devices.contains(&device)))
+        };
+        directories.iter().any(on_hung)
+    }
+
+    /// Whether a new directory of a database is not to be opened now.
+    pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
+        self.hung.len() >= MOST_HUNG || self.hung.iter().any(|hung| hung.key == *key)
+    }
+
+    /// The databases whose file systems do not answer.
+    pub(super) fn hung_databases(&self) -> usize {
+        self.hung.iter().filter(|hung| !hung.dropped).count()
+    }
+
+    /// Takes back what answers again, and reports what does not.
+    pub(super) fn take_back(&mut self, report: &mut Report) {
+        for mut hung in std::mem::take(&mut self.hung) {
+            let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
+            hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
+            let seconds = hung.since.elapsed().as_secs_f64();
+            match (hung.back)() {
+                Back::Now(_) | Back::Never if hung.dropped => {}
+                Back::Now(directories) => {
+                    if hung.reported {
+                        report.events.push(Event::Answers {
+                            pid: hung.key.pid(),
+                            profile: hung.profile,
+                            path: hung.path,
+                            seconds,
+                        });
+                    }
+                    for directory in directories {
+                        self.take_up_again(directory);
+                    }
+                }
+                Back::Never => {}
+                Back::NotYet => {
+                    if !hung.dropped && hung.since.elapsed() >= hung.report_after {
+                        hung.reported = true;
+                        hung.report_after *= REPORTED_AGAIN;
+                        report.events.push(Event::Hung {
+                            pid: hung.key.pid(),
+                            profile: hung.profile.clone(),
+                            path: hung.path.clone(),
+                            seconds,
+                        });
+                    }
+                    self.hung.push(hung);
+                }
+            }
+        }
+    }
+
+    /// Watches a directory again that was away, by what its process is and has now.
+    fn take_up_again(&mut self, mut directory: Directory) {
+        let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
+        if let Some(database) = database {
+            directory.right = Right::Process(database.right());
+        }
+        let taken = self.directories.iter().any(|other| {
+            let pins = other.pin.zip(directory.pin);
+            pins.is_some_and(|(other, own)| other.is(&own))
+        });
+        if taken {
+            return;
+        }
+        directory.came_back();
+        self.directories.push(directory);
+    }
+
+    /// Watches none of those any more that do not answer.
+    pub(super) fn drop_hung(&mut self) {
+        for hung in &mut self.hung {
+            hung.dropped = true;
+        }
+    }
+}

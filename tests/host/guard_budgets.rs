@@ -1,0 +1,227 @@
+//! The guard beside a database that is hostile or whose file system hangs: the other databases are served as before.
+//!
+//! The databases are programs that only hold files open, under a database's name. Needs root, `fincore`, `setpriv`, and for
+//! a file system that hangs `bindfs`, whose process is stopped; skips with a sentence otherwise.
+
+use crate::support;
+use crate::support::guard::Guard;
+use crate::support::{MIB, eventually, resident_bytes};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SOON: Duration = Duration::from_secs(180);
+
+/// A program by the name of `mariadbd` that holds a file open.
+struct Database(Child);
+
+impl Database {
+    fn start(programs: &Path, log: &Path) -> Self {
+        let program = programs.join("mariadbd");
+        if !program.exists() {
+            std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
+        }
+        let log = File::options().append(true).open(log).expect("open a log");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]).arg(program).arg("1000").stdout(log);
+        Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn binlog(directory: &Path, number: u64) -> PathBuf {
+    directory.join(format!("binlog.{number:06}"))
+}
+
+/// A directory of binary logs, of which the last is empty: the writer's.
+fn logs(directory: &Path, count: u64, size: u64) -> Vec<PathBuf> {
+    std::fs::create_dir_all(directory).expect("make a directory");
+    std::fs::write(directory.join("binlog.index"), b"").expect("write an index");
+    let paths: Vec<PathBuf> = (1..=count).map(|number| binlog(directory, number)).collect();
+    for (index, path) in (1..).zip(&paths) {
+        fill(path, if index < count { size } else { 0 });
+    }
+    paths
+}
+
+fn fill(path: &Path, size: u64) {
+    let bytes = vec![7; usize::try_from(size).expect("a small size")];
+    std::fs::write(path, bytes).and_then(|()| File::open(path)?.sync_all()).expect("write a log");
+}
+
+/// Has a log read, and waits until it is released again.
+fn is_served(what: &str, log: &Path) {
+    assert!(!std::fs::read(log).expect("read a log").is_empty());
+    eventually(what, SOON, || (resident_bytes(&[log.to_owned()]) == 0).then_some(()));
+}
+
+fn guard(databases: &[&Database]) -> Guard {
+    let pids: Vec<String> = databases.iter().map(|database| database.pid().to_string()).collect();
+    let mut arguments: Vec<&str> = pids.iter().flat_map(|pid| ["--pid", pid]).collect();
+    arguments.extend(["--profile", "mariadb", "--tick", "100ms"]);
+    Guard::spawn(&arguments)
+}
+
+#[test]
+fn a_directory_of_very_many_names_costs_the_others_nothing() {
+    const NAMES: u64 = 150_000;
+    if !support::can_run("a directory of very many names", &["fincore", "setpriv"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (many, few) = (scratch.path().join("many"), scratch.path().join("few"));
+    logs(&many, 1, 0);
+    for number in 2..=NAMES {
+        File::create(binlog(&many, number)).expect("make a file");
+    }
+    let own = logs(&few, 3, MIB);
+    let hostile = Database::start(scratch.path(), &binlog(&many, NAMES));
+    let honest = Database::start(scratch.path(), &own[2]);
+    let guard = guard(&[&hostile, &honest]);
+    is_served("the other's log is released", &own[0]);
+    guard.wait_for("in_part", SOON, |event| event["budget"] == "names" && event["pid"] == hostile.pid());
+    guard.wait_for("tick", SOON, |tick| tick["left_out_files"].as_u64().is_some_and(|left| left > NAMES / 2));
+    is_served("the other's log is still released", &own[1]);
+    // Of the many the newest are served.
+    let newest = binlog(&many, NAMES - 1);
+    fill(&newest, MIB);
+    is_served("the newest but one of the many is released", &newest);
+    let peak = guard.memory_peak_bytes();
+    assert!(peak < 64 * MIB, "{peak}");
+    assert!(guard.stop().status.success());
+}
+
+#[test]
+fn pages_scattered_over_large_files_cost_the_others_nothing() {
+    const FILES: u64 = 20;
+    const WINDOWS: u64 = 1000;
+    if !support::can_run("scattered pages", &["fincore", "setpriv"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (sparse, few) = (scratch.path().join("sparse"), scratch.path().join("few"));
+    let large = logs(&sparse, FILES, 0);
+    for path in &large {
+        File::options()
+            .write(true)
+            .open(path)
+            .and_then(|file| file.set_len(WINDOWS * 2 * MIB))
+            .expect("grow");
+    }
+    let touch = || {
+        for path in &large {
+            let file = File::open(path).expect("open a log");
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
+            for window in 0..WINDOWS {
+                file.read_at(&mut [0], window * 2 * MIB).expect("read");
+            }
+        }
+    };
+    touch();
+    let own = logs(&few, 3, MIB);
+    let hostile = Database::start(scratch.path(), &large[0]);
+    let honest = Database::start(scratch.path(), &own[2]);
+    let guard = guard(&[&hostile, &honest]);
+    guard.wait_for("in_part", SOON, |event| event["pid"] == hostile.pid());
+    for log in &own[..2] {
+        touch();
+        is_served("the other's log is released", log);
+    }
+    // Beyond what it saved up, the hostile one gets a small share of a processor.
+    let (before, began) = (guard.cpu_seconds(), Instant::now());
+    while began.elapsed() < Duration::from_secs(10) {
+        touch();
+    }
+    let share = (guard.cpu_seconds() - before) / began.elapsed().as_secs_f64();
+    println!("the guard took {:.1} % of a core", share * 100.0);
+    assert!(share < 0.25, "{share}");
+    assert!(guard.memory_peak_bytes() < 64 * MIB);
+    assert!(guard.stop().status.success());
+}
+
+/// A directory seen through a file system in user space, whose process can be stopped.
+struct Hanging {
+    server: Child,
+    point: PathBuf,
+}
+
+impl Hanging {
+    fn mount(below: &Path, point: &Path) -> Self {
+        std::fs::create_dir_all(point).expect("make a mount point");
+        let mut command = Command::new("bindfs");
+        let server = command.args(["-f", "-o", "attr_timeout=0,entry_timeout=0"]).arg(below).arg(point);
+        let server = server.spawn().expect("start bindfs");
+        let mounted = Self { server, point: point.to_owned() };
+        eventually("it is mounted", SOON, || point.join("binlog.index").exists().then_some(()));
+        mounted
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.server);
+        rustix::process::kill_process(pid, signal).expect("signal bindfs");
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        // With its process every call into it ends.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = Command::new("umount").args(["--lazy"]).arg(&self.point).status();
+    }
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_stops_nobody_else() {
+    use rustix::process::Signal;
+    if !support::can_run("a file system that hangs", &["fincore", "setpriv", "bindfs"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (below, point, few) =
+        (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("few"));
+    logs(&below, 3, MIB);
+    let own = logs(&few, 3, MIB);
+    let hanging = Hanging::mount(&below, &point);
+    let behind = binlog(&point, 1);
+    let remote = Database::start(scratch.path(), &binlog(&point, 3));
+    let local = Database::start(scratch.path(), &own[2]);
+    let guard = guard(&[&remote, &local]);
+    is_served("the remote log is released", &behind);
+    is_served("the local log is released", &own[0]);
+
+    hanging.signal(Signal::STOP);
+    let hung = guard.wait_for("hung", SOON, |event| event["pid"] == remote.pid());
+    assert!(hung["seconds"].as_f64().is_some_and(|seconds| seconds >= 5.0), "{hung}");
+    assert_eq!(guard.latest_tick().expect("it ticks")["hung"], 1);
+    is_served("the local log is released meanwhile", &own[1]);
+
+    hanging.signal(Signal::CONT);
+    guard.wait_for("answers", SOON, |event| event["pid"] == remote.pid());
+    is_served("the remote log is released again", &behind);
+
+    hanging.signal(Signal::STOP);
+    eventually("it hangs again", SOON, || (guard.latest_tick()?["hung"] == 1).then_some(()));
+    let began = Instant::now();
+    let ended = guard.stop();
+    let took = began.elapsed();
+    hanging.signal(Signal::CONT);
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
