@@ -11,4 +11,5 @@ mod mariadb;
 mod metrics;
 mod mysql;
 mod postgresql;
+mod recovery;
 mod recycled;

@@ -27,7 +27,8 @@ pub use discover::{Discovery, FoundProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use named_directory::logs_below;
 pub use profile::{
-    BUILT_IN, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf, find_profile,
+    BUILT_IN, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
+    find_profile,
 };
 pub use rule::rules_by_class;
 pub use spelled::Spelled;

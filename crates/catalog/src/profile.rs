@@ -94,6 +94,9 @@ pub struct LogSpec {
     pub block_option: Option<String>,
     /// Where the database says that it recycles files of a log that is [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
+    /// Where the database says from where on crash recovery reads the log.
+    #[serde(default)]
+    pub checkpoint: CheckpointSpec,
     /// What to do about a log that is kept because it is overwritten in parts of pages.
     pub hint: Option<String>,
 }
@@ -120,6 +123,25 @@ pub enum PositionSpec {
     Preallocated,
     /// Nowhere: it uses `pwrite` within a preallocated file.
     Hidden,
+}
+
+/// Where a database says from where on crash recovery reads a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckpointSpec {
+    /// Nobody knows.
+    #[default]
+    Unknown,
+    /// In PostgreSQL's `global/pg_control`.
+    PgControl,
+    /// In the headers of InnoDB's redo log files.
+    Innodb,
+    /// It removes files that recovery does not need: it reads all that are there.
+    AllFiles,
+    /// Recovery reads the writer's file from its start.
+    LastFile,
+    /// Recovery reads none of them: spare files.
+    NoFile,
 }
 
 /// Which file of a log the writer has.

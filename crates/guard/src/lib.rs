@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod budget;
+mod checkpoints;
 mod config;
 mod crew;
 mod decision;

@@ -7,6 +7,8 @@
 
 use core::ops::Range;
 
+use crate::WINDOW;
+
 /// Where crash recovery would start to read a log. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Checkpoint {
@@ -96,6 +98,16 @@ pub(crate) const fn further(checkpoint: u64, size: u64, one: u64, other: u64) ->
     if distance(checkpoint, size, one) < distance(checkpoint, size, other) { other } else { one }
 }
 
+/// Whether an end of what was written, known to a window, lies so closely behind the checkpoint that the writer can't be there: it would
+/// have filled the ring. Engines leave more free than that: InnoDB a tenth.
+pub(crate) const fn is_left_behind(checkpoint: u64, size: u64, end: u64) -> bool {
+    let behind = match checkpoint.checked_sub(end) {
+        Some(behind) => behind,
+        None => checkpoint.saturating_add(size.saturating_sub(end)),
+    };
+    behind < (size / 10).saturating_sub(WINDOW)
+}
+
 const fn distance(checkpoint: u64, size: u64, end: u64) -> u64 {
     match end.checked_sub(checkpoint) {
         Some(ahead) if ahead > 0 => ahead,
@@ -122,6 +134,15 @@ mod tests {
         {
             assert_eq!(further(3000, 10_000, one, other), expected, "{one} or {other}");
         }
+    }
+
+    #[test]
+    fn an_end_just_behind_the_checkpoint_is_from_before() {
+        let size = 100 * WINDOW;
+        let at = |end| is_left_behind(50 * WINDOW + 7, size, end);
+        assert!(at(50 * WINDOW) && at(42 * WINDOW) && !at(40 * WINDOW) && !at(51 * WINDOW) && !at(0));
+        assert!(is_left_behind(WINDOW, size, 99 * WINDOW), "around the end of the file");
+        assert!(!is_left_behind(5 * WINDOW, 10 * WINDOW, 4 * WINDOW), "too small to tell");
     }
 
     #[test]

@@ -46,7 +46,7 @@ use std::ops::Range;
 use crate::allowance::align_down;
 use crate::history::{History, ResidentWindow};
 use crate::ranges::append;
-use crate::recovery::further;
+use crate::recovery::{further, is_left_behind};
 use crate::{FileFacts, Rewrite, WINDOW};
 
 /// Steps with fresh windows elsewhere after which a window that is not active is no longer taken for the tail.
@@ -186,12 +186,17 @@ impl TailInference {
 
     /// Up to which byte a ring of `size` bytes with a checkpoint at this one was written: the furthest end of remembered windows that
     /// join. The header's window says nothing of that. `None` while there is none.
+    ///
+    /// One just behind the checkpoint is left behind: it went on without a trace, and is taken to be at most [`AHEAD`] from there.
     pub(crate) fn end_in_ring(&self, checkpoint: u64, size: u64) -> Option<u64> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for active in self.active.iter().filter(|active| active.range.start != 0) {
             append(&mut runs, active.range.clone(), 0);
         }
-        let ends = runs.iter().map(|run| run.end).filter(|_| self.known);
+        let ahead = checkpoint.saturating_add(AHEAD);
+        let ahead = if ahead > size { ahead - size } else { ahead };
+        let end = |run: &Range<u64>| if is_left_behind(checkpoint, size, run.end) { ahead } else { run.end };
+        let ends = runs.iter().map(end).filter(|_| self.known);
         ends.reduce(|one, other| further(checkpoint, size, one, other))
     }
 

@@ -88,17 +88,26 @@ impl RedoHeader {
     /// Where in the file recovery starts to read, in bytes, if that is known and in this file: of `size` bytes, and the only one of its
     /// log if it is a ring.
     pub fn checkpoint_offset(&self, size: u64) -> Option<u64> {
-        let lsn = self.checkpoint?;
+        self.offset_of(self.checkpoint?, size)
+    }
+
+    /// The same for a checkpoint that another file of the log has a record of.
+    pub fn offset_of(&self, lsn: u64, size: u64) -> Option<u64> {
+        let into = lsn.checked_sub(self.start);
         match self.layout {
             Layout::Ring => {
                 let capacity = size.checked_sub(LONG_HEADER).filter(|capacity| *capacity > 0)?;
-                Some(LONG_HEADER + (lsn - self.start) % capacity)
+                Some(LONG_HEADER + into? % capacity)
             }
             Layout::Series => {
-                let offset = (lsn - self.start).checked_add(SHORT_HEADER)?;
+                let offset = into?.checked_add(SHORT_HEADER)?;
                 (offset < size).then_some(offset)
             }
-            Layout::OldRing => (SHORT_HEADER..size).contains(&self.old_offset).then_some(self.old_offset),
+            Layout::OldRing => {
+                let is_known =
+                    Some(lsn) == self.checkpoint && (SHORT_HEADER..size).contains(&self.old_offset);
+                is_known.then_some(self.old_offset)
+            }
         }
     }
 }
@@ -228,6 +237,8 @@ mod tests {
         assert_eq!(parsed.checkpoint, Some((1 << 30) + 70_000));
         assert_eq!(parsed.checkpoint_offset(1 << 20), Some(72_048));
         assert_eq!(parsed.checkpoint_offset(72_048), None, "in the next file");
+        assert_eq!(parsed.offset_of((1 << 30) + 5, 1 << 20), Some(2053));
+        assert_eq!(parsed.offset_of((1 << 30) - 1, 1 << 20), None, "in a file before");
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
+use super::report::Report;
 use super::watched::{Watched, title};
+use crate::checkpoints::Checkpoints;
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::directory::{Directory, Entry};
@@ -22,6 +24,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(super) struct Decider {
     policy: StepState,
     followers: FollowerHistory,
+    checkpoints: Checkpoints,
     retry: u64,
     retry_due: Instant,
 }
@@ -31,6 +34,7 @@ impl Decider {
         Self {
             policy: StepState::default(),
             followers: FollowerHistory::default(),
+            checkpoints: Checkpoints::default(),
             retry: 0,
             retry_due: now + RETRY,
         }
@@ -49,7 +53,7 @@ impl Decider {
     }
 
     /// What was seen, for the policy.
-    pub(super) fn facts(&mut self, watched: &mut Watched, now: Instant) -> Facts {
+    pub(super) fn facts(&mut self, watched: &mut Watched, report: &mut Report, now: Instant) -> Facts {
         if self.is_retry_due(now) {
             self.retry += 1;
             self.retry_due = now + RETRY;
@@ -62,6 +66,10 @@ impl Decider {
                 directory.overwrites(log);
             }
             add(directory, &by_file, &mut facts);
+            self.checkpoints.add(directory, &watched.proc, now, &mut facts);
+        }
+        for (path, problem) in self.checkpoints.finish(&watched.directories) {
+            report.problem(path, &problem);
         }
         for database in &watched.databases {
             for &pid in &database.titled {

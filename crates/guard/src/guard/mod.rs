@@ -241,7 +241,7 @@ impl Guard {
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
         }
-        (self.decider.facts(watched, now), moved)
+        (self.decider.facts(watched, report, now), moved)
     }
 
     /// What the last tick did, by directory and class; nothing in a dry run.

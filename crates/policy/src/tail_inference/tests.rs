@@ -234,6 +234,27 @@ fn from_the_checkpoint_to_the_writer_all_stays() {
 }
 
 #[test]
+fn a_writer_that_went_on_without_a_trace_is_at_its_checkpoint() {
+    let size = 200 * MIB;
+    let mut ring = recovered((0..100).map(clean));
+    let step_at = |ring: &mut Ring, checkpoint: u64| {
+        let at = Checkpoint::InRing { offset: checkpoint };
+        let file = written_at(Position::Unknown, file(1, ring.rule, size, &ring.windows));
+        step(
+            &mut ring.state,
+            &Facts { checkpoints: vec![CheckpointFacts { log: LogId(1), at }], ..log_of([file]) },
+        )
+    };
+    step_at(&mut ring, 10 * MIB);
+    ring.write(9);
+    assert_eq!(step_at(&mut ring, 10 * MIB), [release(1, 0..5), release(1, 14..100)]);
+    ring.sync();
+    // Over pages that were there, and synced. Windows 14 to 99 have gone.
+    ring.windows.retain(|window| window.start < 28 * MIB);
+    assert_eq!(step_at(&mut ring, 20 * MIB + 9), [release(1, 5..9)]);
+}
+
+#[test]
 fn around_the_end_of_the_file_it_stays_too() {
     let mut ring = recovered([]);
     step_with(&mut ring, 34 * MIB);
@@ -247,12 +268,12 @@ fn around_the_end_of_the_file_it_stays_too() {
 
 #[test]
 fn a_checkpoint_in_the_headers_window_does_not_hide_a_writer_at_the_end() {
-    let mut ring = recovered((1..18).map(clean));
+    let mut ring = recovered((1..16).map(clean));
     step_with(&mut ring, MIB);
-    // At the end of the file, and the header is written.
+    // Close to the end of the file, and the header is written.
     ring.write(0);
-    ring.write(18);
-    ring.write(19);
+    ring.write(16);
+    ring.write(17);
     let released = |acts: Vec<Act>| acts.into_iter().any(|act| matches!(act, Act::Release { .. }));
     assert!(!released(step_with(&mut ring, MIB)), "recovery reads all of it");
     ring.sync();
