@@ -13,13 +13,14 @@ use globset::{Glob, GlobMatcher};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names::{Matched, Pattern};
-use pagekeeper_policy::{BulkPages, FileClass, RewriteSource, Rule};
+use pagekeeper_policy::{BulkPages, FileClass, Rewrite, RewriteSource, Rule};
 use rustix::fs::RawDir;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::rule::WithRule;
 use crate::spelled::{all_spelled, spelled};
+use crate::units::Size;
 
 /// One kind of database. As a file: see `profiles/generic.toml` for each key.
 #[derive(Debug, Clone, Deserialize)]
@@ -84,6 +85,10 @@ pub struct LogSpec {
     /// How their writer comes back to old bytes.
     #[serde(default)]
     pub rewrite: RewriteSource,
+    /// The size of the aligned blocks that the writer overwrites, in bytes, where the profile says that it writes whole pages: whether
+    /// it does is then up to the kernel's pages.
+    #[serde(default, deserialize_with = "size")]
+    pub block: Option<u64>,
     /// Where their writer is seen.
     #[serde(default)]
     pub position: PositionSpec,
@@ -206,6 +211,23 @@ fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pattern, D::E
 fn logs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LogSpec>, D::Error> {
     let logs = Vec::<WithRule<LogSpec>>::deserialize(deserializer)?;
     Ok(logs.into_iter().map(|WithRule { rule, table }| LogSpec { rule, ..table }).collect())
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let size: Size = spelled(deserializer)?;
+    Ok(Some(size.0))
+}
+
+impl LogSpec {
+    /// How its writer comes back to old bytes on a kernel whose pages have so many bytes.
+    pub fn rewrite_on(&self, page: u64) -> RewriteSource {
+        match (self.rewrite, self.block) {
+            (RewriteSource::Known(Rewrite::WholePages), Some(block)) => {
+                RewriteSource::Known(Rewrite::of_blocks(block, page))
+            }
+            (known, _) => known,
+        }
+    }
 }
 
 /// Until the rule beside the other keys is known, which is in all cases.
@@ -462,6 +484,23 @@ mod tests {
                 _ => &[],
             };
             assert_eq!(bulk, expected, "{}", profile.name);
+        }
+    }
+
+    #[test]
+    fn whole_pages_are_those_of_the_kernel() {
+        for profile in Profile::built_in() {
+            for log in &profile.logs {
+                let name = format!("{}: {}", profile.name, log.files.as_str());
+                let whole = RewriteSource::Known(Rewrite::WholePages);
+                if log.rewrite == whole {
+                    assert!(log.block.is_some(), "{name}: blocks of which size?");
+                    assert_eq!(log.rewrite_on(4096), whole, "{name}");
+                    assert_eq!(log.rewrite_on(65536), RewriteSource::Known(Rewrite::SubPages), "{name}");
+                } else {
+                    assert_eq!(log.rewrite_on(65536), log.rewrite, "{name}");
+                }
+            }
         }
     }
 

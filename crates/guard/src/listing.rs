@@ -259,16 +259,12 @@ impl Inspection<'_> {
 
     /// What is known of a log before anything was seen of its writer.
     fn rewrite_at_first(&self, spec: &LogSpec, dev: u64) -> Rewrite {
-        match spec.rewrite {
+        match spec.rewrite_on(page_size()) {
             RewriteSource::Known(rewrite) => rewrite,
             RewriteSource::DeviceBlocks => {
                 let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
                 let option = spec.block_option.as_ref().and_then(|name| size_option(self.command_line, name));
-                if device.max(option.unwrap_or(0)) >= page_size() {
-                    Rewrite::WholePages
-                } else {
-                    Rewrite::SubPages
-                }
+                Rewrite::of_blocks(device.max(option.unwrap_or(0)), page_size())
             }
             RewriteSource::Detect => match &spec.recycled_if {
                 Some(recycled) if are_recycled(self.fd, self.settings, recycled) => Rewrite::SubPages,

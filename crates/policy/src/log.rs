@@ -9,7 +9,7 @@ use core::ops::Range;
 use crate::WINDOW;
 use crate::allowance::align_down;
 
-/// The unit of what is written at once, in bytes: the smallest page.
+/// The size of a page, in bytes, unless another is given: the smallest one.
 const PAGE: u64 = 4096;
 /// Overwritten parts of pages from which on a log is kept: a few may be a header's.
 const PARTS: u8 = 8;
@@ -37,6 +37,8 @@ pub struct Run {
     /// Whether to detect overwritten parts of pages, and how many were.
     detects: bool,
     parts: u8,
+    /// The size of a page, in bytes.
+    page: u64,
     /// Whether a gap is others' writing: a log with several writers.
     shared: bool,
 }
@@ -55,8 +57,15 @@ impl Run {
             existing: size,
             detects,
             parts: 0,
+            page: PAGE,
             shared,
         }
+    }
+
+    /// The same on a kernel whose pages have so many bytes; without this it is 4096.
+    #[must_use]
+    pub const fn on_pages_of(self, page: u64) -> Self {
+        Self { page, ..self }
     }
 
     /// The same file, of which nothing was written yet by who goes on with it.
@@ -71,7 +80,7 @@ impl Run {
     #[must_use]
     pub fn forgotten(&self) -> Self {
         let existing = self.existing.max(self.end);
-        Self { parts: self.parts, ..Self::new(existing, self.detects, self.shared) }
+        Self { parts: self.parts, page: self.page, ..Self::new(existing, self.detects, self.shared) }
     }
 
     /// Where it ends, in bytes.
@@ -111,8 +120,8 @@ impl Run {
             self.aside = (written.start, written.end);
             return None;
         }
-        let in_parts = !written.start.is_multiple_of(PAGE)
-            || (!written.end.is_multiple_of(PAGE) && written.end < self.existing);
+        let in_parts = !written.start.is_multiple_of(self.page)
+            || (!written.end.is_multiple_of(self.page) && written.end < self.existing);
         if self.detects && in_parts && written.start < self.existing {
             self.parts = self.parts.saturating_add(1);
         }
@@ -138,7 +147,7 @@ impl Run {
             self.end - written.start <= AGAIN
         } else {
             // What was there before may be others': pages that somebody else reads.
-            let gap = if written.start > self.existing { WINDOW } else { PAGE };
+            let gap = if written.start > self.existing { WINDOW } else { self.page };
             self.shared || written.start - self.end <= gap
         }
     }
@@ -171,7 +180,11 @@ impl Run {
     pub fn truncated(&mut self, size: u64) {
         self.existing = self.existing.min(size);
         if self.begun && size < self.end {
-            *self = Self { parts: self.parts, ..Self::new(self.existing, self.detects, self.shared) };
+            *self = Self {
+                parts: self.parts,
+                page: self.page,
+                ..Self::new(self.existing, self.detects, self.shared)
+            };
         }
     }
 }
@@ -207,6 +220,18 @@ mod tests {
         }
         assert!(!run.overwrites_parts());
         assert_eq!(run.due(u64::MAX), Some(10 * W..12 * W));
+    }
+
+    #[test]
+    fn blocks_of_8_kib_are_parts_of_larger_pages() {
+        for (page, in_parts) in [(4096, false), (8192, false), (16384, true), (65536, true)] {
+            let mut run = Run::new(10 * W, true, true).on_pages_of(page);
+            for at in 0..100 {
+                run.wrote(at * 8192..at * 8192 + 8192);
+                run = if at == 50 { run.forgotten() } else { run };
+            }
+            assert_eq!(run.overwrites_parts(), in_parts, "{page}");
+        }
     }
 
     #[test]

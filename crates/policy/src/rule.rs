@@ -173,13 +173,26 @@ impl fmt::Display for Rule {
 pub enum Rewrite {
     /// It only appends: no released page is written again, but for the tail page.
     Never,
-    /// It overwrites whole aligned pages (a ring, recycled segments): releasing costs nothing.
+    /// It overwrites whole aligned pages of this kernel (a ring, recycled segments): releasing costs nothing.
     WholePages,
-    /// It overwrites parts of pages: a released page would be read again before each write. Never released.
+    /// It overwrites parts of pages: a released page would be read again before each write. Never released. Blocks of 8 KiB are whole
+    /// pages where pages have 4 KiB, and parts of pages where they have 64 KiB.
     SubPages,
 }
 
 impl Rewrite {
+    /// That of a writer who overwrites whole aligned blocks of this size, on a kernel with pages of that one. In bytes.
+    ///
+    /// ```
+    /// use pagekeeper_policy::Rewrite;
+    ///
+    /// assert_eq!(Rewrite::of_blocks(8192, 4096), Rewrite::WholePages);
+    /// assert_eq!(Rewrite::of_blocks(8192, 65536), Rewrite::SubPages);
+    /// ```
+    pub const fn of_blocks(block: u64, page: u64) -> Self {
+        if block > 0 && block.is_multiple_of(page) { Self::WholePages } else { Self::SubPages }
+    }
+
     /// Whether a released page would be read again before it is written: such a file is kept.
     pub const fn needs_old_pages(self) -> bool {
         match self {

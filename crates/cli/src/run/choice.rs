@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use globset::GlobMatcher;
 use pagekeeper_catalog::{FileSpec, LogSpec, Profile, STREAMING_PROGRAMS, find_profile};
 use pagekeeper_guard::Options;
+use pagekeeper_kernel::page_size;
 use pagekeeper_policy::{FileClass, Rule};
 use pagekeeper_preload::settings::{Action, FileRule, ProfileRules, RULES_MAX, Role, Settings, TEXT_MAX};
 
@@ -162,7 +163,7 @@ fn log_action(rule: Rule, log: &LogSpec) -> Action {
         Rule::ReleaseBehindWriter { .. }
         | Rule::ReleaseBehindFollowers { .. }
         | Rule::Budget { .. }
-        | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite },
+        | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite_on(page_size()) },
         Rule::Direct => Action::Data,
         // The library sees no checkpoint: what recovery would read is not known to it, and so all stays.
         Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => Action::Leave,

@@ -1,7 +1,7 @@
 //! Releases the pages of what was written, by the exact rule of `pagekeeper-policy`.
 //!
 //! The rule is *release behind the writer*, of a log that overwrites whole pages: a released page costs nothing when the ring
-//! comes back to it. Windows that are written and not yet released are remembered until they are released, or were tried
+//! comes back to it. Where the kernel's pages are larger than the log's blocks nothing is released. Windows that are written and not yet released are remembered until they are released, or were tried
 //! [`TRIES`] times (another process maps or locks them). A window is released once it is synced or its writeback was started; else
 //! writeback is started, and the next step releases it. The kernel's residency counts show what is left and what resisted.
 //!
@@ -11,12 +11,14 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use pagekeeper_kernel::page_size;
 use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
 use pagekeeper_policy::exact::releases;
-use pagekeeper_policy::{Rule, WINDOW};
+use pagekeeper_policy::{Rewrite, Rule, WINDOW};
 
 use super::core::Core;
 use crate::LogMode;
+use crate::record::BLOCK;
 
 /// So much is written before anything is released: each release costs a few system calls.
 pub(super) const STEP: u64 = WINDOW;
@@ -32,6 +34,8 @@ const TRIES: u32 = 4;
 pub(super) struct Releaser {
     /// All before this is among `windows`, or was released.
     at: u64,
+    /// Whether all stays: a released page would be read back, once for the blocks of the next lap that lie in it.
+    keeps: bool,
     windows: Vec<UnreleasedWindow>,
 }
 
@@ -51,13 +55,18 @@ struct UnreleasedWindow {
 impl Releaser {
     /// For what is written from `lsn` on.
     pub(super) fn new(lsn: u64) -> Self {
-        Self { at: lsn, windows: Vec::new() }
+        Self::on_pages_of(page_size(), lsn)
+    }
+
+    /// The same on a kernel whose pages have so many bytes.
+    fn on_pages_of(page: u64, lsn: u64) -> Self {
+        Self { at: lsn, keeps: Rewrite::of_blocks(BLOCK, page).needs_old_pages(), windows: Vec::new() }
     }
 
     /// Releases what is behind the writer; all, if there is none any more.
     pub(super) fn step(&mut self, core: &Core, has_writer: bool) {
         let written = core.buffer.taken();
-        if core.config.mode == LogMode::Direct {
+        if core.config.mode == LogMode::Direct || self.keeps {
             self.reached(core, written);
             return;
         }
@@ -161,5 +170,18 @@ fn release(core: &Core, allowance: &Allowance<'_>, windows: &mut [UnreleasedWind
                 window.tries += 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_whose_blocks_are_parts_of_pages_keeps_them() {
+        assert_eq!(
+            [4096, 16384, 65536].map(|page| Releaser::on_pages_of(page, 0).keeps),
+            [false, true, true]
+        );
     }
 }

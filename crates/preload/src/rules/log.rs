@@ -291,7 +291,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     };
     let log = Log {
         rule,
-        run: Run::new(size, detects, rule.is_named),
+        run: Run::new(size, detects, rule.is_named).on_pages_of(sys::page_size()),
         used,
         syncs: flags & libc::O_DSYNC != 0,
         series,
