@@ -13,3 +13,4 @@ mod mysql;
 mod postgresql;
 mod recovery;
 mod recycled;
+mod selection;

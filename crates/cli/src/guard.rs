@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pagekeeper_catalog::units::{Size, parse_period};
 use pagekeeper_catalog::{BUILT_IN, ProfileError};
-use pagekeeper_guard::{Control, Event, Guard, Options, Streams, Summary, Tick};
+use pagekeeper_guard::{Control, Event, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use signal_hook::consts::SIGHUP;
@@ -39,6 +39,7 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
   pagekeeper guard --dry-run --duration 10s     report what would be released
   pagekeeper guard --pid 1234 --profile generic watch one process, known by file names only
   pagekeeper guard --dir /var/lib/mysql --once  release once, and exit
+  pagekeeper guard --canary unit:mariadb.service  act on one database, report on all others
   pagekeeper guard --print-profile mariadb      print a profile, as a start for your own
   pagekeeper guard --streams                    follow backups and copies as well
   pagekeeper guard --metrics 9417               show metrics at http://127.0.0.1:9417/
@@ -66,6 +67,15 @@ pub(crate) struct Args {
     /// Time between ticks, 500ms by default
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     tick: Option<Duration>,
+    /// Watch these databases only, of those that are found: user:NAME, unit:GLOB, cgroup:GLOB, dir:PATH or pid:PID
+    #[arg(long, value_name = "SELECTOR")]
+    only: Vec<Selector>,
+    /// Never watch these, not even if they are named; as --only
+    #[arg(long, value_name = "SELECTOR")]
+    never: Vec<Selector>,
+    /// Act on this database alone, and only report what would be done to all others; as --only
+    #[arg(long, value_name = "SELECTOR")]
+    canary: Option<Selector>,
     /// Follow streaming programs, and release what they bring into the page cache
     ///
     /// For backups, dumps and copies that can't be started with "pagekeeper run": tar, rsync, mariabackup, restic and others;
@@ -116,6 +126,11 @@ impl Args {
         }
         // What a stream brings in is seen from one sample to the next.
         options.streams.on &= !self.once;
+        options.targets.only.extend(self.only.iter().cloned());
+        options.targets.never.extend(self.never.iter().cloned());
+        if self.canary.is_some() {
+            options.targets.canary.clone_from(&self.canary);
+        }
         if !self.pid.is_empty() || !self.dir.is_empty() {
             options.pids.clone_from(&self.pid);
             options.directories.clone_from(&self.dir);
@@ -274,10 +289,9 @@ impl Printer {
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {
-                return self.complain(&format!(
-                    "{} is not watched for {profile} (process {pid}): {reason}",
-                    escaped(path)
-                ));
+                let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+                let path = escaped(path);
+                return self.complain(&format!("{path} is not watched for {profile}{pid}: {reason}"));
             }
             Event::Shared { pid, profile, path, with } => {
                 let with = with.map(|with| format!(" (process {with})")).unwrap_or_default();

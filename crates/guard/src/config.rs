@@ -16,6 +16,8 @@ use pagekeeper_catalog::{
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
 
+use crate::targets::{Selector, Targets};
+
 /// What the guard watches and how.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -42,6 +44,8 @@ pub struct Options {
     pub disk_profiles: Vec<DiskProfile>,
     /// What is done about streaming programs.
     pub streams: Streams,
+    /// Which databases are watched, and acted on.
+    pub targets: Targets,
 }
 
 /// What is done about streaming programs: what such a process brings into the page cache is released behind it.
@@ -75,7 +79,25 @@ impl Default for Options {
             rules: BTreeMap::new(),
             disk_profiles: Vec::new(),
             streams: Streams::default(),
+            targets: Targets::default(),
         }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TargetsText {
+    #[serde(default)]
+    only: Vec<Spelled<Selector>>,
+    #[serde(default)]
+    never: Vec<Spelled<Selector>>,
+    canary: Option<Spelled<Selector>>,
+}
+
+impl TargetsText {
+    fn targets(self) -> Targets {
+        let list = |selectors: Vec<Spelled<Selector>>| selectors.into_iter().map(|one| one.0).collect();
+        Targets { only: list(self.only), never: list(self.never), canary: self.canary.map(|canary| canary.0) }
     }
 }
 
@@ -117,6 +139,8 @@ struct ConfigText {
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     streams: Option<StreamsText>,
+    #[serde(default)]
+    guard: TargetsText,
 }
 
 impl Options {
@@ -166,6 +190,7 @@ impl Options {
             rules: text.rules,
             disk_profiles,
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
+            targets: text.guard.targets(),
         })
     }
 }
@@ -264,6 +289,8 @@ mod tests {
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),
             ("[streams]\ntick = 5\n", "line 2", "string"),
             ("[streams]\nprogram = \"tar\"\n", "line 2", "processes"),
+            ("[guard]\nonly = [\"mysql\"]\n", "line 2", "unit:mariadb.service"),
+            ("[guard]\nallow = []\n", "line 2", "never"),
             ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),
         ] {
             let error = parse(text).unwrap_err().to_string();

@@ -93,6 +93,8 @@ pub(crate) struct Directory {
     pub(crate) right: Right,
     /// Whether a file in it was refused.
     pub(crate) refused: bool,
+    /// Whether what is decided for it is done, and not only reported.
+    pub(crate) acts: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: HashMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
@@ -225,6 +227,7 @@ impl Directory {
             pin: None,
             right,
             refused: false,
+            acts: true,
             entries: BTreeMap::new(),
             logs: HashMap::new(),
             by_stem: HashMap::new(),

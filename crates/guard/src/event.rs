@@ -60,10 +60,11 @@ pub enum Event {
         /// What it has or takes too much of.
         budget: Budget,
     },
-    /// Something that a database's process names or holds open is not taken for its own, or no longer; said once.
+    /// Something that a database's process names or holds open is not watched, or no longer: it is not taken for its own, or
+    /// the configuration leaves it out. Said once.
     Refused {
-        /// The process.
-        pid: u32,
+        /// The process; none for a directory that was named.
+        pid: Option<u32>,
         /// The profile it goes by.
         profile: String,
         /// The directory or file, as it sees it.
@@ -177,7 +178,7 @@ pub enum Event {
     Summary(Summary),
 }
 
-/// Why something is not taken for a database's own.
+/// Why something of a database is not watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -187,15 +188,25 @@ pub enum Refusal {
     OtherDatabase,
     /// Its path leads to another directory than before.
     DirectoryChanged,
+    /// The configuration lists what is watched, and this is not in it.
+    NotSelected,
+    /// The configuration lists it as never to be watched.
+    Never,
 }
 
 impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::NotOwner, Self::OtherDatabase, Self::DirectoryChanged, Self::NotSelected, Self::Never];
+
     /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotOwner => "not-owner",
             Self::OtherDatabase => "other-database",
             Self::DirectoryChanged => "directory-changed",
+            Self::NotSelected => "not-selected",
+            Self::Never => "never",
         }
     }
 }
@@ -218,6 +229,8 @@ impl Display for Refusal {
             Self::DirectoryChanged => {
                 "its path leads to another directory than before, which is examined anew"
             }
+            Self::NotSelected => "it is not among those that \"only\" lists",
+            Self::Never => "\"never\" lists it, or its process can't be seen well enough to rule that out",
         })
     }
 }

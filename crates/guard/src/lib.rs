@@ -23,7 +23,7 @@ mod notify;
 mod ownership;
 mod sample;
 mod streams;
-
+mod targets;
 mod usage;
 mod visibility;
 
@@ -32,3 +32,4 @@ pub use config::{Options, Streams};
 pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, Refusal, Summary, Tick};
 pub use guard::{Control, Guard};
+pub use targets::{ProcessTraits, Selector, Targets};

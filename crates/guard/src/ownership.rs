@@ -92,9 +92,7 @@ pub(crate) struct ProcessRight {
 
 impl ProcessRight {
     pub(crate) fn new(users: Option<ProcessUsers>, writes: HashSet<Inode>) -> Self {
-        let user =
-            users.and_then(|users| users.one()).filter(|user| *user != NOBODY || all_users_are_known());
-        Self { user, writes }
+        Self { user: users.and_then(one_user), writes }
     }
 
     /// Whether what belongs to this user is the process's, too.
@@ -106,6 +104,11 @@ impl ProcessRight {
     pub(crate) fn is(&self, user: u32) -> bool {
         self.user == Some(user)
     }
+}
+
+/// The one user that a process is, if it is one and can be told.
+pub(crate) fn one_user(users: ProcessUsers) -> Option<u32> {
+    users.one().filter(|user| *user != NOBODY || all_users_are_known())
 }
 
 /// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.

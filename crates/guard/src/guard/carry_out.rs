@@ -1,4 +1,5 @@
-//! Carrying out what was decided: each act on the very file that it was decided for, or reported in a dry run.
+//! Carrying out what was decided: each act on the very file that it was decided for, or reported, in a dry run and for what
+//! is not the canary's.
 //!
 //! An act that fails is reported, and keeps no other from being done. What there is no time for is left: it is decided anew
 //! at the next tick, so that signals are heeded in between.
@@ -37,7 +38,7 @@ pub(super) struct CarriedOut {
     pub(super) not_done: Vec<(FileId, Range<u64>)>,
 }
 
-/// Carries out what was decided, or reports it in a dry run.
+/// Carries out what was decided, or reports it.
 pub(super) fn carry_out(
     decision: Decision,
     watched: &mut Watched,
@@ -49,18 +50,20 @@ pub(super) fn carry_out(
         .events
         .extend(warnings.map(|warning| Event::Warning { path: warning.path, warning: warning.text }));
     let mut carried_out = CarriedOut::default();
-    if settings.options.dry_run {
-        report.events.extend(decision.acts.into_iter().map(|act| Event::Would {
-            path: act.path,
-            action: act.action,
-            start: act.range.start,
-            end: act.range.end,
-        }));
+    let is_done = |act: &FileAct| !settings.options.dry_run && watched.directories[act.directory].acts;
+    let (done, only_reported): (Vec<_>, Vec<_>) = decision.acts.into_iter().partition(is_done);
+    report.events.extend(only_reported.into_iter().map(|act| Event::Would {
+        path: act.path,
+        action: act.action,
+        start: act.range.start,
+        end: act.range.end,
+    }));
+    if done.is_empty() {
         return carried_out;
     }
     let deadline = Instant::now() + settings.options.tick.clamp(LEAST_TIME, MOST_TIME);
     let mut by_database: HashMap<DatabaseKey, Vec<FileAct>> = HashMap::new();
-    for act in decision.acts {
+    for act in done {
         by_database.entry(watched.directories[act.directory].database()).or_default().push(act);
     }
     let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Directory]| {

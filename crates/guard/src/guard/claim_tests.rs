@@ -16,15 +16,16 @@ use crate::config::Options;
 use crate::event::Event;
 
 const ATTACKER: u32 = 54_321;
-const DATABASE: u32 = 54_322;
+pub(super) const DATABASE: u32 = 54_322;
+pub(super) const OTHER: u32 = 54_323;
 const SIZE: usize = 1 << 20;
 
 /// A process that is called as a database, and does nothing but hold files open.
-struct Fake(Child);
+pub(super) struct Fake(Child);
 
 impl Fake {
     /// A shell of this name and user that runs `script` in `directory`, and then waits.
-    fn start(parent: &Path, name: &str, user: u32, directory: &Path, script: &str) -> Self {
+    pub(super) fn start(parent: &Path, name: &str, user: u32, directory: &Path, script: &str) -> Self {
         let programs = parent.join(format!("programs-{user}"));
         std::fs::create_dir_all(&programs).unwrap();
         let program = programs.join(name);
@@ -49,7 +50,7 @@ impl Fake {
         Self(child)
     }
 
-    fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.0.id()
     }
 }
@@ -65,7 +66,7 @@ impl Drop for Fake {
 }
 
 /// Where it can be tried.
-fn scratch(test: &str) -> Option<TempDir> {
+pub(super) fn scratch(test: &str) -> Option<TempDir> {
     let missing = ["setpriv"].into_iter().find(|program| Command::new(program).arg("-V").output().is_err());
     if !rustix::process::geteuid().is_root() || missing.is_some() {
         pagekeeper_testing::skip(format_args!("{test} needs root and setpriv"));
@@ -77,14 +78,14 @@ fn scratch(test: &str) -> Option<TempDir> {
     Some(dir)
 }
 
-fn directory(path: PathBuf, user: u32, mode: u32) -> PathBuf {
+pub(super) fn directory(path: PathBuf, user: u32, mode: u32) -> PathBuf {
     std::fs::create_dir(&path).unwrap();
     chown(&path, Some(user), Some(user)).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
     path
 }
 
-fn log(path: PathBuf, user: u32, mode: u32) -> PathBuf {
+pub(super) fn log(path: PathBuf, user: u32, mode: u32) -> PathBuf {
     std::fs::write(&path, vec![1; SIZE]).unwrap();
     File::open(&path).unwrap().sync_all().unwrap();
     chown(&path, Some(user), Some(user)).unwrap();
@@ -92,27 +93,30 @@ fn log(path: PathBuf, user: u32, mode: u32) -> PathBuf {
     path
 }
 
-fn resident(path: &Path) -> u64 {
+pub(super) fn resident(path: &Path) -> u64 {
     residency(&InspectedFile::open(path, Links::Refuse).unwrap(), 0..u64::MAX).unwrap().resident
 }
 
-fn whole() -> u64 {
+pub(super) fn whole() -> u64 {
     SIZE as u64
 }
 
 /// A guard that acts, and what it said.
-struct Watch {
-    guard: Guard,
-    said: Vec<String>,
+pub(super) struct Watch {
+    pub(super) guard: Guard,
+    pub(super) said: Vec<String>,
 }
 
 impl Watch {
     fn of(pids: &[u32]) -> Self {
-        let options = Options { find: false, pids: pids.to_vec(), ..Options::default() };
+        Self::with(Options { find: false, pids: pids.to_vec(), ..Options::default() })
+    }
+
+    pub(super) fn with(options: Options) -> Self {
         Self { guard: Guard::new(options, ProcRoot::default()).unwrap(), said: Vec::new() }
     }
 
-    fn tick(&mut self) {
+    pub(super) fn tick(&mut self) {
         let said = &mut self.said;
         self.guard.tick(&mut |event| match event {
             Event::Tick(_) => {}
@@ -121,7 +125,7 @@ impl Watch {
     }
 
     /// Ticks for longer than a listing of descriptors takes to come again.
-    fn ticks(&mut self) {
+    pub(super) fn ticks(&mut self) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(2500) {
             self.tick();
@@ -130,7 +134,7 @@ impl Watch {
     }
 
     /// Ticks until a file is not resident.
-    fn until_released(&mut self, path: &Path) {
+    pub(super) fn until_released(&mut self, path: &Path) {
         let began = Instant::now();
         while resident(path) > 0 {
             assert!(began.elapsed() < Duration::from_secs(60), "{} stays: {:#?}", path.display(), self.said);
@@ -140,7 +144,7 @@ impl Watch {
     }
 
     /// How often it said this of this process.
-    fn said(&self, what: &str, pid: u32, also: &str) -> usize {
+    pub(super) fn said(&self, what: &str, pid: u32, also: &str) -> usize {
         let begins = format!("{what} {{ pid: {pid},");
         let said = |line: &&String| line.replace("Some(", "").replacen(')', "", 1).starts_with(&begins);
         self.said.iter().filter(said).filter(|line| line.contains(also)).count()

@@ -19,10 +19,12 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
 use super::watched::{Database, Watched};
+use crate::config::Settings;
 use crate::descriptors::{Listed, Names};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
+use crate::targets::ProcessTraits;
 
 /// What was refused is examined again after so long.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -69,6 +71,8 @@ impl Claim {
 #[derive(Default)]
 pub(super) struct Claimant {
     right: Arc<ProcessRight>,
+    /// What selects it.
+    traits: ProcessTraits,
     /// The descriptors that it was last seen to have, until they are known as those of watched files.
     listed: Vec<Listed>,
     /// Directories whose claims are to be examined, as it sees them.
@@ -83,7 +87,14 @@ impl Claimant {
 
 impl Watched {
     /// Takes in which descriptors a database has; its claims are examined later.
-    pub(super) fn note_claims(&mut self, index: usize, listed: Vec<Listed>, now: Instant) {
+    pub(super) fn note_claims(
+        &mut self,
+        index: usize,
+        listed: Vec<Listed>,
+        settings: &Settings,
+        report: &mut Report,
+        now: Instant,
+    ) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
         let is_log = |file: &&Listed| database.profile.log_of(&file.1.path).is_some();
         let mut shown = BTreeSet::new();
@@ -98,7 +109,10 @@ impl Watched {
         let named = named_directories(proc, database).into_iter().map(|(_, named)| named);
         let found: BTreeSet<PathBuf> = held.chain(named).collect();
         let right = ProcessRight::new(proc.users(database.pid).ok(), writes);
-        let changed = right != *database.claimant.right;
+        let traits = settings.options.targets.traits_of(proc, database.pid);
+        let selects_other = traits != database.claimant.traits;
+        database.claimant.traits = traits;
+        let changed = right != *database.claimant.right || selects_other;
         if changed {
             database.claimant.right = Arc::new(right);
             for directory in self.directories.iter_mut().filter(|other| other.owner == Some(database.pid)) {
@@ -111,10 +125,46 @@ impl Watched {
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, now));
         database.claimant.todo = found.into_iter().filter(due).collect();
         database.claimant.listed = listed;
+        if selects_other {
+            self.select_again(index, settings, report, now);
+        }
+    }
+
+    /// Which of a database's directories are watched and acted on, now that its process is of another user or group.
+    pub(super) fn select_again(
+        &mut self,
+        index: usize,
+        settings: &Settings,
+        report: &mut Report,
+        now: Instant,
+    ) {
+        let (database, targets) = (&self.databases[index], &settings.options.targets);
+        let (pid, traits) = (database.pid, database.claimant.traits.clone());
+        let named = settings.options.pids.contains(&pid);
+        let mut given_up = false;
+        for at in (0..self.directories.len()).rev() {
+            let directory = &mut self.directories[at];
+            if directory.owner != Some(pid) {
+                continue;
+            }
+            directory.acts = targets.acts_on(Some(&traits), &directory.path);
+            if let Some(reason) = targets.refusal(Some(&traits), &directory.path, named) {
+                report.refused(Some(pid), &directory.profile.name, directory.path.clone(), reason);
+                self.give_up(at, now);
+                given_up = true;
+            }
+        }
+        if given_up {
+            // Who shared it with this one may have it alone.
+            for other in &mut self.databases {
+                other.claims.retain(|_, claim| !matches!(claim, Claim::Shared));
+                other.descriptors.ask();
+            }
+        }
     }
 
     /// Examines claims, as many as there is time for; then the descriptors of what is watched are known.
-    pub(super) fn examine_claims(&mut self, report: &mut Report, now: Instant) {
+    pub(super) fn examine_claims(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         let began = Instant::now();
         let mut by_inode: HashMap<Inode, usize> = HashMap::new();
         let mut is_new = false;
@@ -133,7 +183,7 @@ impl Watched {
                     let pins = self.directories.iter().enumerate();
                     by_inode = pins.filter_map(|(at, other)| Some((other.pin?.inode, at))).collect();
                 }
-                let claim = self.examine(&claimant, path.clone(), &mut by_inode, report, now);
+                let claim = self.examine(&claimant, path.clone(), &mut by_inode, settings, report, now);
                 if claim.is_held() {
                     taken.push(path.clone());
                 }
@@ -176,12 +226,19 @@ impl Watched {
         claimant: &Arc<Examined>,
         path: PathBuf,
         by_inode: &mut HashMap<Inode, usize>,
+        settings: &Settings,
         report: &mut Report,
         now: Instant,
     ) -> Claim {
         let profile = &claimant.profile;
+        let (targets, traits) = (&settings.options.targets, Some(&claimant.traits));
+        let named = settings.options.pids.contains(&claimant.pid);
+        if let Some(reason) = targets.refusal(traits, &path, named) {
+            report.refused(Some(claimant.pid), &profile.name, path, reason);
+            return Claim::Refused(now + AGAIN);
+        }
         let right = Right::Process(Arc::clone(&claimant.right));
-        let directory = Directory::new(
+        let mut directory = Directory::new(
             path,
             Some(claimant.pid),
             claimant.through,
@@ -189,6 +246,7 @@ impl Watched {
             claimant.command_line.clone(),
             right,
         );
+        directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(now + AGAIN);
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
         let key = DatabaseKey::Process(claimant.pid);
@@ -228,7 +286,7 @@ impl Watched {
                 // It reads what another of its kind writes.
                 return Claim::Shared;
             }
-            report.refused(claimant.pid, &profile.name, directory.path, Refusal::NotOwner);
+            report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::NotOwner);
             return refused;
         }
         if let Some(at) = holder {
@@ -245,7 +303,7 @@ impl Watched {
                 return Claim::Shared;
             }
             if !better {
-                report.refused(claimant.pid, &profile.name, directory.path, Refusal::OtherDatabase);
+                report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::OtherDatabase);
                 return refused;
             }
             self.give_up(at, now);
@@ -293,7 +351,12 @@ impl Watched {
             let is_changed = |directory: &Directory| directory.owner == Some(*pid) && directory.path == *path;
             for directory in self.directories.extract_if(.., |directory| is_changed(directory)) {
                 self.notifications.unwatch(&directory.key());
-                report.refused(*pid, &directory.profile.name, directory.path, Refusal::DirectoryChanged);
+                report.refused(
+                    Some(*pid),
+                    &directory.profile.name,
+                    directory.path,
+                    Refusal::DirectoryChanged,
+                );
             }
             if let Some(database) = self.databases.iter_mut().find(|database| database.pid == *pid) {
                 database.claims.remove(path);
@@ -309,6 +372,7 @@ struct Examined {
     profile: Arc<pagekeeper_catalog::Profile>,
     certain: bool,
     right: Arc<ProcessRight>,
+    traits: ProcessTraits,
     through: Option<u32>,
     command_line: Vec<std::ffi::OsString>,
     /// The logs that it has open, by directory as it sees it: their names, which files they are, and whether it writes.
@@ -343,6 +407,7 @@ impl Examined {
             pid,
             profile: Arc::clone(&database.profile),
             certain: database.certain,
+            traits: database.claimant.traits.clone(),
             through: proc.through(pid),
             command_line: proc.command_line(pid).unwrap_or_default(),
             named: named_directories(proc, database),

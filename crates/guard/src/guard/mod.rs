@@ -16,6 +16,8 @@ mod claims;
 mod decide;
 mod report;
 mod sampling;
+#[cfg(test)]
+mod selection_tests;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -158,6 +160,7 @@ impl Guard {
             proc: &self.watched.proc,
             options: &self.settings.options.streams,
             dry_run: self.settings.options.dry_run,
+            targets: &self.settings.options.targets,
             databases: &databases,
             events: &mut self.report.events,
             problems: &mut problems,
@@ -204,7 +207,7 @@ impl Guard {
         let (facts, moved) = self.sample(Instant::now());
         let directories = &self.watched.directories;
         let mut tick = Tick {
-            databases: self.watched.databases.len(),
+            databases: self.watched.databases.iter().filter(|database| database.is_watched()).count(),
             files: directories.iter().map(|directory| directory.entries.len()).sum(),
             followers: facts.followers.len(),
             hung: self.watched.hung_databases(),
@@ -236,8 +239,8 @@ impl Guard {
     fn sample(&mut self, now: Instant) -> (Facts, bool) {
         let (watched, report) = (&mut self.watched, &mut self.report);
         watched.find_databases(&self.settings, report, now);
-        watched.list_directories(report, now);
-        let moved = watched.sample_descriptors(report, now) | watched.sample_files(report);
+        watched.list_directories(&self.settings, report, now);
+        let moved = watched.sample_descriptors(&self.settings, report, now) | watched.sample_files(report);
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
         }

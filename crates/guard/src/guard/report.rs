@@ -28,7 +28,7 @@ pub(super) struct Report {
     sampled: bool,
     problems: HashSet<(PathBuf, String)>,
     in_part: HashSet<(DatabaseKey, Budget)>,
-    refused: HashSet<(u32, PathBuf, Refusal)>,
+    refused: HashSet<(Option<u32>, PathBuf, Refusal)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -70,8 +70,8 @@ impl Report {
         }
     }
 
-    /// Reports that something is not taken for a database's own, once for each reason.
-    pub(super) fn refused(&mut self, pid: u32, profile: &str, path: PathBuf, reason: Refusal) {
+    /// Reports that something is not watched, once for each reason.
+    pub(super) fn refused(&mut self, pid: Option<u32>, profile: &str, path: PathBuf, reason: Refusal) {
         if self.refused.len() < PROBLEMS_REMEMBERED && self.refused.insert((pid, path.clone(), reason)) {
             self.events.push(Event::Refused { pid, profile: profile.to_owned(), path, reason });
         }
@@ -82,9 +82,9 @@ impl Report {
         if listed.left_out {
             self.in_part(directory, Budget::Names);
         }
-        if let (Some(pid), Some(name)) = (directory.owner, &listed.refused) {
+        if let Some(name) = &listed.refused {
             let path = directory.path_of(name);
-            self.refused(pid, &directory.profile.name, path, Refusal::NotOwner);
+            self.refused(directory.owner, &directory.profile.name, path, Refusal::NotOwner);
         }
     }
 

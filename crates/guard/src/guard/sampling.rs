@@ -15,6 +15,7 @@ use super::report::Report;
 use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
+use crate::config::Settings;
 use crate::descriptors::{Descriptor, Names};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::Change;
@@ -22,8 +23,8 @@ use crate::sample::Room;
 
 impl Watched {
     /// Lists the directories in which names came or went.
-    pub(super) fn list_directories(&mut self, report: &mut Report, now: Instant) {
-        self.take_back(report);
+    pub(super) fn list_directories(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+        self.take_back(settings, report, now);
         self.turns.begin_tick(&self.directories, now);
         if now >= self.list_due {
             self.list_due = now + LIST_AGAIN;
@@ -130,7 +131,12 @@ impl Watched {
     }
 
     /// Reads who is where; whether anybody moved.
-    pub(super) fn sample_descriptors(&mut self, report: &mut Report, now: Instant) -> bool {
+    pub(super) fn sample_descriptors(
+        &mut self,
+        settings: &Settings,
+        report: &mut Report,
+        now: Instant,
+    ) -> bool {
         let positions = |watched: &Self| -> Vec<u64> {
             watched.descriptors().map(|descriptor| descriptor.position).collect()
         };
@@ -155,9 +161,9 @@ impl Watched {
             listings.push((index, listed));
         }
         for (index, listed) in listings {
-            self.note_claims(index, listed, now);
+            self.note_claims(index, listed, settings, report, now);
         }
-        self.examine_claims(report, now);
+        self.examine_claims(settings, report, now);
         self.others.poll(&self.proc);
         if self.others.is_due(now) && !self.directories.is_empty() {
             let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();

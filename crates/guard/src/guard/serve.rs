@@ -16,7 +16,8 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use super::report::Report;
-use super::watched::Watched;
+use super::watched::{Database, Watched};
+use crate::config::Settings;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 use crate::ownership::Right;
@@ -157,7 +158,7 @@ impl Watched {
     }
 
     /// Takes back what answers again, and reports what does not.
-    pub(super) fn take_back(&mut self, report: &mut Report) {
+    pub(super) fn take_back(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         for mut hung in std::mem::take(&mut self.hung) {
             let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
             hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
@@ -175,6 +176,11 @@ impl Watched {
                     }
                     for directory in directories {
                         self.take_up_again(directory);
+                    }
+                    // Its process may have changed meanwhile.
+                    let is_of = |database: &Database| Some(database.pid) == hung.key.pid();
+                    if let Some(index) = self.databases.iter().position(is_of) {
+                        self.select_again(index, settings, report, now);
                     }
                 }
                 Back::Never => {}

@@ -51,6 +51,11 @@ impl Database {
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         self.claimant.right()
     }
+
+    /// Whether it is watched, or may yet be: not all that it claims was refused.
+    pub(super) fn is_watched(&self) -> bool {
+        self.claims.is_empty() || self.claims.values().any(|claim| !matches!(claim, Claim::Refused(_)))
+    }
 }
 
 /// All that is watched.
@@ -267,6 +272,10 @@ impl Watched {
                     || self.may_not_open(&DatabaseKey::Named(path.clone()))
             };
             found.retain(|path| !watched(path));
+            found.retain(|path| {
+                let refusal = settings.options.targets.refusal(None, path, true);
+                refusal.inspect(|reason| report.refused(None, &profile.name, path.clone(), *reason)).is_none()
+            });
             if found.is_empty() {
                 continue;
             }
@@ -276,14 +285,12 @@ impl Watched {
                 directories: found.clone(),
             });
             for directory in found {
-                self.directories.push(Directory::new(
-                    directory,
-                    None,
-                    None,
-                    Arc::clone(&profile),
-                    Vec::new(),
-                    Right::Operator,
-                ));
+                let acts = settings.options.targets.acts_on(None, &directory);
+                let right = Right::Operator;
+                let mut named =
+                    Directory::new(directory, None, None, Arc::clone(&profile), Vec::new(), right);
+                named.acts = acts;
+                self.directories.push(named);
             }
         }
     }

@@ -19,6 +19,7 @@ pub(crate) use self::context::StreamContext;
 use self::file::StreamFile;
 use self::names::Names;
 use self::program::Program;
+use crate::targets::ProcessTraits;
 use crate::usage;
 
 /// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
@@ -55,6 +56,7 @@ struct Closing {
     brought: u64,
     pid: u32,
     program: String,
+    traits: ProcessTraits,
     parent: u32,
     since: Instant,
 }
@@ -110,13 +112,15 @@ impl StreamWatch {
                 brought,
                 pid: program.pid,
                 program: program.name.clone(),
+                traits: program.traits.clone(),
                 parent: program.parent,
                 since: began,
             }));
         }
         let closing = std::mem::take(&mut self.closing).into_iter().chain(closed).take(MAX_CLOSING);
         for mut closing in closing.collect::<Vec<_>>() {
-            if context.dry_run {
+            let path = &closing.file.path;
+            if !context.acts_on(&closing.traits, path) || context.leaves_alone(&closing.traits, path) {
                 continue;
             }
             let done = match closing.file.close(context.proc, closing.parent, closing.brought) {
@@ -188,6 +192,8 @@ fn count(released: &mut BTreeMap<String, u64>, name: &str, bytes: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::config::Streams;
+    use crate::event::Event;
+    use crate::targets::{Selector, Targets};
     use globset::Glob;
     use pagekeeper_catalog::Profile;
     use pagekeeper_kernel::process::ProcRoot;
@@ -195,6 +201,7 @@ mod tests {
     use pagekeeper_testing::disk_dir;
     use std::io::Read;
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
     use std::process::{Child, Command, Stdio};
     use std::sync::Arc;
 
@@ -237,6 +244,7 @@ mod tests {
                 proc: &ProcRoot::default(),
                 options: &options,
                 dry_run: false,
+                targets: &Targets::default(),
                 databases: if in_a_database { &databases } else { &[] },
                 events: &mut events,
                 problems: &mut problems,
@@ -262,6 +270,76 @@ mod tests {
         problems.retain(|(path, _)| path.starts_with(dir.path().canonicalize().unwrap()));
         assert_eq!(problems, []);
         second
+    }
+
+    /// What is resident of a file that `cat` has read, but for its end, and what would have been done.
+    fn after_cat(targets: impl Fn(u32, &Path) -> Targets) -> (u64, usize) {
+        let dir = disk_dir();
+        let path = dir.path().canonicalize().unwrap().join("dump");
+        std::fs::write(&path, vec![1; 8 << 21]).unwrap();
+        std::fs::File::open(&path).unwrap().sync_all().unwrap();
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        // By a name of its own: the other test follows all that are called so, and so would this.
+        let program = dir.path().join("selected-cat");
+        std::os::unix::fs::symlink("/bin/cat", &program).unwrap();
+        let mut stream = Command::new(&program).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+        let options = Streams {
+            on: true,
+            processes: vec![Glob::new("selected-cat").unwrap().compile_matcher()],
+            tick: Duration::from_millis(1),
+        };
+        let targets = targets(stream.id(), &path);
+        let mut watch = StreamWatch::new(Instant::now());
+        let (mut events, mut problems) = (Vec::new(), Vec::new());
+        let mut follow = || {
+            std::thread::sleep(Duration::from_millis(2));
+            watch.names_due = Instant::now();
+            watch.follow(&mut StreamContext {
+                proc: &ProcRoot::default(),
+                options: &options,
+                dry_run: false,
+                targets: &targets,
+                databases: &[],
+                events: &mut events,
+                problems: &mut problems,
+            });
+        };
+        let output = stream.stdout.as_mut().unwrap();
+        output.read_exact(&mut [0; 1]).unwrap();
+        for _ in 0..3 {
+            follow();
+        }
+        output.read_exact(&mut vec![0; 7 << 21]).unwrap();
+        for _ in 0..3 {
+            follow();
+        }
+        let resident = residency(&file, 0..6 * WINDOW).unwrap().resident;
+        ended(stream);
+        // Files that it has closed are seen to, too.
+        for _ in 0..3 {
+            follow();
+        }
+        assert_eq!(residency(&file, 0..6 * WINDOW).unwrap().resident, resident);
+        let own = |event: &&Event| matches!(event, Event::Would { path: of, .. } if *of == path);
+        (resident, events.iter().filter(own).count())
+    }
+
+    #[test]
+    fn a_stream_is_left_alone_that_the_configuration_leaves_out() {
+        let select = |text: String| -> Selector { text.parse().unwrap() };
+        assert_eq!(after_cat(|_, _| Targets::default()), (0, 0));
+        let canary = |text: String| Targets { canary: Some(select(text)), ..Targets::default() };
+        assert_eq!(after_cat(|pid, _| canary(format!("pid:{pid}"))), (0, 0));
+        let (resident, would) = after_cat(|pid, _| canary(format!("pid:{}", pid + 1)));
+        assert!(resident == 6 * WINDOW && would > 0, "{resident} {would}");
+        let never = |text: String| Targets { never: vec![select(text)], ..Targets::default() };
+        assert_eq!(after_cat(|pid, _| never(format!("pid:{pid}"))), (6 * WINDOW, 0));
+        let of_directory = |path: &Path| never(format!("dir:{}", path.parent().unwrap().display()));
+        assert_eq!(after_cat(|_, path| of_directory(path)), (6 * WINDOW, 0));
+        // A list of databases says nothing of programs that are none.
+        let only = |pid| Targets { only: vec![select(format!("pid:{}", pid + 1))], ..Targets::default() };
+        assert_eq!(after_cat(|pid, _| only(pid)), (0, 0));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::context::StreamContext;
 use super::file::{Ahead, FileSample, MAX_AHEAD, ReleaseTotals, Shown, StreamFile, resident_of};
 use crate::decision::Action;
 use crate::event::Event;
+use crate::targets::ProcessTraits;
 
 /// Smaller files are left out, in bytes.
 const SMALLEST: u64 = 4 << 20;
@@ -52,6 +53,8 @@ pub(super) struct Program {
     /// Whether it was reported.
     reported: bool,
     pub(super) ended: bool,
+    /// What selects it.
+    pub(super) traits: ProcessTraits,
 }
 
 impl Program {
@@ -73,6 +76,7 @@ impl Program {
             kept: 0,
             reported: false,
             ended: false,
+            traits: ProcessTraits::default(),
         })
     }
 
@@ -88,12 +92,15 @@ impl Program {
         let same = context.proc.start_time(self.pid).is_ok_and(|started| started == self.started);
         let open = if same { context.proc.open_files(self.pid) } else { Ok(Vec::new()) };
         self.ended = !same;
+        if same {
+            self.traits = context.targets.traits_of(context.proc, self.pid);
+        }
         let mut shown: BTreeMap<Inode, Shown> = BTreeMap::new();
         match open {
             Ok(open) => {
                 for file in open {
                     let streams = !file.direct && file.access != Access::Neither && file.size >= SMALLEST;
-                    if streams {
+                    if streams && !context.leaves_alone(&self.traits, &file.path) {
                         match shown.get_mut(&file.inode) {
                             Some(known) => known.add(&file),
                             None => drop(shown.insert(file.inode, Shown::of(file))),
@@ -160,7 +167,7 @@ impl Program {
         for (file, sampled) in files.iter_mut().zip(samples) {
             let Some((opened, found)) = sampled else { continue };
             let acts = file.step(found, max_brought, explained);
-            if context.dry_run {
+            if !context.acts_on(&self.traits, &file.path) {
                 context.events.extend(would(file, &acts));
                 continue;
             }

@@ -1,0 +1,141 @@
+//! Which of the databases beside each other are watched and acted on, by the lists and the canary of the configuration. As
+//! root: each process is of a user of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::claim_tests::{DATABASE, Fake, OTHER, Watch, directory, log, resident, scratch, whole};
+use crate::config::Options;
+use crate::targets::{Selector, Targets};
+
+/// A server, and its older binlog, which is released unless something keeps it.
+struct Server {
+    fake: Fake,
+    data: PathBuf,
+    old: PathBuf,
+}
+
+impl Server {
+    fn start(parent: &Path, name: &str, user: u32) -> Self {
+        let data = directory(parent.join(name), user, 0o755);
+        std::fs::write(data.join("binlog.index"), "").unwrap();
+        let [old, _] = [1, 2].map(|number| log(data.join(format!("binlog.00000{number}")), user, 0o600));
+        let fake = Fake::start(parent, "mariadbd", user, &data, "exec 3>>binlog.000002");
+        Self { fake, data, old }
+    }
+
+    fn pid(&self) -> u32 {
+        self.fake.pid()
+    }
+}
+
+fn selectors(texts: &[String]) -> Vec<Selector> {
+    texts.iter().map(|text| text.parse().unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+fn options(servers: &[&Server], targets: Targets) -> Options {
+    let pids = servers.iter().map(|server| server.pid()).collect();
+    Options { find: false, pids, targets, ..Options::default() }
+}
+
+#[test]
+fn of_what_is_found_only_what_is_listed_is_watched() {
+    let Some(dir) = scratch("only what is listed") else { return };
+    let one = Server::start(dir.path(), "one", DATABASE);
+    let two = Server::start(dir.path(), "two", OTHER);
+    let only = selectors(&[format!("dir:{}", one.data.display())]);
+    let mut options = options(&[], Targets { only, ..Targets::default() });
+    options.find = true;
+    let mut watch = Watch::with(options.clone());
+    watch.until_released(&one.old);
+    watch.ticks();
+    assert_eq!(resident(&two.old), whole());
+    assert_eq!(watch.said("Refused", two.pid(), "NotSelected"), 1, "{:#?}", watch.said);
+    assert_eq!(watch.said("Found", two.pid(), ""), 0, "{:#?}", watch.said);
+    // What the operator names is selected.
+    let named = Options { find: false, pids: vec![two.pid()], ..options };
+    Watch::with(named).until_released(&two.old);
+}
+
+#[test]
+fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
+    let Some(dir) = scratch("never") else { return };
+    let one = Server::start(dir.path(), "one", DATABASE);
+    let two = Server::start(dir.path(), "two", OTHER);
+    let never = selectors(&[format!("user:{OTHER}"), format!("dir:{}/three", dir.path().display())]);
+    let three = directory(dir.path().join("three"), DATABASE, 0o755);
+    std::fs::write(three.join("binlog.index"), "").unwrap();
+    let [named, _] = [1, 2].map(|number| log(three.join(format!("binlog.00000{number}")), DATABASE, 0o600));
+    let mut options = options(&[&one, &two], Targets { never, ..Targets::default() });
+    options.directories = vec![three];
+    let mut watch = Watch::with(options.clone());
+    watch.until_released(&one.old);
+    watch.ticks();
+    assert_eq!([resident(&two.old), resident(&named)], [whole(); 2]);
+    assert_eq!(watch.said("Refused", two.pid(), "Never"), 1, "{:#?}", watch.said);
+    let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("Never");
+    assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
+    // As after SIGHUP.
+    options.targets = Targets::default();
+    watch.guard.reload(options).unwrap();
+    watch.until_released(&two.old);
+    watch.until_released(&named);
+}
+
+#[test]
+fn with_a_canary_all_others_are_only_reported_on() {
+    let Some(dir) = scratch("a canary") else { return };
+    let one = Server::start(dir.path(), "one", DATABASE);
+    let two = Server::start(dir.path(), "two", OTHER);
+    let canary = Some(format!("pid:{}", one.pid()).parse().unwrap());
+    let mut options = options(&[&one, &two], Targets { canary, ..Targets::default() });
+    let mut watch = Watch::with(options.clone());
+    watch.until_released(&one.old);
+    watch.ticks();
+    assert_eq!(resident(&two.old), whole());
+    let would = |watch: &Watch, server: &Server| {
+        let path = server.old.display().to_string();
+        watch.said.iter().filter(|line| line.starts_with("Would") && line.contains(&path)).count()
+    };
+    assert_eq!(would(&watch, &one), 0, "{:#?}", watch.said);
+    assert!(would(&watch, &two) > 0, "{:#?}", watch.said);
+    assert!(watch.guard.summary().released_total_bytes == whole());
+    options.targets.canary = None;
+    watch.guard.reload(options).unwrap();
+    watch.until_released(&two.old);
+}
+
+#[test]
+fn a_server_that_takes_another_user_is_selected_by_that_one() {
+    let Some(dir) = scratch("a server that takes another user") else { return };
+    let data = directory(dir.path().join("data"), DATABASE, 0o755);
+    std::fs::write(data.join("binlog.index"), "").unwrap();
+    let names = [1, 2].map(|number| log(data.join(format!("binlog.00000{number}")), DATABASE, 0o600));
+    let fake = Fake::start(dir.path(), "mariadbd", 0, &data, "exec 3>>binlog.000002");
+    let never = selectors(&[format!("user:{DATABASE}")]);
+    let options = Options {
+        find: false,
+        pids: vec![fake.pid()],
+        targets: Targets { never, ..Targets::default() },
+        ..Options::default()
+    };
+    let mut watch = Watch::with(options);
+    watch.until_released(&names[0]);
+    let program = dir.path().join("programs-0/mariadbd");
+    let again = format!(
+        "exec setpriv --reuid={DATABASE} --regid={DATABASE} --clear-groups {} -c \
+         'while :; do sleep 0.1; done'\n",
+        program.display()
+    );
+    std::fs::write(data.join("go.new"), again).unwrap();
+    std::fs::rename(data.join("go.new"), data.join("go")).unwrap();
+    let began = Instant::now();
+    while watch.said("Refused", fake.pid(), "Never") == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.said);
+        watch.tick();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    log(data.join("binlog.000001"), DATABASE, 0o600);
+    watch.ticks();
+    assert_eq!(resident(&names[0]), whole());
+}

@@ -1,0 +1,303 @@
+//! Which databases the guard acts on: those that `only` lists, none that `never` lists, and with a canary that one for real.
+//!
+//! Invariants:
+//! 1. `never` wins over `only`. A database that a list can't be decided for (its process has just ended) is left alone.
+//! 2. With a canary, what it does not select is decided and reported, as in a dry run, and never done.
+//!
+//! A selector that can't be read is refused with a sentence that quotes it and says what one looks like.
+
+use std::fmt::{self, Display};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use globset::{GlobBuilder, GlobMatcher};
+use pagekeeper_kernel::process::ProcRoot;
+
+use crate::event::Refusal;
+use crate::ownership::one_user;
+
+/// Databases by one property.
+///
+/// ```
+/// use pagekeeper_guard::Selector;
+///
+/// let unit: Selector = "unit:mariadb@*.service".parse()?;
+/// assert_eq!(unit.to_string(), "unit:mariadb@*.service");
+/// assert!("service:mariadb".parse::<Selector>().is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone)]
+pub enum Selector {
+    /// Those whose process is this user's: `user:mysql`, `user:999`.
+    User {
+        /// As it was given.
+        name: String,
+        /// The user's number, in the user namespace of this process.
+        uid: u32,
+    },
+    /// Those in a systemd unit, by a glob: `unit:mariadb@*.service`. The unit is the outermost one: a container may make
+    /// groups of any name inside its own.
+    Unit(GlobMatcher),
+    /// Those in a control group or below it, by a glob of its path: `cgroup:/kubepods.slice/*`.
+    Cgroup(GlobMatcher),
+    /// What lies in a directory or below it, as the database sees it, links followed: `dir:/var/lib/mysql`.
+    Directory(PathBuf),
+    /// One process: `pid:1234`.
+    Process(u32),
+}
+
+/// What selectors ask of a database's process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessTraits {
+    /// Its id.
+    pub pid: u32,
+    /// The one user that it is. A program with rights of two users (setuid) is none's.
+    pub uid: Option<u32>,
+    /// The paths of its control groups, from the root of this process's cgroup namespace, where they are known.
+    pub cgroups: Option<Vec<PathBuf>>,
+}
+
+impl ProcessTraits {
+    /// Reads them; what can't be read is not known.
+    fn of(proc: &ProcRoot, pid: u32) -> Self {
+        let paths = proc.cgroup_paths(pid).ok().filter(|paths| !paths.is_empty());
+        Self {
+            pid,
+            uid: proc.users(pid).ok().and_then(one_user),
+            cgroups: paths.map(|paths| paths.into_iter().map(|cgroup| cgroup.path).collect()),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = |why: &str| {
+            format!(
+                "\"{text}\" selects no database: {why}; give user:NAME, unit:NAME, cgroup:/PATH, dir:/PATH or \
+                 pid:NUMBER, like unit:mariadb.service"
+            )
+        };
+        let (kind, value) = text.split_once(':').ok_or_else(|| bad("it has no kind"))?;
+        if value.is_empty() {
+            return Err(bad("nothing stands after the colon"));
+        }
+        let glob = || {
+            let glob = GlobBuilder::new(value).literal_separator(true).build();
+            glob.map(|glob| glob.compile_matcher()).map_err(|error| bad(&error.to_string()))
+        };
+        let absolute = || if value.starts_with('/') { Ok(()) } else { Err(bad("its path is not absolute")) };
+        match kind {
+            "user" => {
+                let uid = value.parse().ok().or_else(|| user_id(value));
+                let uid = uid.ok_or_else(|| bad("/etc/passwd has no such user; a number will do"))?;
+                Ok(Self::User { name: value.to_owned(), uid })
+            }
+            "unit" => Ok(Self::Unit(glob()?)),
+            "cgroup" => absolute().and_then(|()| Ok(Self::Cgroup(glob()?))),
+            "dir" => absolute().map(|()| Self::Directory(PathBuf::from(value))),
+            "pid" => value.parse().map(Self::Process).map_err(|_| bad("that is no number of a process")),
+            _ => Err(bad("its kind is unknown")),
+        }
+    }
+}
+
+impl Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User { name, .. } => write!(f, "user:{name}"),
+            Self::Unit(glob) => write!(f, "unit:{}", glob.glob()),
+            Self::Cgroup(glob) => write!(f, "cgroup:{}", glob.glob()),
+            Self::Directory(path) => write!(f, "dir:{}", pagekeeper_kernel::text::escaped(path)),
+            Self::Process(pid) => write!(f, "pid:{pid}"),
+        }
+    }
+}
+
+impl Selector {
+    /// Whether it selects what lies in `directory` for that process; `None` if that can't be told. Without a process only the
+    /// directory counts.
+    fn matches(&self, process: Option<&ProcessTraits>, directory: &Path) -> Option<bool> {
+        if let Self::Directory(path) = self {
+            return Some(directory.starts_with(path));
+        }
+        let Some(process) = process else { return Some(false) };
+        Some(match self {
+            Self::User { uid, .. } => process.uid? == *uid,
+            Self::Unit(glob) => {
+                process.cgroups.as_ref()?.iter().any(|path| {
+                    path.iter().find(|name| is_unit(name)).is_some_and(|name| glob.is_match(name))
+                })
+            }
+            Self::Cgroup(glob) => {
+                let mut groups = process.cgroups.as_ref()?.iter().flat_map(|path| path.ancestors());
+                groups.any(|group| glob.is_match(group))
+            }
+            Self::Directory(_) => false,
+            Self::Process(pid) => process.pid == *pid,
+        })
+    }
+}
+
+/// Whether a control group is a unit of systemd that holds processes: `mariadb.service`, `docker-1a2b.scope`.
+fn is_unit(name: &std::ffi::OsStr) -> bool {
+    let extension = Path::new(name).extension();
+    extension.is_some_and(|extension| extension == "service" || extension == "scope")
+}
+
+/// The number of a user of this host, by `/etc/passwd` (passwd(5)).
+fn user_id(name: &str) -> Option<u32> {
+    let passwd = std::fs::read("/etc/passwd").ok()?;
+    passwd.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let is_it = fields.next()? == name.as_bytes();
+        let uid = fields.nth(1).filter(|_| is_it)?;
+        std::str::from_utf8(uid).ok()?.parse().ok()
+    })
+}
+
+/// What the guard acts on, of what it finds; the default is all.
+#[derive(Debug, Clone, Default)]
+pub struct Targets {
+    /// If any, no other database that was found is watched. What was named by process or directory is.
+    pub only: Vec<Selector>,
+    /// Never watched, not even if it was named.
+    pub never: Vec<Selector>,
+    /// If there is one, all else is decided and reported, as in a dry run.
+    pub canary: Option<Selector>,
+}
+
+impl Targets {
+    /// What selects a process, as far as anything is asked of it.
+    pub(crate) fn traits_of(&self, proc: &ProcRoot, pid: u32) -> ProcessTraits {
+        if self.only.is_empty() && self.never.is_empty() && self.canary.is_none() {
+            return ProcessTraits { pid, ..ProcessTraits::default() };
+        }
+        ProcessTraits::of(proc, pid)
+    }
+
+    /// Why a directory is not watched, of a process that was found, or `named` by the user.
+    pub(crate) fn refusal(
+        &self,
+        process: Option<&ProcessTraits>,
+        directory: &Path,
+        named: bool,
+    ) -> Option<Refusal> {
+        let selects = |selector: &Selector| selector.matches(process, directory) == Some(true);
+        if self.never(process, directory) {
+            Some(Refusal::Never)
+        } else {
+            let selected = named || self.only.is_empty() || self.only.iter().any(selects);
+            (!selected).then_some(Refusal::NotSelected)
+        }
+    }
+
+    /// Whether what lies in a directory is never to be touched for that process, or that can't be ruled out.
+    pub(crate) fn never(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
+        self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
+    }
+
+    /// Whether what is decided for a directory is done, and not only reported.
+    pub(crate) fn acts_on(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
+        self.canary.as_ref().is_none_or(|canary| canary.matches(process, directory) == Some(true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selector(text: &str) -> Selector {
+        text.parse().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn mariadb() -> ProcessTraits {
+        ProcessTraits {
+            pid: 7,
+            uid: Some(999),
+            cgroups: Some(vec!["/".into(), "/system.slice/mariadb@one.service/inner.service".into()]),
+        }
+    }
+
+    #[test]
+    fn databases_are_selected_by_each_property() {
+        let (mariadb, data) = (mariadb(), Path::new("/var/lib/mysql/binlogs"));
+        for (text, expected) in [
+            ("user:999", true),
+            ("user:root", false),
+            ("unit:mariadb@*.service", true),
+            ("unit:mariadb@one.service", true),
+            ("unit:mariadb", false),
+            ("unit:system.slice", false),
+            ("unit:inner.service", false),
+            ("cgroup:/system.slice", true),
+            ("cgroup:/system.slice/*", true),
+            ("cgroup:/user.slice/*", false),
+            ("dir:/var/lib/mysql", true),
+            ("dir:/var/lib/my", false),
+            ("pid:7", true),
+            ("pid:8", false),
+        ] {
+            assert_eq!(selector(text).matches(Some(&mariadb), data), Some(expected), "{text}");
+            assert_eq!(selector(text).to_string(), text);
+            // Of a directory that was named no process is known.
+            let of_directory = expected && text.starts_with("dir:");
+            assert_eq!(selector(text).matches(None, data), Some(of_directory), "{text}");
+        }
+    }
+
+    #[test]
+    fn never_wins_and_what_was_named_needs_no_list() {
+        let (process, directory) = (mariadb(), Path::new("/d"));
+        let targets = |only: &[&str], never: &[&str]| Targets {
+            only: only.iter().map(|text| selector(text)).collect(),
+            never: never.iter().map(|text| selector(text)).collect(),
+            canary: None,
+        };
+        for (only, never, found, named) in [
+            (&[][..], &[][..], true, true),
+            (&["user:999"], &[], true, true),
+            (&["user:1", "dir:/d"], &[], true, true),
+            (&["user:1"], &[], false, true),
+            (&["user:999"], &["pid:7"], false, false),
+            (&[], &["dir:/d"], false, false),
+        ] {
+            let targets = targets(only, never);
+            let refusal = |named| targets.refusal(Some(&process), directory, named);
+            assert_eq!(
+                [false, true].map(|named| refusal(named).is_none()),
+                [found, named],
+                "{only:?} {never:?}"
+            );
+        }
+        // Whose it is could not be read, or it is a program with rights of two users.
+        let unknown = ProcessTraits { pid: 7, ..ProcessTraits::default() };
+        let refusal =
+            |only: &[&str], never: &[&str]| targets(only, never).refusal(Some(&unknown), directory, false);
+        assert_eq!(refusal(&["user:999"], &[]), Some(Refusal::NotSelected));
+        assert_eq!(refusal(&[], &["user:999"]), Some(Refusal::Never), "it may be that user's");
+        assert_eq!(refusal(&[], &["unit:x.service"]), Some(Refusal::Never));
+        assert_eq!(refusal(&[], &["pid:8", "dir:/e"]), None);
+    }
+
+    #[test]
+    fn a_canary_is_the_only_one_that_is_acted_on() {
+        let process = mariadb();
+        let targets = Targets { canary: Some(selector("unit:mariadb@one.service")), ..Targets::default() };
+        assert!(targets.acts_on(Some(&process), Path::new("/d")));
+        assert!(!targets.acts_on(None, Path::new("/d")));
+        assert!(!targets.acts_on(Some(&ProcessTraits::default()), Path::new("/d")));
+        assert!(Targets::default().acts_on(None, Path::new("/d")));
+    }
+
+    #[test]
+    fn what_selects_nothing_is_refused_with_an_example() {
+        for text in
+            ["mysql", "user:", "user:no-such-user", "cgroup:a", "dir:x", "pid:x", "unit:[", "service:x"]
+        {
+            let error = text.parse::<Selector>().unwrap_err();
+            assert!(error.contains(text) && error.contains("like unit:mariadb.service"), "{error}");
+        }
+    }
+}
