@@ -4,6 +4,7 @@
 //! Debian's servers are tried in every run; the other versions by `make test-advice`, which fetches them. What was tried is
 //! printed as rows of the table in the book.
 
+use crate::support::command::run;
 use crate::support::configured::postgresql;
 use crate::support::versions::{Kind, Server, Version, fetched, installed};
 use crate::support::{alone, can_run, scratch};
@@ -129,6 +130,7 @@ fn try_all(version: &Version) {
     if version.kind == Kind::MariaDb {
         assert_eq!(server.is_direct("ibdata1"), Some(false), "{}", version.name());
     }
+    named_by_the_doctor(&server, version);
 
     // What takes effect without a restart.
     server.configure(&with(true, &home));
@@ -164,6 +166,32 @@ fn try_all(version: &Version) {
         check(&server, row, default_of(row, &version.number));
     }
     println!("| {} | {} | {} | accepted, in force, taken back |", version.name(), version.from, rows.len());
+}
+
+/// That the doctor names settings of this very product, each with all that has to be known of it.
+fn named_by_the_doctor(server: &Server, version: &Version) {
+    let reported = run(["doctor", "--pid", &server.pid().to_string(), "--watch", "200ms", "--json"]).json();
+    let findings = reported["findings"].as_array().expect("a list");
+    let fixes: Vec<&serde_json::Value> =
+        findings.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list")).collect();
+    let ids: Vec<&str> = fixes.iter().filter_map(|fix| fix["id"].as_str()).collect();
+    // Where MariaDB 11 has a setting for the tables alone, that counts more than the older one.
+    let newer = ids.contains(&"mariadb-data-file-buffering");
+    let tables = if newer { "mariadb-data-file-buffering" } else { "mariadb-flush-method" };
+    let (own, expected): (&[&str], &str) = match version.kind {
+        Kind::MariaDb => (&["mariadb-", "myrocks-"], tables),
+        Kind::MySql => (&["mysql-"], "mysql-flush-method"),
+        Kind::PostgreSql => (&["postgresql-"], "postgresql-checkpoint-flush-after"),
+    };
+    assert!(ids.contains(&expected), "{}: {reported:#}", version.name());
+    assert!(ids.iter().all(|id| own.iter().any(|own| id.starts_with(own))), "{}: {ids:?}", version.name());
+    for fix in fixes {
+        for field in ["act", "does", "undo", "evidence", "confidence"] {
+            assert!(fix[field].as_str().is_some_and(|text| !text.is_empty()), "{field} of {fix:#}");
+        }
+        assert!(fix["risk"]["costs"].is_string() && fix["holds_for"]["versions"].is_string(), "{fix:#}");
+        assert!(fix["risk"]["durability"].is_null() && fix["risk"]["replication"].is_null(), "{fix:#}");
+    }
 }
 
 /// What descriptors and processes show of it.

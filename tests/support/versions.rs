@@ -223,6 +223,10 @@ impl Server {
         fine(&mut client(&self.version, &self.home, sql))
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn home(&self) -> &Path {
         &self.home
     }

@@ -161,7 +161,7 @@ fn by_files(database: &Database, snapshot: &Snapshot) -> Option<Program> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::*;
     use crate::testing::{database, file, sample};
@@ -196,6 +196,29 @@ mod tests {
         let other: [&[u8]; 2] = [b"mysqld-fake", b"1.2.3-Maria"];
         assert_eq!(program(&other), None);
         assert_eq!(Searched::default().of(Path::new("/nonexistent/exe"), read), None);
+    }
+
+    /// Real ones: Debian's, and what `make test-mysql` or `make test-advice` fetched.
+    #[test]
+    fn real_programs_are_what_they_are() {
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+        let (mut found, mut mariadb) = (0, vec![PathBuf::from("/usr/sbin/mariadbd")]);
+        mariadb.push(target.join("servers/mariadb-11.4.5/bin/mariadbd"));
+        mariadb.push(target.join("servers/debian-mariadb/usr/sbin/mariadbd"));
+        let mysql =
+            ["mysql/root", "servers/debian-mysql"].map(|root| target.join(root).join("usr/sbin/mysqld"));
+        for (engine, paths) in [(Engine::MariaDb, mariadb), (Engine::MySql, mysql.to_vec())] {
+            for path in paths.iter().filter(|path| path.exists()) {
+                let program = Searched::default().of(path, read).cloned().flatten();
+                let Program { engine: is, version } = program.unwrap_or_else(|| panic!("{path:?}"));
+                assert_eq!(is, engine, "{path:?}");
+                assert!(version.is_some_and(|version| version.contains('.')), "{path:?}");
+                found += 1;
+            }
+        }
+        if found == 0 {
+            pagekeeper_testing::skip("no server of MariaDB or MySQL is here to be examined");
+        }
     }
 
     #[test]
