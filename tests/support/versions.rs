@@ -108,11 +108,17 @@ impl Version {
     }
 
     fn command(&self) -> Command {
-        let Some(root) = &self.root else { return Command::new(&self.server) };
+        // It ends with the test, whatever ends that.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]);
+        let Some(root) = &self.root else {
+            command.arg(&self.server);
+            return command;
+        };
         let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
         let linkers = std::fs::read_dir(&libraries).into_iter().flatten().flatten().map(|entry| entry.path());
         let linker = linkers.into_iter().find(|path| path.to_string_lossy().contains("/ld-linux-"));
-        let mut command = Command::new(linker.unwrap_or_else(|| "ld-linux".into()));
+        command.arg(linker.unwrap_or_else(|| "ld-linux".into()));
         command.arg("--library-path").arg(&libraries).arg(&self.server);
         command
     }
