@@ -126,11 +126,13 @@ pub(crate) fn database(profile: &str, pid: u32, directory: &str) -> Database {
 
 /// A clean file of the first database; `resident` and `size` in bytes. Its number comes of its path.
 pub(crate) fn file(path: &str, class: FileClass, size: u64, resident: u64) -> File {
+    let inode = Inode {
+        dev: DEV,
+        ino: path.bytes().fold(7, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte)),
+    };
     File {
-        inode: Inode {
-            dev: DEV,
-            ino: path.bytes().fold(7, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte)),
-        },
+        inode,
+        stat_inode: inode,
         path: PathBuf::from(path),
         reach: PathBuf::from(path),
         size,

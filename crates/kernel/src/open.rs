@@ -60,8 +60,8 @@ pub enum Links {
     Follow,
     /// Refuse one at the end with [`Error::SymbolicLink`]; follow those in the directories above.
     Refuse,
-    /// Refuse them anywhere: for paths that the kernel showed or a walk put together, which hold none but perhaps
-    /// `/proc/PID/root` or `/proc/PID/cwd` at their beginning.
+    /// Refuse them anywhere: for paths that the kernel showed or a walk put together, which hold none but perhaps a link of
+    /// the kernel's own at their beginning: `root`, `cwd`, `exe`, `fd/N` or `map_files/A-B` in `/proc/PID`.
     RefuseAll,
 }
 

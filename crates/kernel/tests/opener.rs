@@ -5,7 +5,6 @@
 //! not that a descriptor of `O_PATH` refers to it.
 
 use std::fs::File;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,8 +15,8 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{
     Error, Expected, Handle, InspectedFile, Links, Result, WalkOptions, open_directory, walk,
 };
-use pagekeeper_testing::skip;
-use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, inotify};
+use pagekeeper_testing::{Opens, skip};
+use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags};
 
 /// Outcomes of each kind that show that the race was really run.
 const ENOUGH: usize = 500;
@@ -27,7 +26,7 @@ const AT_MOST: Duration = Duration::from_secs(20);
 /// A special file, and every open of it.
 struct Decoy {
     path: PathBuf,
-    watch: OwnedFd,
+    opens: Opens,
 }
 
 impl Decoy {
@@ -39,10 +38,7 @@ impl Decoy {
             skip(format_args!("can't make a {kind:?}: {error}"));
             return None;
         }
-        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
-        let watch = inotify::init(flags).unwrap();
-        inotify::add_watch(&watch, &path, inotify::WatchFlags::OPEN).unwrap();
-        let decoy = Self { path, watch };
+        let decoy = Self { opens: Opens::of(&path), path };
         drop(decoy.open(OFlags::PATH));
         if decoy.was_opened() {
             skip("this kernel reports references to files as opens");
@@ -65,10 +61,7 @@ impl Decoy {
 
     /// Whether it was opened since the last call.
     fn was_opened(&self) -> bool {
-        let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-        let mut reader = inotify::Reader::new(&self.watch, &mut buffer);
-        // Equal events in a row are merged into one.
-        reader.next().is_ok()
+        self.opens.any()
     }
 }
 

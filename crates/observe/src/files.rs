@@ -55,19 +55,17 @@ impl Files {
             self.all.reserve(tree.len());
             for (path, reach, known) in tree.files() {
                 let inode = devices.traced(roots, known.sample.inode, &reach);
-                self.add(
-                    known.sample.inode,
-                    File {
-                        inode,
-                        path,
-                        reach,
-                        size: known.sample.size,
-                        database: Some(index),
-                        class: known.class,
-                        residency: known.sample.residency,
-                        openers: Vec::new(),
-                    },
-                );
+                self.add(File {
+                    inode,
+                    stat_inode: known.sample.inode,
+                    path,
+                    reach,
+                    size: known.sample.size,
+                    database: Some(index),
+                    class: known.class,
+                    residency: known.sample.residency,
+                    openers: Vec::new(),
+                });
             }
         }
     }
@@ -87,7 +85,7 @@ impl Files {
                     continue;
                 }
                 let file = file_of(roots, subject, index, *pid, held, devices, gaps);
-                self.add(held.inode, file);
+                self.add(file);
             }
             self.opened(held.inode, *pid, held.kind, || {
                 unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned()
@@ -102,15 +100,15 @@ impl Files {
     /// Which files they are, to find who has them open.
     pub(crate) fn inode_set(&self) -> InodeSet {
         let mut set = InodeSet::default();
-        for (inode, file) in self.inodes() {
-            set.insert(inode, file.inode);
+        for file in &self.all {
+            set.insert(file.stat_inode, file.inode);
         }
         set
     }
 
-    /// All, each with how stat(2) shows it.
-    pub(crate) fn inodes(&self) -> impl Iterator<Item = (Inode, &File)> {
-        self.by_inode.iter().map(|(inode, index)| (*inode, &self.all[*index]))
+    /// Those that a process has open or mapped.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = Inode> {
+        self.all.iter().filter(|file| !file.openers.is_empty()).map(|file| file.stat_inode)
     }
 
     /// All, in no order.
@@ -133,9 +131,9 @@ impl Files {
         }
     }
 
-    fn add(&mut self, inode: Inode, file: File) {
-        if !self.by_inode.contains_key(&inode) {
-            self.by_inode.insert(inode, self.all.len());
+    fn add(&mut self, file: File) {
+        if !self.by_inode.contains_key(&file.stat_inode) {
+            self.by_inode.insert(file.stat_inode, self.all.len());
             self.all.push(file);
         }
     }
@@ -182,6 +180,7 @@ fn file_of(
     };
     File {
         inode: devices.traced(roots, held.inode, &held.link),
+        stat_inode: held.inode,
         path: held.path.clone(),
         reach,
         size: held.size,

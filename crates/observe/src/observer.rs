@@ -88,7 +88,7 @@ impl Observer {
         }
         let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
-        self.trees.end(files.inodes().filter(|(_, file)| !file.openers.is_empty()).map(|(inode, _)| inode));
+        self.trees.end(files.in_use());
         if matches!(self.options.scope, Scope::Directories(_)) {
             directories::find_processes(&roots.proc, &mut subjects, &mut files, &self.profiles);
         }

@@ -12,7 +12,7 @@ use pagekeeper_kernel::pressure::{
     BackingDevice, DirtyReport, MemInfo, MemoryCgroup, Pressure, VmStat, Watermarks,
 };
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::{Inode, Residency};
+use pagekeeper_kernel::{Expected, Handle, Inode, InspectedFile, Links, Residency};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{MachineCounts, TraceCounts};
 
@@ -93,9 +93,12 @@ pub struct Database {
 pub struct File {
     /// Which file, as tracing names it ([`traced_inode`](pagekeeper_trace::traced_inode)).
     pub inode: Inode,
+    /// Which file, as stat(2) shows it: the same but on btrfs. By this one it is opened.
+    pub stat_inode: Inode,
     /// Its path, as the database sees it, or as the process that has it open does.
     pub path: PathBuf,
-    /// The path by which this process can open it (below `/proc/PID/root` in a container).
+    /// The path by which this process reaches it (below `/proc/PID/root` in a container), without links but those of
+    /// `/proc/PID` itself. To open it: [`File::open`].
     pub reach: PathBuf,
     /// Its size in bytes.
     pub size: u64,
@@ -107,6 +110,16 @@ pub struct File {
     pub residency: Option<Residency>,
     /// Who has it open or mapped.
     pub openers: Vec<Opener>,
+}
+
+impl File {
+    /// Opens this very file, whatever has its name by now, or nothing.
+    ///
+    /// Fails with [`Error::OtherFile`](pagekeeper_kernel::Error::OtherFile) or
+    /// [`Error::SymbolicLink`](pagekeeper_kernel::Error::SymbolicLink) where something else is there.
+    pub fn open(&self) -> pagekeeper_kernel::Result<InspectedFile> {
+        Handle::at(&self.reach, Links::RefuseAll)?.open(Expected::Inode(self.stat_inode))
+    }
 }
 
 /// A process that has a file open, or mapped.

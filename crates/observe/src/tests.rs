@@ -1,10 +1,13 @@
 //! Snapshots of real files and processes.
 
 use std::fs::File;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::Error;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::FileClass;
+use pagekeeper_testing::Opens;
 
 use crate::testing::{Holder, as_nobody, disk_dir, open_direct, skip};
 use crate::{ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope, Snapshot};
@@ -145,7 +148,7 @@ fn a_named_process_need_be_no_database() {
     std::fs::remove_file(&path).unwrap();
     let seen = observer.snapshot().unwrap();
     let deleted = file(&seen, &path);
-    assert_eq!(std::fs::metadata(&deleted.reach).unwrap().len(), 8192);
+    assert_eq!(deleted.open().unwrap().size(), 8192);
 
     holder.end();
     let after = observer.snapshot().unwrap();
@@ -183,7 +186,7 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
     assert_eq!(seen.databases[0].directories, [base.as_path()]);
     let table = file(&seen, &base.join("000006.sst"));
     assert!(table.reach.starts_with(format!("/proc/{}/root", holder.pid())), "{}", table.reach.display());
-    assert_eq!(std::fs::metadata(&table.reach).unwrap().len(), table.size);
+    assert_eq!(table.open().unwrap().size(), table.size);
     assert_eq!(table.class, Some(FileClass::Data));
     assert!(table.residency.is_some());
     assert_eq!(kinds(&file(&seen, &base.join("000005.log")).openers, holder.pid()).len(), 1);
@@ -341,4 +344,45 @@ fn an_ordinary_user_learns_which_right_would_show_more() {
     assert_eq!(needs(&seen, "page cache").as_deref(), Some("CAP_FOWNER"));
     assert_eq!(needs(&seen, "directory").as_deref(), Some("CAP_DAC_READ_SEARCH"));
     assert_eq!(needs(&seen, "open files of other processes").as_deref(), Some("CAP_SYS_PTRACE"));
+}
+
+#[test]
+fn what_takes_the_place_of_a_file_after_a_snapshot_is_not_opened() {
+    let dir = disk_dir();
+    let [data, secret, moved] = ["data", "secret", "moved"].map(|name| dir.path().join(name));
+    let [path, hidden] = [&data, &secret].map(|directory| directory.join("table.ibd"));
+    write(&path, 8192);
+    write(&hidden, 4096);
+    std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let seen = snapshot(Scope::Directories(vec![data.clone()]));
+    let found = file(&seen, &path);
+    assert_eq!(found.open().unwrap().inode(), found.stat_inode);
+
+    let opens = Opens::of(&hidden);
+    // A directory above it.
+    std::fs::rename(&data, &moved).unwrap();
+    symlink(&secret, &data).unwrap();
+    assert!(matches!(found.open(), Err(Error::SymbolicLink { .. })));
+    std::fs::remove_file(&data).unwrap();
+    std::fs::rename(&moved, &data).unwrap();
+    assert!(found.open().is_ok());
+    // The file itself: by a link, and by another file.
+    std::fs::remove_file(&path).unwrap();
+    symlink(&hidden, &path).unwrap();
+    assert!(matches!(found.open(), Err(Error::SymbolicLink { .. })));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::hard_link(&hidden, &path).unwrap();
+    assert!(matches!(found.open(), Err(Error::OtherFile { .. })));
+    assert!(!opens.any());
+}
+
+#[test]
+fn files_of_a_directory_that_was_named_by_a_link_are_opened() {
+    let dir = disk_dir();
+    let [data, link] = ["data", "link"].map(|name| dir.path().join(name));
+    write(&data.join("table.ibd"), 8192);
+    symlink(&data, &link).unwrap();
+    let seen = snapshot(Scope::Directories(vec![link]));
+    let found = file(&seen, &data.join("table.ibd"));
+    assert_eq!((found.reach.as_path(), found.open().unwrap().size()), (found.path.as_path(), 8192));
 }

@@ -116,12 +116,15 @@ impl DirectoryTree {
     fn open(&mut self, proc: &ProcRoot) -> Result<Start> {
         let (through, path) = &self.key;
         let start = match through {
-            None => Start { fd: open_directory(path, Links::Follow)?, path: path.clone() },
+            None => {
+                let fd = open_directory(path, Links::Follow)?;
+                self.reach = shown(&link_to(proc, &fd))?;
+                Start { fd, path: path.clone() }
+            }
             Some(pid) => {
                 let fd = proc.open_directory_in_namespace(*pid, path)?;
-                let link = proc.path().join(format!("self/fd/{}", fd.as_raw_fd()));
-                let shown =
-                    std::fs::read_link(&link).map_err(|error| Error::call("readlink", &link, error))?;
+                let link = link_to(proc, &fd);
+                let shown = shown(&link)?;
                 let sample = proc.as_seen_by(*pid, &shown);
                 self.reach = proc.root(*pid).join(sample.strip_prefix("/").unwrap_or(&sample));
                 Start { fd, path: link }
@@ -287,6 +290,16 @@ impl DirectoryTree {
     pub(crate) fn files(&self) -> impl Iterator<Item = (PathBuf, PathBuf, &TreeFile)> {
         self.files.iter().map(|(below, known)| (self.key.1.join(below), self.reach.join(below), known))
     }
+}
+
+/// The link to what a descriptor of this process refers to.
+fn link_to(proc: &ProcRoot, fd: &OwnedFd) -> PathBuf {
+    proc.path().join(format!("self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Where a link of the kernel's leads to.
+fn shown(link: &Path) -> Result<PathBuf> {
+    std::fs::read_link(link).map_err(|error| Error::call("readlink", link, error))
 }
 
 /// Where a scan begins: the directory, and a path to it that may lead through the descriptor.

@@ -4,6 +4,7 @@
 //! All of it panics where it fails, as tests do.
 
 mod mounted;
+mod opens;
 mod processes;
 mod rng;
 
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 pub use mounted::{Mounted, unmount};
+pub use opens::Opens;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};
 

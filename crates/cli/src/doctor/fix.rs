@@ -7,11 +7,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_doctor::{MixedWith, mixed_with};
-use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, Result, release};
+use pagekeeper_kernel::{Error, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Snapshot};
-use pagekeeper_trace::traced_inode;
 use serde::{Serialize, Serializer};
 
 use crate::evict::Figures;
@@ -36,12 +34,12 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
 }
 
 /// Evicts what is left of files that were inspected just now; what was done, and what failed.
-pub(super) fn fix(snapshot: &Snapshot, roots: &SysRoots) -> (Vec<Fixed>, Vec<Problem>) {
+pub(super) fn fix(snapshot: &Snapshot) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
     for file in &snapshot.files {
         let Some(mixed_with) = mixed_with(file) else { continue };
-        match evict(file, mixed_with, roots) {
+        match evict(file, mixed_with) {
             Ok(fixed) => all.extend(fixed),
             Err(error) => problems.note(&error),
         }
@@ -51,7 +49,7 @@ pub(super) fn fix(snapshot: &Snapshot, roots: &SysRoots) -> (Vec<Fixed>, Vec<Pro
 }
 
 /// `None` if nothing of it is resident.
-fn evict(file: &File, mixed_with: MixedWith, roots: &SysRoots) -> Result<Option<Fixed>> {
+fn evict(file: &File, mixed_with: MixedWith) -> Result<Option<Fixed>> {
     let resident = file.residency.map_or(0, |residency| residency.resident);
     if resident == 0 {
         return Ok(None);
@@ -65,10 +63,12 @@ fn evict(file: &File, mixed_with: MixedWith, roots: &SysRoots) -> Result<Option<
         MixedWith::Reader => return left_alone("somebody may read it through the page cache"),
         MixedWith::Leftover => {}
     }
-    let opened = InspectedFile::open(&file.reach, Links::Follow)?;
-    if traced_inode(roots, &opened, opened.path())? != file.inode {
-        return left_alone("another file has its name now");
-    }
+    let opened = match file.open() {
+        Err(Error::OtherFile { .. } | Error::SymbolicLink { .. }) => {
+            return left_alone("another file has its name now");
+        }
+        other => other?,
+    };
     let figures = release(&opened, 0..u64::MAX, &ReleaseOptions::default())?.into();
     Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: None }))
 }
@@ -97,4 +97,37 @@ pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
     }
     let released: u64 = all.iter().map(|fixed| fixed.figures.released).sum();
     writeln!(out, "Evicted {} of {}.", Size(released), output::files(evicted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
+    use pagekeeper_testing::{Opens, disk_dir};
+
+    #[test]
+    fn what_took_the_place_of_a_file_is_neither_opened_nor_evicted() {
+        let dir = disk_dir();
+        let [path, secret] = ["table", "secret"].map(|name| dir.path().join(name));
+        std::fs::write(&path, vec![1; 1 << 16]).unwrap();
+        std::fs::write(&secret, vec![2; 1 << 16]).unwrap();
+        let opened = InspectedFile::open(&path, Links::Refuse).unwrap();
+        let file = File {
+            inode: Inode { dev: 1, ..opened.inode() },
+            stat_inode: opened.inode(),
+            path: path.clone(),
+            reach: path.clone(),
+            size: 1 << 16,
+            database: None,
+            class: None,
+            residency: Some(residency(&opened, 0..u64::MAX).unwrap()),
+            openers: Vec::new(),
+        };
+        drop(opened);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        let opens = Opens::of(&secret);
+        let fixed = evict(&file, MixedWith::Leftover).unwrap().unwrap();
+        assert_eq!((fixed.left_alone, opens.any()), (Some("another file has its name now"), false));
+    }
 }

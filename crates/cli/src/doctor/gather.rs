@@ -14,7 +14,7 @@ use pagekeeper_doctor::{
 };
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{Inode, InspectedFile, Links, resident_extents};
+use pagekeeper_kernel::{Inode, resident_extents};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
 
@@ -117,6 +117,5 @@ pub(super) fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
 
 /// `None` if the file can't be read.
 fn stretches_of(file: &File) -> Option<Vec<Range<u64>>> {
-    let file = InspectedFile::open(&file.reach, Links::Follow).ok()?;
-    resident_extents(&file, 0..u64::MAX).ok()?.take(STRETCHES).collect::<Result<_, _>>().ok()
+    resident_extents(&file.open().ok()?, 0..u64::MAX).ok()?.take(STRETCHES).collect::<Result<_, _>>().ok()
 }

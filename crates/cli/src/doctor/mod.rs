@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
     let (fixed, errors) = if args.fix {
         // A writer may have come meanwhile.
-        let (fixed, errors) = fix::fix(&observer.snapshot()?, &roots);
+        let (fixed, errors) = fix::fix(&observer.snapshot()?);
         (Some(fixed), errors)
     } else {
         (None, Vec::new())

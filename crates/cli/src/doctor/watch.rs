@@ -14,7 +14,7 @@ use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
+use pagekeeper_kernel::{Inode, InspectedFile, residency};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::ranges::append;
@@ -107,15 +107,13 @@ impl Judged {
 
     /// The same of one log; `None` if the guard does not watch it, or it can't be read.
     ///
-    /// The guard knows a file by what stat shows, a snapshot by what tracing shows: on btrfs these are two devices. So the
-    /// file itself is asked.
+    /// The guard knows a file by what stat shows, findings by what tracing shows: on btrfs these are two devices.
     fn releasable_of(&self, file: &File) -> Option<Releasable> {
-        let opened = InspectedFile::open(&file.reach, Links::Follow).ok()?;
-        if !self.asked.contains(&opened.inode()) {
+        if !self.asked.contains(&file.stat_inode) {
             return None;
         }
-        let ranges = self.ranges.get(&opened.inode()).map_or(&[][..], Vec::as_slice);
-        Some(Releasable { file: file.inode, resident: resident(&opened, ranges)? })
+        let ranges = self.ranges.get(&file.stat_inode).map_or(&[][..], Vec::as_slice);
+        Some(Releasable { file: file.inode, resident: resident(&file.open().ok()?, ranges)? })
     }
 }
 
@@ -172,6 +170,7 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_kernel::Links;
 
     #[test]
     fn ranges_count_once() {
@@ -199,6 +198,7 @@ mod tests {
         let traced = Inode { dev: stat.dev + 1, ino: stat.ino };
         let file = |reach: PathBuf| File {
             inode: traced,
+            stat_inode: stat,
             path: reach.clone(),
             reach,
             size: 1 << 20,

@@ -313,6 +313,7 @@ mod tests {
         };
         let file = |residency| File {
             inode: Inode { dev: 1, ino: 1 },
+            stat_inode: Inode { dev: 1, ino: 1 },
             path: PathBuf::new(),
             reach: PathBuf::new(),
             size: 10_000,
@@ -350,6 +351,7 @@ mod tests {
         };
         let file = |path: &str, resident, database| File {
             inode: Inode { dev: 1, ino: resident },
+            stat_inode: Inode { dev: 1, ino: resident },
             path: path.into(),
             reach: PathBuf::new(),
             size: resident,

@@ -223,7 +223,7 @@ fn require_proc(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Resolves a path that holds no links, but for one of `/proc/PID/root` or `cwd` that it may begin with.
+/// Resolves a path that holds no links, but for one of the kernel's in `/proc/PID` that it may begin with.
 fn without_links(path: &Path) -> rustix::io::Result<OwnedFd> {
     let start = start_of(path);
     let base = rustix::fs::openat(CWD, &start, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -233,17 +233,24 @@ fn without_links(path: &Path) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// The part of a path that leads to where it begins: `/`, `.`, or the root or working directory of a process.
+/// The part of a path that leads to where it begins: `/`, `.`, or what a process has as its root, working directory,
+/// program, descriptor or mapping.
 fn start_of(path: &Path) -> PathBuf {
-    let names: Vec<Component<'_>> = path.components().take(4).collect();
+    let names: Vec<Component<'_>> = path.components().take(5).collect();
     let is = |at: usize, wanted: &[&str]| {
         names.get(at).is_some_and(|name| wanted.iter().any(|wanted| name.as_os_str() == *wanted))
     };
     let of_process = |name: &Component<'_>| name.as_os_str().as_bytes().iter().all(u8::is_ascii_digit);
     match path.has_root() {
         false => PathBuf::from("."),
-        true if is(1, &["proc"]) && names.get(2).is_some_and(of_process) && is(3, &["root", "cwd"]) => {
-            names.iter().collect()
+        true if is(1, &["proc"]) && names.get(2).is_some_and(of_process) => {
+            if is(3, &["root", "cwd", "exe"]) {
+                names[..4].iter().collect()
+            } else if is(3, &["fd", "map_files"]) {
+                names.iter().collect()
+            } else {
+                PathBuf::from("/")
+            }
         }
         true => PathBuf::from("/"),
     }

@@ -1,5 +1,6 @@
 //! Tests of the opener on real files; attacks on it are in `tests/opener.rs`.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 
 use rustix::fs::{CWD, Mode};
@@ -107,4 +108,20 @@ fn the_access_time_is_left_alone() {
     std::os::unix::fs::FileExt::read_exact_at(opened.file(), &mut byte, 0).unwrap();
     let after = std::fs::metadata(file.path()).unwrap();
     assert_eq!((before.atime(), before.atime_nsec()), (after.atime(), after.atime_nsec()));
+}
+
+#[test]
+fn links_of_the_kernel_are_followed_where_all_others_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap().join("file");
+    std::fs::write(&path, b"x").unwrap();
+    let held = std::fs::File::open(&path).unwrap();
+    let process = PathBuf::from(format!("/proc/{}", std::process::id()));
+    let size = |path: &Path| InspectedFile::open(path, Links::RefuseAll).map(|file| file.size());
+    let descriptor = process.join(format!("fd/{}", held.as_raw_fd()));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(size(&descriptor).unwrap(), 1);
+    assert!(size(&process.join("exe")).is_ok());
+    symlink(&descriptor, &path).unwrap();
+    assert!(matches!(size(&path), Err(Error::SymbolicLink { .. })));
 }
