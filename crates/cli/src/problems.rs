@@ -75,6 +75,8 @@ pub(crate) fn in_words(error: &Error) -> String {
             )
         }
         Error::SymbolicLink { .. } => "a symbolic link, not followed: -L follows it".to_owned(),
+        Error::MountPoint { .. } => "something is mounted over it, not opened".to_owned(),
+        Error::OtherFile { .. } => "another file has its name now, not opened".to_owned(),
         Error::Unsupported { reason, .. } => (*reason).to_owned(),
         Error::Malformed { what, .. } => format!("can't read {what}"),
         other => other.to_string(),
@@ -98,6 +100,14 @@ mod tests {
             let words = in_words(&Error::call(call, "/path", errno));
             assert!(words.contains(fix), "{words}");
             assert!(!words.contains("os error") && !words.contains("/path"), "{words}");
+        }
+        let path = || "/path".into();
+        for error in [
+            Error::SymbolicLink { path: path() },
+            Error::MountPoint { path: path() },
+            Error::OtherFile { path: path() },
+        ] {
+            assert!(!in_words(&error).contains("/path"), "{error}");
         }
     }
 
