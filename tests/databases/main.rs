@@ -6,6 +6,7 @@ mod support;
 mod advice;
 mod claims;
 mod containers;
+mod discovery;
 mod guard_life;
 mod mariadb;
 mod metrics;

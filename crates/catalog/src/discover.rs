@@ -1,26 +1,39 @@
 //! Finding databases among the processes: by name, and by the files that they hold open. No credentials are
 //! needed.
 //!
-//! A process is inspected when it is first seen, and again, ever more seldom, since a database may be opened
-//! long after its process began. Workers of a database (a process whose parent is one of the same profile)
-//! belong to it.
+//! A process is inspected when it is first seen, when it becomes another program, and again, ever more seldom, and the
+//! more so the more processor time it takes, but at least every [`PAUSES`]' second, since a database may be opened long
+//! after its process began. New ones come first, and those with many descriptors after those with few, so that nobody
+//! keeps another from being found; what that takes is bounded by a budget of processor time for each call. Workers of a
+//! database (a process whose parent is one of the same profile) belong to it.
 
-use std::collections::HashMap;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{FdRounds, FdVisitor, ProcRoot};
+use pagekeeper_kernel::{Error, Result};
 
+use crate::process_table::{CHECK_WITHIN, Process, ProcessTable};
 use crate::profile::Profile;
 
-/// Scans between two inspections of the open files of a process that is no database, at first and at most.
-const INSPECT_AGAIN: (u32, u32) = (2, 64);
+/// Between two inspections of the open files of a process that is no database, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), CHECK_WITHIN);
+/// An inspection that takes a millisecond of processor time is repeated after this many, half a percent of a core, unless
+/// the most is less.
+const SHARE: u32 = 200;
+/// Processes are listed so often.
+const LIST_EVERY: Duration = Duration::from_millis(900);
 
 /// A process that is a database.
 #[derive(Debug, Clone)]
 pub struct FoundProcess {
     /// Its id.
     pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub started: u64,
     /// What it was taken for.
     pub recognised: Recognised,
 }
@@ -34,104 +47,238 @@ pub struct Recognised {
     pub certain: bool,
 }
 
-/// What is known of the processes that are no databases.
-#[derive(Debug, Default)]
-pub struct Discovery {
-    others: HashMap<u32, OtherProcess>,
+/// Processor time for one call of [`Discovery::advance`].
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    /// While there are processes that were never inspected.
+    pub new: Duration,
+    /// Else.
+    pub old: Duration,
 }
 
+impl Budget {
+    /// As long as it takes.
+    pub const UNLIMITED: Self = Self { new: Duration::MAX, old: Duration::MAX };
+}
+
+/// The processes, and what is known of those that are no databases.
 #[derive(Debug, Default)]
+pub struct Discovery {
+    table: ProcessTable,
+    listed: Option<Instant>,
+    others: HashMap<u32, OtherProcess>,
+    rounds: FdRounds<Evidence>,
+}
+
+#[derive(Debug)]
 struct OtherProcess {
-    /// A process that becomes another program is inspected again at once.
-    name: OsString,
-    due: u32,
-    interval: u32,
+    /// None while it waits, or is being inspected.
+    due: Option<Instant>,
+    pause: Duration,
+    /// Whether it was never inspected as the program that it is.
+    new: bool,
+}
+
+impl OtherProcess {
+    fn new() -> Self {
+        Self { due: None, pause: PAUSES.0, new: true }
+    }
+
+    /// Is due again after an inspection that took so much processor time.
+    fn inspected(&mut self, now: Instant, cost: Duration) {
+        self.due = Some(now + self.pause.max(cost.saturating_mul(SHARE)).min(PAUSES.1));
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.new = false;
+    }
 }
 
 impl Discovery {
-    /// Finds databases among `pids`, ascending, that are not in `known`.
-    pub fn scan(
-        &mut self,
-        proc: &ProcRoot,
-        pids: &[u32],
-        known: &[u32],
-        profiles: &[Arc<Profile>],
-    ) -> Vec<FoundProcess> {
-        self.others.retain(|pid, _| pids.binary_search(pid).is_ok());
-        let mut found: Vec<FoundProcess> = Vec::new();
-        for &pid in pids {
-            if known.contains(&pid) || pid == std::process::id() {
-                continue;
-            }
-            let Ok(name) = proc.name(pid) else {
-                continue;
-            };
-            let other = self.others.entry(pid).or_default();
-            if other.name != name {
-                *other = OtherProcess { name, due: 0, interval: INSPECT_AGAIN.0 };
-            }
-            if other.due > 0 {
-                other.due -= 1;
-                continue;
-            }
-            other.due = other.interval;
-            other.interval = (other.interval * 2).min(INSPECT_AGAIN.1);
-            if let Some(recognised) = recognise(proc, pid, profiles) {
-                let profile = &recognised.profile;
-                let parent = proc.parent(pid).ok();
-                let is_worker = parent.is_some_and(|parent| {
-                    known.contains(&parent)
-                        || found
-                            .iter()
-                            .any(|other| other.pid == parent && other.recognised.profile.name == profile.name)
-                });
-                if !is_worker {
-                    found.push(FoundProcess { pid, recognised });
-                }
-            }
-        }
-        for database in &found {
-            self.others.remove(&database.pid);
-        }
-        found
+    /// The processes, as they were last listed.
+    pub fn processes(&self) -> &ProcessTable {
+        &self.table
     }
 
-    /// Inspects every process again at the next scan.
+    /// Whether each process was inspected that there was at the last call of [`Self::advance`].
+    pub fn has_seen_all(&self) -> bool {
+        self.listed.is_some() && !self.others.values().any(|other| other.new)
+    }
+
+    /// Lists the processes, if it is time to, whether or not they are to be inspected.
+    pub fn list(&mut self, proc: &ProcRoot, now: Instant) -> Result<()> {
+        let is_due = self.listed.is_none_or(|at| now.saturating_duration_since(at) >= LIST_EVERY);
+        if !is_due {
+            return Ok(());
+        }
+        self.listed = Some(now);
+        let changed = self.table.update(proc, now)?;
+        let table = &self.table;
+        self.others.retain(|pid, _| table.get(*pid).is_some());
+        for pid in changed.into_iter().rev() {
+            let is_program = table.get(pid).is_some_and(|process| !process.kernel_thread);
+            if is_program && pid != std::process::id() {
+                self.others.insert(pid, OtherProcess::new());
+                self.rounds.push_first(pid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds databases, as far as the budget goes. Of those in `known`, with whether they are certain, the others are
+    /// found again when they are.
+    pub fn advance(
+        &mut self,
+        proc: &ProcRoot,
+        known: &BTreeMap<u32, bool>,
+        profiles: &[Arc<Profile>],
+        budget: Budget,
+        now: Instant,
+    ) -> Result<Vec<FoundProcess>> {
+        self.list(proc, now)?;
+        for (pid, other) in &mut self.others {
+            if other.due.is_some_and(|due| now >= due) && known.get(pid) != Some(&true) {
+                other.due = None;
+                self.rounds.push(*pid);
+            }
+        }
+        let budget = if self.others.values().any(|other| other.new) { budget.new } else { budget.old };
+        let mut inspection = Inspection {
+            proc,
+            profiles,
+            known,
+            table: &self.table,
+            others: &mut self.others,
+            now,
+            found: Vec::new(),
+        };
+        self.rounds.advance(proc, &mut inspection, budget);
+        let found = inspection.found;
+        let is_worker = |one: &FoundProcess| {
+            let Some(parent) = self.table.get(one.pid).map(|process| process.parent) else { return false };
+            let same = |other: &FoundProcess| {
+                other.pid == parent && other.recognised.profile.name == one.recognised.profile.name
+            };
+            known.contains_key(&parent) || found.iter().any(same)
+        };
+        let workers: Vec<u32> = found.iter().filter(|one| is_worker(one)).map(|one| one.pid).collect();
+        let mut found = found;
+        found.retain(|one| known.contains_key(&one.pid) || !workers.contains(&one.pid));
+        Ok(found)
+    }
+
+    /// Inspects every process again.
     pub fn forget(&mut self) {
-        self.others.clear();
+        *self = Self::default();
+    }
+
+    /// Finds all that there is to find now.
+    pub(crate) fn scan(
+        &mut self,
+        proc: &ProcRoot,
+        known: &BTreeMap<u32, bool>,
+        profiles: &[Arc<Profile>],
+        now: Instant,
+    ) -> Result<Vec<FoundProcess>> {
+        self.table.check_all();
+        self.listed = None;
+        self.advance(proc, known, profiles, Budget::UNLIMITED, now)
+    }
+}
+
+/// The inspection of processes one after the other.
+struct Inspection<'a> {
+    proc: &'a ProcRoot,
+    profiles: &'a [Arc<Profile>],
+    known: &'a BTreeMap<u32, bool>,
+    table: &'a ProcessTable,
+    others: &'a mut HashMap<u32, OtherProcess>,
+    now: Instant,
+    found: Vec<FoundProcess>,
+}
+
+impl Inspection<'_> {
+    fn process(&self, pid: u32) -> Option<&Process> {
+        self.table.get(pid)
+    }
+}
+
+impl FdVisitor for Inspection<'_> {
+    type Process = Evidence;
+
+    fn begin(&mut self, pid: u32) -> Option<Evidence> {
+        self.others.get(&pid).filter(|_| self.known.get(&pid) != Some(&true))?;
+        Some(Evidence::new(pid, self.profiles))
+    }
+
+    fn descriptor(&mut self, evidence: &mut Evidence, _: RawFd, target: &Path) {
+        evidence.take_in(self.proc, self.profiles, target);
+    }
+
+    fn end(&mut self, pid: u32, evidence: Evidence, read: Result<()>, cost: Duration) {
+        let Some(other) = self.others.get_mut(&pid) else { return };
+        if read.as_ref().is_err_and(Error::is_gone) {
+            self.others.remove(&pid);
+            return;
+        }
+        other.inspected(self.now, cost);
+        // A process that may not be inspected can still be known by its name.
+        let Some(process) = self.process(pid) else { return };
+        let recognised = evidence.best(&process.name, self.profiles);
+        // What is known already, and no better, is no news.
+        let is_news = |recognised: &Recognised| recognised.certain || !self.known.contains_key(&pid);
+        if let Some(recognised) = recognised.filter(is_news) {
+            let started = process.started;
+            self.found.push(FoundProcess { pid, started, recognised });
+        }
+    }
+}
+
+/// Which markers of the profiles a process was seen to hold open.
+#[derive(Debug)]
+struct Evidence {
+    pid: u32,
+    seen: Vec<Vec<bool>>,
+}
+
+impl Evidence {
+    fn new(pid: u32, profiles: &[Arc<Profile>]) -> Self {
+        Self { pid, seen: profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect() }
+    }
+
+    fn take_in(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>], target: &Path) {
+        for (profile, seen) in profiles.iter().zip(&mut self.seen) {
+            for (marker, seen) in profile.markers.iter().zip(seen) {
+                *seen = *seen
+                    || (marker.matches(target).is_some() && profile.is_marked_by(proc, self.pid, target));
+            }
+        }
+    }
+
+    /// The profile that fits best: its name counts one, its open files two.
+    fn best(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<Recognised> {
+        let mut best: Option<(u32, &Arc<Profile>)> = None;
+        for (profile, seen) in profiles.iter().zip(&self.seen) {
+            let by_name = profile.processes.iter().any(|glob| glob.is_match(name));
+            let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
+            let score = u32::from(by_name) + 2 * u32::from(by_files);
+            if score > best.map_or(0, |(score, _)| score) {
+                best = Some((score, profile));
+            }
+        }
+        best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
     }
 }
 
 /// The profile that fits a process best: its name counts one, its open files two.
 pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
     let name = proc.name(pid).ok()?;
-    let mut seen: Vec<Vec<bool>> =
-        profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
+    let mut evidence = Evidence::new(pid, profiles);
     // A process that may not be inspected can still be known by its name.
-    let _ = proc.fd_links(pid, |_, target| {
-        for (profile, seen) in profiles.iter().zip(&mut seen) {
-            for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen =
-                    *seen || (marker.matches(target).is_some() && profile.is_marked_by(proc, pid, target));
-            }
-        }
-    });
-    let mut best: Option<(u32, &Arc<Profile>)> = None;
-    for (profile, seen) in profiles.iter().zip(seen) {
-        let by_name = profile.processes.iter().any(|glob| glob.is_match(&name));
-        let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
-        let score = u32::from(by_name) + 2 * u32::from(by_files);
-        if score > best.map_or(0, |(score, _)| score) {
-            best = Some((score, profile));
-        }
-    }
-    best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
+    let _ = proc.fd_links(pid, |_, target| evidence.take_in(proc, profiles, target));
+    evidence.best(&name, profiles)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::testing::{fake_process as process, profiles};
 
@@ -176,11 +323,13 @@ mod tests {
         process(proc.path(), 15, "sh", 1, &[]);
         let root = ProcRoot::at(proc.path());
         let mut discovery = Discovery::default();
+        let mut now = Instant::now();
         for _ in 0..50 {
-            assert!(discovery.scan(&root, &[15], &[], &profiles()).is_empty());
+            now += Duration::from_secs(1);
+            assert!(discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap().is_empty());
         }
         process(proc.path(), 15, "mariadbd", 1, &[]);
-        assert_eq!(discovery.scan(&root, &[15], &[], &profiles()).len(), 1);
+        assert_eq!(discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap().len(), 1);
     }
 
     #[test]
@@ -239,10 +388,12 @@ mod tests {
         process(proc.path(), 32, "postgres", 30, &[]);
         let root = ProcRoot::at(proc.path());
         let mut discovery = Discovery::default();
-        let found = discovery.scan(&root, &[30, 31, 32], &[], &profiles());
+        let now = Instant::now();
+        let found = discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap();
         assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [30]);
         process(proc.path(), 33, "postgres", 30, &[]);
-        assert!(discovery.scan(&root, &[30, 31, 32, 33], &[30], &profiles()).is_empty());
+        let known = BTreeMap::from([(30, true)]);
+        assert!(discovery.scan(&root, &known, &profiles(), now).unwrap().is_empty());
     }
 
     #[test]
@@ -251,10 +402,72 @@ mod tests {
         process(proc.path(), 40, "service", 1, &[]);
         let root = ProcRoot::at(proc.path());
         let mut discovery = Discovery::default();
-        assert!(discovery.scan(&root, &[40], &[], &profiles()).is_empty());
+        let now = Instant::now();
+        let mut found = |seconds| {
+            let now = now + Duration::from_secs(seconds);
+            discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap().len()
+        };
+        assert_eq!(found(0), 0);
+        for seconds in (1..=300).step_by(5) {
+            assert_eq!(found(seconds), 0);
+        }
         let data = rocksdb_directory();
         std::os::unix::fs::symlink(data.path().join("MANIFEST-000001"), proc.path().join("40/fd/9")).unwrap();
-        let scans = (1..=3).find(|_| !discovery.scan(&root, &[40], &[], &profiles()).is_empty());
-        assert!(scans.is_some());
+        assert_eq!((301..=316).map(found).find(|count| *count > 0), Some(1));
+    }
+
+    #[test]
+    fn what_takes_long_is_inspected_again_later_but_within_fifteen_seconds() {
+        let now = Instant::now();
+        let pauses = |cost: Duration| {
+            let mut other = OtherProcess::new();
+            let mut next = || {
+                other.inspected(now, cost);
+                other.due.unwrap().duration_since(now).as_secs()
+            };
+            [next(), next(), next(), next(), next(), next()]
+        };
+        assert_eq!(pauses(Duration::from_micros(50)), [1, 2, 4, 8, 15, 15]);
+        assert_eq!(pauses(Duration::from_millis(30)), [6, 6, 6, 8, 15, 15]);
+        assert_eq!(pauses(Duration::from_secs(2)), [15; 6]);
+    }
+
+    #[test]
+    fn what_is_known_by_name_is_found_again_when_it_is_certain() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 50, "mysqld", 1, &[]);
+        let root = ProcRoot::at(proc.path());
+        let mut discovery = Discovery::default();
+        let now = Instant::now();
+        let mut found = |known: &BTreeMap<u32, bool>, seconds| {
+            let found =
+                discovery.scan(&root, known, &profiles(), now + Duration::from_secs(seconds)).unwrap();
+            found.iter().map(|found| found.recognised.certain).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&BTreeMap::new(), 0), [false]);
+        let known = BTreeMap::from([(50, false)]);
+        assert_eq!(found(&known, 20), [false; 0], "no news");
+        std::os::unix::fs::symlink("/d/#innodb_redo/#ib_redo0", proc.path().join("50/fd/7")).unwrap();
+        assert_eq!(found(&known, 40), [true]);
+        assert_eq!(found(&BTreeMap::from([(50, true)]), 60), [false; 0]);
+    }
+
+    #[test]
+    fn a_new_process_is_found_within_two_slices_beside_one_of_many_descriptors() {
+        let proc = tempfile::tempdir().unwrap();
+        let many: Vec<String> = (0..3_000).map(|number| format!("/d/{number}")).collect();
+        process(proc.path(), 60, "many", 1, &many.iter().map(String::as_str).collect::<Vec<_>>());
+        let root = ProcRoot::at(proc.path());
+        let mut discovery = Discovery::default();
+        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
+        let now = Instant::now();
+        let mut found = |seconds| {
+            let now = now + Duration::from_secs(seconds);
+            discovery.advance(&root, &BTreeMap::new(), &profiles(), slice, now).unwrap().len()
+        };
+        assert_eq!(found(0), 0);
+        process(proc.path(), 61, "mariadbd", 1, &[]);
+        assert!(found(1) + found(2) > 0);
+        assert!(!discovery.has_seen_all(), "the other one goes on");
     }
 }

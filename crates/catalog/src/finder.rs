@@ -5,11 +5,13 @@
 //! Fails only where the processes can't be listed.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
 use crate::discover::{Discovery, recognise};
+use crate::process_table::ProcessTable;
 use crate::profile::Profile;
 
 /// A running database.
@@ -50,7 +52,10 @@ pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -
 
 /// The processes that a database started and that are called as a process of its profile, and theirs, ascending.
 pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u32>> {
-    Ok(workers(&processes(proc)?, pid, profile))
+    let mut table = ProcessTable::default();
+    table.update(proc, Instant::now())?;
+    let processes: Vec<Process> = table.programs().map(Process::of).collect();
+    Ok(workers(&processes, pid, profile))
 }
 
 /// Finds databases again and again: processes that are none are inspected ever more seldom.
@@ -72,25 +77,20 @@ impl Finder {
     /// The databases that run now, by ascending process. A database that opens its files long after its process began is
     /// found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
-        let processes = processes(proc)?;
-        let pids: Vec<u32> = processes.iter().map(|process| process.pid).collect();
+        let known = self.known.iter().map(|known| (known.pid, known.certain)).collect();
+        let found = self.discovery.scan(proc, &known, profiles, Instant::now())?;
+        let processes: Vec<Process> = self.discovery.processes().programs().map(Process::of).collect();
         self.known.retain(|known| {
             processes.iter().any(|process| process.pid == known.pid && process.started == known.started)
         });
-        for known in self.known.iter_mut().filter(|known| !known.certain) {
-            // It may have opened the files that show what it is by now.
-            if let Some(again) = recognise(proc, known.pid, profiles).filter(|again| again.certain) {
-                (known.profile, known.certain) = (again.profile, true);
-            }
-        }
-        let known: Vec<u32> = self.known.iter().map(|known| known.pid).collect();
-        for found in self.discovery.scan(proc, &pids, &known, profiles) {
-            let Some(process) = processes.iter().find(|process| process.pid == found.pid) else { continue };
+        for found in found {
+            let (pid, recognised) = (found.pid, found.recognised);
+            self.known.retain(|known| known.pid != pid);
             self.known.push(KnownDatabase {
-                pid: found.pid,
-                started: process.started,
-                profile: found.recognised.profile,
-                certain: found.recognised.certain,
+                pid,
+                started: found.started,
+                profile: recognised.profile,
+                certain: recognised.certain,
             });
         }
         self.drop_workers(&processes);
@@ -125,14 +125,10 @@ struct Process {
     name: std::ffi::OsString,
 }
 
-fn processes(proc: &ProcRoot) -> Result<Vec<Process>> {
-    let pids = proc.pids()?;
-    // One that ended in between, or can't be seen, is none.
-    let of = |pid| {
-        let stat = proc.stat(pid).ok().filter(|stat| !stat.kernel_thread)?;
-        Some(Process { pid, parent: stat.parent, started: stat.start_time, name: stat.name })
-    };
-    Ok(pids.into_iter().filter_map(of).collect())
+impl Process {
+    fn of((pid, process): (u32, &crate::Process)) -> Self {
+        Self { pid, parent: process.parent, started: process.started, name: process.name.clone() }
+    }
 }
 
 fn workers(processes: &[Process], pid: u32, profile: &Profile) -> Vec<u32> {

@@ -14,6 +14,7 @@ pub mod disks;
 mod finder;
 mod named_directory;
 pub mod postgresql;
+mod process_table;
 mod profile;
 mod rule;
 pub mod settings;
@@ -23,9 +24,10 @@ mod streaming;
 mod testing;
 pub mod units;
 
-pub use discover::{Discovery, FoundProcess, Recognised, recognise};
+pub use discover::{Budget, Discovery, FoundProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use named_directory::logs_below;
+pub use process_table::{Process, ProcessTable};
 pub use profile::{
     BUILT_IN, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
     find_profile,

@@ -167,7 +167,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let unheard = Cell::new(false);
     let summary = guard.run(
         |guard, pause| {
-            ticks += u32::from(guard.ticked());
+            // Where there are very many processes, it takes more than one to find all.
+            ticks += u32::from(guard.ticked() && (ticks > 0 || guard.has_seen_all()));
             if let Some(metrics) = metrics.as_ref().filter(|_| guard.ticked()) {
                 metrics.ticked(guard.done(), guard.released_behind_streams());
             }

@@ -3,17 +3,19 @@
 //!
 //! Listing all descriptors of a process is the expensive part (about a microsecond each), so it is done seldom: when
 //! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
-//! [`SHARE`] of the time. In between only the descriptors known to be of log files are read. A process that
-//! ended has no descriptors; one that may not be inspected is reported by its error.
+//! [`SHARE`] of the time, at least every [`MOST`]. It goes in slices of processor time, so a process with very many takes
+//! some ticks, and keeps no other waiting. In between only the descriptors known to be of log files are read, at most
+//! [`POLLED`] of a process in one tick. A process that ended has no descriptors; one that may not be inspected is reported
+//! by its error.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Access, OpenFile, OpenFilesScan, ProcRoot, Selection};
-use pagekeeper_kernel::{Error, Inode};
+use pagekeeper_kernel::process::{Access, FdRounds, FdVisitor, OpenFile, ProcRoot};
+use pagekeeper_kernel::{Inode, Result};
 use pagekeeper_policy::FileId;
 
 use crate::directory::{Directory, Entry};
@@ -24,6 +26,12 @@ const SHARE: u32 = 500;
 const URGENT_SHARE: u32 = 50;
 /// The least time between two listings that nothing asked for.
 const LEAST: Duration = Duration::from_secs(1);
+/// The most time between two listings.
+const MOST: Duration = Duration::from_secs(15);
+/// Descriptors of a process whose positions are read in one tick, of more in turns.
+const POLLED: usize = 1024;
+/// Processor time for listings in one tick, where something is to be seen at once, and else.
+const SLICE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(3));
 
 /// A descriptor of a log file.
 #[derive(Debug, Clone)]
@@ -38,22 +46,20 @@ pub(crate) struct Descriptor {
     pub(crate) position: u64,
 }
 
-/// A descriptor as it is listed, with its process.
-pub(crate) type Listed = (u32, OpenFile);
-
-/// The descriptors of a set of processes, kept up to date.
+/// When descriptors are listed.
 #[derive(Debug)]
-pub(crate) struct Descriptors {
-    pub(crate) known: Vec<Descriptor>,
+pub(crate) struct Schedule {
     due: Instant,
     asked: bool,
     /// However urgently it is asked for, not before.
     earliest: Instant,
+    /// Whether the listing that is under way was asked for; none if there is none.
+    running: Option<bool>,
 }
 
-impl Descriptors {
+impl Schedule {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { known: Vec::new(), due: now, asked: true, earliest: now }
+        Self { due: now, asked: true, earliest: now, running: None }
     }
 
     /// Asks for a listing at the next tick.
@@ -61,58 +67,208 @@ impl Descriptors {
         self.asked = true;
     }
 
-    /// Whether a listing is due.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        now >= self.earliest && (self.asked || now >= self.due)
+    /// Begins a listing, if one is due.
+    pub(crate) fn begin(&mut self, now: Instant) -> bool {
+        let due = self.running.is_none() && now >= self.earliest && (self.asked || now >= self.due);
+        if due {
+            self.running = Some(std::mem::take(&mut self.asked));
+        }
+        due
     }
 
-    /// Lists the descriptors of `pids` anew: those of regular files whose name passes, and the processes that could not be
-    /// listed, except ended ones. What of it is of watched files is for [`Self::settle`].
-    pub(crate) fn list(
-        &mut self,
-        proc: &ProcRoot,
-        pids: &[u32],
-        wanted: &dyn Fn(&Path) -> bool,
-    ) -> (Vec<Listed>, Vec<(u32, Error)>) {
-        let began = Instant::now();
-        let selection = Selection { name: Some(wanted), ..Selection::default() };
-        let (mut found, mut errors) = (Vec::new(), Vec::new());
-        for process in OpenFilesScan::of(proc, pids.iter().copied(), selection).finish().processes {
-            found.extend(process.open.into_iter().map(|file| (process.pid, file)));
-            errors.extend(process.error.map(|error| (process.pid, error)));
-        }
-        let (cost, now) = (began.elapsed(), Instant::now());
-        self.asked = false;
-        self.due = now + (cost * SHARE).max(LEAST);
-        self.earliest = now + cost * URGENT_SHARE;
-        (found, errors)
+    /// How long what is under way may take in one tick.
+    pub(crate) fn slice(&self) -> Duration {
+        if self.running == Some(true) { SLICE.0 } else { SLICE.1 }
+    }
+
+    /// Ends a listing that took so much processor time.
+    pub(crate) fn end(&mut self, cost: Duration) {
+        let now = Instant::now();
+        self.running = None;
+        self.due = now + (cost * SHARE).clamp(LEAST, MOST);
+        self.earliest = now + (cost * URGENT_SHARE).min(MOST);
+    }
+}
+
+/// The descriptors of a database's process, kept up to date.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    pub(crate) known: Vec<Descriptor>,
+    pub(crate) schedule: Schedule,
+    turn: usize,
+}
+
+impl Descriptors {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { known: Vec::new(), schedule: Schedule::new(now), turn: 0 }
     }
 
     /// Knows those of the listed descriptors that are of watched files.
-    pub(crate) fn settle(&mut self, listed: &[Listed], names: &Names<'_>) {
-        self.known = listed.iter().filter_map(|(pid, file)| descriptor(*pid, file, names)).collect();
+    pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &Names<'_>) {
+        self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
     }
 
     /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a
     /// listing.
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
-        let mut changed = false;
-        self.known.retain_mut(|descriptor| {
-            let same =
-                proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
-                    Some(number) => descriptor.shown_inode == Some(number),
-                    // Before Linux 5.14 fdinfo has no inode.
-                    None => proc.inode_behind(descriptor.pid, descriptor.fd) == Some(descriptor.inode),
-                });
-            changed |= same.is_none();
-            if let Some(info) = &same {
-                descriptor.position = info.position;
-                descriptor.access = info.access();
-            }
-            same.is_some()
-        });
-        self.asked |= changed;
+        self.schedule.asked |= poll(&mut self.known, &mut self.turn, proc);
     }
+}
+
+/// The descriptors of watched files in processes that are no watched database, kept up to date.
+#[derive(Debug)]
+pub(crate) struct Others {
+    known: BTreeMap<u32, (Vec<Descriptor>, usize)>,
+    pub(crate) schedule: Schedule,
+    rounds: FdRounds<Listing>,
+    cost: Duration,
+}
+
+impl Others {
+    pub(crate) fn new(now: Instant) -> Self {
+        let (known, cost) = (BTreeMap::new(), Duration::ZERO);
+        Self { known, schedule: Schedule::new(now), rounds: FdRounds::default(), cost }
+    }
+
+    /// All descriptors that are known.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
+        self.known.values().flat_map(|(known, _)| known)
+    }
+
+    /// Whether a listing of all processes is under way, but for those with very many descriptors.
+    pub(crate) fn is_listing(&self) -> bool {
+        self.schedule.running.is_some()
+    }
+
+    /// As [`Descriptors::poll`].
+    pub(crate) fn poll(&mut self, proc: &ProcRoot) {
+        for (known, turn) in self.known.values_mut() {
+            self.schedule.asked |= poll(known, turn, proc);
+        }
+        self.known.retain(|_, (known, _)| !known.is_empty());
+    }
+
+    /// Lists the descriptors of these processes, if that is due, or goes on with it.
+    pub(crate) fn list(
+        &mut self,
+        proc: &ProcRoot,
+        pids: impl Iterator<Item = u32>,
+        directories: &[Directory],
+        now: Instant,
+    ) {
+        if self.schedule.begin(now) {
+            // Those with very many are still being read.
+            let begun: Vec<u32> = self.rounds.begun().collect();
+            pids.filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
+        }
+        if self.rounds.is_empty() && self.schedule.running.is_none() {
+            return;
+        }
+        let names = Names::of(directories);
+        let wanted = |_: u32, path: &Path| names.has(path);
+        let kept = |file: &OpenFile| {
+            file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
+        };
+        let mut lister = Lister::new(proc, &wanted, &kept);
+        self.rounds.advance(proc, &mut lister, self.schedule.slice());
+        // That some may not be inspected was reported at the start.
+        for done in lister.done {
+            self.cost += done.cost;
+            let known: Vec<Descriptor> =
+                done.open.iter().filter_map(|file| descriptor(done.pid, file, &names)).collect();
+            if known.is_empty() {
+                self.known.remove(&done.pid);
+            } else {
+                self.known.insert(done.pid, (known, 0));
+            }
+        }
+        if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
+            self.schedule.end(std::mem::take(&mut self.cost));
+        }
+    }
+}
+
+/// What was listed of a process that is being read.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pid: u32,
+    open: Vec<OpenFile>,
+}
+
+/// What was listed of a process.
+#[derive(Debug)]
+pub(crate) struct ListedProcess {
+    pub(crate) pid: u32,
+    /// Its descriptors of regular files whose names passed.
+    pub(crate) open: Vec<OpenFile>,
+    /// Whether all could be read.
+    pub(crate) read: Result<()>,
+    /// The processor time that it took.
+    pub(crate) cost: Duration,
+}
+
+/// Lists descriptors of files whose names pass.
+pub(crate) struct Lister<'a> {
+    proc: &'a ProcRoot,
+    wanted: &'a dyn Fn(u32, &Path) -> bool,
+    kept: &'a dyn Fn(&OpenFile) -> bool,
+    pub(crate) done: Vec<ListedProcess>,
+}
+
+impl<'a> Lister<'a> {
+    /// Of the names that are wanted, those files that are kept.
+    pub(crate) fn new(
+        proc: &'a ProcRoot,
+        wanted: &'a dyn Fn(u32, &Path) -> bool,
+        kept: &'a dyn Fn(&OpenFile) -> bool,
+    ) -> Self {
+        Self { proc, wanted, kept, done: Vec::new() }
+    }
+}
+
+impl FdVisitor for Lister<'_> {
+    type Process = Listing;
+
+    fn begin(&mut self, pid: u32) -> Option<Listing> {
+        Some(Listing { pid, open: Vec::new() })
+    }
+
+    fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
+        if (self.wanted)(listing.pid, target) {
+            let file = self.proc.open_file_at(listing.pid, fd, target);
+            listing.open.extend(file.filter(|file| (self.kept)(file)));
+        }
+    }
+
+    fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
+        self.done.push(ListedProcess { pid, open: listing.open, read, cost });
+    }
+}
+
+/// Reads positions again, of many in turns; whether one is closed or became another file, which is forgotten.
+fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot) -> bool {
+    let (count, first) = (known.len(), *turn);
+    *turn = if count > POLLED { (first + POLLED) % count } else { 0 };
+    let (mut at, mut changed) = (0, false);
+    known.retain_mut(|descriptor| {
+        let is_due = count <= POLLED || (at + count - first) % count < POLLED;
+        at += 1;
+        if !is_due {
+            return true;
+        }
+        let same = proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
+            Some(number) => descriptor.shown_inode == Some(number),
+            // Before Linux 5.14 fdinfo has no inode.
+            None => proc.inode_behind(descriptor.pid, descriptor.fd) == Some(descriptor.inode),
+        });
+        changed |= same.is_none();
+        if let Some(info) = &same {
+            descriptor.position = info.position;
+            descriptor.access = info.access();
+        }
+        same.is_some()
+    });
+    changed
 }
 
 /// Where there are more directories, it takes an index to find a name in all of them.

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
 use super::watched::{Database, Watched};
 use crate::config::Settings;
-use crate::descriptors::{Listed, Names};
+use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
@@ -74,7 +74,7 @@ pub(super) struct Claimant {
     /// What selects it.
     traits: ProcessTraits,
     /// The descriptors that it was last seen to have, until they are known as those of watched files.
-    listed: Vec<Listed>,
+    listed: Vec<OpenFile>,
     /// Directories whose claims are to be examined, as it sees them.
     todo: BTreeSet<PathBuf>,
 }
@@ -83,6 +83,11 @@ impl Claimant {
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         Arc::clone(&self.right)
     }
+
+    /// Whether claims of it wait to be examined.
+    pub(super) fn waits(&self) -> bool {
+        !self.todo.is_empty()
+    }
 }
 
 impl Watched {
@@ -90,16 +95,16 @@ impl Watched {
     pub(super) fn note_claims(
         &mut self,
         index: usize,
-        listed: Vec<Listed>,
+        listed: Vec<OpenFile>,
         settings: &Settings,
         report: &mut Report,
         now: Instant,
     ) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
-        let is_log = |file: &&Listed| database.profile.log_of(&file.1.path).is_some();
+        let is_log = |file: &&OpenFile| database.profile.log_of(&file.path).is_some();
         let mut shown = BTreeSet::new();
         let mut writes = HashSet::new();
-        for (_, file) in listed.iter().filter(is_log) {
+        for file in listed.iter().filter(is_log) {
             shown.extend(file.path.parent().map(Path::to_path_buf));
             if matches!(file.access, Access::WriteOnly | Access::ReadWrite) {
                 writes.insert(file.inode);
@@ -158,7 +163,7 @@ impl Watched {
             // Who shared it with this one may have it alone.
             for other in &mut self.databases {
                 other.claims.retain(|_, claim| !matches!(claim, Claim::Shared));
-                other.descriptors.ask();
+                other.descriptors.schedule.ask();
             }
         }
     }
@@ -204,7 +209,7 @@ impl Watched {
         }
         if is_new {
             // Their followers are to be seen at once.
-            self.others.ask();
+            self.others.schedule.ask();
         }
         let is_waiting = |database: &Database| !database.claimant.listed.is_empty();
         if !self.databases.iter().any(is_waiting) {
@@ -213,7 +218,7 @@ impl Watched {
         let names = Names::of(&self.directories);
         for database in self.databases.iter_mut().filter(|database| is_waiting(database)) {
             let claimant = &mut database.claimant;
-            database.descriptors.settle(&claimant.listed, &names);
+            database.descriptors.settle(database.pid, &claimant.listed, &names);
             if claimant.todo.is_empty() {
                 claimant.listed = Vec::new();
             }
@@ -360,7 +365,7 @@ impl Watched {
             }
             if let Some(database) = self.databases.iter_mut().find(|database| database.pid == *pid) {
                 database.claims.remove(path);
-                database.descriptors.ask();
+                database.descriptors.schedule.ask();
             }
         }
     }
@@ -398,7 +403,7 @@ impl Examined {
         let pid = database.pid;
         let right = Arc::clone(&database.claimant.right);
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
-        for (_, file) in &database.claimant.listed {
+        for file in &database.claimant.listed {
             let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
             let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
             held.entry(proc.as_seen_by(pid, parent)).or_default().push((name, file.inode, writes));

@@ -6,8 +6,8 @@
 //! 3. What fails for one file or database is reported once and does not keep the others from being watched.
 //! 4. Each database has a budget, and they take turns: what one has too much of costs the others nothing.
 //! 5. A file system that does not answer keeps none but its own databases waiting.
-//! 6. Its cost is bounded: expensive scans (of all processes, of all descriptors of a process) are repeated at intervals
-//!    that follow what the last one took.
+//! 6. Its cost is bounded: processes and their descriptors are read in slices of processor time, at intervals that follow
+//!    what the last time took, and a tick ends soon, so that signals are heeded.
 
 mod carry_out;
 #[cfg(test)]
@@ -179,6 +179,11 @@ impl Guard {
             && options.directories.is_empty()
             && self.watched.databases.is_empty()
             && self.report.ticks() > 0
+    }
+
+    /// Whether everything that there is to be found has been: else some ticks more are needed.
+    pub fn has_seen_all(&self) -> bool {
+        self.report.ticks() > 0 && self.watched.has_seen_all(&self.settings)
     }
 
     /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released or

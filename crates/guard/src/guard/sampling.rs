@@ -1,13 +1,14 @@
 //! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inotify::WatchDescriptor;
+use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::{Error, Result};
 use pagekeeper_policy::FileId;
 
@@ -16,7 +17,7 @@ use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, Names};
+use crate::descriptors::{Descriptor, ListedProcess, Lister, Names};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::Change;
 use crate::sample::Room;
@@ -90,9 +91,9 @@ impl Watched {
         self.forget_changed(&moved, report);
         if new_files {
             // Their writers and followers are to be seen at once.
-            self.others.ask();
+            self.others.schedule.ask();
             for database in &mut self.databases {
-                database.descriptors.ask();
+                database.descriptors.schedule.ask();
             }
         }
     }
@@ -141,51 +142,60 @@ impl Watched {
             watched.descriptors().map(|descriptor| descriptor.position).collect()
         };
         let before = positions(self);
-        let mut problems = Vec::new();
-        let mut listings = Vec::new();
-        let names = Names::of(&self.directories);
-        for (index, database) in self.databases.iter_mut().enumerate() {
-            database.descriptors.poll(&self.proc);
-            if !database.descriptors.is_due(now) {
+        for listed in self.list_databases(now) {
+            let Some(index) = self.databases.iter().position(|database| database.pid == listed.pid) else {
                 continue;
+            };
+            self.databases[index].descriptors.schedule.end(listed.cost);
+            if let Err(error) = &listed.read
+                && !error.is_gone()
+            {
+                report.problem(self.proc.root(listed.pid), &denied(error, listed.pid));
             }
-            let profile = &database.profile;
-            let wanted =
-                |path: &Path| path.is_absolute() && (profile.log_of(path).is_some() || names.has(path));
-            let (listed, errors) = database.descriptors.list(&self.proc, &[database.pid], &wanted);
-            for (pid, error) in errors {
-                if !error.is_gone() {
-                    problems.push((self.proc.root(pid), denied(&error, pid)));
-                }
-            }
-            listings.push((index, listed));
-        }
-        for (index, listed) in listings {
-            self.note_claims(index, listed, settings, report, now);
+            self.note_claims(index, listed.open, settings, report, now);
         }
         self.examine_claims(settings, report, now);
         self.others.poll(&self.proc);
-        if self.others.is_due(now) && !self.directories.is_empty() {
-            let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
+        if !self.directories.is_empty() {
             let own = std::process::id();
-            let pids = self.proc.pids().unwrap_or_default();
-            let others: Vec<u32> =
-                pids.into_iter().filter(|pid| !known.contains(pid) && *pid != own).collect();
-            // That some may not be inspected was reported at the start.
-            let names = Names::of(&self.directories);
-            let (listed, _) = self.others.list(&self.proc, &others, &|path| names.has(path));
-            self.others.settle(&listed, &names);
-        }
-        for (path, problem) in problems {
-            report.problem(path, &problem);
+            let is_known = |pid: u32| self.databases.iter().any(|database| database.pid == pid);
+            let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
+            let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
+            self.others.list(&self.proc, others, &self.directories, now);
         }
         positions(self) != before
+    }
+
+    /// Reads the positions of databases' descriptors, and lists what is due of them, as far as there is time for: those
+    /// that were listed.
+    fn list_databases(&mut self, now: Instant) -> Vec<ListedProcess> {
+        let mut slice = Duration::ZERO;
+        for database in &mut self.databases {
+            database.descriptors.poll(&self.proc);
+            if database.descriptors.schedule.begin(now) {
+                self.listings.push(database.pid);
+            }
+            slice = slice.max(database.descriptors.schedule.slice());
+        }
+        if self.listings.is_empty() {
+            return Vec::new();
+        }
+        let names = Names::of(&self.directories);
+        let profiles: HashMap<u32, &Profile> =
+            self.databases.iter().map(|database| (database.pid, &*database.profile)).collect();
+        let wanted = |pid: u32, path: &Path| {
+            let is_log = || profiles.get(&pid).is_some_and(|profile| profile.log_of(path).is_some());
+            path.is_absolute() && (is_log() || names.has(path))
+        };
+        let mut lister = Lister::new(&self.proc, &wanted, &|_| true);
+        self.listings.advance(&self.proc, &mut lister, slice);
+        lister.done
     }
 
     /// The descriptors of watched files.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         let databases = self.databases.iter().flat_map(|database| &database.descriptors.known);
-        databases.chain(&self.others.known)
+        databases.chain(self.others.known())
     }
 
     /// Takes samples of the files that are due; whether any has changed.

@@ -1,14 +1,15 @@
 //! What is watched: databases found among the processes, the directories of their logs, and directories that were named.
 //!
-//! Scans of all processes are repeated at intervals that follow what the last one took.
+//! Processes are listed every second, new ones are inspected at once and old ones in turns, within a budget of processor
+//! time for each tick.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Discovery, Profile, Recognised, logs_below, recognise};
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_catalog::{Budget, Discovery, FoundProcess, Profile, Recognised, logs_below, recognise};
+use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::text::unescaped;
 
 use super::claims::{Claim, Claimant};
@@ -17,15 +18,24 @@ use super::serve::Hung;
 use super::turns::Turns;
 use crate::config::Settings;
 use crate::crew::Crew;
-use crate::descriptors::Descriptors;
+use crate::descriptors::{Descriptors, Listing, Others};
 use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
 
-/// A scan of all processes that takes a millisecond is repeated after this many, but not sooner than a second.
+/// Processor time for the inspection of processes in one tick while those are new that were there at the start, and how
+/// long that may go on.
+const FIRST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Later one in so many of the time since the tick before, for new ones and for old ones, and of no more than that.
+const NEW_SHARE: u32 = 100;
+const OLD_SHARE: u32 = 300;
+const SINCE_MOST: Duration = Duration::from_secs(2);
+/// What takes a millisecond of processor time for each process that was named is repeated after this many, but not
+/// sooner than a second and not later than [`SCAN_MOST`].
 const SCAN_SHARE: u32 = 1000;
+const SCAN_MOST: Duration = Duration::from_secs(15);
 /// Directories are listed this often even without news: inotify does not see all network file systems.
 pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
 
@@ -65,14 +75,20 @@ pub(super) struct Watched {
     pub(super) directories: Vec<Directory>,
     /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower
     /// of one's own.
-    pub(super) others: Descriptors,
+    pub(super) others: Others,
+    /// Databases' processes whose descriptors are being listed.
+    pub(super) listings: FdRounds<Listing>,
     pub(super) ids: Ids,
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
     pub(super) list_due: Instant,
     pub(super) turns: Turns,
     pub(super) crew: Crew,
     pub(super) hung: Vec<Hung>,
-    discovery: Discovery,
+    pub(super) discovery: Discovery,
+    /// When the inspection of all processes began, until they have been inspected.
+    unsettled: Option<Instant>,
+    /// When processes were inspected last.
+    inspected: Instant,
     scan_due: Instant,
 }
 
@@ -83,7 +99,8 @@ impl Watched {
             proc,
             databases: Vec::new(),
             directories: Vec::new(),
-            others: Descriptors::new(now),
+            others: Others::new(now),
+            listings: FdRounds::default(),
             ids: Ids::default(),
             notifications: Notifications::new(),
             list_due: now + LIST_AGAIN,
@@ -91,6 +108,8 @@ impl Watched {
             crew: Crew::default(),
             hung: Vec::new(),
             discovery: Discovery::default(),
+            unsettled: Some(now),
+            inspected: now,
             scan_due: now,
         }
     }
@@ -103,9 +122,11 @@ impl Watched {
         self.drop_hung();
         self.databases.clear();
         self.discovery.forget();
+        self.unsettled = Some(now);
         self.scan_due = now;
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
-        self.others = Descriptors::new(now);
+        self.others = Others::new(now);
+        self.listings.clear();
     }
 
     /// Drops databases that ended, and takes up new ones.
@@ -126,23 +147,60 @@ impl Watched {
             self.forget_directories_of(&lost);
             self.scan_due = now;
         }
+        if let Err(error) = self.discovery.list(&self.proc, now) {
+            report.problem(error.path().to_path_buf(), &error);
+        }
+        if settings.options.find {
+            self.discover(settings, report, now);
+        }
         if now < self.scan_due {
             return;
         }
-        self.recognise_again(settings);
-        let known: Vec<u32> = self.databases.iter().map(|database| database.pid).collect();
-        if settings.options.find || self.databases.iter().any(|database| database.profile.postgresql_titles) {
-            match self.proc.pids() {
-                Ok(pids) => self.scan(settings, &pids, &known, now),
-                Err(error) => report.problem(error.path().to_path_buf(), &error),
-            }
+        let began = thread_cpu_time();
+        if !settings.options.find {
+            self.recognise_again(settings);
         }
+        self.find_titles();
         for &pid in &settings.options.pids {
-            if !known.contains(&pid) {
+            if self.databases.iter().all(|database| database.pid != pid) {
                 self.take_named_process(settings, report, pid, now);
             }
         }
-        self.scan_due = Instant::now() + (now.elapsed() * SCAN_SHARE).max(Duration::from_secs(1));
+        let cost = thread_cpu_time().saturating_sub(began);
+        self.scan_due = now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_MOST);
+    }
+
+    /// Inspects processes, as far as there is time for.
+    fn discover(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+        let known = self.databases.iter().map(|database| (database.pid, database.certain)).collect();
+        let since = now.saturating_duration_since(self.inspected).min(SINCE_MOST);
+        let new = if self.unsettled.is_some() { FIRST.0 } else { since / NEW_SHARE };
+        let budget = Budget { new, old: since / OLD_SHARE };
+        self.inspected = now;
+        let found = self.discovery.advance(&self.proc, &known, &settings.candidates(), budget, now);
+        self.unsettled = self.unsettled.filter(|began| {
+            !self.discovery.has_seen_all() && now.saturating_duration_since(*began) < FIRST.1
+        });
+        match found {
+            Ok(found) => {
+                for FoundProcess { pid, recognised, .. } in found {
+                    if known.contains_key(&pid) {
+                        self.make_certain(pid, recognised);
+                    } else {
+                        self.take_up(settings, pid, recognised, now);
+                    }
+                }
+            }
+            Err(error) => report.problem(error.path().to_path_buf(), &error),
+        }
+    }
+
+    /// Whether all processes that there are were inspected, and all that databases claim.
+    pub(super) fn has_seen_all(&self, settings: &Settings) -> bool {
+        (!settings.options.find || self.discovery.has_seen_all())
+            && self.listings.is_empty()
+            && !self.others.is_listing()
+            && self.databases.iter().all(|database| !database.claimant.waits())
     }
 
     pub(super) fn forget_directories_of(&mut self, pids: &[u32]) {
@@ -155,9 +213,9 @@ impl Watched {
         for database in &mut self.databases {
             // A directory that was another's may be its own now.
             database.claims.retain(|_, claim| claim.is_held() && !pids.contains(&database.pid));
-            database.descriptors.ask();
+            database.descriptors.schedule.ask();
         }
-        self.others.ask();
+        self.others.schedule.ask();
     }
 
     /// Databases that were known by name alone may have opened the files that show what they are by now.
@@ -165,36 +223,34 @@ impl Watched {
         let uncertain: Vec<u32> =
             self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
         for pid in uncertain {
-            let Some(recognised) =
-                recognise(&self.proc, pid, &settings.profiles).filter(|again| again.certain)
-            else {
-                continue;
-            };
-            let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else {
-                continue;
-            };
-            database.certain = true;
-            database.claims.retain(|_, claim| claim.is_held());
-            if database.profile.name != recognised.profile.name {
-                database.profile = recognised.profile;
-                self.forget_directories_of(&[pid]);
+            if let Some(again) = recognise(&self.proc, pid, &settings.profiles).filter(|again| again.certain)
+            {
+                self.make_certain(pid, again);
             }
         }
     }
 
-    fn scan(&mut self, settings: &Settings, pids: &[u32], known: &[u32], now: Instant) {
-        if settings.options.find {
-            for found in self.discovery.scan(&self.proc, pids, known, &settings.candidates()) {
-                self.take_up(settings, found.pid, found.recognised, now);
-            }
+    /// Takes in by which profile a database certainly goes.
+    fn make_certain(&mut self, pid: u32, recognised: Recognised) {
+        let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
+        database.certain = true;
+        database.claims.retain(|_, claim| claim.is_held());
+        if database.profile.name != recognised.profile.name {
+            database.profile = recognised.profile;
+            self.forget_directories_of(&[pid]);
         }
+    }
+
+    /// Finds the processes whose titles show followers.
+    fn find_titles(&mut self) {
+        let table = self.discovery.processes();
+        let shows = |pid: &u32| {
+            let title = title(&self.proc, *pid);
+            title.contains("walsender") || title.contains("archiver")
+        };
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
-            let is_child = |pid: &u32| self.proc.parent(*pid).is_ok_and(|parent| parent == database.pid);
-            let shows = |pid: &u32| {
-                let title = title(&self.proc, *pid);
-                title.contains("walsender") || title.contains("archiver")
-            };
-            database.titled = pids.iter().copied().filter(|pid| is_child(pid) && shows(pid)).collect();
+            let children = table.programs().filter(|(_, process)| process.parent == database.pid);
+            database.titled = children.map(|(pid, _)| pid).filter(shows).collect();
         }
     }
 
@@ -220,6 +276,17 @@ impl Watched {
         let Ok(started) = self.proc.start_time(pid) else {
             return;
         };
+        // Process ids wrap around, and one with many descriptors takes longer: a worker may have been met first.
+        let (table, name) = (self.discovery.processes(), &recognised.profile.name);
+        let is_worker = |database: &&Database| {
+            database.profile.name == *name
+                && table.get(database.pid).is_some_and(|process| process.parent == pid)
+        };
+        let workers: Vec<u32> = self.databases.iter().filter(is_worker).map(|worker| worker.pid).collect();
+        if !workers.is_empty() {
+            self.databases.retain(|database| !workers.contains(&database.pid));
+            self.forget_directories_of(&workers);
+        }
         self.databases.push(Database {
             pid,
             started,
@@ -232,7 +299,7 @@ impl Watched {
             claims: BTreeMap::new(),
             reported: false,
         });
-        self.others.ask();
+        self.others.schedule.ask();
     }
 
     /// Takes up the directories that were named, and those below that their profile names; again and again,

@@ -4,14 +4,13 @@
 //! [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves: all names, and the position of one descriptor.
 //! Invariants: no file is opened; a descriptor that is closed meanwhile is left out.
 
-use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 
+use super::fd_rounds::FdPieces;
 use super::{ProcRoot, Selection, deleted, malformed};
 use crate::{Error, Inode, Result};
 
@@ -124,27 +123,8 @@ impl ProcRoot {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn fd_links(&self, pid: u32, mut each: impl FnMut(RawFd, &Path)) -> Result<()> {
-        let path = self.of(pid, "fd");
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory =
-            rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| Error::call("open", &path, e))?;
-        let mut entries_buffer = [MaybeUninit::<u8>::uninit(); 8192];
-        // The kernel prints a link's target into one page of 4 KiB or more, and refuses longer ones.
-        let mut target_buffer = [MaybeUninit::<u8>::uninit(); 4096];
-        let mut entries = RawDir::new(&directory, &mut entries_buffer);
-        while let Some(entry) = entries.next() {
-            let entry = entry.map_err(|e| Error::call("readdir", &path, e))?;
-            let Some(fd) = entry.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok()) else {
-                continue;
-            };
-            match rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target_buffer) {
-                Ok((target, _)) => each(fd, Path::new(std::ffi::OsStr::from_bytes(target))),
-                Err(Errno::NAMETOOLONG) => each(fd, &self.fd_path(pid, fd)),
-                // Closed meanwhile; when the process has ended, so has the list.
-                Err(Errno::NOENT | Errno::SRCH) => {}
-                Err(error) => return Err(Error::call("readlink", self.fd_path(pid, fd), error)),
-            }
-        }
+        let mut pieces = FdPieces::of(self, pid);
+        while pieces.next(self, &mut each)? {}
         Ok(())
     }
 
@@ -183,6 +163,12 @@ impl ProcRoot {
         })?;
         files.sort_unstable_by_key(|file| file.fd);
         Ok(files)
+    }
+
+    /// The regular file behind a descriptor whose link says `target`; none where it is no regular file, was closed or
+    /// reused meanwhile, or its stat is refused.
+    pub fn open_file_at(&self, pid: u32, fd: RawFd, target: &Path) -> Option<OpenFile> {
+        self.open_file(pid, fd, target, &self.root(pid), &Selection::default())
     }
 
     fn open_file(

@@ -19,6 +19,7 @@
 
 mod cgroups;
 mod deleted;
+mod fd_rounds;
 mod fds;
 mod io;
 mod maps;
@@ -31,6 +32,7 @@ mod status;
 use std::path::{Path, PathBuf};
 
 pub use cgroups::CgroupPath;
+pub use fd_rounds::{FdRounds, FdVisitor, thread_cpu_time};
 pub use fds::{Access, FdInfo, OpenFile};
 pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};

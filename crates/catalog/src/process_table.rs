@@ -1,0 +1,140 @@
+//! The processes that exist, kept up to date at little cost.
+//!
+//! New ones are known by one listing of `/proc`; what is known of the others is checked in turns, all within
+//! [`CHECK_WITHIN`]: a process may become another program by exec, and a process id may be used again.
+//! Fails only where the processes can't be listed. One that ended in between, or can't be seen, is none.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::ops::Bound;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Result;
+use pagekeeper_kernel::process::ProcRoot;
+
+/// What is known of a process is checked within this time.
+pub(crate) const CHECK_WITHIN: Duration = Duration::from_secs(15);
+
+/// What there is to know of a process without looking into it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its parent.
+    pub parent: u32,
+    /// When it started, in clock ticks since boot.
+    pub started: u64,
+    /// What it is called.
+    pub name: OsString,
+    /// Whether it is a thread of the kernel, which has no files.
+    pub kernel_thread: bool,
+}
+
+/// The processes that exist.
+#[derive(Debug, Default)]
+pub struct ProcessTable {
+    processes: BTreeMap<u32, Process>,
+    /// The process that was checked last, and when.
+    checked: Option<(u32, Instant)>,
+}
+
+impl ProcessTable {
+    /// Lists the processes, and checks as many as are due by `now`; those that are new, or another program than before.
+    pub fn update(&mut self, proc: &ProcRoot, now: Instant) -> Result<Vec<u32>> {
+        let pids = proc.pids()?;
+        self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
+        let due = self.due(now);
+        let mut changed = Vec::new();
+        for pid in pids {
+            if !due.contains(&pid) && self.processes.contains_key(&pid) {
+                continue;
+            }
+            let Ok(stat) = proc.stat(pid) else {
+                self.processes.remove(&pid);
+                continue;
+            };
+            let process = Process {
+                parent: stat.parent,
+                started: stat.start_time,
+                name: stat.name,
+                kernel_thread: stat.kernel_thread,
+            };
+            let is_same = |known: &Process| known.started == process.started && known.name == process.name;
+            if !self.processes.get(&pid).is_some_and(is_same) {
+                changed.push(pid);
+            }
+            self.processes.insert(pid, process);
+        }
+        Ok(changed)
+    }
+
+    /// Checks all that is known at the next update.
+    pub fn check_all(&mut self) {
+        self.checked = None;
+    }
+
+    /// All processes but the kernel's threads, by id.
+    pub fn programs(&self) -> impl Iterator<Item = (u32, &Process)> {
+        let all = self.processes.iter().map(|(pid, process)| (*pid, process));
+        all.filter(|(_, process)| !process.kernel_thread)
+    }
+
+    /// What is known of a process.
+    pub fn get(&self, pid: u32) -> Option<&Process> {
+        self.processes.get(&pid)
+    }
+
+    /// The processes whose turn it is, ascending.
+    fn due(&mut self, now: Instant) -> std::collections::BTreeSet<u32> {
+        let count = self.processes.len();
+        let Some((last, at)) = self.checked.replace((0, now)) else {
+            return self.processes.keys().copied().collect();
+        };
+        let share = now.saturating_duration_since(at).as_secs_f64() / CHECK_WITHIN.as_secs_f64();
+        // Rounded up: a part of one would never come to one.
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a number of processes"
+        )]
+        let wanted = ((count as f64 * share).ceil() as usize).min(count);
+        let after = self.processes.range((Bound::Excluded(last), Bound::Unbounded));
+        let turn = after.chain(self.processes.range(..=last)).map(|(pid, _)| *pid);
+        let due: Vec<u32> = turn.take(wanted).collect();
+        self.checked = Some((due.last().copied().unwrap_or(last), now));
+        due.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::fake_process;
+
+    #[test]
+    fn new_and_changed_processes_are_known() {
+        let tree = tempfile::tempdir().unwrap();
+        let proc = ProcRoot::at(tree.path());
+        for pid in 1..=30 {
+            fake_process(tree.path(), pid, "sh", 1, &[]);
+        }
+        let mut table = ProcessTable::default();
+        let begin = Instant::now();
+        assert_eq!(table.update(&proc, begin).unwrap().len(), 30);
+        assert_eq!(table.update(&proc, begin).unwrap(), [0; 0]);
+        fake_process(tree.path(), 31, "sh", 1, &[]);
+        assert_eq!(table.update(&proc, begin).unwrap(), [31], "at once");
+        fake_process(tree.path(), 17, "mariadbd", 1, &[]);
+        std::fs::remove_dir_all(tree.path().join("5")).unwrap();
+        let changed = (1..=16).find_map(|second| {
+            let changed = table.update(&proc, begin + Duration::from_secs(second)).unwrap();
+            (!changed.is_empty()).then_some((second, changed))
+        });
+        let (second, changed) = changed.unwrap();
+        assert_eq!(changed, [17]);
+        assert!(second > 1, "few at a time");
+        assert!(table.get(5).is_none() && table.programs().count() == 30);
+        fake_process(tree.path(), 18, "mariadbd", 1, &[]);
+        table.check_all();
+        assert_eq!(table.update(&proc, begin).unwrap(), [18]);
+    }
+}

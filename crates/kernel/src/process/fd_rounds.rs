@@ -1,0 +1,296 @@
+//! The descriptors of many processes, read in slices of processor time.
+//!
+//! A process may have very many: its descriptors are read in pieces, in turns with others that have many, and after all
+//! that have few. So nobody is kept waiting by how many another has. What a slice costs is counted in the processor time
+//! of the calling thread: a busy machine does not make it longer.
+//!
+//! A process that ends meanwhile ends with an error for which [`Error::is_gone`] holds. Only `/proc` is read, and nothing
+//! of it stays open between two pieces, however many processes have many.
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
+
+use super::ProcRoot;
+use crate::{Error, Result};
+
+/// Descriptors of a piece, at least: who has fewer is read at once.
+const PIECE: usize = 256;
+
+/// Processor time that the calling thread has used so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
+///
+/// ```
+/// let before = pagekeeper_kernel::process::thread_cpu_time();
+/// assert!(pagekeeper_kernel::process::thread_cpu_time() >= before);
+/// ```
+pub fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    // It is never negative.
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// The descriptors of one process, read in pieces.
+#[derive(Debug)]
+pub(super) struct FdPieces {
+    pid: u32,
+    path: PathBuf,
+    /// Where the next piece begins, and when the process started of which it is: the process id may be used again.
+    next: Option<(u64, Option<u64>)>,
+}
+
+impl FdPieces {
+    pub(super) fn of(proc: &ProcRoot, pid: u32) -> Self {
+        Self { pid, path: proc.of(pid, "fd"), next: None }
+    }
+
+    /// Gives the next few hundred descriptors to `each`, with what their links say; whether there may be more.
+    pub(super) fn next(&mut self, proc: &ProcRoot, each: &mut dyn FnMut(RawFd, &Path)) -> Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&self.path, flags, Mode::empty())
+            .map_err(|e| Error::call("open", &self.path, e))?;
+        if let Some((position, started)) = self.next {
+            if proc.start_time(self.pid).ok() != started {
+                return Err(Error::call("open", &self.path, Errno::SRCH));
+            }
+            rustix::fs::seek(&directory, SeekFrom::Start(position))
+                .map_err(|e| Error::call("lseek", &self.path, e))?;
+        }
+        let mut entries_buffer = [MaybeUninit::<u8>::uninit(); 8192];
+        // The kernel prints a link's target into one page of 4 KiB or more, and refuses longer ones.
+        let mut target_buffer = [MaybeUninit::<u8>::uninit(); 4096];
+        let mut entries = RawDir::new(&directory, &mut entries_buffer);
+        let mut seen = 0;
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|e| Error::call("readdir", &self.path, e))?;
+            let Some(fd) = entry.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok()) else {
+                continue;
+            };
+            seen += 1;
+            let position = entry.next_entry_cookie();
+            match rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target_buffer) {
+                Ok((target, _)) => each(fd, Path::new(std::ffi::OsStr::from_bytes(target))),
+                Err(Errno::NAMETOOLONG) => each(fd, &proc.fd_path(self.pid, fd)),
+                // Closed meanwhile; when the process has ended, so has the list.
+                Err(Errno::NOENT | Errno::SRCH) => {}
+                Err(error) => return Err(Error::call("readlink", proc.fd_path(self.pid, fd), error)),
+            }
+            // What is in the buffer would be read twice.
+            if seen >= PIECE && entries.is_buffer_empty() {
+                self.next = Some((position, proc.start_time(self.pid).ok()));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What is done with the descriptors of processes.
+pub trait FdVisitor {
+    /// What is kept of a process while it is read.
+    type Process;
+
+    /// Begins with a process; none if it is not to be read after all.
+    fn begin(&mut self, pid: u32) -> Option<Self::Process>;
+
+    /// Takes in a descriptor and what its link says, as in [`ProcRoot::fd_links`].
+    fn descriptor(&mut self, process: &mut Self::Process, fd: RawFd, target: &Path);
+
+    /// Ends with a process: whether all could be read, and the processor time that it took.
+    fn end(&mut self, pid: u32, process: Self::Process, read: Result<()>, cost: Duration);
+}
+
+/// Processes whose descriptors are to be read, and those that are being read.
+#[derive(Debug)]
+pub struct FdRounds<S> {
+    next: VecDeque<u32>,
+    long: VecDeque<Long<S>>,
+}
+
+/// A process with many descriptors.
+#[derive(Debug)]
+struct Long<S> {
+    pieces: FdPieces,
+    process: S,
+    cost: Duration,
+}
+
+impl<S> Default for FdRounds<S> {
+    fn default() -> Self {
+        Self { next: VecDeque::new(), long: VecDeque::new() }
+    }
+}
+
+impl<S> FdRounds<S> {
+    /// Reads this process after those that wait.
+    pub fn push(&mut self, pid: u32) {
+        self.next.push_back(pid);
+    }
+
+    /// Reads this process before those that wait.
+    pub fn push_first(&mut self, pid: u32) {
+        self.next.push_front(pid);
+    }
+
+    /// How many processes wait that were not begun with.
+    pub fn waiting(&self) -> usize {
+        self.next.len()
+    }
+
+    /// Whether there is nothing to be read.
+    pub fn is_empty(&self) -> bool {
+        self.next.is_empty() && self.long.is_empty()
+    }
+
+    /// The processes of which a part was read.
+    pub fn begun(&self) -> impl Iterator<Item = u32> {
+        self.long.iter().map(|long| long.pieces.pid)
+    }
+
+    /// Forgets what is to be read.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Reads until so much processor time is used up: some hundred descriptors of two processes at least. Whether all were read.
+    ///
+    /// A piece is not interrupted: it takes a microsecond for each descriptor, and what the visitor takes.
+    pub fn advance<V: FdVisitor<Process = S>>(
+        &mut self,
+        proc: &ProcRoot,
+        visitor: &mut V,
+        budget: Duration,
+    ) -> bool {
+        let began = thread_cpu_time();
+        let mut before = began;
+        for step in 0_u64.. {
+            if self.is_empty() {
+                break;
+            }
+            // One with few first, then one with many, which go on however many with few come; then those with few.
+            let of_many = step == 1 && !self.long.is_empty();
+            let next = if of_many { None } else { self.next.pop_front() };
+            let long = match next {
+                Some(pid) => visitor.begin(pid).map(|process| {
+                    let pieces = FdPieces::of(proc, pid);
+                    Long { pieces, process, cost: Duration::ZERO }
+                }),
+                None => self.long.pop_front(),
+            };
+            let Some(mut long) = long else { continue };
+            let each = &mut |fd, target: &Path| visitor.descriptor(&mut long.process, fd, target);
+            let more = long.pieces.next(proc, each);
+            let after = thread_cpu_time();
+            long.cost += after.saturating_sub(before);
+            match more {
+                Ok(true) => self.long.push_back(long),
+                Ok(false) => visitor.end(long.pieces.pid, long.process, Ok(()), long.cost),
+                Err(error) => visitor.end(long.pieces.pid, long.process, Err(error), long.cost),
+            }
+            before = after;
+            if step > 0 && after.saturating_sub(began) >= budget {
+                break;
+            }
+        }
+        self.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Counts descriptors; what ended, in order.
+    #[derive(Default)]
+    struct Counting(Vec<(u32, usize, bool)>);
+
+    impl FdVisitor for Counting {
+        type Process = usize;
+
+        fn begin(&mut self, pid: u32) -> Option<usize> {
+            (pid != 4).then_some(0)
+        }
+
+        fn descriptor(&mut self, process: &mut usize, _: RawFd, _: &Path) {
+            *process += 1;
+        }
+
+        fn end(&mut self, pid: u32, process: usize, read: Result<()>, _: Duration) {
+            self.0.push((pid, process, read.is_ok()));
+        }
+    }
+
+    fn tree(processes: &[(u32, usize)]) -> (tempfile::TempDir, ProcRoot) {
+        let tree = tempfile::tempdir().unwrap();
+        for (pid, count) in processes {
+            let fds = tree.path().join(format!("{pid}/fd"));
+            std::fs::create_dir_all(&fds).unwrap();
+            for fd in 0..*count {
+                symlink("/nowhere", fds.join(fd.to_string())).unwrap();
+            }
+        }
+        let proc = ProcRoot::at(tree.path());
+        (tree, proc)
+    }
+
+    #[test]
+    fn who_has_many_descriptors_keeps_nobody_waiting() {
+        let (_tree, proc) = tree(&[(1, 5000), (2, 3), (3, 4000), (4, 1), (5, 0)]);
+        let (mut rounds, mut seen) = (FdRounds::default(), Counting::default());
+        for pid in [1, 2, 3, 4, 5, 6] {
+            rounds.push(pid);
+        }
+        rounds.push_first(2);
+        assert_eq!(rounds.waiting(), 7);
+        let mut slices = 1;
+        while !rounds.advance(&proc, &mut seen, Duration::ZERO) {
+            slices += 1;
+        }
+        assert!(slices > 10, "{slices}");
+        let few: Vec<_> = seen.0.iter().take(4).copied().collect();
+        assert_eq!(few, [(2, 3, true), (2, 3, true), (5, 0, true), (6, 0, false)], "{:?}", seen.0);
+        let mut many: Vec<_> = seen.0.split_off(4);
+        many.sort_unstable();
+        assert_eq!(many, [(1, 5000, true), (3, 4000, true)]);
+        assert!(rounds.is_empty() && rounds.begun().next().is_none());
+    }
+
+    #[test]
+    fn a_process_that_ends_meanwhile_is_gone() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let proc = ProcRoot::default();
+        let mut pieces = FdPieces::of(&proc, child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut count = 0;
+        match pieces.next(&proc, &mut |_, _| count += 1) {
+            Ok(more) => assert!(!more && count == 0),
+            Err(error) => assert!(error.is_gone(), "{error}"),
+        }
+    }
+
+    #[test]
+    fn a_process_of_the_same_id_is_another_one() {
+        let (tree, proc) = tree(&[(7, 1000)]);
+        let started_at = |time: u32| {
+            let stat = format!("7 (sh) S 1 {}{time} 0 0\n", "0 ".repeat(17));
+            std::fs::write(tree.path().join("7/stat"), stat).unwrap();
+            assert_eq!(proc.start_time(7).unwrap(), u64::from(time));
+        };
+        started_at(5);
+        let mut pieces = FdPieces::of(&proc, 7);
+        let mut count = 0;
+        assert!(pieces.next(&proc, &mut |_, _| count += 1).unwrap());
+        assert!(pieces.next(&proc, &mut |_, _| count += 1).unwrap());
+        started_at(6);
+        let error = pieces.next(&proc, &mut |_, _| count += 1).unwrap_err();
+        assert!(error.is_gone() && count < 1000, "{error}, {count}");
+    }
+}

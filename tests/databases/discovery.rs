@@ -1,0 +1,71 @@
+//! The guard beside a process that holds very many files open: a server that starts later is found as soon as without it.
+//!
+//! Needs root, `bash`, `setpriv` and Debian's `rocksdb-tools`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
+
+use crate::support;
+use crate::support::guard::Guard;
+use crate::support::rocksdb::{self, Bench};
+use std::io::BufRead as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const DESCRIPTORS: usize = 19_900;
+
+/// Far more than the two seconds that it takes where the processor is free, and far less than the minutes that it took to
+/// look at all descriptors first.
+const SOON: Duration = Duration::from_secs(40);
+
+/// A shell that holds so many descriptors.
+struct Hoarder(Child);
+
+impl Hoarder {
+    fn start(descriptors: usize) -> Self {
+        let script = format!(
+            "ulimit -n {} && for ((i = 0; i < {descriptors}; i++)); do exec {{fd}}</dev/null; done && \
+             echo ready; read -r _",
+            descriptors + 100
+        );
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig=KILL", "--", "bash", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start a shell");
+        let mut ready = String::new();
+        let output = child.stdout.take().expect("piped");
+        std::io::BufReader::new(output).read_line(&mut ready).expect("read what it says");
+        assert_eq!(ready, "ready\n");
+        Self(child)
+    }
+}
+
+impl Drop for Hoarder {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_is_found_soon_beside_a_process_of_very_many_descriptors() {
+    let programs: Vec<&str> = rocksdb::PROGRAMS.into_iter().chain(["bash"]).collect();
+    if !support::can_run("finding a server beside many descriptors", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let hoarder = Hoarder::start(DESCRIPTORS);
+    let open = std::fs::read_dir(format!("/proc/{}/fd", hoarder.0.id())).expect("it runs").count();
+    assert!(open >= DESCRIPTORS, "{open}");
+    let guard = Guard::spawn(&[]);
+    guard.wait_for("tick", SOON, |_| true);
+    // By then it has read all descriptors that there are.
+    std::thread::sleep(Duration::from_secs(6));
+    let server = Bench::start(scratch.path(), support::MIB, false);
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    assert_eq!(found["profile"], "rocksdb", "{found}");
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+}
