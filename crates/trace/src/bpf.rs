@@ -11,13 +11,14 @@ use std::collections::HashMap;
 use rustix::io::Errno;
 
 use super::error::Right;
+use super::event::Event;
 use super::gathered::Gathered;
 use super::options::{Kind, Points};
 use super::programs::{Choice, Tables, program};
 use super::record::{
     Lost, Readings, flight, flight_key, page, page_key, pause_key, request_key, stall_key, timed,
 };
-use super::tracefs::{Event, Tracepoint};
+use super::tracefs::Tracepoint;
 use super::{TraceError, TraceOptions, record};
 use crate::sys::{Attachment, LoadError, Map, MapKind, Program};
 

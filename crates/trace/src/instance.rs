@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::TraceError;
 use super::error::Right;
-use super::tracefs::{Event, Tracefs};
+use super::event::Event;
+use super::tracefs::Tracefs;
 use pagekeeper_kernel::process::ProcRoot;
 
 /// What the names of all instances begin with.

@@ -67,6 +67,7 @@ mod bpf;
 mod counts;
 mod durations;
 mod error;
+mod event;
 mod format;
 mod gathered;
 mod instance;

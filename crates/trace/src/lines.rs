@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::tracefs::Event;
+use super::event::Event;
 use super::{BlockOp, ReclaimKind};
 use pagekeeper_kernel::Inode;
 

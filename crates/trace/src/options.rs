@@ -4,9 +4,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 use super::TraceError;
+use super::event::Event;
 use super::programs::Choice;
 use super::record::kernel_device;
-use super::tracefs::{Event, Tracefs, Tracepoint};
+use super::tracefs::{Tracefs, Tracepoint};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 

@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::time::Duration;
 
+use super::event::Event;
 use super::gathered::{Gathered, LevelSums, Pauses, Requests, Stalls};
 use super::instance::{Instance, read_some};
 use super::lines::{Line, Pause, Record, What, parse};
 use super::options::Points;
 use super::programs::Choice;
-use super::tracefs::{Event, Tracefs};
+use super::tracefs::Tracefs;
 use super::{BlockOp, Durations, PageFlow, PageTotals, ReclaimKind, Task, TraceError, TraceOptions};
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::process::ProcRoot;

@@ -8,8 +8,9 @@
 use super::TraceError;
 use super::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
 use super::durations::CLASSES;
+use super::event::Event;
 use super::record::{Lost, flight, flight_key, page, page_key, pause_key, request_key, stall_key, timed};
-use super::tracefs::{Event, Tracepoint};
+use super::tracefs::Tracepoint;
 use crate::sys::Instruction;
 use Reg::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10};
 use pagekeeper_kernel::Inode;

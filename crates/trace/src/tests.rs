@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 
+use super::event::Event;
 use super::programs::{Tables, program};
-use super::tracefs::{Event, Tracepoint};
+use super::tracefs::Tracepoint;
 use super::*;
 use crate::testing::{as_nobody, disk_dir, evict_all, file_of, skip};
 use pagekeeper_kernel::mutex::lock;

@@ -1,0 +1,67 @@
+//! The tracepoints that are made use of, and what the kernel calls them.
+
+/// The tracepoints that are made use of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Event {
+    Add,
+    Delete,
+    Pause,
+    ReclaimBegin,
+    ReclaimEnd,
+    GroupReclaimBegin,
+    GroupReclaimEnd,
+    Issue,
+    Complete,
+}
+
+impl Event {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Add,
+        Self::Delete,
+        Self::Pause,
+        Self::ReclaimBegin,
+        Self::ReclaimEnd,
+        Self::GroupReclaimBegin,
+        Self::GroupReclaimEnd,
+        Self::Issue,
+        Self::Complete,
+    ];
+
+    /// The kernel's name for the subsystem.
+    pub(super) fn category(self) -> &'static str {
+        match self {
+            Self::Add | Self::Delete => "filemap",
+            Self::Pause => "writeback",
+            Self::ReclaimBegin | Self::ReclaimEnd | Self::GroupReclaimBegin | Self::GroupReclaimEnd => {
+                "vmscan"
+            }
+            Self::Issue | Self::Complete => "block",
+        }
+    }
+
+    /// The kernel's name for the tracepoint.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Add => "mm_filemap_add_to_page_cache",
+            Self::Delete => "mm_filemap_delete_from_page_cache",
+            Self::Pause => "balance_dirty_pages",
+            Self::ReclaimBegin => "mm_vmscan_direct_reclaim_begin",
+            Self::ReclaimEnd => "mm_vmscan_direct_reclaim_end",
+            Self::GroupReclaimBegin => "mm_vmscan_memcg_reclaim_begin",
+            Self::GroupReclaimEnd => "mm_vmscan_memcg_reclaim_end",
+            Self::Issue => "block_rq_issue",
+            Self::Complete => "block_rq_complete",
+        }
+    }
+
+    /// The tracepoint of this name.
+    pub(super) fn of_name(name: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|event| event.name().as_bytes() == name)
+    }
+}
+
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.category(), self.name())
+    }
+}
