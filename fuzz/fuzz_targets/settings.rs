@@ -1,21 +1,4 @@
-//! The settings files of databases: any text is read, and what is read is of lines that are there.
+//! `settings` of crates/fuzzing, under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use pagekeeper_doctor::settings::{guc, option_file, options, toml_keys};
-
-fuzz_target!(|text: &str| {
-    let lines = u32::try_from(text.lines().count()).unwrap_or(u32::MAX);
-    for line in option_file::parse(text) {
-        assert!((1..=lines).contains(&line.number));
-    }
-    for line in guc::parse(text) {
-        assert!((1..=lines).contains(&line.number));
-    }
-    for entry in options::parse(text) {
-        assert!((1..=lines).contains(&entry.line));
-    }
-    for (name, _, line) in toml_keys(text).unwrap_or_default() {
-        assert!(line >= 1, "{name}");
-    }
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("settings").fuzz_one)(data));

@@ -1,31 +1,4 @@
-//! The snapshot file: any bytes are read or refused, and what is read is written and read again as the same.
-//!
-//! The bytes are tried as they are, and as content of version 1 whose checksum holds, which mutations never meet.
+//! `snapshot` of crates/fuzzing, under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/cli/src/snapshot/format.rs"]
-#[allow(dead_code)]
-mod format;
-
-fuzz_target!(|data: &[u8]| {
-    try_reading(data);
-    let mut sealed = [&format::MAGIC[..], &1_u16.to_le_bytes(), data].concat();
-    let checksum = crc32c::crc32c(&sealed);
-    sealed.extend_from_slice(&checksum.to_le_bytes());
-    try_reading(&sealed);
-});
-
-fn try_reading(bytes: &[u8]) {
-    if let Ok(snapshot) = format::decode(bytes) {
-        let page = snapshot.page_size;
-        for file in &snapshot.files {
-            // As `warm --from` reckons.
-            let pages: u64 = file.extents.iter().map(|extent| extent.end - extent.start).sum();
-            assert!(pages.checked_mul(page).is_some());
-            assert!(file.extents.is_sorted_by(|a, b| a.end < b.start));
-        }
-        assert_eq!(format::decode(&format::encode(&snapshot)).as_ref(), Ok(&snapshot));
-    }
-}
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("snapshot").fuzz_one)(data));

@@ -1,37 +1,4 @@
-//! The superblock of a store: any bytes are read or refused, and what is read is written and read again as the same.
-//!
-//! The bytes are tried as they are, and as the content of two slots whose checksums hold, which mutations never meet.
+//! `superblock` of crates/fuzzing, under libFuzzer.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/store/src/format/mod.rs"]
-#[allow(dead_code, unused_imports)]
-mod format;
-
-use format::superblock::{Found, MAX_USER_BYTES, SLOT, Superblock, newest};
-
-fuzz_target!(|data: &[u8]| {
-    try_reading(data);
-    let (first, second) = data.split_at(data.len() / 2);
-    try_reading(&[seal(first), seal(second)].concat());
-});
-
-fn seal(content: &[u8]) -> [u8; SLOT] {
-    let mut slot = [0; SLOT];
-    slot[..10].copy_from_slice(b"pkstore\0\x01\0");
-    let room = &mut slot[10..SLOT - 4];
-    let len = content.len().min(room.len());
-    room[..len].copy_from_slice(&content[..len]);
-    let crc = crc32c::crc32c(&slot[..SLOT - 4]);
-    slot[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
-    slot
-}
-
-fn try_reading(bytes: &[u8]) {
-    if let (Found::Superblock(found), slot) = newest(bytes) {
-        assert!(slot < 2 && found.page_size.is_power_of_two() && found.meta.user.len() <= MAX_USER_BYTES);
-        assert_eq!(Superblock::decode(&bytes[slot * SLOT..]), Found::Superblock(found.clone()));
-        assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found));
-    }
-}
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("superblock").fuzz_one)(data));

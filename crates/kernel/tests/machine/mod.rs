@@ -14,7 +14,7 @@ use pagekeeper_kernel::{Inode, Result};
 const PID: u32 = 7;
 
 /// Each file and what stands in it, `ROOT` for the tree itself.
-pub(crate) const FILES: [(&str, &str); 27] = [
+pub(crate) const FILES: [(&str, &str); 28] = [
     ("proc/7/stat", "7 (a) S (1) R) S 7 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n"),
     ("proc/7/comm", "a) S (1) R\n"),
     ("proc/7/cmdline", "postgres: walsender repl streaming 0/3000148\0\0\0"),
@@ -79,6 +79,7 @@ pub(crate) const FILES: [(&str, &str); 27] = [
          BdiWriteBandwidth: 6652 kBps\n",
     ),
     ("data/log", "x"),
+    ("proc/7/status", "Name:\ta) S (1) R\nUmask:\t0022\nUid:\t0\t1\t2\t3\nGid:\t0\t0\t0\t0\n"),
 ];
 
 /// What stands in a file of the tree at `root`.
@@ -108,6 +109,7 @@ pub(crate) fn read_all(root: &Path) -> Result<()> {
         proc.stat(PID).map(drop),
         proc.name(PID).map(drop),
         proc.command_line(PID).map(drop),
+        proc.users(PID).map(drop),
         proc.mappings(PID).map(drop),
         proc.mapped_by(Inode { dev: 1, ino: 77 }, &(0..u64::MAX)).map(drop),
         proc.fd_info(PID, 12).map(drop),

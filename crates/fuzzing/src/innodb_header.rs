@@ -1,0 +1,48 @@
+//! The headers of redo logs of InnoDB: any bytes are read or refused, and a checkpoint that is read is in the file.
+//!
+//! The bytes are tried as they are, and spread over the blocks of each layout, with checksums that hold, which mutations never meet.
+
+use pagekeeper_catalog::checkpoint::innodb::{LEN, Layout, RedoHeader};
+
+/// One of each layout, and encrypted ones.
+const FORMATS: [u32; 7] = [1, 5, 6, 104, 0x5048_5953, 0x5068_7973, 0x5068_7973 | 1 << 31];
+/// Where the blocks are, and how long each is without its checksum.
+const BLOCKS: [(usize, usize); 5] = [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)];
+/// Bytes of a block that say something.
+const SPOKEN: usize = 32;
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    try_reading(data);
+    let mut bytes = vec![0; LEN];
+    for ((at, _), part) in BLOCKS.iter().zip(data.chunks(SPOKEN)) {
+        bytes[*at..at + part.len()].copy_from_slice(part);
+    }
+    for format in FORMATS {
+        bytes[..4].copy_from_slice(&format.to_be_bytes());
+        for (at, len) in BLOCKS {
+            let crc = crc32c::crc32c(&bytes[at..at + len]);
+            bytes[at + len..at + len + 4].copy_from_slice(&crc.to_be_bytes());
+        }
+        try_reading(&bytes);
+    }
+}
+
+fn try_reading(bytes: &[u8]) {
+    if let Ok(header) = RedoHeader::parse(bytes) {
+        let may_be_before = header.layout == Layout::OldRing;
+        assert!(header.checkpoint.is_none_or(|lsn| may_be_before || lsn >= header.start));
+        for size in [0, 2048, 2049, LEN as u64, LEN as u64 + 1, 1 << 30, u64::MAX] {
+            assert!(header.checkpoint_offset(size).is_none_or(|offset| offset < size));
+        }
+    }
+}
+
+/// The blocks one after the other: of a log that starts at an LSN, with two checkpoints in either place.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let words = |words: [u64; 4]| words.map(u64::to_be_bytes).concat();
+    let start = words([0, 0x3000, 0, 0]);
+    let (old, older) = (words([8, 0x9000, 0x1388, 0]), words([7, 0x8000, 0x1770, 0]));
+    let (ring, before) = (words([0x9000, 0x9010, 0, 0]), words([0x8000, 0x8010, 0, 0]));
+    vec![[start, old, older, ring, before].concat()]
+}

@@ -1,0 +1,51 @@
+//! `PostgreSQL`'s control file: any bytes are read or refused, and figures of one that is read can be reckoned with.
+//!
+//! The bytes are tried as they are, and with a checksum that holds in each format, which mutations never meet.
+
+use pagekeeper_catalog::checkpoint::postgresql::{ControlFile, LEN};
+
+/// The formats, and where the checksum of each is.
+const FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    try_reading(data);
+    for (format, end) in FORMATS {
+        let mut sealed = data.to_vec();
+        sealed.resize(LEN, 0);
+        sealed[8..12].copy_from_slice(&format.to_le_bytes());
+        let crc = crc32c::crc32c(&sealed[..end]);
+        sealed[end..end + 4].copy_from_slice(&crc.to_le_bytes());
+        try_reading(&sealed);
+    }
+}
+
+fn try_reading(bytes: &[u8]) {
+    if let Ok(control) = ControlFile::parse(bytes) {
+        assert!(control.redo <= control.checkpoint);
+        let (segment, offset) = control.place();
+        assert!(offset < control.segment_size.bytes());
+        for newest in [0, segment, u64::MAX] {
+            let _ = control.recovery_bytes(newest);
+        }
+    }
+}
+
+/// One with all that is read.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let mut bytes = vec![0; 292];
+    let figures = [
+        (0, 0x6b04_7617_2c16_6c8b_u64),
+        (8, 1300),
+        (32, 0x150_0750),
+        (40, 0x150_0718),
+        (48, 1),
+        (228, 16 << 20),
+    ];
+    for (at, figure) in figures {
+        bytes[at..at + 8].copy_from_slice(&figure.to_le_bytes());
+    }
+    let crc = crc32c::crc32c(&bytes[..288]);
+    bytes[288..].copy_from_slice(&crc.to_le_bytes());
+    vec![bytes]
+}

@@ -1,0 +1,113 @@
+//! The record reader, through a redo log: any bytes in its files are read or refused, what is read stays the same when the log is
+//! opened again, and what is appended then comes behind it.
+//!
+//! The input is a list of places and what to put there: records with a checksum that holds, which mutations never meet, and bytes
+//! as they are.
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use pagekeeper_io::{Access, Create, Io, IoFile, SimDisk, WriteMode};
+use pagekeeper_log::{Error, RedoLog, RedoOptions, RedoRecord};
+
+const FILE: u64 = 32 << 10;
+const RING: u64 = 2 * FILE;
+
+/// A log that is empty, and the salt in force in it.
+static EMPTY: LazyLock<(SimDisk, u32)> = LazyLock::new(|| {
+    let disk = SimDisk::new();
+    options(&disk).create(dir()).unwrap().close().unwrap();
+    let mut slots = [0; 8192];
+    disk.open(&dir().join("control"), Access::Buffered).unwrap().read_at(0, &mut slots).unwrap();
+    // The slot in use is the one of the second write.
+    let salt = slots[48..52].try_into().unwrap();
+    (disk, u32::from_le_bytes(salt))
+});
+
+fn dir() -> &'static Path {
+    Path::new("/redo")
+}
+
+fn options(disk: &SimDisk) -> RedoOptions {
+    RedoLog::options().files(2).file_bytes(FILE).buffer_bytes(32 << 10).io(Arc::new(disk.clone()))
+}
+
+fn put(files: &[Arc<dyn IoFile>], at: u64, bytes: &[u8]) {
+    for (offset, byte) in (at..RING).zip(bytes) {
+        let file = &files[usize::try_from(offset / FILE).unwrap()];
+        file.write_at(offset % FILE, &[*byte], WriteMode::Plain).unwrap();
+    }
+}
+
+fn record(kind: u8, at: u64, salt: u32, behind: u8, body: &[u8]) -> Vec<u8> {
+    let mut header = [0; 24];
+    let len = u32::try_from(body.len()).unwrap();
+    header[4..8].copy_from_slice(&(len | u32::from(kind & 3) << 28).to_le_bytes());
+    header[8..16].copy_from_slice(&at.to_le_bytes());
+    header[16..20].copy_from_slice(&salt.to_le_bytes());
+    header[20..24].copy_from_slice(&(u32::from(behind) * 64).to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(body), &header[4..]);
+    header[..4].copy_from_slice(&crc.to_le_bytes());
+    [&header[..], body].concat()
+}
+
+fn all(log: &RedoLog) -> Vec<RedoRecord> {
+    log.read_from(log.checkpoint_lsn()).unwrap().map(|record| record.unwrap()).collect()
+}
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    let (empty, salt) = &*EMPTY;
+    let disk = empty.after_kill();
+    let files: Vec<_> = ["redo.000", "redo.001"]
+        .map(|name| disk.open_writable(&dir().join(name), Access::Buffered, Create::Never).unwrap())
+        .into();
+    let (mut rest, mut next, mut salt) = (data, 0, *salt);
+    while let [what, place, behind, len, after @ ..] = rest {
+        let len = usize::from(*len) << (what >> 6 & 3) << 2;
+        let (body, left) = after.split_at(len.min(after.len()));
+        rest = left;
+        let at = match what & 3 {
+            0 => u64::from(*place) * 256,
+            1 => next,
+            _ => u64::next_multiple_of(next, 4096),
+        };
+        match what >> 2 & 7 {
+            0 => put(&files, at, body),
+            1 => {
+                // An epoch that may be the one that is due.
+                let new = salt.wrapping_add(1 + u32::from(*behind));
+                let mut body = next.to_le_bytes().to_vec();
+                body.extend(new.to_le_bytes());
+                body.extend([0; 4]);
+                put(&files, at, &record(3, at, salt, 0, &body));
+                salt = new;
+                next = at + 40;
+            }
+            kind => {
+                put(&files, at, &record(kind, at, salt, *behind, body));
+                next = (at + 24 + body.len() as u64).next_multiple_of(8);
+            }
+        }
+    }
+    drop(files);
+    let log = match options(&disk).open(dir()) {
+        Ok(log) => log,
+        Err(Error::Corrupt { offset, lsn, .. }) => {
+            assert!(offset < FILE && lsn < RING);
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let found = all(&log);
+    assert!(found.is_sorted_by(|a, b| a.end <= b.lsn) && log.end() <= RING);
+    let appended = log.try_append(b"more");
+    log.close().unwrap();
+    let log = options(&disk).open(dir()).unwrap();
+    let mut again = all(&log);
+    match appended {
+        Ok(end) => assert_eq!(again.pop().map(|last| (last.end, last.body)), Some((end, b"more".to_vec()))),
+        Err(error) => assert!(matches!(error, Error::RingFull { .. }), "{error}"),
+    }
+    assert_eq!(again, found);
+}

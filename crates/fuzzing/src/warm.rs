@@ -1,0 +1,28 @@
+//! The warm set of a store: any bytes are read or refused, and what is read is written and read again as the same.
+//!
+//! The bytes are tried as they are, and as ranges behind a header that is right, with a checksum that holds, which mutations never
+//! meet.
+
+use crate::format::warm;
+
+const STORE: u64 = 7;
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    try_reading(data);
+    let mut sealed = warm::encode(STORE, &[]);
+    sealed.truncate(sealed.len() - 4);
+    sealed.extend_from_slice(data);
+    let crc = crc32c::crc32c(&sealed);
+    sealed.extend_from_slice(&crc.to_le_bytes());
+    assert_eq!(warm::decode(&sealed, STORE + 1), None);
+    try_reading(&sealed);
+}
+
+fn try_reading(bytes: &[u8]) {
+    if let Some(ranges) = warm::decode(bytes, STORE) {
+        assert!(ranges.iter().all(|range| range.start < range.end));
+        assert!(ranges.is_sorted_by(|a, b| a.end <= b.start));
+        assert_eq!(warm::decode(&warm::encode(STORE, &ranges), STORE), Some(ranges));
+    }
+}
