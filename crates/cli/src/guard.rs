@@ -170,7 +170,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             // Where there are very many processes, it takes more than one to find all.
             ticks += u32::from(guard.ticked() && (ticks > 0 || guard.has_seen_all()));
             if let Some(metrics) = metrics.as_ref().filter(|_| guard.ticked()) {
-                metrics.ticked(guard.done(), guard.released_behind_streams());
+                metrics.ticked(guard.done(), guard.released_behind_streams(), guard.tick_by_process());
             }
             // A second tick releases what the first one had to have written out.
             if (args.once && ticks == 2) || guard.is_done() || unheard.get() {

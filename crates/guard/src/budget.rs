@@ -62,6 +62,20 @@ pub enum Budget {
     Time,
 }
 
+impl Budget {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Names, Self::Windows, Self::Time];
+
+    /// Its name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Names => "names",
+            Self::Windows => "windows",
+            Self::Time => "time",
+        }
+    }
+}
+
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -258,6 +258,10 @@ pub struct Tick {
     pub left_out_files: u64,
     /// Databases whose file systems do not answer; they are watched, and not sampled.
     pub hung: usize,
+    /// For how long the first of them has not answered.
+    pub hung_seconds: f64,
+    /// Acts that a database's budget left no time for; they are decided anew.
+    pub postponed_acts: usize,
 }
 
 /// What one tick did to the files of one class in one directory. Sizes in bytes.

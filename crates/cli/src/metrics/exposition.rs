@@ -14,7 +14,8 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::digest::{Files, Name};
+use super::digest::{Files, Name, Seen};
+use super::fleet::Fleet;
 use super::host::RESOURCES;
 use super::own::Own;
 use super::plain::plain;
@@ -183,6 +184,7 @@ impl Collector for Exposition {
         self.waits(&mut sheet)?;
         self.host(&mut sheet)?;
         self.guard(&mut sheet)?;
+        self.fleet(&mut sheet)?;
         self.watching(&mut sheet)
     }
 }
@@ -445,6 +447,54 @@ impl Exposition {
         )
     }
 
+    fn fleet(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let (fleet, tick) = (&self.known.fleet, self.known.tick.as_ref());
+        let each = |figure: fn(&Fleet, &Seen) -> Option<Duration>| {
+            let databases = self.known.databases.iter();
+            databases.filter_map(move |seen| Some((labels(&seen.name), figure(fleet, seen)?)))
+        };
+        for (name, help, figure) in [
+            (
+                "database_watched_after",
+                "How long after its start, or the guard's, the database was first watched.",
+                Fleet::watched_after as fn(&Fleet, &Seen) -> Option<Duration>,
+            ),
+            (
+                "database_unwatched",
+                "How long the database has been seen with logs that are not watched; 0 if they are.",
+                Fleet::unwatched_for,
+            ),
+            ("database_tick_duration", "How long the last tick took for the database.", Fleet::took),
+        ] {
+            sheet.gauge((name, Some(Unit::Seconds), help), each(figure))?;
+        }
+        let by = |key: &'static str, (value, count): (&str, u64)| (vec![(key, value.to_owned())], count);
+        sheet.counter(
+            ("guard_refused", None, "Directories and files of databases that are not watched, once each."),
+            fleet.refused().map(|one| by("reason", one)),
+        )?;
+        sheet.counter(
+            ("guard_over_budget", None, "Databases that had more than the guard gives to one, once each."),
+            fleet.over_budget().map(|one| by("budget", one)),
+        )?;
+        sheet.counter(
+            ("guard_postponed_acts", None, "Acts for which a database's budget left no time in their tick."),
+            one(fleet.postponed),
+        )?;
+        sheet.counter(
+            ("guard_shared_directories", None, "Directories found to be of two databases of one kind."),
+            one(fleet.shared),
+        )?;
+        sheet.gauge(
+            ("guard_hung_databases", None, "Databases whose file systems do not answer."),
+            known(tick.map(|tick| tick.hung as u64)),
+        )?;
+        sheet.gauge(
+            ("guard_hung", Some(Unit::Seconds), "For how long the first of them has not answered."),
+            known(tick.map(|tick| tick.hung_seconds)),
+        )
+    }
+
     fn guard(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         let (state, own) = (&self.known, &self.own);
         sheet
@@ -589,7 +639,7 @@ pub(super) fn level_name(level: TraceLevel) -> &'static str {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::metrics::digest::{Class, Digest, Seen, Traced, Waited};
+    use crate::metrics::digest::{Class, Digest, Traced, Waited};
     use crate::metrics::host::Host;
     use crate::metrics::state::MetricsState;
     use pagekeeper_kernel::pressure::SysRoots;
@@ -617,7 +667,12 @@ pub(super) mod tests {
             Traced { pauses: true, databases: [(0, waited)].into(), everyone: waited, ..Traced::default() };
         let digest = Digest { databases: vec![seen], traced: Some(traced), ..Digest::default() };
         state.files_sampled(digest, Duration::from_millis(2), Some(TraceLevel::Bpf));
-        state.ticked(Duration::from_millis(2), &[], &[("tar".to_owned(), 7)].into());
+        state.ticked(
+            Duration::from_millis(2),
+            &[],
+            &[("tar".to_owned(), 7)].into(),
+            [(1, Duration::from_millis(4))].into(),
+        );
         state.host_sampled(&Host::read(&SysRoots::default()));
         state.known()
     }
@@ -631,6 +686,8 @@ pub(super) mod tests {
             "# TYPE pagekeeper_throttle_pause_seconds counter",
             "pagekeeper_build_info{version=\"0.1.0\"} 1",
             "pagekeeper_stream_released_bytes_total{program=\"tar\"} 7",
+            "pagekeeper_guard_refused_total{reason=\"not-owner\"} 0",
+            "pagekeeper_guard_over_budget_total{budget=\"names\"} 0",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
         }
@@ -639,6 +696,7 @@ pub(super) mod tests {
             format!("pagekeeper_resident_bytes{{{name},class=\"redo\"}} 18446744073709551615"),
             format!("pagekeeper_throttle_pause_seconds_total{{{name}}} 1.5"),
             format!("pagekeeper_mixed_files{{{name}}} 3"),
+            format!("pagekeeper_database_tick_duration_seconds{{{name}}} 0.004"),
         ] {
             assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
         }

@@ -14,6 +14,7 @@ mod connections;
 mod data;
 mod digest;
 mod exposition;
+mod fleet;
 mod histogram;
 mod host;
 mod own;
@@ -103,9 +104,15 @@ impl Metrics {
         self.said.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
-    /// A tick has ended, and did this; `streamed` is what was released behind streams so far, by program.
-    pub(crate) fn ticked(&self, done: &[Done], streamed: &BTreeMap<String, u64>) {
-        self.state.ticked(self.resumed.get().elapsed(), done, streamed);
+    /// A tick has ended, and did this; `streamed` is what was released behind streams so far, by program, `took` how long
+    /// the tick took by process.
+    pub(crate) fn ticked(
+        &self,
+        done: &[Done],
+        streamed: &BTreeMap<String, u64>,
+        took: BTreeMap<u32, Duration>,
+    ) {
+        self.state.ticked(self.resumed.get().elapsed(), done, streamed, took);
     }
 
     /// The next tick begins.

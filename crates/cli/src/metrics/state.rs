@@ -15,12 +15,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_guard::{Done, Event, Tick};
 use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::VisibilityGap;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, TraceLevel};
 
 use super::digest::{Digest, Name, Seen, Top, Waited};
+use super::fleet::Fleet;
 use super::histogram::Histogram;
 use super::host::Host;
 
@@ -67,6 +69,7 @@ pub(super) struct Known {
     pub(super) visibility_gaps: Vec<VisibilityGap>,
     /// Databases of the last sample that are counted as others.
     pub(super) dropped: usize,
+    pub(super) fleet: Fleet,
     /// When a database's counters were last of use, and whose it is.
     alive: BTreeMap<Name, (Instant, u32)>,
     pending: Vec<Done>,
@@ -137,6 +140,7 @@ impl MetricsState {
             top: Vec::new(),
             visibility_gaps: Vec::new(),
             dropped: 0,
+            fleet: Fleet::default(),
             alive: BTreeMap::new(),
             pending: Vec::new(),
             history: VecDeque::new(),
@@ -163,7 +167,14 @@ impl MetricsState {
 
     /// Records an event of the guard.
     pub(super) fn record(&self, event: &Event) {
+        let after = match event {
+            Event::Found { pid: Some(pid), .. } => age(*pid),
+            _ => None,
+        };
         let mut known = self.lock();
+        // Nobody is late for what began before there was a guard.
+        let after = after.map(|age| age.min(known.began.elapsed().unwrap_or_default()));
+        known.fleet.record(event, after);
         match event {
             Event::Tick(tick) => known.tick = Some(tick.clone()),
             Event::Warning { .. } => known.warnings += 1,
@@ -186,8 +197,15 @@ impl MetricsState {
     }
 
     /// A tick has ended.
-    pub(super) fn ticked(&self, took: Duration, done: &[Done], streamed: &BTreeMap<String, u64>) {
+    pub(super) fn ticked(
+        &self,
+        took: Duration,
+        done: &[Done],
+        streamed: &BTreeMap<String, u64>,
+        by_process: BTreeMap<u32, Duration>,
+    ) {
         let mut known = self.lock();
+        known.fleet.ticked(by_process);
         known.streamed.clone_from(streamed);
         known.ticked = Some((Instant::now(), SystemTime::now()));
         known.ticks.add(took);
@@ -201,6 +219,7 @@ impl MetricsState {
     pub(super) fn reconfigured(&self, dry_run: bool, patience: Duration) {
         let mut known = self.lock();
         (known.dry_run, known.patience) = (dry_run, patience);
+        known.fleet.reconfigured();
     }
 
     /// A sample has been taken, by this source of traces.
@@ -254,6 +273,7 @@ impl Known {
 
     fn take_digest(&mut self, digest: Digest, level: Option<TraceLevel>) {
         let now = Instant::now();
+        self.fleet.sampled(&digest.databases, now);
         // Those that hold logs first.
         let mut order: Vec<usize> = (0..digest.databases.len()).collect();
         order.sort_by_key(|index| !digest.databases[*index].holds_logs());
@@ -386,6 +406,14 @@ fn named_by(done: &Done) -> Name {
     }
 }
 
+/// How long a process has run.
+fn age(pid: u32) -> Option<Duration> {
+    let started = ProcRoot::default().start_time(pid).ok()?;
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let up = Duration::new(boot.tv_sec.try_into().ok()?, boot.tv_nsec.try_into().ok()?);
+    Some(up.saturating_sub(Duration::from_millis(started.saturating_mul(10))))
+}
+
 fn overlap(a: &Path, b: &PathBuf) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
@@ -467,12 +495,17 @@ mod tests {
     #[test]
     fn a_release_before_the_first_sample_finds_its_database_later() {
         let state = state();
-        state.ticked(Duration::from_millis(3), &[done(7, 100), done(8, 10)], &BTreeMap::new());
+        state.ticked(
+            Duration::from_millis(3),
+            &[done(7, 100), done(8, 10)],
+            &BTreeMap::new(),
+            BTreeMap::new(),
+        );
         assert!(state.known().released.is_empty());
         state.host_sampled(&Host::default());
         assert_eq!(state.history().1[0].released, 110, "the history has it already");
         sample(&state, vec![seen(7, "/var/lib/mysql")]);
-        state.ticked(Duration::from_millis(3), &[done(7, 1)], &BTreeMap::new());
+        state.ticked(Duration::from_millis(3), &[done(7, 1)], &BTreeMap::new(), BTreeMap::new());
         let known = state.known();
         let bytes = |directory| known.released[&(name(directory), FileClass::Binlog)].bytes;
         assert_eq!((bytes("/var/lib/mysql"), bytes("/logs"), known.acts), (101, 10, 3));
@@ -482,9 +515,9 @@ mod tests {
     fn a_restarted_database_goes_on_under_its_name() {
         let state = state();
         sample(&state, vec![seen(7, "/a")]);
-        state.ticked(Duration::ZERO, &[done(7, 5)], &BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(7, 5)], &BTreeMap::new(), BTreeMap::new());
         sample(&state, vec![seen(9, "/a")]);
-        state.ticked(Duration::ZERO, &[done(9, 6)], &BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(9, 6)], &BTreeMap::new(), BTreeMap::new());
         let known = state.known();
         assert_eq!(known.released.len(), 1);
         assert_eq!(

@@ -216,6 +216,7 @@ impl Guard {
             files: directories.iter().map(|directory| directory.entries.len()).sum(),
             followers: facts.followers.len(),
             hung: self.watched.hung_databases(),
+            hung_seconds: self.watched.hung_for().as_secs_f64(),
             left_out_files: directories.iter().map(|directory| directory.left_out).sum(),
             ..Tick::default()
         };
@@ -227,6 +228,7 @@ impl Guard {
         self.quiet_ticks = if idle { self.quiet_ticks.saturating_add(1) } else { 0 };
         let done = carry_out(decision, &mut self.watched, &self.settings, &mut self.report);
         self.decider.not_done(&done.not_done);
+        tick.postponed_acts = done.not_done.len();
 
         for entry in self.watched.directories.iter().flat_map(|directory| directory.entries.values()) {
             tick.resident_bytes += entry.sample.resident;
@@ -243,6 +245,7 @@ impl Guard {
     /// Takes a sample of everything; whether anything has moved.
     fn sample(&mut self, now: Instant) -> (Facts, bool) {
         let (watched, report) = (&mut self.watched, &mut self.report);
+        watched.took.clear();
         watched.find_databases(&self.settings, report, now);
         watched.list_directories(&self.settings, report, now);
         let moved = watched.sample_descriptors(&self.settings, report, now) | watched.sample_files(report);
@@ -255,6 +258,11 @@ impl Guard {
     /// What the last tick did, by directory and class; nothing in a dry run.
     pub fn done(&self) -> &[Done] {
         &self.report.done
+    }
+
+    /// How long the last tick took for each database's process: listing, sampling and acts.
+    pub fn tick_by_process(&self) -> BTreeMap<u32, Duration> {
+        self.watched.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
     }
 
     /// Whether the last sample was a whole tick, and not one of streaming processes between two ticks.

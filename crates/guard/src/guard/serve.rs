@@ -118,6 +118,7 @@ impl Watched {
             let result = job(&mut own);
             (own, result)
         });
+        *self.took.entry(key.clone()).or_default() += since.elapsed();
         let hangs = |waiting| Hung::new(key.clone(), path, Some(profile), devices, since, back(waiting));
         outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
@@ -155,6 +156,12 @@ impl Watched {
     /// The databases whose file systems do not answer.
     pub(super) fn hung_databases(&self) -> usize {
         self.hung.iter().filter(|hung| !hung.dropped).count()
+    }
+
+    /// For how long the first of them has not answered.
+    pub(super) fn hung_for(&self) -> Duration {
+        let hung = self.hung.iter().filter(|hung| !hung.dropped);
+        hung.map(|hung| hung.since.elapsed()).max().unwrap_or_default()
     }
 
     /// Takes back what answers again, and reports what does not.

@@ -84,6 +84,8 @@ pub(super) struct Watched {
     pub(super) turns: Turns,
     pub(super) crew: Crew,
     pub(super) hung: Vec<Hung>,
+    /// How long the last tick took, by database.
+    pub(super) took: BTreeMap<DatabaseKey, Duration>,
     pub(super) discovery: Discovery,
     /// When the inspection of all processes began, until they have been inspected.
     unsettled: Option<Instant>,
@@ -107,6 +109,7 @@ impl Watched {
             turns: Turns::new(now),
             crew: Crew::default(),
             hung: Vec::new(),
+            took: BTreeMap::new(),
             discovery: Discovery::default(),
             unsettled: Some(now),
             inspected: now,

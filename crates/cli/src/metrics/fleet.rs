@@ -1,0 +1,200 @@
+//! Whether each database is watched, how soon it was, and what was refused: for whoever looks after many hosts.
+//!
+//! Invariants: nothing is kept of a process that neither runs as a database nor is seen as one. Sums by reason and budget are
+//! there from the start, so that the first one shows as an increase.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use pagekeeper_guard::{Budget, Event, Refusal};
+
+use super::digest::Seen;
+
+/// Longer than any sample takes, and the pause after it.
+const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
+
+/// What the guard's events and the samples say together.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Fleet {
+    /// By process: whether it is watched now, and how long it took at first.
+    watched: BTreeMap<u32, Watched>,
+    /// Processes that the configuration leaves out, and since when.
+    left_out: BTreeMap<u32, Instant>,
+    /// Processes with logs that are not watched, and between which samples they were seen so.
+    unwatched: BTreeMap<u32, (Instant, Instant)>,
+    /// How long the last tick took, by process.
+    took: BTreeMap<u32, Duration>,
+    refused: BTreeMap<Refusal, u64>,
+    over_budget: BTreeMap<Budget, u64>,
+    pub(super) shared: u64,
+    pub(super) postponed: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Watched {
+    now: bool,
+    after: Option<Duration>,
+}
+
+impl Fleet {
+    /// Takes in an event of the guard; `after` is how long a database that was found had to wait, if that is known.
+    pub(super) fn record(&mut self, event: &Event, after: Option<Duration>) {
+        match event {
+            Event::Found { pid: Some(pid), .. } => {
+                self.watched.entry(*pid).or_insert(Watched { now: true, after }).now = true;
+                self.unwatched.remove(pid);
+            }
+            Event::Shared { pid, .. } => {
+                self.shared += 1;
+                self.watched.entry(*pid).or_insert(Watched { now: true, after: None }).now = true;
+            }
+            Event::Lost { pid, .. } => drop(self.watched.remove(pid)),
+            Event::InPart { budget, .. } => *self.over_budget.entry(*budget).or_default() += 1,
+            Event::Refused { pid, reason, .. } => {
+                *self.refused.entry(*reason).or_default() += 1;
+                if matches!(reason, Refusal::NotSelected | Refusal::Never) {
+                    self.left_out.extend(pid.map(|pid| (pid, Instant::now())));
+                }
+            }
+            Event::Tick(tick) => self.postponed += tick.postponed_acts as u64,
+            Event::Start { .. }
+            | Event::VisibilityGap { .. }
+            | Event::Found { pid: None, .. }
+            | Event::TakenOver { .. }
+            | Event::Hung { .. }
+            | Event::Answers { .. }
+            | Event::Stream { .. }
+            | Event::StreamEnded { .. }
+            | Event::Would { .. }
+            | Event::Warning { .. }
+            | Event::Problem { .. }
+            | Event::Summary(_) => {}
+        }
+    }
+
+    /// All is found anew.
+    pub(super) fn reconfigured(&mut self) {
+        self.watched.values_mut().for_each(|watched| watched.now = false);
+        self.left_out.clear();
+    }
+
+    /// A tick has ended, and took so long by process.
+    pub(super) fn ticked(&mut self, took: BTreeMap<u32, Duration>) {
+        self.took = took;
+    }
+
+    /// These were seen in a sample.
+    pub(super) fn sampled(&mut self, databases: &[Seen], now: Instant) {
+        let running: BTreeSet<u32> = databases.iter().filter_map(|seen| seen.pid).collect();
+        self.watched.retain(|pid, watched| watched.now || running.contains(pid));
+        // A sample that began before may not know it yet.
+        let is_new = |since: &Instant| now.saturating_duration_since(*since) < FORGET_AFTER;
+        self.left_out.retain(|pid, since| running.contains(pid) || is_new(since));
+        let before = std::mem::take(&mut self.unwatched);
+        for pid in databases.iter().filter(|seen| seen.holds_logs()).filter_map(|seen| seen.pid) {
+            if !self.is_watched(pid) && !self.left_out.contains_key(&pid) {
+                let since = before.get(&pid).map_or(now, |(since, _)| *since);
+                self.unwatched.insert(pid, (since, now));
+            }
+        }
+    }
+
+    fn is_watched(&self, pid: u32) -> bool {
+        self.watched.get(&pid).is_some_and(|watched| watched.now)
+    }
+
+    /// How long a database had to wait until it was watched.
+    pub(super) fn watched_after(&self, seen: &Seen) -> Option<Duration> {
+        self.watched.get(&seen.pid?)?.after
+    }
+
+    /// How long a database has not been watched; nothing for one that is not to be.
+    pub(super) fn unwatched_for(&self, seen: &Seen) -> Option<Duration> {
+        let pid = seen.pid.filter(|pid| !self.left_out.contains_key(pid))?;
+        match self.unwatched.get(&pid) {
+            Some((since, until)) => Some(until.saturating_duration_since(*since)),
+            None => self.is_watched(pid).then_some(Duration::ZERO),
+        }
+    }
+
+    /// How long the last tick took for a database.
+    pub(super) fn took(&self, seen: &Seen) -> Option<Duration> {
+        self.took.get(&seen.pid?).copied()
+    }
+
+    /// How much was refused, by reason.
+    pub(super) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Refusal::ALL.iter().map(|reason| (reason.name(), self.refused.get(reason).copied().unwrap_or(0)))
+    }
+
+    /// How often a database was over a budget for the first time, by budget.
+    pub(super) fn over_budget(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Budget::ALL.iter().map(|budget| (budget.name(), self.over_budget.get(budget).copied().unwrap_or(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::digest::{Class, Files, Name};
+    use pagekeeper_policy::FileClass;
+
+    fn seen(pid: u32) -> Seen {
+        let files = Files { count: 1, size: 4096, ..Files::default() };
+        Seen {
+            name: Name::others(),
+            pid: Some(pid),
+            user: 0,
+            directories: Vec::new(),
+            classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files)]),
+            mixed: 0,
+        }
+    }
+
+    fn found(pid: u32) -> Event {
+        Event::Found { pid: Some(pid), profile: "mariadb".to_owned(), directories: Vec::new() }
+    }
+
+    fn refused(pid: u32, reason: Refusal) -> Event {
+        Event::Refused { pid: Some(pid), profile: "mariadb".to_owned(), path: "/d".into(), reason }
+    }
+
+    #[test]
+    fn a_database_waits_from_when_it_is_seen_until_it_is_watched() {
+        let mut fleet = Fleet::default();
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(90)).unwrap();
+        fleet.sampled(&[seen(7), seen(8)], long_ago);
+        fleet.record(&refused(8, Refusal::Never), None);
+        // One that began before that process.
+        fleet.sampled(&[seen(7)], Instant::now());
+        fleet.sampled(&[seen(7), seen(8)], Instant::now());
+        assert!(fleet.unwatched_for(&seen(7)).unwrap() >= Duration::from_secs(90));
+        assert_eq!(fleet.unwatched_for(&seen(8)), None, "it is not to be watched");
+        fleet.record(&found(7), Some(Duration::from_secs(2)));
+        // What is found there later does not count.
+        fleet.record(&found(7), Some(Duration::from_secs(900)));
+        assert_eq!(fleet.unwatched_for(&seen(7)), Some(Duration::ZERO));
+        assert_eq!(fleet.watched_after(&seen(7)), Some(Duration::from_secs(2)));
+        // A new configuration, which leaves nothing out.
+        fleet.reconfigured();
+        fleet.sampled(&[seen(7), seen(8)], long_ago);
+        fleet.sampled(&[seen(7), seen(8)], Instant::now());
+        assert!(fleet.unwatched_for(&seen(8)).unwrap() >= Duration::from_secs(90));
+        fleet.record(&found(7), Some(Duration::from_secs(900)));
+        assert_eq!(fleet.watched_after(&seen(7)), Some(Duration::from_secs(2)));
+        fleet.record(&Event::Lost { pid: 7, profile: String::new() }, None);
+        fleet.sampled(&[], Instant::now() + FORGET_AFTER);
+        assert!(fleet.watched.is_empty() && fleet.unwatched.is_empty() && fleet.left_out.is_empty());
+    }
+
+    #[test]
+    fn what_is_refused_and_over_budget_is_counted_by_reason_from_nought() {
+        let mut fleet = Fleet::default();
+        assert!(fleet.refused().all(|(_, count)| count == 0) && fleet.over_budget().count() == 3);
+        fleet.record(&refused(8, Refusal::NotOwner), None);
+        let in_part = |budget| Event::InPart { pid: None, profile: String::new(), path: "/d".into(), budget };
+        fleet.record(&in_part(Budget::Windows), None);
+        assert!(fleet.refused().any(|one| one == ("not-owner", 1)));
+        assert!(fleet.over_budget().any(|one| one == ("windows", 1)));
+    }
+}
