@@ -119,6 +119,7 @@ fn text_of(path: &Path) -> Result<String> {
 }
 
 /// Writes a profile to a file, replacing one that is there: at once, or not at all. Durable when it returns.
+#[allow(clippy::disallowed_methods, reason = "the directory of this program's own files")]
 pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::call("write", path, error);
     let directory = match path.parent() {

@@ -268,6 +268,7 @@ impl Profile {
     }
 
     /// Reads a profile from a file.
+    #[allow(clippy::disallowed_methods, reason = "the user's own, by the name that was given")]
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;

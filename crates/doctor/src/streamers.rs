@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::{Access, OpenFile, Selection};
-use pagekeeper_kernel::text::unescaped_bytes;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::Snapshot;
 
 /// Who moved less, and was not throttled, is not inspected, in bytes.
@@ -83,9 +83,8 @@ pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
 }
 
 fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
-    let title = std::fs::read(roots.proc.path().join(pid.to_string()).join("cmdline")).unwrap_or_default();
-    let words = title.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    let words: Vec<_> = words.map(unescaped_bytes).collect();
+    let title = roots.proc.command_line(pid).unwrap_or_default();
+    let words: Vec<_> = title.iter().filter(|word| !word.is_empty()).map(unescaped).collect();
     let files = roots.proc.files_of(pid, &Selection::default()).open;
     let cgroup = MemoryCgroup::of(roots, pid).ok().flatten();
     let group_beside = cgroup.as_ref().map(|group| beside(pid, roots, &group.directory));

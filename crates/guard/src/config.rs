@@ -151,6 +151,7 @@ impl Options {
 
     /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
     /// that.
+    #[allow(clippy::disallowed_methods, reason = "the user's own, by the name that was given")]
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;

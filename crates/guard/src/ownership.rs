@@ -112,6 +112,7 @@ pub(crate) fn one_user(users: ProcessUsers) -> Option<u32> {
 }
 
 /// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn all_users_are_known() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {

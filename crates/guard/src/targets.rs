@@ -147,6 +147,7 @@ fn is_unit(name: &std::ffi::OsStr) -> bool {
 }
 
 /// The number of a user of this host, by `/etc/passwd` (passwd(5)).
+#[allow(clippy::disallowed_methods, reason = "a file of root's")]
 fn user_id(name: &str) -> Option<u32> {
     let passwd = std::fs::read("/etc/passwd").ok()?;
     passwd.split(|byte| *byte == b'\n').find_map(|line| {

@@ -12,6 +12,7 @@ pub(crate) fn cpu_time() -> Duration {
 
 /// The most memory this process ever had resident, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does not
 /// show it.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
 pub(crate) fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -17,6 +17,7 @@ use rustix::fs::{major, minor};
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
     let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
     ["queue/physical_block_size", "../queue/physical_block_size"]

@@ -132,6 +132,7 @@ impl Observer {
     }
 
     /// How long a process has been running.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
     fn uptime(&self, pid: u32) -> Option<Duration> {
         let started = self.options.roots.proc.start_time(pid).ok()?;
         let text = std::fs::read_to_string(self.options.roots.proc.path().join("uptime")).ok()?;

@@ -98,6 +98,7 @@ impl<'a> ServerRoot<'a> {
     }
 
     /// A variable of the process's environment as it was at its start; an error if that may not be read.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(crate) fn variables(&self) -> Result<Vec<(String, String)>, String> {
         let Some(pid) = self.pid else { return Ok(Vec::new()) };
         let path = self.roots.proc.path().join(format!("{pid}/environ"));

@@ -453,6 +453,7 @@ impl Examined {
 
 /// The working directory of a process, if it belongs to its user or to root, and not to everybody: who starts a program
 /// with rights of its own chooses where, and a link that lies there leads anywhere.
+#[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
 fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;

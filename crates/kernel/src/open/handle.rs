@@ -9,6 +9,8 @@
 //! Where `/proc` is not mounted no file can be opened this way, and none is: that is an error with a sentence of its
 //! own, since every other way first opens and then asks. Directories don't need `/proc`.
 
+#![allow(clippy::disallowed_methods, reason = "this is the one way in")]
+
 use std::ffi::{CStr, OsStr};
 use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -122,6 +122,7 @@ impl ProcRoot {
     /// })?;
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
+    #[allow(clippy::disallowed_methods, reason = "the list is the kernel's own, in /proc")]
     pub fn fd_links(&self, pid: u32, mut each: impl FnMut(RawFd, &Path)) -> Result<()> {
         let mut pieces = FdPieces::of(self, pid);
         while pieces.next(self, &mut each)? {}
@@ -129,6 +130,7 @@ impl ProcRoot {
     }
 
     /// The position and flags of one descriptor, in one read.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn fd_info(&self, pid: u32, fd: RawFd) -> Result<FdInfo> {
         let path = self.of(pid, &format!("fdinfo/{fd}"));
         let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())

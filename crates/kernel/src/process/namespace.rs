@@ -113,6 +113,7 @@ impl ProcRoot {
 
     /// Resolves a path as the process sees it, of a file or a directory, and opens nothing: as
     /// [`ProcRoot::open_directory_in_namespace`] does, also with a link at the end.
+    #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
     pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<Handle> {
         let (start, resolve) = if path.is_absolute() {
             (self.root(pid), ResolveFlags::IN_ROOT)

@@ -24,6 +24,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Reads the first `max` bytes of a file of `/proc` or `/sys`.
+#[allow(clippy::disallowed_methods, reason = "of /proc or /sys")]
 pub(super) fn read_start(path: &Path, max: u64) -> Result<Vec<u8>> {
     let mut content = Vec::new();
     let read = File::open(path).and_then(|file| file.take(max).read_to_end(&mut content));
@@ -38,6 +39,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 
 /// Gives each line to `parse`, without its end, and passes over those that it does not understand (`None`). An
 /// [`Error::Malformed`] with the first of them where it understands none: then it is the kernel that speaks otherwise.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
 pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>) -> Result<()> {
     let failed = |error| Error::call("read", path, error);
     let mut reader = BufReader::with_capacity(64 << 10, File::open(path).map_err(failed)?.take(LONGEST_LIST));

@@ -49,6 +49,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
+    #[allow(clippy::disallowed_methods, reason = "/dev/null is nobody's")]
     pub(super) fn new(
         file: &'a InspectedFile,
         options: &'a WarmOptions,
@@ -265,6 +266,7 @@ fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> 
 
 /// The same file with a position and read-ahead state of its own, so that threads do not upset each other's; where that
 /// can't be had (no /proc, no more permission), the file as it is.
+#[allow(clippy::disallowed_methods, reason = "the file is open already")]
 fn reopen(file: &InspectedFile) -> Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
