@@ -24,7 +24,9 @@ fn values(id: &str) -> Option<(&'static str, &'static str)> {
         "mariadb-buffer-pool-dump"
         | "mariadb-buffer-pool-load"
         | "mysql-buffer-pool-dump"
-        | "mysql-buffer-pool-load" => ("OFF", "ON"),
+        | "mysql-buffer-pool-load"
+        | "myrocks-direct-flush-and-compaction"
+        | "myrocks-direct-reads" => ("OFF", "ON"),
         "mariadb-log-file-size-at-start"
         | "mariadb-log-file-size"
         | "mysql-log-file-size"
@@ -41,8 +43,6 @@ fn values(id: &str) -> Option<(&'static str, &'static str)> {
         "postgresql-checkpoint-timeout" => ("1h", "5min"),
         "postgresql-max-wal-size" => ("8GB", "2GB"),
         "postgresql-recovery-prefetch" => ("off", "try"),
-        "myrocks-direct-flush-and-compaction" => ("OFF", "ON"),
-        "myrocks-direct-reads" => ("OFF", "ON"),
         "myrocks-bytes-per-sync" => ("0", "1048576"),
         "myrocks-wal-bytes-per-sync" => ("0", "524288"),
         "myrocks-max-total-wal-size" => ("2G", "256M"),
@@ -241,7 +241,7 @@ fn move_logs(rows: &[&Advice], data: &Path, home: &Path, there: bool) {
             if name.starts_with(base) || (base == "ib_logfile" && name == "#innodb_redo") {
                 // Another file system may be between them: it is here that it is none.
                 std::fs::rename(entry.path(), to.join(&name)).expect("move it");
-                if name.ends_with(".index") {
+                if Path::new(&name).extension().is_some_and(|extension| extension == "index") {
                     rename_places(&to.join(&name), to);
                 }
             }
@@ -259,7 +259,7 @@ fn rename_places(index: &Path, directory: &Path) {
     std::fs::write(index, text.lines().map(named).collect::<String>()).expect("write the index");
 }
 
-/// The vendor's default for a version: "O_DIRECT (fsync before 10.6)".
+/// The vendor's default for a version: `O_DIRECT (fsync before 10.6)`.
 fn default_of(row: &Advice, number: &str) -> &'static str {
     let (default, older) = row.default.split_once(" (").unwrap_or((row.default, ""));
     match older.trim_end_matches(')').split_once(" before ") {
@@ -343,7 +343,8 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
     let rows: Vec<&Advice> = TABLE.into_iter().filter(|row| row.product == Product::RocksDb).collect();
     let mut tried: Vec<&str> = ROCKSDB.iter().map(|(option, _, _)| *option).collect();
     let mut named: Vec<&str> = rows.iter().map(|row| row.setting).collect();
-    (tried.sort_unstable(), named.sort_unstable());
+    tried.sort_unstable();
+    named.sort_unstable();
     assert_eq!(tried, named);
     let scratch = scratch();
     let database = scratch.path().join("database");
@@ -351,7 +352,7 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
     let in_force = |values: &[(&str, String)]| {
         let of = |family: bool| {
             let own = values.iter().filter(|(option, _)| (*option == "write_buffer_size") == family);
-            own.map(|(option, value)| format!("  {option}={value}\n")).collect::<String>()
+            own.map(|(option, value)| format!("  {option}={value}\n")).collect::<Vec<_>>().concat()
         };
         let file = scratch.path().join("options.ini");
         let text = format!(

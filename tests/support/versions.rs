@@ -94,7 +94,7 @@ impl Version {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let is_number = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
         let number = text.split_whitespace().find(is_number)?;
-        version.number = number.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.to_owned();
+        number.split(|c: char| !c.is_ascii_digit() && c != '.').next()?.clone_into(&mut version.number);
         Some(version)
     }
 

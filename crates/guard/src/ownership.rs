@@ -84,7 +84,7 @@ pub(crate) enum Right {
 /// What a process may be credited with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ProcessRight {
-    /// The one user that it is, if it is one and can be told.
+    /// The one user that it is, if it is one and is known.
     user: Option<u32>,
     /// Log files that it has open for writing.
     pub(crate) writes: HashSet<Inode>,
@@ -106,7 +106,7 @@ impl ProcessRight {
     }
 }
 
-/// The one user that a process is, if it is one and can be told.
+/// The one user that a process is, if it is one and is known.
 pub(crate) fn one_user(users: ProcessUsers) -> Option<u32> {
     users.one().filter(|user| *user != NOBODY || all_users_are_known())
 }
@@ -150,7 +150,7 @@ mod tests {
         assert!(first.is(&Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
         std::fs::remove_dir(&path).unwrap();
         let second = pin();
-        let told_apart = first.born.is_some() || first.inode != second.inode;
-        assert!(!told_apart || !first.is(&second), "{first:?} {second:?}");
+        let differ = first.born.is_some() || first.inode != second.inode;
+        assert!(!differ || !first.is(&second), "{first:?} {second:?}");
     }
 }

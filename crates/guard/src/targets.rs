@@ -116,7 +116,7 @@ impl Display for Selector {
 }
 
 impl Selector {
-    /// Whether it selects what lies in `directory` for that process; `None` if that can't be told. Without a process only the
+    /// Whether it selects what lies in `directory` for that process; `None` if that is not known. Without a process only the
     /// directory counts.
     fn matches(&self, process: Option<&ProcessTraits>, directory: &Path) -> Option<bool> {
         if let Self::Directory(path) = self {

@@ -30,7 +30,7 @@ struct Decoy {
 }
 
 impl Decoy {
-    /// `None` where it can't be made (no right to), or its opens can't be told from mere references.
+    /// `None` where it can't be made (no right to), or its opens look like mere references.
     fn new(path: PathBuf, kind: FileType) -> Option<Self> {
         // The device of /dev/null, which does no harm when it is opened.
         let device = if kind == FileType::CharacterDevice { rustix::fs::makedev(1, 3) } else { 0 };

@@ -2,8 +2,8 @@
 //!
 //! For [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant: what is not known to be of no use to
 //! recovery is taken to be read by it. A checkpoint only moves on, so one that was seen a while ago keeps too much of a series of
-//! files; of a ring it must have been seen after the writer's place was, since a writer that has gone around could not be told from
-//! one just behind the checkpoint.
+//! files; of a ring it must have been seen after the writer's place was, since a writer that has gone around looks like one just
+//! behind the checkpoint.
 
 use core::ops::Range;
 

@@ -127,7 +127,9 @@ mod tests {
     fn answers_that_nobody_reads_are_bounded() {
         let connections = Arc::new(Connections::default());
         let entries: Vec<Entry> = (0..10).map(|_| connections.enter()).collect();
-        entries.iter().for_each(|entry| entry.answers(MAX_UNREAD / 4));
+        for entry in &entries {
+            entry.answers(MAX_UNREAD / 4);
+        }
         assert_eq!(open(&connections), [7, 8, 9, 10]);
         let new = connections.enter();
         entries[9].answers(MAX_UNREAD * 2);

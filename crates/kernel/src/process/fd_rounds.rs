@@ -51,6 +51,7 @@ impl FdPieces {
     }
 
     /// Gives the next few hundred descriptors to `each`, with what their links say; whether there may be more.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(super) fn next(&mut self, proc: &ProcRoot, each: &mut dyn FnMut(RawFd, &Path)) -> Result<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(&self.path, flags, Mode::empty())
