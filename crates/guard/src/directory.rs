@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links, Result, open_directory};
+use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
 
@@ -245,19 +245,22 @@ impl Directory {
 
     /// Opens it for one tick's use. Fails as if it were gone where its path leads to another directory than before.
     pub(crate) fn open(&self, proc: &ProcRoot) -> Result<OwnedFd> {
-        let (directory, identity) = self.open_anew(proc)?;
+        let (directory, identity) = self.resolve(proc)?;
         if self.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
             return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
         }
-        Ok(directory)
+        directory.open_directory(Expected::Inode(identity.pin.inode))
     }
 
-    /// Opens whatever its path leads to.
-    pub(crate) fn open_anew(&self, proc: &ProcRoot) -> Result<(OwnedFd, Identity)> {
+    /// Finds the directory that its path leads to now, and opens nothing: it may be anybody's.
+    pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, Identity)> {
         let directory = match self.through {
-            Some(pid) => proc.open_directory_in_namespace(pid, &self.path),
-            None => open_directory(&self.path, Links::Follow),
+            Some(pid) => proc.handle_in_namespace(pid, &self.path),
+            None => Handle::at(&self.path, Links::Follow),
         }?;
+        if directory.kind() != rustix::fs::FileType::Directory {
+            return Err(Error::call("open", &self.path, rustix::io::Errno::NOTDIR));
+        }
         let identity = Identity::of(&directory).map_err(|error| Error::call("statx", &self.path, error))?;
         Ok((directory, identity))
     }

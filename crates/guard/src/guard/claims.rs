@@ -8,7 +8,7 @@
 //! A directory that is out of reach is reported, and tried again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -256,8 +256,8 @@ impl Watched {
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
         let key = DatabaseKey::Process(claimant.pid);
         let opened = self.find_out(key, &asked, move || {
-            let opened = directory.open_anew(&proc).map(|(fd, identity)| {
-                let evidence = examined.evidence(&proc, &fd, &directory.path);
+            let opened = directory.resolve(&proc).map(|(found, identity)| {
+                let evidence = examined.evidence(&proc, found.as_fd(), &directory.path);
                 (identity, evidence)
             });
             (directory, opened)
@@ -423,7 +423,7 @@ impl Examined {
 
     /// What its claim to this directory stands on, the most there is: its path may lead elsewhere by now than when it was
     /// shown, so files that are held must be there.
-    fn evidence(&self, proc: &ProcRoot, directory: &OwnedFd, path: &Path) -> Option<Evidence> {
+    fn evidence(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<Evidence> {
         let is_there = |(name, inode, _): &&(PathBuf, Inode, bool)| {
             rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
                 .is_ok_and(|stat| ownership::inode(&stat) == *inode)
@@ -442,7 +442,7 @@ impl Examined {
     }
 
     /// Whether the directory is what a name leads to that stands in the trusted working directory itself.
-    fn is_named(&self, proc: &ProcRoot, directory: &OwnedFd, path: &Path) -> Option<bool> {
+    fn is_named(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<bool> {
         let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
         let base = trusted_base(proc, self.pid, &self.right)?;
         let stat = rustix::fs::statx(&base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;

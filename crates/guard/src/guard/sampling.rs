@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use inotify::WatchDescriptor;
 use pagekeeper_catalog::Profile;
-use pagekeeper_kernel::{Error, Result};
+use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 
 use super::report::Report;
@@ -108,7 +108,7 @@ impl Watched {
                 if !directory.is_listed_now() || turn.is_over() {
                     continue;
                 }
-                let listed = directory.open_anew(&proc).and_then(|(fd, identity)| {
+                let listed = directory.resolve(&proc).and_then(|(found, identity)| {
                     if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
                         directory.forget_files();
                         directory.stale = true;
@@ -120,6 +120,7 @@ impl Watched {
                         directory.begin_listing(limit, now);
                     }
                     directory.pin = Some(identity.pin);
+                    let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;
                     // Again: it may be another directory of that name.
                     done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
                     directory.list(fd.as_fd(), &ids, &turn)
