@@ -7,6 +7,7 @@
 
 use core::ops::Range;
 
+#[cfg(feature = "std")]
 use crate::WINDOW;
 
 /// Where crash recovery would start to read a log. Offsets are in bytes.
@@ -94,12 +95,14 @@ impl Needed {
 }
 
 /// Which of two ends of what was written to a ring of `size` bytes is the further one from its checkpoint on.
+#[cfg(feature = "std")]
 pub(crate) const fn further(checkpoint: u64, size: u64, one: u64, other: u64) -> u64 {
     if distance(checkpoint, size, one) < distance(checkpoint, size, other) { other } else { one }
 }
 
 /// Whether an end of what was written, known to a window, lies so closely behind the checkpoint that the writer can't be there: it would
 /// have filled the ring. Engines leave more free than that: InnoDB a tenth.
+#[cfg(feature = "std")]
 pub(crate) const fn is_left_behind(checkpoint: u64, size: u64, end: u64) -> bool {
     let behind = match checkpoint.checked_sub(end) {
         Some(behind) => behind,
@@ -108,6 +111,7 @@ pub(crate) const fn is_left_behind(checkpoint: u64, size: u64, end: u64) -> bool
     behind < (size / 10).saturating_sub(WINDOW)
 }
 
+#[cfg(feature = "std")]
 const fn distance(checkpoint: u64, size: u64, end: u64) -> u64 {
     match end.checked_sub(checkpoint) {
         Some(ahead) if ahead > 0 => ahead,
