@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::process::{FdRounds, FdVisitor, ProcRoot};
 use pagekeeper_kernel::{Error, Result};
 
+use crate::markers::MarkerCheck;
 use crate::process_table::{CHECK_WITHIN, Process, ProcessTable};
 use crate::profile::Profile;
 
@@ -235,20 +236,21 @@ impl FdVisitor for Inspection<'_> {
 /// Which markers of the profiles a process was seen to hold open.
 #[derive(Debug)]
 struct Evidence {
-    pid: u32,
+    markers: MarkerCheck,
     seen: Vec<Vec<bool>>,
 }
 
 impl Evidence {
     fn new(pid: u32, profiles: &[Arc<Profile>]) -> Self {
-        Self { pid, seen: profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect() }
+        let seen = profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
+        Self { markers: MarkerCheck::new(pid), seen }
     }
 
     fn take_in(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>], target: &Path) {
         for (profile, seen) in profiles.iter().zip(&mut self.seen) {
             for (marker, seen) in profile.markers.iter().zip(seen) {
-                *seen = *seen
-                    || (marker.matches(target).is_some() && profile.is_marked_by(proc, self.pid, target));
+                *seen =
+                    *seen || (marker.matches(target).is_some() && self.markers.is_own(proc, profile, target));
             }
         }
     }

@@ -12,6 +12,7 @@ pub mod checkpoint;
 mod discover;
 pub mod disks;
 mod finder;
+mod markers;
 mod named_directory;
 pub mod postgresql;
 mod process_table;
@@ -26,6 +27,7 @@ pub mod units;
 
 pub use discover::{Budget, Discovery, FoundProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use markers::MarkerCheck;
 pub use named_directory::logs_below;
 pub use process_table::{Process, ProcessTable};
 pub use profile::{

@@ -4,17 +4,12 @@
 //! A profile is a TOML file; the ones in `profiles/` are built in, users add their own beside them. A profile
 //! that can't be read is refused with the file, line and key ([`ProfileError`]).
 
-use std::ffi::OsStr;
-use std::mem::MaybeUninit;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use globset::{Glob, GlobMatcher};
-use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names::{Matched, Pattern};
 use pagekeeper_policy::{BulkPages, FileClass, Rewrite, RewriteSource, Rule};
-use rustix::fs::RawDir;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
@@ -244,27 +239,6 @@ impl Profile {
             return Err(refuse("it has no [[log]], so there is nothing to watch".to_owned()));
         }
         Ok(profile)
-    }
-
-    /// Whether a marker that a process holds open is one of such a database, and not of another that calls it the same:
-    /// by what stands beside it. Where the process's directory can't be listed it is not: that shows nothing.
-    ///
-    /// `marker` is its path as the kernel shows it.
-    pub fn is_marked_by(&self, proc: &ProcRoot, pid: u32, marker: &Path) -> bool {
-        if self.beside.is_empty() {
-            return true;
-        }
-        let directory = proc.as_seen_by(pid, marker.parent().unwrap_or(marker));
-        let Ok(directory) = proc.open_directory_in_namespace(pid, &directory) else { return false };
-        let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
-        let mut entries = RawDir::new(&directory, &mut buffer);
-        while let Some(Ok(entry)) = entries.next() {
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if self.beside.iter().any(|pattern| pattern.matches_name(name).is_some()) {
-                return true;
-            }
-        }
-        false
     }
 
     /// Reads a profile from a file.

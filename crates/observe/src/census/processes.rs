@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_catalog::Profile;
+use pagekeeper_catalog::{MarkerCheck, Profile};
 use pagekeeper_kernel::process::{
     Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
 };
@@ -123,7 +123,8 @@ pub(super) fn snapshot(
     }
     snapshot.files = held.into_iter().collect();
     let names = open.iter().map(|file| file.path.as_path());
-    let marks = |profile: &Profile, marker: &Path| profile.is_marked_by(proc, pid, marker);
+    let mut markers = MarkerCheck::new(pid);
+    let marks = |profile: &Profile, marker: &Path| markers.is_own(proc, profile, marker);
     snapshot.database = recognise(&snapshot.process.name, names, profiles, marks).map(|profile| Database {
         pid,
         profile,
@@ -182,7 +183,7 @@ fn recognise<'a>(
     name: &str,
     files: impl Iterator<Item = &'a Path>,
     profiles: &[Arc<Profile>],
-    marks: impl Fn(&Profile, &Path) -> bool,
+    mut marks: impl FnMut(&Profile, &Path) -> bool,
 ) -> Option<Arc<Profile>> {
     let mut seen: Vec<Vec<bool>> =
         profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();

@@ -1,0 +1,97 @@
+//! Whether a marker that a process holds open is one of such a database, and not of another that calls it the same: by what
+//! stands beside it.
+//!
+//! Invariants: where the process's directory can't be listed it is not, since that shows nothing. A process has at most
+//! `NAMES_MAX` names read on its behalf, whatever it holds open: each directory is listed once, so that thousands of
+//! descriptors in one of very many names cost no more than one.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::process::ProcRoot;
+use rustix::fs::RawDir;
+
+use crate::profile::Profile;
+
+/// Names that are read for one process at most: some 50 ms on Linux 6.18, ext4.
+const NAMES_MAX: usize = 200_000;
+
+/// The markers of one process, while it is inspected once.
+#[derive(Debug)]
+pub struct MarkerCheck {
+    pid: u32,
+    /// Profiles, by name, and directories that have nothing of theirs.
+    refused: HashSet<(String, PathBuf)>,
+    /// How many names may still be read.
+    left: usize,
+}
+
+impl MarkerCheck {
+    /// For an inspection that begins.
+    pub fn new(pid: u32) -> Self {
+        Self { pid, refused: HashSet::new(), left: NAMES_MAX }
+    }
+
+    /// Whether a marker is one of such a database. `marker` is its path as the kernel shows it.
+    pub fn is_own(&mut self, proc: &ProcRoot, profile: &Profile, marker: &Path) -> bool {
+        if profile.beside.is_empty() {
+            return true;
+        }
+        let directory = proc.as_seen_by(self.pid, marker.parent().unwrap_or(marker));
+        let asked = (profile.name.clone(), directory);
+        if self.left == 0 || self.refused.contains(&asked) {
+            return false;
+        }
+        let is_own = self.has_neighbour(proc, profile, &asked.1);
+        if !is_own {
+            self.refused.insert(asked);
+        }
+        is_own
+    }
+
+    fn has_neighbour(&mut self, proc: &ProcRoot, profile: &Profile, directory: &Path) -> bool {
+        let Ok(directory) = proc.open_directory_in_namespace(self.pid, directory) else { return false };
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
+        let mut entries = RawDir::new(&directory, &mut buffer);
+        while self.left > 0
+            && let Some(Ok(entry)) = entries.next()
+        {
+            self.left -= 1;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if profile.beside.iter().any(|pattern| pattern.matches_name(name).is_some()) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_directory_is_listed_once_for_a_process() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in 0..100 {
+            std::fs::write(dir.path().join(format!("{name}")), "").unwrap();
+        }
+        let profiles = Profile::built_in();
+        let rocksdb = profiles.iter().find(|profile| profile.name == "rocksdb").unwrap();
+        let mut check = MarkerCheck::new(std::process::id());
+        let proc = ProcRoot::default();
+        for number in 0..1000 {
+            assert!(!check.is_own(&proc, rocksdb, &dir.path().join(format!("MANIFEST-{number:06}"))));
+        }
+        assert_eq!(check.left, NAMES_MAX - 102, "with . and ..");
+        std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
+        let marker = dir.path().join("MANIFEST-000001");
+        assert!(MarkerCheck::new(std::process::id()).is_own(&proc, rocksdb, &marker));
+        check.left = 0;
+        check.refused.clear();
+        assert!(!check.is_own(&proc, rocksdb, &marker), "the room is used up");
+    }
+}
