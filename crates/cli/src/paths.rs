@@ -118,6 +118,7 @@ impl Tree {
             one_file_system: self.one_file_system,
             threads,
             filter: None,
+            beneath: None,
         };
         if self.include.is_none() && self.exclude.is_none() {
             return walk(&self.roots, &options, visit);

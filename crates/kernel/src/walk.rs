@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -35,12 +35,15 @@ pub struct WalkOptions<'a> {
     pub threads: usize,
     /// Which entries to visit; all without it.
     pub filter: Option<Filter<'a>>,
+    /// A directory that is open, and its path: roots below that path are reached from it, and no link on the way is
+    /// followed. What lies there may have been exchanged since it was listed.
+    pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
 }
 
 impl Default for WalkOptions<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
-        Self { follow_links: false, one_file_system: false, threads, filter: None }
+        Self { follow_links: false, one_file_system: false, threads, filter: None, beneath: None }
     }
 }
 
@@ -134,9 +137,17 @@ impl Walker<'_> {
         }
     }
 
-    /// A path the caller named: a link is followed, and what is neither file nor directory is an error.
+    /// A path the caller named: a link is followed, unless the path is beneath a directory that is open, and what is
+    /// neither file nor directory is an error.
     fn enter_root(&self, path: &Path) -> Result<()> {
-        let handle = Handle::at(path, Links::Follow)?;
+        let beneath = self.options.beneath.and_then(|(fd, start)| Some((fd, path.strip_prefix(start).ok()?)));
+        let handle = match beneath {
+            Some((fd, below)) if !below.as_os_str().is_empty() => {
+                Handle::below(fd, below, path.to_path_buf())
+            }
+            Some((fd, _)) => Handle::below(fd, c".", path.to_path_buf()),
+            None => Handle::at(path, Links::Follow),
+        }?;
         if handle.kind() == FileType::Directory {
             return self.enter(handle.open_directory(Expected::Any)?, path.to_path_buf(), None);
         }
@@ -310,6 +321,25 @@ mod tests {
         let (found, problems) = names(&roots, &options);
         assert_eq!(found, ["file"]);
         assert_eq!(problems.len(), 2, "dangling and self: {problems:?}");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_root_beneath_an_open_directory_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["tree/real", "secret"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("file"), b"").unwrap();
+        }
+        let start = dir.path().join("tree");
+        symlink("../secret", start.join("swapped")).unwrap();
+        let fd = crate::open_directory(&start, Links::Refuse).unwrap();
+        let beneath = Some((fd.as_fd(), start.as_path()));
+        let roots = [start.join("real"), start.join("swapped")];
+        let (found, problems) = names(&roots, &WalkOptions { beneath, ..WalkOptions::default() });
+        assert_eq!((found.as_slice(), problems.len()), (["file".to_owned()].as_slice(), 1));
+        let (found, _) =
+            names(std::slice::from_ref(&start), &WalkOptions { beneath, ..WalkOptions::default() });
+        assert_eq!(found, ["file"], "the directory itself is one, too");
     }
 
     #[test]

@@ -3,6 +3,10 @@
 //! A database's directories are those that files of its profile are found from: what it holds open (temporary files,
 //! which may lie anywhere, do not count), and its working directory where the profile names directories below that.
 //! Never the root of a file tree.
+//!
+//! Any process can be called as a database is, and name or open what it may read: a directory counts as its own if it
+//! belongs to the one user that the process is, if that user is root, or if it has a file there open for writing.
+//! What is left out for that is a visibility gap.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -11,13 +15,13 @@ use std::sync::Arc;
 
 use pagekeeper_catalog::{Finder, Profile, logs_below, recognise_process, workers_of};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_policy::FileClass;
 
 use crate::held::{Held, held_by, reach};
 use crate::visibility::VisibilityGaps;
-use crate::{ObserveError, Scope};
+use crate::{ObserveError, OpenerKind, Scope};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACES: &str = "pg_tblspc";
@@ -125,7 +129,7 @@ pub(crate) fn find(
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     for subject in &mut subjects {
         read_held(proc, subject, gaps);
-        subject.directories = directories_of(proc, subject);
+        subject.directories = directories_of(proc, subject, gaps);
     }
     Ok(subjects)
 }
@@ -197,21 +201,32 @@ fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) 
 }
 
 /// The directories that a database's files are in.
-fn directories_of(proc: &ProcRoot, subject: &Subject) -> Vec<PathBuf> {
+fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
     let Some(pid) = subject.pid else { return subject.directories.clone() };
     let profile = &subject.profile;
     let mut found = BTreeSet::new();
+    let user = proc.users(pid).ok().and_then(|users| users.one());
+    let belongs = |path: &Path| {
+        let owner = proc.handle_in_namespace(pid, path).map(|found| found.stat().st_uid);
+        owner.is_ok_and(|owner| user == Some(0) || user == Some(owner))
+    };
+    let mut written = BTreeSet::new();
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
         let exists = |path: &Path| rustix::fs::lstat(reach(proc, pid, path)).is_ok();
-        match profile.class_beside(&held.path, exists) {
-            Some(FileClass::Temp) => {}
-            Some(_) => found.extend(profile.base_of(&held.path).map(Path::to_path_buf)),
-            None if profile.markers.iter().any(|marker| marker.matches(&held.path).is_some()) => {
-                let base = profile.markers.iter().find_map(|marker| marker.base_of(&held.path));
-                found.extend(base.map(Path::to_path_buf));
-            }
-            None => {}
+        let base = match profile.class_beside(&held.path, exists) {
+            Some(FileClass::Temp) => None,
+            Some(_) => profile.base_of(&held.path),
+            None => profile
+                .markers
+                .iter()
+                .find(|marker| marker.matches(&held.path).is_some())
+                .and_then(|_| profile.markers.iter().find_map(|marker| marker.base_of(&held.path))),
+        };
+        let Some(base) = base else { continue };
+        if is_written(held) {
+            written.insert(base.to_path_buf());
         }
+        found.insert(base.to_path_buf());
     }
     let mut linked = Vec::new();
     if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd)) {
@@ -220,6 +235,20 @@ fn directories_of(proc: &ProcRoot, subject: &Subject) -> Vec<PathBuf> {
             linked = linked_directories(proc, pid, profile, &cwd);
             found.insert(cwd);
         }
+    }
+    let mut left_out = Vec::new();
+    let mut keep = |path: &PathBuf| {
+        let is_its_own = written.contains(path) || belongs(path);
+        if !is_its_own {
+            left_out.push(path.clone());
+        }
+        is_its_own
+    };
+    found.retain(&mut keep);
+    linked.retain(&mut keep);
+    for path in left_out {
+        let what = format!("what is in {}", escaped(&path));
+        gaps.add(&what, format!("it is not the directory of the user of process {pid}"), None);
     }
     // Sorted, a directory comes before all that lies in it.
     let mut widest: Vec<PathBuf> = Vec::new();
@@ -237,6 +266,16 @@ fn directories_of(proc: &ProcRoot, subject: &Subject) -> Vec<PathBuf> {
     widest.retain(|path| identity(path).is_none_or(|inode| !linked_to.contains(&inode)));
     widest.extend(linked);
     widest
+}
+
+/// Whether it is open for writing.
+fn is_written(held: &Held) -> bool {
+    match held.kind {
+        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
+            matches!(access, Access::WriteOnly | Access::ReadWrite)
+        }
+        OpenerKind::Mapped { writable } => writable,
+    }
 }
 
 /// Directories that a database keeps elsewhere, and has links to: a log, tablespaces. As it names them.
@@ -257,7 +296,7 @@ mod tests {
     use super::*;
     use crate::testing::disk_dir;
     use pagekeeper_catalog::find_profile;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     /// A process that works in `cwd` and holds these files.
     fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> Subject {
@@ -270,6 +309,9 @@ mod tests {
             symlink("mnt:[1]", of.join("ns/mnt")).unwrap();
         }
         symlink(cwd, process.join("cwd")).unwrap();
+        let user = std::fs::metadata(cwd).unwrap().uid();
+        std::fs::write(process.join("status"), format!("Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n"))
+            .unwrap();
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
         let mut subject = Subject::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), Vec::new());
         for (path, deleted) in held {
@@ -306,7 +348,7 @@ mod tests {
         ];
         let held: Vec<_> = held.iter().map(|(path, deleted)| (path.as_path(), *deleted)).collect();
         let subject = subject(proc.path(), "mariadb", dir.path(), &held);
-        let found = directories_of(&ProcRoot::at(proc.path()), &subject);
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default());
         assert_eq!(found, [path("data"), path("logs"), path("redo")]);
     }
 
@@ -329,7 +371,49 @@ mod tests {
         ];
         let held: Vec<_> = held.iter().map(|path| (path.as_path(), false)).collect();
         let subject = subject(proc.path(), "postgresql", &path("data"), &held);
-        let found = directories_of(&ProcRoot::at(proc.path()), &subject);
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default());
         assert_eq!(found, [path("data"), path("other"), path("data/pg_tblspc/16384"), path("data/pg_wal")]);
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_not_observed_by_a_link() {
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip(
+                "a_directory_of_another_user_is_not_observed_by_a_link: only root may give files away",
+            );
+            return;
+        }
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in ["data/base", "data/pg_tblspc", "space", "secret", "wal"] {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        for (name, target) in [("1", "secret"), ("2", "space"), ("3", "/")] {
+            symlink(dir.path().join(target), path("data/pg_tblspc").join(name)).unwrap();
+        }
+        symlink("/etc", path("data/pg_wal")).unwrap();
+        for below in ["data", "space"] {
+            std::os::unix::fs::chown(path(below), Some(1234), None).unwrap();
+        }
+        let mut subject = subject(proc.path(), "postgresql", &path("data"), &[]);
+        let mut gaps = VisibilityGaps::default();
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut gaps);
+        assert_eq!(found, [path("data"), path("data/pg_tblspc/2")]);
+        assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
+        // What it only reads of another's is not its own either.
+        let read = Held {
+            kind: OpenerKind::Buffered(Access::ReadOnly),
+            inode: Inode { dev: 0, ino: 0 },
+            path: path("secret/base/1/2"),
+            deleted: false,
+            private: false,
+            link: PathBuf::new(),
+            size: 0,
+        };
+        subject.held.push((7, read));
+        assert_eq!(
+            directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default()),
+            found
+        );
     }
 }

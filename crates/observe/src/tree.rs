@@ -167,7 +167,8 @@ impl DirectoryTree {
         };
         let found: Mutex<Vec<(PathBuf, TreeFile)>> = Mutex::default();
         let problems: Mutex<Vec<Error>> = Mutex::default();
-        let options = WalkOptions { filter: Some(&filter), ..WalkOptions::default() };
+        let beneath = Some((start.fd.as_fd(), start.path.as_path()));
+        let options = WalkOptions { filter: Some(&filter), beneath, ..WalkOptions::default() };
         let roots: Vec<PathBuf> = changed.iter().map(|below| start.join(below)).collect();
         walk(&roots, &options, &|visited| {
             let (path, sample, gap) = match visited {

@@ -2,10 +2,10 @@
 //!
 //! A database's directories go with each job into the worker's thread ([`Crew`]) and come back with it. One whose job does
 //! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
-//! again. Databases on the same file system are left alone until then.
+//! again. Databases on the same file system are left alone until then, if it has all of its directories on one.
 //!
-//! What is not done so: the first sight of a process (its names, descriptors and root), streams, and the disk profile for a
-//! warning.
+//! What is not done so: the first sight of a process (its names, descriptors and root), streams, the disk profile for a
+//! warning, and the headers that say where a checkpoint is.
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
 //! directory is not opened while [`MOST_HUNG`] are hung.
@@ -111,7 +111,12 @@ impl Watched {
     ) -> Option<(Vec<Directory>, R)> {
         let first = own.first()?;
         let (path, profile) = (first.path.clone(), first.profile.name.clone());
-        let devices = own.iter().filter_map(|directory| Some(directory.pin?.inode.dev)).collect();
+        let mut devices: BTreeSet<u64> =
+            own.iter().filter_map(|directory| Some(directory.pin?.inode.dev)).collect();
+        if devices.len() > 1 {
+            // Which of them hangs is not known, and others on the rest are not to suffer for it.
+            devices.clear();
+        }
         let since = Instant::now();
         let outcome = self.crew.run(PATIENCE, move || {
             let mut own = own;
