@@ -14,7 +14,7 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-kills test-mysql test-advice test-preload build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-mysql test-advice test-preload build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ test-mysql: ## the guard beside MySQL 9, fetched into the target directory from 
 
 test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-advice.sh
+
+test-hostile: ## ten minutes of a hostile user beside real databases, as root (ARGS=SECONDS)
+	@scripts/keep-idle-pages.sh scripts/test-hostile.sh $(ARGS)
 
 test-preload: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
 	@scripts/keep-idle-pages.sh scripts/test-preload.sh

@@ -1,13 +1,11 @@
 //! Beside a process that toggles its descriptors between a file and a device: the device is never opened.
 
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{CWD, FileType, Mode, inotify};
-
 use crate::support::command::run;
+use crate::support::decoys::Decoys;
 use crate::support::{can_run, copy_program, eventually, scratch};
 
 /// Forty descriptors lead to the file and to the device in turn, so that some do change whenever one of them is opened.
@@ -43,17 +41,14 @@ fn no_command_opens_a_device_that_a_process_toggles_with_a_file() {
     let dir = scratch();
     let device = dir.path().join("device");
     std::fs::write(dir.path().join("log"), vec![1; 64 << 10]).expect("write a file");
-    // That of /dev/null, which does no harm when it is opened.
-    let number = rustix::fs::makedev(1, 3);
-    rustix::fs::mknodat(CWD, &device, FileType::CharacterDevice, Mode::RUSR, number).expect("make a device");
+    let mut decoys = Decoys::new();
+    decoys.device(&device);
     let toggler = Toggler::start(dir.path());
     let ready = || dir.path().join("ready").exists().then_some(());
     eventually("the process has its files", Duration::from_secs(60), ready);
-    let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
-    let watch = inotify::init(flags).expect("watch");
-    inotify::add_watch(&watch, &device, inotify::WatchFlags::OPEN).expect("watch the device");
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 1024];
-    let mut was_opened = || inotify::Reader::new(&watch, &mut buffer).next().is_ok();
+    // By itself, once.
+    decoys.opened();
+    let was_opened = || !decoys.opened().is_empty();
 
     let pid = toggler.0.id().to_string();
     for _ in 0..2 {

@@ -10,4 +10,5 @@ mod doctor_settings;
 mod doctor_streams;
 mod guard_budgets;
 mod guard_streams;
+mod hostile;
 mod probe;

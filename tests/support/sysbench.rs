@@ -54,8 +54,19 @@ impl Load {
     /// Starts `oltp_read_write` with more writes in each transaction than by default, so that binlogs of 16 MiB
     /// fill within seconds also where a synced commit is slow.
     pub(crate) fn start(server: &impl Loaded) -> Self {
+        Self::start_with(server, &["--time=600"])
+    }
+
+    /// The same with so many transactions a second, of some 20 KiB of binlog each, where the machine is up to it, for up
+    /// to an hour.
+    pub(crate) fn at_rate(server: &impl Loaded, rate: u32) -> Self {
+        Self::start_with(server, &["--time=3600", &format!("--rate={rate}")])
+    }
+
+    fn start_with(server: &impl Loaded, arguments: &[&str]) -> Self {
         let child = sysbench(server)
-            .args(["--time=600", "--range-selects=off", "--point-selects=2"])
+            .args(arguments)
+            .args(["--range-selects=off", "--point-selects=2"])
             .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])
             .arg("run")
             .spawn()
