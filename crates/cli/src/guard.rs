@@ -172,8 +172,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             if let Some(metrics) = metrics.as_ref().filter(|_| guard.ticked()) {
                 metrics.ticked(guard.done(), guard.released_behind_streams(), guard.tick_by_process());
             }
-            // A second tick releases what the first one had to have written out.
-            if (args.once && ticks == 2) || guard.is_done() || unheard.get() {
+            // With all found, files are sampled at the next tick; the one after that releases what had to be written out first.
+            if (args.once && ticks == 3) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {
