@@ -45,15 +45,13 @@ impl Needed {
     ///
     /// let of = |sequence| Needed::in_series((7, 4096), Some(9), sequence);
     /// assert_eq!((of(6), of(8), of(10)), (Needed::NOTHING, Needed::EVERYTHING, Needed::NOTHING));
-    /// assert_eq!(Needed::in_series((7, 4096), Some(3), 8), Needed::EVERYTHING);
     /// assert!(!of(7).overlaps(&(0..4096)) && of(7).overlaps(&(4096..8192)));
     /// ```
     pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
         let beyond = match writer {
-            // Files for later, which were recycled: what they have is from before. A writer before the checkpoint was taken
-            // for it by a time of change that lies, or long ago.
-            Some(writer) if writer >= checkpoint.0 => sequence > writer,
-            Some(_) | None => false,
+            // Files for later, which were recycled: what they have is from before.
+            Some(writer) => sequence > writer,
+            None => false,
         };
         if sequence < checkpoint.0 || beyond {
             Self::NOTHING
