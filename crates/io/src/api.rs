@@ -130,6 +130,12 @@ pub trait Io: Send + Sync + 'static {
         Err(unsupported("flock", path))
     }
 
+    /// Shares a lock (flock(2)) on a file that is there, with others that only read; `None` where there is no such file. Writes
+    /// nothing, so that it works on a read-only file system, too. [`Error::Locked`] at once if another has it for itself.
+    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        Err(unsupported("flock", path))
+    }
+
     /// Starts writes and returns without waiting for any; each write's `done` is called once, from any thread. They are done
     /// in any order.
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {

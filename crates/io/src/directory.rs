@@ -80,17 +80,36 @@ impl Drop for Held {
 /// Locks a file with flock(2): a lock of the open file description, so that a second open is locked out within one process
 /// as well.
 pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
-    Ok(Lock::new(path, hold(path)?))
+    Ok(Lock::new(path, hold(path, Sharing::Exclusive)?))
 }
 
-fn hold(path: &Path) -> Result<Held, Error> {
+/// As [`lock`], but others may share it, and nothing is written.
+pub(crate) fn lock_shared(path: &Path) -> Result<Option<Lock>, Error> {
+    match hold(path, Sharing::Shared) {
+        Ok(held) => Ok(Some(Lock::new(path, held))),
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Sharing {
+    Exclusive,
+    Shared,
+}
+
+fn hold(path: &Path, sharing: Sharing) -> Result<Held, Error> {
+    let (access, operation) = match sharing {
+        Sharing::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
+        Sharing::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+    };
     loop {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(FILE_MODE))
             .map_err(|errno| call("open", path, errno))?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| call("fstat", path, errno))?;
         require_regular(&stat, path)?;
-        match uninterrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+        match uninterrupted(|| rustix::fs::flock(&file, operation)) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.to_path_buf() }),
             Err(errno) => return Err(call("flock", path, errno)),
@@ -113,16 +132,30 @@ mod tests {
     fn a_copy_in_a_program_that_is_being_started_holds_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
-        let held = hold(&path).unwrap();
+        let held = hold(&path, Sharing::Exclusive).unwrap();
         let copy = held.file.try_clone().unwrap();
         assert_eq!(lock(&path).err(), Some(Error::Locked { path: path.clone() }));
         drop(held);
         lock(&path).unwrap();
 
         // A process that was forked lets go of its copy, not of the lock.
-        let held = hold(&path).unwrap();
+        let held = hold(&path, Sharing::Exclusive).unwrap();
         drop(Held { file: held.file.try_clone().unwrap(), process: 0 });
         assert_eq!(lock(&path).err(), Some(Error::Locked { path }));
         drop((held, copy));
+    }
+
+    #[test]
+    fn readers_share_a_lock_that_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        assert!(lock_shared(&path).unwrap().is_none());
+        let held = lock(&path).unwrap();
+        assert_eq!(lock_shared(&path).err(), Some(Error::Locked { path: path.clone() }));
+        drop(held);
+        let readers = [lock_shared(&path).unwrap().unwrap(), lock_shared(&path).unwrap().unwrap()];
+        assert_eq!(lock(&path).err(), Some(Error::Locked { path: path.clone() }));
+        drop(readers);
+        lock(&path).unwrap();
     }
 }

@@ -63,8 +63,8 @@ pub use probe::{Alignment, Choice, Support, best};
 pub use process::Process;
 pub use request::{BatchRead, OwnedRead, OwnedWrite};
 pub use sim::{
-    AnyFault, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder, SimStats,
-    Times, WriteFault, pattern,
+    AnyFault, Damage, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder,
+    SimStats, Times, WriteFault, pattern,
 };
 pub use stream::{ReadStream, StreamRead};
 pub use target::Target;

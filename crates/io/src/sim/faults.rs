@@ -65,6 +65,17 @@ pub enum WriteFault {
     Sync(i32),
     /// [`crate::IoFile::allocate`] fails with this error number.
     Allocate(i32),
+    /// As [`Self::Sync`], but the cache drops what it could not write: from now on it shows what the device has.
+    SyncDrop(i32),
+    /// A sync, a wait for writeback or a durable write reports success, and nothing has become durable by it.
+    SyncLie,
+    /// The raw write reports success, and the device never gets it. The cache shows it as long as it has it.
+    Lost,
+    /// As [`Self::Lost`], and the device has the bytes at this offset of the file instead, as far as the file is so long.
+    Misdirected {
+        /// Where they land.
+        to: u64,
+    },
 }
 
 impl WriteFault {
@@ -165,6 +176,14 @@ pub struct RandomWriteFaults {
     pub no_space_per_mille: u16,
     /// Syncs (waits for writeback and durable writes too) that fail with `EIO`.
     pub failing_sync_per_mille: u16,
+    /// Syncs that fail with `EIO`, and what was to be synced is dropped from the cache.
+    pub dropping_sync_per_mille: u16,
+    /// Syncs that report success and do nothing.
+    pub lying_sync_per_mille: u16,
+    /// Raw writes that report success and are lost.
+    pub lost_per_mille: u16,
+    /// Raw writes that report success and land up to 32 KiB farther on.
+    pub misdirected_per_mille: u16,
 }
 
 /// What changes or syncs a file.
@@ -268,8 +287,21 @@ impl Faults {
         action: Action,
     ) -> Option<WriteFault> {
         let planned = self.planned(inode, range, |fault| match (fault, action) {
-            (AnyFault::Write(fault @ (WriteFault::Error(_) | WriteFault::Short(_))), Action::Write)
-            | (AnyFault::Write(fault @ WriteFault::Sync(_)), Action::Sync)
+            (
+                AnyFault::Write(
+                    fault @ (WriteFault::Error(_)
+                    | WriteFault::Short(_)
+                    | WriteFault::Lost
+                    | WriteFault::Misdirected { .. }),
+                ),
+                Action::Write,
+            )
+            | (
+                AnyFault::Write(
+                    fault @ (WriteFault::Sync(_) | WriteFault::SyncDrop(_) | WriteFault::SyncLie),
+                ),
+                Action::Sync,
+            )
             | (AnyFault::Write(fault @ WriteFault::Allocate(_)), Action::Allocate) => Some(fault),
             _ => None,
         });
@@ -285,8 +317,17 @@ impl Faults {
                 (random.interrupted_per_mille, WriteFault::INTERRUPTED),
                 (random.failing_per_mille, WriteFault::EIO),
                 (random.no_space_per_mille, WriteFault::NO_SPACE),
+                (random.lost_per_mille, WriteFault::Lost),
+                (
+                    random.misdirected_per_mille,
+                    WriteFault::Misdirected { to: range.start + 4096 * (1 + (drawn >> 32) % 8) },
+                ),
             ][..],
-            Action::Sync => &[(random.failing_sync_per_mille, WriteFault::SYNC_EIO)],
+            Action::Sync => &[
+                (random.failing_sync_per_mille, WriteFault::SYNC_EIO),
+                (random.dropping_sync_per_mille, WriteFault::SyncDrop(libc::EIO)),
+                (random.lying_sync_per_mille, WriteFault::SyncLie),
+            ],
             Action::Allocate => &[(random.no_space_per_mille, WriteFault::Allocate(libc::ENOSPC))],
         };
         choose(drawn, shares)

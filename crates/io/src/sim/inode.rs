@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::content::{CHUNK, Content};
-use super::crash::Fate;
+use super::crash::{Fate, SECTOR};
+use super::damage::Damage;
 use super::pages::{Pages, bytes_of, touched};
 use crate::{Access, Resident, WriteMode};
 
@@ -25,6 +26,10 @@ pub(super) struct Inode {
     dirty: Pages,
     /// Resident and clean, though the device has something else.
     lost: Pages,
+    /// Sectors that can't be read.
+    unreadable: Pages,
+    /// Up to here there is room for it: what is written behind needs more.
+    room: u64,
     /// Has a name, as seen.
     pub(super) named: bool,
     pub(super) open: usize,
@@ -63,8 +68,10 @@ impl Inode {
     pub(super) fn new(content: Content, number: u64) -> Self {
         Self {
             durable: content.clone(),
+            room: content.len(),
             content,
             pending: Vec::new(),
+            unreadable: Pages::default(),
             resident: Pages::default(),
             dirty: Pages::default(),
             lost: Pages::default(),
@@ -78,6 +85,67 @@ impl Inode {
 
     pub(super) fn len(&self) -> u64 {
         self.content.len()
+    }
+
+    /// Whether something in the range can't be read.
+    pub(super) fn is_unreadable(&self, range: &Range<u64>) -> bool {
+        !self.unreadable.within(sectors(range)).is_empty()
+    }
+
+    /// Whether there is room for what is written up to here.
+    pub(super) fn has_room(&self, end: u64) -> bool {
+        end <= self.room
+    }
+
+    /// There is room up to here from now on.
+    pub(super) fn make_room(&mut self, end: u64) {
+        self.room = self.room.max(end);
+    }
+
+    /// Damages the medium. What the cache has of it is gone.
+    pub(super) fn damage(&mut self, damage: &Damage) {
+        damage.apply(&mut self.content);
+        damage.apply(&mut self.durable);
+        for pages in [&mut self.resident, &mut self.dirty, &mut self.lost] {
+            pages.clear();
+        }
+        if let Damage::Unreadable(range) = damage {
+            self.unreadable.insert(sectors(range));
+        }
+    }
+
+    /// The write of this number never gets to the device, though nobody says so; it may land at another place.
+    pub(super) fn lose(&mut self, number: u64, landed: Option<(u64, &[u8])>) {
+        let pending = std::mem::take(&mut self.pending);
+        for Pending { number: of, change } in pending {
+            match change {
+                Change::Write(write) if of == number => self.lose_write(&write),
+                change => self.push(of, change),
+            }
+        }
+        if let Some((to, bytes)) = landed {
+            let most = usize::try_from(self.durable.len().saturating_sub(to)).unwrap_or(usize::MAX);
+            let bytes = &bytes[..bytes.len().min(most)];
+            self.durable.write(to, bytes);
+            self.content.write(to, bytes);
+            let pages = touched(&(to..to + bytes.len() as u64));
+            self.resident.remove(pages.clone());
+            self.dirty.remove(pages);
+        }
+    }
+
+    /// The device does not get what was written: the cache still has it where it had.
+    fn lose_write(&mut self, write: &Write) {
+        let range = write.offset..write.offset + write.bytes.len() as u64;
+        for page in touched(&range) {
+            self.dirty.remove(page..page + 1);
+            if self.resident.contains(page) {
+                self.lost.insert(page..page + 1);
+            } else {
+                let part = meet(&bytes_of(&(page..page + 1)), &range);
+                self.content.copy_from(&self.durable, part);
+            }
+        }
     }
 
     /// Takes in what was read.
@@ -134,6 +202,8 @@ impl Inode {
             }
         }
         self.content.write(offset, bytes);
+        self.make_room(range.end);
+        self.unreadable.remove(range.start.div_ceil(SECTOR)..range.end / SECTOR);
         let atomic = mode == WriteMode::Atomic;
         self.push(number, Change::Write(Write { offset, bytes: bytes.into(), atomic }));
         (self.modified, self.changed) = (number, number);
@@ -145,6 +215,8 @@ impl Inode {
             for pages in [&mut self.resident, &mut self.dirty, &mut self.lost] {
                 pages.remove(gone.clone());
             }
+            self.room = self.room.min(len);
+            self.unreadable.remove(len.div_ceil(SECTOR)..u64::MAX);
         }
         self.content.set_len(len);
         self.push(number, Change::SetLen(len));
@@ -193,22 +265,21 @@ impl Inode {
         let pending = std::mem::take(&mut self.pending);
         for Pending { number, change } in pending {
             match change {
-                Change::Write(Write { offset, bytes, .. }) => {
-                    let range = offset..offset + bytes.len() as u64;
-                    for page in touched(&range) {
-                        if self.resident.contains(page) {
-                            self.lost.insert(page..page + 1);
-                        } else {
-                            let part = meet(&bytes_of(&(page..page + 1)), &range);
-                            self.content.copy_from(&self.durable, part);
-                        }
-                    }
-                }
+                Change::Write(write) => self.lose_write(&write),
                 // Sizes are the file system's to write, not the pages'.
                 change @ Change::SetLen(_) => self.push(number, change),
             }
         }
         self.dirty.clear();
+    }
+
+    /// As [`Self::fail_sync`], and the cache drops what the device did not get.
+    pub(super) fn fail_sync_and_drop(&mut self) {
+        self.fail_sync();
+        for pages in self.lost.within(0..u64::MAX) {
+            self.resident.remove(pages.clone());
+            self.forget_lost(vec![pages]);
+        }
     }
 
     /// Writes back: pages are clean, nothing is durable.
@@ -263,7 +334,9 @@ impl Inode {
                 Change::SetLen(_) => {}
             }
         }
-        Self { modified: self.modified, changed: self.changed, ..Self::new(found, 0) }
+        let mut unreadable = self.unreadable.clone();
+        unreadable.remove(found.len().div_ceil(SECTOR)..u64::MAX);
+        Self { modified: self.modified, changed: self.changed, unreadable, ..Self::new(found, 0) }
     }
 
     /// The file as it is found when all programs have gone.
@@ -294,6 +367,11 @@ impl Pending {
         let parts = [whole.start..range.start.min(whole.end), range.end.max(whole.start)..whole.end];
         parts.into_iter().filter_map(part).collect()
     }
+}
+
+/// The sectors that have a byte in the range.
+fn sectors(range: &Range<u64>) -> Range<u64> {
+    if range.is_empty() { 0..0 } else { range.start / SECTOR..range.end.div_ceil(SECTOR) }
 }
 
 /// What two ranges have in common.

@@ -10,6 +10,9 @@ mod atomic_tests;
 mod builder;
 mod content;
 mod crash;
+mod damage;
+#[cfg(test)]
+mod damage_tests;
 mod faults;
 mod hold;
 mod inode;
@@ -34,6 +37,7 @@ use std::time::Duration;
 pub use builder::{SimDiskBuilder, SimStats};
 pub use content::pattern;
 pub use crash::Persistence;
+pub use damage::Damage;
 pub use faults::{AnyFault, Fault, RandomFaults, RandomWriteFaults, Times, WriteFault};
 pub use hold::Hold;
 
@@ -220,6 +224,33 @@ impl SimDisk {
         self.shared().lock().faults.set_random(of_reads, of_writes);
     }
 
+    /// Damages the medium under the file that has this name now, at once: what was not synced goes with what the cache had
+    /// of it. It is still damaged after a crash.
+    pub fn damage(&self, path: impl AsRef<Path>, damage: &Damage) -> Result<(), Error> {
+        let path = path.as_ref();
+        let mut state = self.shared().lock();
+        let file = state.find(path).ok_or_else(|| call("damage", path, libc::ENOENT))?;
+        state.damage(file, damage);
+        Ok(())
+    }
+
+    /// The operation of this number (as [`Self::cut_power_at`] counts them) fails with this error number, whatever it is,
+    /// and changes nothing; a sync loses what was to be synced, as [`WriteFault::Sync`].
+    pub fn fail_operation_at(&self, op: u64, errno: i32) {
+        self.shared().lock().fail_operation(op, errno);
+    }
+
+    /// From the operation of this number on the disk is full: what needs more room than there is fails with `ENOSPC`. That
+    /// are new files and directories, allocations, and writes behind what was ever written or allocated in a file.
+    pub fn fill_up_at(&self, op: u64) {
+        self.shared().lock().set_full_from(Some(op));
+    }
+
+    /// There is room again.
+    pub fn make_room(&self) {
+        self.shared().lock().set_full_from(None);
+    }
+
     /// Stops reads and writes that touch `range` (bytes) of what has this name now, and its syncs, until the [`Hold`] is
     /// dropped.
     pub fn hold(&self, path: impl AsRef<Path>, range: Range<u64>) -> Result<Hold, Error> {
@@ -323,7 +354,7 @@ impl SimDisk {
 /// Makes a file where there is none. An error where the power goes off with it.
 fn make(state: &mut DiskState, path: &Path) -> Result<u64, i32> {
     state.names.parent(path)?;
-    let number = state.operation()?;
+    let number = state.operation_with_room()?;
     let file = state.new_file(Content::default());
     state.names.link(number, path, Node::File(file));
     state.power()?;
@@ -411,7 +442,7 @@ impl Io for SimDisk {
             return Err(failed(libc::EEXIST));
         }
         state.names.parent(path).map_err(failed)?;
-        let number = state.operation().map_err(failed)?;
+        let number = state.operation_with_room().map_err(failed)?;
         let directory = state.new_directory();
         state.names.link(number, path, Node::Directory(directory));
         state.power().map_err(failed)
@@ -444,10 +475,24 @@ impl Io for SimDisk {
             Some(Node::Directory(_)) => return Err(failed(libc::EISDIR)),
             None => make(&mut state, path).map_err(failed)?,
         };
-        if !state.take_lock(file) {
+        if !state.take_lock(file, false) {
             return Err(Error::Locked { path: path.to_path_buf() });
         }
         Ok(Lock::new(path, Held { shared: Arc::clone(self.shared()), file }))
+    }
+
+    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        let mut state = self.shared().lock();
+        state.power().map_err(|errno| call("open", path, errno))?;
+        let file = match state.names.find(path) {
+            Some(Node::File(file)) => file,
+            Some(Node::Directory(_)) => return Err(call("open", path, libc::EISDIR)),
+            None => return Ok(None),
+        };
+        if !state.take_lock(file, true) {
+            return Err(Error::Locked { path: path.to_path_buf() });
+        }
+        Ok(Some(Lock::new(path, Held { shared: Arc::clone(self.shared()), file })))
     }
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {

@@ -4,7 +4,7 @@
 //! as it has a name, could have one after a crash, or is open. After the power is cut nothing changes and every call fails with `EIO`;
 //! an operation during the cut may have been done in part, and fails. Nothing here blocks or calls out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 
@@ -13,6 +13,7 @@ use libc::iovec;
 use super::builder::{SimDiskBuilder, SimStats};
 use super::content::Content;
 use super::crash::{Fate, Persistence};
+use super::damage::Damage;
 use super::faults::{Action, Fault, Faults, WriteFault, meet};
 use super::inode::Inode;
 use super::names::{Names, Node, ROOT};
@@ -44,13 +45,17 @@ pub(super) struct DiskState {
     stats: SimStats,
     /// What no caller waits for.
     pub(super) submitted: Submitted,
-    /// Files that are locked.
-    locks: BTreeSet<u64>,
+    /// Files that are locked, and by how many that share the lock; none for one who does not.
+    locks: BTreeMap<u64, u32>,
     /// Operations so far that change or sync something.
     ops: u64,
     /// The operation during which the power goes off.
     cut_at: Option<u64>,
     off: bool,
+    /// Operations that fail, and how.
+    failing: BTreeMap<u64, i32>,
+    /// The operation from which on there is no more room.
+    full_from: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -84,10 +89,12 @@ impl DiskState {
             atomic: of.atomic(),
             stats: SimStats::default(),
             submitted: Submitted::default(),
-            locks: BTreeSet::new(),
+            locks: BTreeMap::new(),
             ops: 0,
             cut_at: None,
             off: false,
+            failing: BTreeMap::new(),
+            full_from: None,
         }
     }
 
@@ -106,7 +113,39 @@ impl DiskState {
         self.power()?;
         self.off = self.cut_at == Some(self.ops);
         self.ops += 1;
-        Ok(self.next_number())
+        match self.failing.remove(&(self.ops - 1)) {
+            Some(errno) if !self.off => {
+                self.stats.faults += 1;
+                Err(errno)
+            }
+            _ => Ok(self.next_number()),
+        }
+    }
+
+    /// As [`Self::operation`], of what needs more room on the disk than there was.
+    pub(super) fn operation_with_room(&mut self) -> Result<u64, i32> {
+        let number = self.operation()?;
+        if self.full_from.is_some_and(|from| from < self.ops) {
+            self.stats.faults += 1;
+            return Err(libc::ENOSPC);
+        }
+        Ok(number)
+    }
+
+    pub(super) fn fail_operation(&mut self, operation: u64, errno: i32) {
+        self.failing.insert(operation, errno);
+    }
+
+    /// From this operation on there is no room; or there is again.
+    pub(super) fn set_full_from(&mut self, operation: Option<u64>) {
+        self.full_from = operation;
+    }
+
+    /// Damages what the medium has of a file.
+    pub(super) fn damage(&mut self, file: u64, damage: &Damage) {
+        if let Some(inode) = self.inodes.get_mut(&file) {
+            inode.damage(damage);
+        }
     }
 
     pub(super) fn operations(&self) -> u64 {
@@ -208,16 +247,22 @@ impl DiskState {
     }
 
     /// Takes the lock of a file; false if another has it.
-    pub(super) fn take_lock(&mut self, file: u64) -> bool {
-        let free = self.locks.insert(file);
-        if free {
-            self.opened(file, false);
-        }
-        free
+    pub(super) fn take_lock(&mut self, file: u64, shared: bool) -> bool {
+        let taken = match (self.locks.get(&file), shared) {
+            (None, shared) => u32::from(shared),
+            (Some(others @ 1..), true) => others + 1,
+            (Some(_), _) => return false,
+        };
+        self.locks.insert(file, taken);
+        self.opened(file, false);
+        true
     }
 
     pub(super) fn let_lock_go(&mut self, file: u64) {
-        self.locks.remove(&file);
+        match self.locks.get_mut(&file) {
+            Some(others @ 2..) => *others -= 1,
+            _ => drop(self.locks.remove(&file)),
+        }
         self.closed(file, false);
     }
 
@@ -299,6 +344,10 @@ impl DiskState {
             Some(Fault::Cut(_)) | None => {}
         }
         let inode = self.inodes.get_mut(&file).ok_or(libc::ESTALE)?;
+        if inode.is_unreadable(&(range.start..range.end.min(inode.len()))) {
+            self.stats.faults += 1;
+            return Err(libc::EIO);
+        }
         let mut left = usize::try_from(inode.len().saturating_sub(range.start)).unwrap_or(most).min(most);
         let mut at = range.start;
         for piece in pieces {
@@ -339,20 +388,42 @@ impl DiskState {
         if access == Access::Direct && !self.is_aligned(range.start, &[piece]) {
             return Err(libc::EINVAL);
         }
-        let number = self.operation()?;
-        let count = match self.strike(file, &range, Action::Write) {
+        let has_room = self.inode_mut(file)?.has_room(range.end);
+        let number = if has_room { self.operation()? } else { self.operation_with_room()? };
+        let fault = self.strike(file, &range, Action::Write);
+        let count = match fault {
             Some(WriteFault::Short(count)) if mode != WriteMode::Atomic => {
                 let lowest = (range.start | bytes.len() as u64).trailing_zeros().min(12);
                 let unit = if access == Access::Direct { 1 << lowest } else { 1 };
                 count.max(1).next_multiple_of(unit).min(bytes.len())
             }
-            Some(WriteFault::Error(errno) | WriteFault::Sync(errno) | WriteFault::Allocate(errno)) => {
-                return Err(errno);
-            }
-            Some(WriteFault::Short(_)) | None => bytes.len(),
+            Some(WriteFault::Error(errno)) => return Err(errno),
+            Some(
+                WriteFault::Short(_)
+                | WriteFault::Lost
+                | WriteFault::Misdirected { .. }
+                | WriteFault::Sync(_)
+                | WriteFault::SyncDrop(_)
+                | WriteFault::SyncLie
+                | WriteFault::Allocate(_),
+            )
+            | None => bytes.len(),
         };
-        self.inode_mut(file)?.write(number, access, range.start, &bytes[..count], mode);
+        let inode = self.inode_mut(file)?;
+        inode.write(number, access, range.start, &bytes[..count], mode);
+        let landed = match fault {
+            Some(WriteFault::Lost) => Some(None),
+            Some(WriteFault::Misdirected { to }) => Some(Some((to, bytes))),
+            _ => None,
+        };
+        if let Some(landed) = landed {
+            inode.lose(number, landed);
+        }
         self.power()?;
+        if landed.is_some() {
+            self.stats.written += count as u64;
+            return Ok(count);
+        }
         if mode == WriteMode::Durable {
             let written = range.start..range.start + count as u64;
             self.sync_with(file, &written, |inode| inode.sync_range(access, &written))?;
@@ -383,7 +454,12 @@ impl DiskState {
 
     /// Syncs a file, or fails to.
     pub(super) fn sync(&mut self, file: u64) -> Result<(), i32> {
-        self.operation()?;
+        if let Err(errno) = self.operation() {
+            if self.power().is_ok() {
+                self.inode_mut(file)?.fail_sync();
+            }
+            return Err(errno);
+        }
         self.power()?;
         self.stats.syncs += 1;
         self.sync_with(file, &ALL, Inode::sync)
@@ -398,23 +474,41 @@ impl DiskState {
     fn sync_with(&mut self, file: u64, range: &Range<u64>, sync: impl FnOnce(&mut Inode)) -> Result<(), i32> {
         let fault = self.strike(file, range, Action::Sync);
         let inode = self.inode_mut(file)?;
-        if let Some(WriteFault::Sync(errno)) = fault {
-            inode.fail_sync();
-            return Err(errno);
+        match fault {
+            Some(WriteFault::Sync(errno)) => {
+                inode.fail_sync();
+                Err(errno)
+            }
+            Some(WriteFault::SyncDrop(errno)) => {
+                inode.fail_sync_and_drop();
+                Err(errno)
+            }
+            Some(WriteFault::SyncLie) => Ok(()),
+            _ => {
+                sync(inode);
+                Ok(())
+            }
         }
-        sync(inode);
-        Ok(())
     }
 
     /// Syncs a directory, or fails to.
     pub(super) fn sync_directory(&mut self, dir: &Path) -> Result<(), i32> {
         let directory = self.names.directory(dir)?;
-        self.operation()?;
+        if let Err(errno) = self.operation() {
+            if self.power().is_ok() {
+                self.names.fail_sync(dir);
+            }
+            return Err(errno);
+        }
         self.power()?;
         self.stats.syncs += 1;
-        if let Some(WriteFault::Sync(errno)) = self.strike(directory, &ALL, Action::Sync) {
-            self.names.fail_sync(dir);
-            return Err(errno);
+        match self.strike(directory, &ALL, Action::Sync) {
+            Some(WriteFault::Sync(errno) | WriteFault::SyncDrop(errno)) => {
+                self.names.fail_sync(dir);
+                return Err(errno);
+            }
+            Some(WriteFault::SyncLie) => return Ok(()),
+            _ => {}
         }
         self.names.sync(dir);
         let closed = self.inodes.iter().filter(|(_, inode)| !inode.named && inode.open == 0);
@@ -433,7 +527,8 @@ impl DiskState {
 
     /// Sees to it that there is room up to `end`.
     pub(super) fn allocate(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
-        let number = self.operation()?;
+        let has_room = self.inode_mut(file)?.has_room(range.end);
+        let number = if has_room { self.operation()? } else { self.operation_with_room()? };
         if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, Action::Allocate) {
             return Err(errno);
         }
@@ -441,6 +536,7 @@ impl DiskState {
         if inode.len() < range.end {
             inode.set_len(number, range.end);
         }
+        inode.make_room(range.end);
         self.power()
     }
 

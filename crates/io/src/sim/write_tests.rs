@@ -117,6 +117,7 @@ fn faults_of_writes_repeat_from_their_seed() {
             failing_per_mille: 30,
             no_space_per_mille: 30,
             failing_sync_per_mille: 100,
+            ..RandomWriteFaults::default()
         };
         let disk = SimDisk::builder().random_write_faults(faults).seed(seed).build();
         let files = [Access::Buffered, Access::Direct].map(|access| {
@@ -379,6 +380,23 @@ fn a_lock_is_the_only_one_until_it_goes() {
     assert!(disk.after_kill().lock(path).is_ok());
     drop(held);
     assert_eq!(disk.lock(path).unwrap().path(), path);
+}
+
+#[test]
+fn readers_share_a_lock_and_make_no_file() {
+    let disk = SimDisk::new();
+    let path = Path::new("/lock");
+    assert!(disk.lock_shared(path).unwrap().is_none());
+    assert_eq!(disk.ops(), 0);
+    let held = disk.lock(path).unwrap();
+    assert_eq!(disk.lock_shared(path).err(), Some(Error::Locked { path: path.into() }));
+    drop(held);
+    let readers = [disk.lock_shared(path).unwrap().unwrap(), disk.lock_shared(path).unwrap().unwrap()];
+    let [first, second] = readers;
+    drop(first);
+    assert_eq!(disk.lock(path).err(), Some(Error::Locked { path: path.into() }));
+    drop(second);
+    assert!(disk.lock(path).is_ok());
 }
 
 #[test]

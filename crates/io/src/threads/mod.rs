@@ -122,4 +122,8 @@ impl Io for Threads {
     fn lock(&self, path: &Path) -> Result<Lock, Error> {
         directory::lock(path)
     }
+
+    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        directory::lock_shared(path)
+    }
 }

@@ -195,6 +195,10 @@ impl Io for Uring {
     fn lock(&self, path: &Path) -> Result<Lock, Error> {
         directory::lock(path)
     }
+
+    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        directory::lock_shared(path)
+    }
 }
 
 /// A ring on loan.

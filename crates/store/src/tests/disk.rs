@@ -116,6 +116,10 @@ impl Io for Prompt {
         self.disk.lock(path)
     }
 
+    fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        self.disk.lock_shared(path)
+    }
+
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
         self.meanwhile.now();
         let left = self.left.load(Ordering::Relaxed).saturating_sub(writes.len() as u64);
