@@ -6,5 +6,6 @@ mod support;
 mod calls;
 mod hot;
 mod programs;
+mod reach;
 mod run;
 mod torture;

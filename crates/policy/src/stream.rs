@@ -338,6 +338,16 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.first == self.sampled
     }
 
+    /// The part of the file that is known, in bytes.
+    pub fn known(&self) -> Range<u64> {
+        self.first * WINDOW..self.sampled * WINDOW
+    }
+
+    /// What of that is the stream's, released or not.
+    pub fn own(&self) -> Ranges<'_, PARTLY> {
+        self.ranges(self.first, self.sampled)
+    }
+
     /// Where that begins which was not released yet, in bytes: what is released from before it is released once more.
     pub fn released(&self) -> u64 {
         self.released * WINDOW
@@ -477,6 +487,7 @@ mod tests {
         assert_eq!(read(&mut stream, 4 * MIB, 6 * MIB, size), (None, vec![2 * MIB..10 * MIB]));
         assert_eq!(read(&mut stream, 10 * MIB, MIB, size).0, Some(42 * MIB..52 * MIB));
         assert_eq!(stream.left().collect::<Vec<_>>(), [8 * MIB..52 * MIB]);
+        assert_eq!((stream.known(), stream.own().collect::<Vec<_>>()), (0..52 * MIB, vec![0..52 * MIB]));
         // One call that reads more than is known at a time: the rest is left alone.
         let mut stream = Stream::NEW;
         assert_eq!(read(&mut stream, 0, size, size), (Some(0..256 * MIB), vec![0..256 * MIB]));

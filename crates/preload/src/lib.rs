@@ -29,6 +29,7 @@ mod hooks;
 #[cfg(feature = "interpose")]
 mod interpose;
 pub mod introspection;
+pub mod large;
 pub mod parts;
 pub mod process;
 #[cfg(feature = "interpose")]

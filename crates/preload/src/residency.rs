@@ -19,6 +19,25 @@ pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
 /// cachestat(2) is not there, or is forbidden to the process.
 static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
 
+/// What takes in what of a file was seen to be resident.
+pub trait Sampled {
+    /// So many bytes of a range are. False if that is not enough: some are.
+    fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool;
+
+    /// For each page of a window, of `page` bytes each, whether it is: in the lowest bit of a byte.
+    fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]);
+}
+
+impl<const PARTLY: usize> Sampled for StreamOf<PARTLY> {
+    fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
+        Self::saw(self, range, resident)
+    }
+
+    fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
+        Self::saw_pages(self, window, page, resident);
+    }
+}
+
 /// How the residency of a file can be sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct ResidencyProbe {
@@ -38,13 +57,7 @@ impl ResidencyProbe {
     }
 
     /// Samples a part of a file of `size` bytes, for a stream. False if that can't be.
-    pub fn sample<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
+    pub fn sample(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
         self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
     }
 
@@ -60,14 +73,15 @@ impl ResidencyProbe {
             .try_fold(0_u64, |sum, window| Some(sum + resident_pages(fd, &window, &mut [0; PAGES])?))
     }
 
+    /// Finds out how [`resident`](Self::resident) can see the file's pages.
+    pub fn learn(&mut self, fd: c_int) {
+        if let (false, Ok(stat)) = (self.has_counts, sys::fstat(fd)) {
+            self.sees_pages(fd, stat.st_size.max(0) as u64);
+        }
+    }
+
     /// False if it can't be.
-    fn by_cachestat<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
+    fn by_cachestat(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
         if !self.has_counts || NO_CACHESTAT.load(Ordering::Relaxed) {
             return false;
         }
@@ -97,13 +111,7 @@ impl ResidencyProbe {
     }
 
     /// False if it can't be.
-    fn by_mincore<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
+    fn by_mincore(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
         let can = self.sees_pages(fd, size);
         for window in windows(range).filter(|_| can) {
             if let Some(bytes) = self.sample_pages(stream, fd, &window, size) {
@@ -119,9 +127,9 @@ impl ResidencyProbe {
     }
 
     /// Page by page: how many bytes are resident; `None` if it can't be seen.
-    fn sample_pages<const PARTLY: usize>(
+    fn sample_pages(
         &mut self,
-        stream: &mut StreamOf<PARTLY>,
+        stream: &mut impl Sampled,
         fd: c_int,
         window: &Range<u64>,
         size: u64,
@@ -141,7 +149,7 @@ impl ResidencyProbe {
 }
 
 /// The windows of a range, the first and the last as far as they lie within.
-fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+pub(crate) fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let Range { mut start, end } = *range;
     core::iter::from_fn(move || {
         let window = start..(start / WINDOW + 1).saturating_mul(WINDOW).min(end);

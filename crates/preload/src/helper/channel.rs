@@ -26,6 +26,7 @@ const DRAIN: u32 = 4;
 const LEAVE: u32 = 5;
 const DROP: u32 = 6;
 const CHECK: u32 = 7;
+const BEHIND: u32 = 8;
 
 /// What a message can count.
 const COUNTED: [Count; 4] =
@@ -191,6 +192,7 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             message.start = if is_empty { 0 } else { size };
             (message.release, message.count) = (u32::from(*release), index_of(*count));
         }
+        Job::Behind { place } => (message.kind, message.number) = (BEHIND, *place),
     }
     place.take();
     let sent = send(message, Some(file));
@@ -304,6 +306,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         RELEASE => Job::Release { range, count },
         DROP => Job::Drop { range, count, number: message.number },
         WATCH => Job::Watch { flags: message.flags, release, count },
+        BEHIND => Job::Behind { place: message.number },
         DRAIN => return Received::Drain,
         CHECK => return Received::Check,
         LEAVE => return Received::Leave,
@@ -315,8 +318,10 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         // No room for a descriptor in the helper's table, or no right to open the file anew.
         process::count(Count::Failures, 1);
         place.give_back();
-        if let Job::Drop { number, .. } = job {
-            super::saw_to(number, false);
+        match job {
+            Job::Drop { number, .. } => super::saw_to(number, false),
+            Job::Behind { place } => drop(super::behind::take(place)),
+            Job::AfterClose { .. } | Job::Release { .. } | Job::Watch { .. } => {}
         }
         Received::Nothing
     }

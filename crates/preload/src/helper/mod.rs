@@ -17,6 +17,7 @@
 //!    that the process may not open anew, since it gave up its rights. Without /proc, and where that can't be asked before (Linux 5.8), the
 //!    helper is off from then on.
 
+mod behind;
 mod channel;
 mod drop;
 mod forks;
@@ -32,6 +33,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
 use crate::counters::Count;
+use crate::large::LargeRead;
 use crate::{process, sys};
 
 pub(crate) use drop::{begin, drop_written, write_and_drop};
@@ -120,6 +122,23 @@ pub enum Job {
         /// Counts the bytes that were dropped.
         count: Count,
     },
+    /// Releases behind a read while it is made.
+    Behind {
+        /// Where the read was put.
+        place: u32,
+    },
+}
+
+/// Has the helper release behind a read while it is made. `false`: it was not taken.
+pub fn follow_read(fd: c_int, read: &LargeRead) -> bool {
+    prepare()
+        && behind::give(read).is_some_and(|place| {
+            let sent = send(fd, &Job::Behind { place });
+            if !sent {
+                drop(behind::take(place));
+            }
+            sent
+        })
 }
 
 /// Whether no helper can be had in this process.
@@ -236,6 +255,7 @@ pub fn after_fork() {
     channel::close_sender();
     forks::after_fork();
     held::after_fork();
+    behind::after_fork();
     SENT.store(0, Ordering::Relaxed);
     DONE.store(0, Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
 
+use super::behind::Behind;
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
@@ -140,6 +141,7 @@ impl Queue {
 fn serve(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
     let mut watches = Watches::none();
+    let mut behind = Behind::NONE;
     let mut sampled_at = sys::now();
     loop {
         // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
@@ -148,11 +150,9 @@ fn serve(socket: c_int) {
             sampled_at = sys::now();
         }
         let idle = (queue.length > 0).then_some(IDLE);
-        let wait = match (idle, watches.due(sys::now())) {
-            (Some(idle), Some(due)) => Some(idle.min(due)),
-            (idle, due) => idle.or(due),
-        };
+        let wait = [idle, watches.due(sys::now()), behind.due()].into_iter().flatten().min();
         if !sys::readable(socket, wait) {
+            behind.release();
             if wait == Some(0) || watches.due(sys::now()) == Some(0) {
                 watches.check(sys::now());
             }
@@ -183,10 +183,15 @@ fn serve(socket: c_int) {
                     watches.add(Subject { file, fd, flags, size, release, count, place }, sys::now());
                     super::done();
                 }
+                Job::Behind { place: read } => {
+                    behind.add(read, file, place);
+                    super::done();
+                }
             },
             Received::Check => {
                 queue.let_go();
                 watches.let_go();
+                behind.let_go();
                 super::done();
             }
             Received::Drain => {

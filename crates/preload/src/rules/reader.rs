@@ -4,9 +4,11 @@
 //! mincore(2) of a mapping that is made for it. Both are right only for who owns the file or may write to it. For others reads are uncached
 //! (`RWF_DONTCACHE`) where the file system can; else what they bring in stays, and is counted as not seen.
 //!
-//! Not covered: what is read through a mapping; the first reads after a seek, of readers that seek much; of a single read of more than
-//! 200 MiB what goes beyond the windows that are known at a time; of what is read by calls that are not seen what the file's position
-//! doesn't show.
+//! A call that reads more than a stream's windows can tell of is sampled whole, and released behind by the helper while it is made
+//! ([`crate::large`]).
+//!
+//! Not covered: what is read through a mapping; the first reads after a seek, of readers that seek much; of what is read by calls that
+//! are not seen what the file's position doesn't show.
 //!
 //! Invariants:
 //! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]).
@@ -18,13 +20,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
+use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, PAGE, Stream};
 
 use super::{FILES, How};
 use crate::counters::Count;
+use crate::large::{self, LargeRead};
 use crate::process::count;
-use crate::residency::{ResidencyProbe, STALE};
-use crate::sys;
+use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
+use crate::{helper, sys};
 
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
@@ -71,6 +74,8 @@ pub struct Reader {
     sampled_at: u64,
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
     unseen: Option<(u64, u64)>,
+    /// The large read that is being made.
+    large: Option<LargeRead>,
 }
 
 impl Reader {
@@ -89,6 +94,7 @@ impl Reader {
         has_missed: false,
         sampled_at: 0,
         unseen: None,
+        large: None,
     };
 
     /// The file was opened, with its size.
@@ -104,6 +110,9 @@ impl Reader {
         if self.by == By::Kernel {
             if self.stream.jumps(at) {
                 self.go_elsewhere(fd);
+            }
+            if length.min(self.size.saturating_sub(at)) >= large::LEAST && self.begin_large(fd, at, length) {
+                return How::Plain;
             }
             if let Some(range) = self.stream.sample_for_read(at, length, self.size) {
                 self.sample(fd, &range);
@@ -143,13 +152,17 @@ impl Reader {
             By::Uncached => return count(Count::StreamUncached, done),
             By::Nothing => return count(Count::StreamUnobserved, done),
         }
-        if done > 0 && self.stream.is_idle() {
+        if done > 0 && self.stream.is_idle() && self.large.is_none() {
             self.has_missed = true;
             // A file without a size is made as it is read, by the kernel.
             count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
         }
+        let large = self.large.take().inspect(LargeRead::end);
         let Some((at, done)) = at.map(|at| (at, done)).or_else(|| self.was_read(fd, done)) else { return };
         let end = at.saturating_add(done);
+        if let Some(large) = large.filter(|large| done > 0 && large.range().contains(&at)) {
+            return self.end_large(fd, &large, at..end);
+        }
         if end > self.size
             && let Ok(stat) = sys::fstat(fd)
         {
@@ -160,6 +173,71 @@ impl Reader {
             return self.leave(fd);
         }
         self.passed(fd, at, done);
+    }
+
+    /// Samples all that a call is about to read, and as far as read-ahead may come behind it. False if that can't be.
+    fn begin_large(&mut self, fd: c_int, at: u64, length: u64) -> bool {
+        let end = at.saturating_add(length).saturating_add(HORIZON).min(self.size);
+        let range = at / WINDOW * WINDOW..end;
+        let Some(mut large) = LargeRead::new(&range).filter(|_| self.large.is_none()) else { return false };
+        self.pass_unasked();
+        // What the stream knows may have been read ahead for it since it was sampled.
+        let known = self.stream.known();
+        let within = |at: u64| at.max(range.start).min(range.end);
+        let known = within(known.start)..within(known.end);
+        self.stream.own().for_each(|own| large.set(&own, true));
+        let has_counts = FILES.has_counts(fd);
+        self.probe.has_counts = has_counts;
+        for rest in [range.start..known.start, known.end.max(known.start)..range.end] {
+            if !rest.is_empty() && !inside(|| self.probe.sample(&mut large, fd, &rest, self.size)) {
+                return false;
+            }
+        }
+        self.sampled_at = sys::now();
+        helper::follow_read(fd, &large);
+        self.large = Some(large);
+        true
+    }
+
+    /// The call has read that range: releases what of it is left, and goes on behind it.
+    fn end_large(&mut self, fd: c_int, large: &LargeRead, read: Range<u64>) {
+        let start = sys::now();
+        self.stream.forget();
+        self.stayed = 0;
+        // The last window is the stream's to release, with what was read ahead.
+        let from = (read.end / WINDOW).saturating_sub(1).max(read.start / WINDOW) * WINDOW;
+        let mut released = 0;
+        for own in large.own(read.start / WINDOW * WINDOW..from) {
+            released += helper::drop_written(fd, own);
+        }
+        count(Count::StreamReleased, released);
+        if let Some(range) = self.stream.sample_for_read(from, read.end - from, self.size) {
+            for window in windows(&range) {
+                if window.end > large.range().end {
+                    self.probe.sample(&mut self.stream, fd, &window, self.size);
+                    continue;
+                }
+                let mut pages = [1; PAGES];
+                for own in large.own(window.clone()) {
+                    let page = |at: u64| ((at - window.start) / PAGE) as usize;
+                    if let Some(own) = pages.get_mut(page(own.start)..page(own.end + PAGE - 1)) {
+                        own.fill(0);
+                    }
+                }
+                let foreign = pages.iter().map(|&page| u64::from(page)).sum::<u64>() * PAGE;
+                // Of the last window of a file, pages beyond the end are nobody's.
+                let beyond = WINDOW - (window.end - window.start) / PAGE * PAGE;
+                if !self.stream.saw(&window, foreign.saturating_sub(beyond)) {
+                    self.stream.saw_pages(window.start, PAGE, &pages);
+                }
+            }
+        }
+        count(Count::InsideNs, sys::now().saturating_sub(start));
+        if read.end >= self.size {
+            self.stream.passed(from, read.end - from).for_each(drop);
+            return self.leave(fd);
+        }
+        self.passed(fd, from, read.end - from);
     }
 
     /// So much was read there: releases what lies behind.

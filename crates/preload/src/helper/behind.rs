@@ -1,0 +1,167 @@
+//! Releases behind large reads while they are made ([`crate::large`]).
+//!
+//! The file's position moves only as the call returns. How far it has come is seen by the pages that were not there before: what lies
+//! further back from the last of them than read-ahead goes was read. What comes in further ahead than that is somebody else's, and
+//! is left from then on.
+//!
+//! Invariant: a read is forgotten as soon as its call is over: the rest is its reader's to release.
+
+use core::ops::Range;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::c_int;
+use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::stream::HORIZON;
+
+use super::{FileHash, drop_written};
+use crate::counters::Count;
+use crate::large::LargeRead;
+use crate::residency::ResidencyProbe;
+use crate::{process, sys};
+
+/// Reads at a time; those beyond are released by their reader alone.
+const READS: usize = 4;
+/// Nanoseconds between two checks.
+const SOON: u64 = 4_000_000;
+
+/// Reads on their way to the helper.
+static GIVEN: [AtomicPtr<u8>; READS] = [const { AtomicPtr::new(null_mut()) }; READS];
+
+/// Puts a handle where the helper takes it: where that is. `None`: there is no room.
+pub(super) fn give(read: &LargeRead) -> Option<u32> {
+    let mut address = read.share().into_address();
+    let is_free = |place: &AtomicPtr<u8>| {
+        place.compare_exchange(null_mut(), address, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    let place = GIVEN.iter().position(is_free);
+    if place.is_none() {
+        drop(handle(core::mem::replace(&mut address, null_mut())));
+    }
+    place.map(|place| place as u32)
+}
+
+/// Takes the handle from there.
+pub(super) fn take(place: u32) -> Option<LargeRead> {
+    handle(GIVEN.get(place as usize)?.swap(null_mut(), Ordering::AcqRel))
+}
+
+#[allow(unsafe_code, reason = "takes an address for a handle")]
+fn handle(address: *mut u8) -> Option<LargeRead> {
+    // SAFETY: null, or put there by `give`, and taken out by this call alone.
+    unsafe { LargeRead::from_address(address) }
+}
+
+/// In a child of fork, what its parent gave is the parent's.
+pub(super) fn after_fork() {
+    for place in &GIVEN {
+        place.store(null_mut(), Ordering::Relaxed);
+    }
+}
+
+/// One read.
+struct Followed {
+    read: LargeRead,
+    file: c_int,
+    place: FileHash,
+    probe: ResidencyProbe,
+    /// What lies before it was released; and how far the read was seen to have come.
+    released: u64,
+    reached: u64,
+}
+
+/// Reads that are followed.
+pub(super) struct Behind([Option<Followed>; READS]);
+
+impl Behind {
+    pub(super) const NONE: Self = Self([const { None }; READS]);
+
+    /// Nanoseconds until the next check.
+    pub(super) fn due(&self) -> Option<u64> {
+        self.0.iter().any(Option::is_some).then_some(SOON)
+    }
+
+    /// Follows the read that was put at that place, in a file of which `file` is our own descriptor.
+    pub(super) fn add(&mut self, given: u32, file: c_int, place: FileHash) {
+        let free = self.0.iter_mut().find(|followed| followed.is_none());
+        let (Some(free), Some(read)) = (free, take(given)) else {
+            sys::close(file);
+            return place.give_back();
+        };
+        let mut probe = ResidencyProbe::with(sys::has_counts(file));
+        probe.learn(file);
+        let start = read.range().start;
+        *free = Some(Followed { read, file, place, probe, released: start, reached: start });
+    }
+
+    /// Releases what was read since.
+    pub(super) fn release(&mut self) {
+        for followed in &mut self.0 {
+            if followed.as_mut().is_some_and(|followed| !followed.release()) {
+                *followed = None;
+            }
+        }
+    }
+
+    /// Forgets the reads of files that are to be let go of.
+    pub(super) fn let_go(&mut self) {
+        for followed in &mut self.0 {
+            if followed.as_ref().is_some_and(|followed| followed.place.is_unwanted()) {
+                *followed = None;
+            }
+        }
+    }
+}
+
+impl Followed {
+    /// `false`: the call is over.
+    fn release(&mut self) -> bool {
+        if self.read.is_over() {
+            return false;
+        }
+        let range = self.read.range();
+        while self.reached < range.end && self.has_own(self.reached..self.reached + WINDOW) != Some(false) {
+            self.reached += WINDOW;
+        }
+        let ahead = self.reached.saturating_add(HORIZON);
+        if ahead < range.end && self.has_own(ahead..range.end) == Some(true) {
+            let mut start = ahead;
+            while start < range.end {
+                let window = start..(start + WINDOW).min(range.end);
+                if self.has_own(window.clone()) == Some(true) {
+                    self.read.set(&window, false);
+                }
+                start = window.end;
+            }
+        }
+        let read = self.reached.saturating_sub(HORIZON);
+        if read > self.released {
+            // The last window once more: a large folio may have reached beyond it.
+            let from = self.released.saturating_sub(WINDOW);
+            for own in self.read.own(from..read) {
+                process::count(Count::StreamReleased, drop_written(self.file, own));
+            }
+            self.released = read;
+        }
+        true
+    }
+
+    /// Whether pages of a range are resident that were not before; `None` where it had none that may go.
+    fn has_own(&mut self, range: Range<u64>) -> Option<bool> {
+        let mut has = None;
+        for own in self.read.own(range) {
+            if self.probe.resident(self.file, &own).unwrap_or(0) > 0 {
+                return Some(true);
+            }
+            has = Some(false);
+        }
+        has
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        sys::close(self.file);
+        self.place.give_back();
+    }
+}
