@@ -13,7 +13,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
 
 fn seal(content: &[u8]) -> [u8; SLOT] {
     let mut slot = [0; SLOT];
-    slot[..10].copy_from_slice(b"pkstore\0\x01\0");
+    slot[..10].copy_from_slice(b"pkstore\0\x02\0");
     let room = &mut slot[10..SLOT - 4];
     let len = content.len().min(room.len());
     room[..len].copy_from_slice(&content[..len]);
@@ -23,9 +23,10 @@ fn seal(content: &[u8]) -> [u8; SLOT] {
 }
 
 fn try_reading(bytes: &[u8]) {
-    if let (Found::Superblock(found), slot) = newest(bytes) {
-        assert!(slot < 2 && found.page_size.is_power_of_two() && found.meta.user.len() <= MAX_USER_BYTES);
-        assert_eq!(Superblock::decode(&bytes[slot * SLOT..]), Found::Superblock(found.clone()));
-        assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found));
+    let slot = |slot: usize| Superblock::decode(bytes.get(slot * SLOT..).unwrap_or_default());
+    let slots = [slot(0), slot(1)];
+    if let Some(Found::Superblock(found)) = newest([&slots[0], &slots[1]]).map(|slot| &slots[slot]) {
+        assert!(found.page_size.is_power_of_two() && found.meta.user.len() <= MAX_USER_BYTES);
+        assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found.clone()));
     }
 }

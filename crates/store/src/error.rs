@@ -42,15 +42,47 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// No superblock is whole.
-    #[error("{}: no superblock in it is whole: broken, or the file of something else", escaped(path))]
+    /// Neither superblock is whole. Nothing was changed.
+    #[error(
+        "{}: neither of its two slots can be used ({found}), so that the store can't be opened; it is left as it is: restore the last backup",
+        escaped(path)
+    )]
     BrokenSuperblock {
         /// The file.
         path: PathBuf,
+        /// What each slot holds, in words.
+        found: String,
     },
-    /// The store was written by a newer pagekeeper.
-    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", escaped(path))]
+    /// There is no superblock, and there was one. Nothing was changed.
+    #[error(
+        "{}: gone, and {found} of its store is still there; that is left as it is: put the file back, or restore the last backup",
+        escaped(path)
+    )]
+    LostSuperblock {
+        /// The file.
+        path: PathBuf,
+        /// One of the store's names that are there.
+        found: String,
+    },
+    /// The store, or a commit in its journal, was written by a newer pagekeeper. Nothing was changed.
+    #[error(
+        "{}: written by a newer pagekeeper: version {version}, and this one knows version {known}: use a newer one",
+        escaped(path)
+    )]
     UnknownVersion {
+        /// The file or directory.
+        path: PathBuf,
+        /// What it says.
+        version: u16,
+        /// The newest that is known here.
+        known: u16,
+    },
+    /// The store was made before the first release of pagekeeper.
+    #[error(
+        "{}: version {version}, of before the first release, which no pagekeeper opens any more: make the store anew",
+        escaped(path)
+    )]
+    OldVersion {
         /// The file.
         path: PathBuf,
         /// What it says.
@@ -173,7 +205,9 @@ impl Error {
             | Self::NotEmpty { .. }
             | Self::Unfinished { .. }
             | Self::BrokenSuperblock { .. }
+            | Self::LostSuperblock { .. }
             | Self::UnknownVersion { .. }
+            | Self::OldVersion { .. }
             | Self::OtherPageSize { .. }
             | Self::Setting { .. }
             | Self::Corrupt { .. }

@@ -23,8 +23,10 @@ pub(crate) enum InjectedFault {
     NoSyncOfData,
     /// The superblock is written before the data file is synced.
     SuperblockFirst,
-    /// A superblock is written over the one that counts.
+    /// There is but one superblock, which is written over.
     OneSuperblockSlot,
+    /// The journal is given up when one of the two superblocks is durable.
+    OneSlotOfTwo,
     /// A sync of the data file that failed is tried again, and then trusted.
     SyncTriedAgain,
     /// Full-page images begin again when a checkpoint has ended, in place of when it starts.

@@ -12,10 +12,10 @@ use pagekeeper_kernel::mutex::lock;
 
 use crate::core::Core;
 use crate::format::page::{self, PageFault, PageKind};
-use crate::format::superblock::{Found, SLOT, newest};
+use crate::format::superblock::Found;
 use crate::format::trunk;
 use crate::snapshots::Live;
-use crate::superblocks;
+use crate::superblocks::{self, SlotRead, SlotsRead};
 use crate::{Error, PageNo, Seq, data};
 
 /// Bytes of one read; whole pages of any size.
@@ -202,21 +202,23 @@ impl Core {
     }
 
     pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
-        // Not while one of them is being written.
-        let _guard = lock(&self.superblocks);
-        let file = open_past_cache(&*self.config.io, &self.config.directory.join(superblocks::NAME))?;
-        let mut bytes = AlignedBuf::new(2 * SLOT);
-        file.read_at(0, &mut bytes)?;
-        let slot = |at: usize| match newest(&bytes[at * SLOT..(at + 1) * SLOT]).0 {
-            Found::Superblock(superblock) => Some(SuperblockInfo {
+        let info = |slot: &SlotRead| match slot {
+            SlotRead::Found(Found::Superblock(superblock)) => Some(SuperblockInfo {
                 number: superblock.number,
                 store: superblock.store,
                 checkpoint_seq: superblock.checkpoint_seq,
                 checkpoint_lsn: superblock.checkpoint_lsn,
             }),
-            Found::Version(_) | Found::Nothing => None,
+            SlotRead::Found(Found::Version(_) | Found::Nothing(_)) | SlotRead::Unreadable(_) => None,
         };
-        Ok([slot(0), slot(1)])
+        Ok(self.superblock_slots()?.map_or([None, None], |read| read.slots().each_ref().map(info)))
+    }
+
+    /// What both slots hold, as the device has them; `None`: the file is gone.
+    pub(crate) fn superblock_slots(&self) -> Result<Option<SlotsRead>, Error> {
+        // Not while one of them is being written.
+        let _guard = lock(&self.superblocks);
+        superblocks::read(&*self.config.io, &self.config.directory)
     }
 }
 
@@ -284,7 +286,7 @@ mod tests {
         let free = store.free_list().unwrap();
         assert_eq!((free.pages(), &free.trunks[..]), (2, &[FreeTrunk { page: 1, names: 1 }][..]));
         let [first, second] = store.superblocks().unwrap();
-        assert_eq!((first.unwrap().checkpoint_seq, second.unwrap().checkpoint_seq), (2, 0));
+        assert_eq!((first.unwrap().checkpoint_seq, second.unwrap().checkpoint_seq), (2, 2));
         assert!(matches!(store.inspect(5..7), Err(Error::OutOfRange { page: 6, pages: 6 })));
         assert!(store.inspect(3..3).unwrap().is_empty());
         store.close_and_sync().unwrap();

@@ -25,17 +25,33 @@ use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail, verify_page};
 use crate::data::{self, DataFile, MAX_PAGES};
 use crate::format::entry::{Change, EntryReader};
 use crate::format::page::HEADER;
-use crate::format::superblock::{Found, Meta, Superblock};
+use crate::format::superblock::{Found, Meta, Superblock, VERSION};
 use crate::index::Index;
 use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::snapshots::Snapshots;
-use crate::superblocks::{self, MADE, Superblocks};
+use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
 use crate::{Error, Store};
 
 /// The directory of the journal.
 pub(crate) const JOURNAL: &str = "journal";
 const LOCK: &str = "lock";
+/// What a store's directory may have.
+const OURS: [&str; 9] = [
+    superblocks::NAME,
+    superblocks::UNFINISHED,
+    superblocks::REPLACEMENT,
+    data::NAME,
+    JOURNAL,
+    LOCK,
+    crate::warm::NAME,
+    crate::warm::NEW,
+    // Of the root of a file system.
+    "lost+found",
+];
+/// What is there only where a superblock was, or its making was under way.
+const REMAINS: [&str; 5] =
+    [JOURNAL, data::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
 /// Bytes of the journal that may be appended and not synced: behind its end an opening checks three times as many.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
@@ -75,15 +91,19 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
         }
         Err(error) => return Err(error.into()),
     };
-    let ours = [superblocks::NAME, data::NAME, JOURNAL, LOCK, crate::warm::NAME, crate::warm::NEW];
-    let foreign = names.iter().find(|name| !ours.iter().any(|our| *name == our));
+    let foreign = names.iter().find(|name| !OURS.iter().any(|our| *name == our));
     let has = |name: &str| names.iter().any(|found| found == name);
+    let is_unfinished = has(superblocks::UNFINISHED);
     if !has(superblocks::NAME) {
+        if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
+            let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
+            return Err(Error::LostSuperblock { path, found });
+        }
         match (options.create, foreign) {
-            (Create::Never, _) if !has(JOURNAL) => {
-                return Err(Error::NoStore { path: directory.join(superblocks::NAME) });
+            (Create::Never, _) if is_unfinished => {
+                return Err(Error::Unfinished { path: directory.to_path_buf() });
             }
-            (Create::Never, _) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
+            (Create::Never, _) => return Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
             (Create::IfMissing | Create::New, Some(found)) => {
                 let found = escaped(&found).to_string();
                 return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
@@ -92,28 +112,33 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
         }
     }
     let held = io.lock(&directory.join(LOCK))?;
-    match superblocks::read(&*io, directory)? {
-        Some((Found::Superblock(_), _)) if options.create == Create::New => {
+    let read = match superblocks::read(&*io, directory)? {
+        Some(_) if options.create == Create::New => {
             let found = superblocks::NAME.to_owned();
-            Err(Error::NotEmpty { path: directory.to_path_buf(), found })
+            return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
-        Some((Found::Superblock(newest), slot)) => start(options, io, directory, held, &newest, slot, began),
-        Some((Found::Version(version), _)) => {
-            Err(Error::UnknownVersion { path: directory.join(superblocks::NAME), version })
+        Some(read) => read,
+        None if options.create == Create::Never => {
+            return Err(Error::NoStore { path: directory.join(superblocks::NAME) });
         }
-        Some((Found::Nothing, _)) | None => {
-            if !is_unfinished(&*io, directory)? {
-                return Err(Error::BrokenSuperblock { path: directory.join(superblocks::NAME) });
-            }
-            if options.create == Create::Never {
-                return Err(Error::Unfinished { path: directory.to_path_buf() });
-            }
+        None => {
             make(options, &io, directory)?;
-            let Some((Found::Superblock(newest), slot)) = superblocks::read(&*io, directory)? else {
-                return Err(Error::BrokenSuperblock { path: directory.join(superblocks::NAME) });
-            };
-            start(options, io, directory, held, &newest, slot, began)
+            let made = superblocks::read(&*io, directory)?;
+            made.ok_or_else(|| Error::NoStore { path: directory.join(superblocks::NAME) })?
         }
+    };
+    let path = directory.join(superblocks::NAME);
+    match read.newest() {
+        Some((Found::Superblock(newest), slot)) => {
+            start(options, io, directory, held, (&read, newest, slot), began)
+        }
+        Some((Found::Version(version), _)) if *version < VERSION => {
+            Err(Error::OldVersion { path, version: *version })
+        }
+        Some((Found::Version(version), _)) => {
+            Err(Error::UnknownVersion { path, version: *version, known: VERSION })
+        }
+        Some((Found::Nothing(_), _)) | None => Err(Error::BrokenSuperblock { path, found: read.to_string() }),
     }
 }
 
@@ -133,17 +158,9 @@ fn sync_names(io: &dyn Io, directory: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether a store whose superblock is not whole never had a page: the first superblock was not durable yet.
-fn is_unfinished(io: &dyn Io, directory: &Path) -> Result<bool, Error> {
-    match open_past_cache(io, &directory.join(data::NAME)) {
-        Ok(file) => Ok(file.stat()?.size == 0),
-        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(true),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Makes a store where none is, or one that was never finished. The superblock comes last.
+/// Makes a store where none is, or one that was never finished. The superblock's name comes last.
 fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
+    superblocks::begin(&**io, directory)?;
     let journal = directory.join(JOURNAL);
     let remains = match io.list(&journal) {
         Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
@@ -159,14 +176,10 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     for name in remains {
         io.remove(&journal.join(name))?;
     }
-    for name in [superblocks::NAME, data::NAME] {
-        match io.remove(&directory.join(name)) {
-            Err(error) if error.errno() == Some(libc::ENOENT) => {}
-            removed => removed?,
-        }
+    match io.remove(&directory.join(data::NAME)) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => {}
+        removed => removed?,
     }
-    // Neither is there any more when the journal is: a store is never taken for finished that is not.
-    io.sync_dir(directory)?;
     let max_journal_bytes = options.journal_bytes;
     // Beside the limit: the last padding, and what rounding takes.
     let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
@@ -175,6 +188,7 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
         .files(FILES)
         .file_bytes(file_bytes)
         .create(&journal)?;
+    let journal_id = made.id();
     made.close()?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
     let file = DataFile::open(io, directory, CreateFile::New, page_size)?;
@@ -192,10 +206,10 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
         checkpoint_lsn: 0,
         max_journal_bytes,
         first_diffs: atomic,
+        journal: journal_id,
         meta: Meta::default(),
     };
-    Superblocks::create(&**io, directory, first)?;
-    Ok(io.sync_dir(directory)?)
+    superblocks::create(&**io, directory, first)
 }
 
 fn journal_options(options: &StoreOptions, io: &Arc<dyn Io>, max_journal_bytes: u64) -> RedoOptions {
@@ -231,8 +245,7 @@ fn start(
     io: Arc<dyn Io>,
     directory: &Path,
     held: Lock,
-    newest: &Superblock,
-    slot: u64,
+    (read, newest, slot): (&SlotsRead, &Superblock, u64),
     began: Instant,
 ) -> Result<Store, Error> {
     let page_size = newest.page_size as usize;
@@ -242,7 +255,7 @@ fn start(
     let max_journal_bytes = newest.max_journal_bytes;
     let path = directory.join(JOURNAL);
     let mut data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
-    let superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
+    let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {
         if !injected!(options, NoSyncAtOpen) {
@@ -265,6 +278,7 @@ fn start(
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (cache, cached)) =
         (found?, prepared?);
+    superblocks.complete(&*io, directory, read)?;
     // A crash came between the two. What commits may fill is counted from what the superblock says.
     if journal.checkpoint_lsn() < newest.checkpoint_lsn {
         journal.checkpoint(newest.checkpoint_lsn)?;
@@ -344,6 +358,10 @@ fn read_journal(
     let began = Instant::now();
     let journal = journal_options(options, io, newest.max_journal_bytes);
     let (log, records) = journal.recover(path, Some(newest.checkpoint_lsn))?;
+    if log.id() != newest.journal {
+        let what = "it is the journal of another store".to_owned();
+        return Err(Error::Corrupt { path: path.to_path_buf(), what });
+    }
     if log.checkpoint_lsn() > newest.checkpoint_lsn {
         let what = "the superblock is older than what of the journal is left".to_owned();
         return Err(Error::Corrupt { path: path.to_path_buf(), what });

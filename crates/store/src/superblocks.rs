@@ -1,76 +1,183 @@
-//! The file `superblock`: two slots, written alternately and synced each time, so that one is whole at any time.
+//! The file `superblock`: two slots that say the same, each written and synced apart, so that either of them may be lost at any time.
 //!
-//! Invariant: the slot that counts is durable before the other one is written. Fails as the disk does; a failure of a write or
-//! sync is final.
+//! Invariants:
+//! 1. Where one slot is written the other one is whole, and what of the journal the other one counts on is still there: nothing
+//!    is given up before both say so.
+//! 2. A slot that was found not to be whole is written anew before anything else is. One that can't be read is not: a new file
+//!    takes the place of the old one.
+//!
+//! Fails as the disk does; a failure of a write or sync is final.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache};
+use pagekeeper_io::{
+    AlignedBuf, Create, Error as IoError, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache,
+};
 
 use crate::Error;
-use crate::format::superblock::{Found, SLOT, Superblock, newest};
+use crate::format::superblock::{Found, SLOT, SlotFault, Superblock, newest};
 #[cfg(test)]
 use crate::injected_fault::InjectedFault;
 
 /// Its name.
 pub(crate) const NAME: &str = "superblock";
+/// The same while the store is made: only when all else is there does it get its name.
+pub(crate) const UNFINISHED: &str = "superblock.new";
+/// The same while one takes its place whose slots can be read.
+pub(crate) const REPLACEMENT: &str = "superblock.repaired";
 
-/// The number of the last superblock that the making of a store writes.
-pub(crate) const MADE: u64 = 2;
+/// The number of the superblock that the making of a store writes.
+pub(crate) const MADE: u64 = 1;
 
 /// The file, open.
 pub(crate) struct Superblocks {
     file: Arc<dyn IoFile>,
     newest: Superblock,
-    /// Where the newest stands.
-    slot: u64,
+    /// Which is written first the next time: the one that does not hold the newest, if only one of them does.
+    first: u64,
     buf: AlignedBuf,
     #[cfg(test)]
     pub(crate) injected_fault: Option<InjectedFault>,
 }
 
-/// What the file of a directory holds, as the device has it; `None` if there is none. With the slot's number.
-pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<(Found, u64)>, Error> {
+/// What a slot of the file holds, as the device has it.
+#[derive(Debug)]
+pub(crate) enum SlotRead {
+    Found(Found),
+    Unreadable(IoError),
+}
+
+/// What both slots hold.
+#[derive(Debug)]
+pub(crate) struct SlotsRead([SlotRead; 2]);
+
+/// Why no slot counts, or what is wrong with one of them, in words.
+impl fmt::Display for SlotRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Found(Found::Superblock(_)) => f.write_str("whole"),
+            Self::Found(Found::Version(version)) => write!(f, "of version {version}"),
+            Self::Found(Found::Nothing(fault)) => fault.fmt(f),
+            Self::Unreadable(error) => error.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for SlotsRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second] = &self.0;
+        write!(f, "slot 0: {first}; slot 1: {second}")
+    }
+}
+
+impl SlotsRead {
+    fn found(&self) -> [&Found; 2] {
+        self.0.each_ref().map(|slot| match slot {
+            SlotRead::Found(found) => found,
+            SlotRead::Unreadable(_) => &Found::Nothing(SlotFault::Missing),
+        })
+    }
+
+    /// The one that counts, and its slot.
+    pub(crate) fn newest(&self) -> Option<(&Found, u64)> {
+        let found = self.found();
+        newest(found).map(|slot| (found[slot], slot as u64))
+    }
+
+    /// What each holds.
+    pub(crate) fn slots(&self) -> &[SlotRead; 2] {
+        &self.0
+    }
+}
+
+/// What the file of a directory holds, as the device has it; `None` if there is none. What can't be read is no failure.
+pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<SlotsRead>, Error> {
     let path = directory.join(NAME);
     let file = match open_past_cache(io, &path) {
         Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
         opened => opened?,
     };
-    let mut bytes = AlignedBuf::new(2 * SLOT);
-    let got = file.read_at(0, &mut bytes)?;
-    let (found, slot) = newest(&bytes[..got]);
-    Ok(Some((found, slot as u64)))
+    // Apart, so that one that can't be read keeps nobody from reading the other.
+    let slot = |slot: u64| {
+        let mut bytes = AlignedBuf::new(SLOT);
+        match file.read_at(slot * SLOT as u64, &mut bytes) {
+            Ok(got) => SlotRead::Found(Superblock::decode(&bytes[..got])),
+            Err(error) => SlotRead::Unreadable(error),
+        }
+    };
+    Ok(Some(SlotsRead([slot(0), slot(1)])))
+}
+
+/// The file, which may be there from an attempt before. It is not taken away: its name says that there was one.
+fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
+    match open_writable_past_cache(io, path, Create::New) {
+        Err(error) if error.errno() == Some(libc::EEXIST) => {
+            open_writable_past_cache(io, path, Create::Never)
+        }
+        opened => opened,
+    }
+}
+
+/// Notes durably that the making of a store has begun: nothing that is found in the directory is a store's from then on.
+pub(crate) fn begin(io: &dyn Io, directory: &Path) -> Result<(), Error> {
+    new_file(io, &directory.join(UNFINISHED))?;
+    Ok(io.sync_dir(directory)?)
+}
+
+/// A new file with both slots, durable but for its name.
+fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> {
+    let file = new_file(io, path)?;
+    let mut buf = AlignedBuf::new(2 * SLOT);
+    let bytes = superblock.encode();
+    buf[..SLOT].copy_from_slice(&bytes);
+    buf[SLOT..].copy_from_slice(&bytes);
+    file.write_at(0, &buf, WriteMode::Plain)?;
+    Ok(file.sync_all()?)
+}
+
+/// Ends the making of a store: its first superblock, durably.
+pub(crate) fn create(io: &dyn Io, directory: &Path, first: Superblock) -> Result<(), Error> {
+    let path = directory.join(UNFINISHED);
+    make(io, &path, &Superblock { number: MADE, ..first })?;
+    io.rename(&path, &directory.join(NAME))?;
+    Ok(io.sync_dir(directory)?)
 }
 
 impl Superblocks {
-    /// Makes the file with its first superblock, durably but for its name.
-    pub(crate) fn create(io: &dyn Io, directory: &Path, first: Superblock) -> Result<Self, Error> {
-        let path = directory.join(NAME);
-        let file = open_writable_past_cache(io, &path, Create::New)?;
-        file.set_len(2 * SLOT as u64)?;
-        file.sync_all()?;
-        let mut superblocks = Self::on(file, first.clone(), 1);
-        // Both slots, so that one may rot from the start.
-        superblocks.write(first.clone())?;
-        superblocks.write(first)?;
-        Ok(superblocks)
-    }
-
-    /// To go on from what was read.
+    /// To go on from what was read, in this slot.
     pub(crate) fn open(io: &dyn Io, directory: &Path, newest: Superblock, slot: u64) -> Result<Self, Error> {
         let file = open_writable_past_cache(io, &directory.join(NAME), Create::Never)?;
-        Ok(Self::on(file, newest, slot))
-    }
-
-    fn on(file: Arc<dyn IoFile>, newest: Superblock, slot: u64) -> Self {
-        Self {
+        Ok(Self {
             file,
             newest,
-            slot,
+            first: 1 - slot,
             buf: AlignedBuf::new(SLOT),
             #[cfg(test)]
             injected_fault: None,
+        })
+    }
+
+    /// Makes both slots hold the newest, durably, if one of them does not.
+    pub(crate) fn complete(&mut self, io: &dyn Io, directory: &Path, read: &SlotsRead) -> Result<(), Error> {
+        let other = usize::from(self.first == 1);
+        match &read.slots()[other] {
+            SlotRead::Found(Found::Superblock(superblock)) if superblock.number == self.newest.number => {
+                Ok(())
+            }
+            SlotRead::Found(_) => {
+                self.buf.copy_from_slice(&self.newest.encode());
+                self.write_slot(self.first)
+            }
+            SlotRead::Unreadable(_) => {
+                let path = directory.join(REPLACEMENT);
+                make(io, &path, &self.newest)?;
+                io.rename(&path, &directory.join(NAME))?;
+                io.sync_dir(directory)?;
+                self.file = open_writable_past_cache(io, &directory.join(NAME), Create::Never)?;
+                Ok(())
+            }
         }
     }
 
@@ -84,7 +191,7 @@ impl Superblocks {
         &self.newest
     }
 
-    /// Says something new, durably, in the slot that does not hold what counts now.
+    /// Says something new, durably, in one slot and then in the other.
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
         debug_assert!(
             self.newest.checkpoint_seq <= superblock.checkpoint_seq
@@ -93,12 +200,23 @@ impl Superblocks {
         );
         let superblock = Superblock { number: self.newest.number + 1, ..superblock };
         self.buf.copy_from_slice(&superblock.encode());
-        let slot = if injected!(self, OneSuperblockSlot) { self.slot } else { 1 - self.slot };
+        let first = if injected!(self, OneSuperblockSlot) { 1 - self.first } else { self.first };
+        self.write_slot(first)?;
+        if injected!(self, OneSlotOfTwo) {
+            self.first = 1 - self.first;
+        } else if !injected!(self, OneSuperblockSlot) {
+            self.write_slot(1 - first)?;
+        }
+        self.newest = superblock;
+        Ok(())
+    }
+
+    /// Writes a slot, and returns when it is durable.
+    fn write_slot(&self, slot: u64) -> Result<(), Error> {
         self.file.write_at(slot * SLOT as u64, &self.buf, WriteMode::Plain)?;
         if !injected!(self, NoSyncOfSuperblock) {
             self.file.sync_data()?;
         }
-        (self.newest, self.slot) = (superblock, slot);
         Ok(())
     }
 }

@@ -9,9 +9,11 @@ use pagekeeper_io::{AlignedBuf, open_past_cache};
 
 use crate::core::Core;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
+use crate::format::superblock::Found;
 use crate::format::trunk;
 use crate::inspect::{InFile, PIECE};
 use crate::snapshots::Live;
+use crate::superblocks::SlotRead;
 use crate::{Error, PageNo, data};
 
 /// Reads at once.
@@ -90,13 +92,8 @@ impl Core {
 
     fn verify_at(&self, live: &Live) -> Result<Verification, Error> {
         let meta = &live.meta;
-        let mut found = Verification {
-            superblocks: self.superblock_infos()?.iter().flatten().count() as u64,
-            ..Verification::default()
-        };
-        if found.superblocks == 0 {
-            found.fault("no superblock is whole".to_owned());
-        }
+        let mut found = Verification::default();
+        self.verify_superblocks(&mut found)?;
         let mut free = Vec::new();
         self.verify_pages(live, &mut found, &mut free)?;
         let listed = self.walk_free_list(live, &mut found)?;
@@ -112,6 +109,21 @@ impl Core {
             found.fault(format!("{} pages are in the free list, and {recorded} should be", listed.len()));
         }
         Ok(found)
+    }
+
+    fn verify_superblocks(&self, found: &mut Verification) -> Result<(), Error> {
+        let Some(read) = self.superblock_slots()? else {
+            found.fault("superblock: gone".to_owned());
+            return Ok(());
+        };
+        for (number, slot) in read.slots().iter().enumerate() {
+            if matches!(slot, SlotRead::Found(Found::Superblock(_))) {
+                found.superblocks += 1;
+            } else {
+                found.fault(format!("superblock, slot {number}: {slot}"));
+            }
+        }
+        Ok(())
     }
 
     /// Reads the whole data file, wide and past the cache; pages that the index has are read there.

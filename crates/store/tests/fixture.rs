@@ -1,6 +1,7 @@
-//! A store that version 1 of the format made, and a killed process left: it must be opened by all later versions.
+//! A store that version 2 of the format made, and a killed process left: it must be opened by all later versions. One of version 1, of
+//! before the first release, is refused in plain words.
 //!
-//! `tests/fixture/v1` was written by [`make`]; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture`
+//! `tests/fixture/v2` was written by [`make`]; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture`
 //! makes another one, for a new version.
 
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ fn make(dir: &Path) {
         txn.write(page, &payload(page, store.payload_size())).unwrap();
     }
     txn.set_root(Some(3));
-    txn.set_metadata(b"made by version 1").unwrap();
+    txn.set_metadata(b"made by version 2").unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     for round in 0..2 {
@@ -60,21 +61,21 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_store_of_version_1_is_opened_and_goes_on() {
+fn a_store_of_version_2_is_opened_and_goes_on() {
     if let Some(dir) = std::env::var_os("PAGEKEEPER_MAKE_FIXTURE") {
         make(Path::new(&dir));
     }
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let temp = pagekeeper_testing::disk_dir();
     let dir = temp.path().join("store");
-    copy(&root.join("tests/fixture/v1"), &dir);
+    copy(&root.join("tests/fixture/v2"), &dir);
 
     let store = Store::options().create(Create::Never).background_apply(false).open(&dir).unwrap();
     let opening = store.stat().opening;
     assert_eq!((opening.commits, opening.pages), (2, 5));
     let check = |store: &Store| {
         let read = store.begin_read().unwrap();
-        assert_eq!((read.root(), read.metadata(), read.pages()), (Some(3), &b"made by version 1"[..], PAGES));
+        assert_eq!((read.root(), read.metadata(), read.pages()), (Some(3), &b"made by version 2"[..], PAGES));
         for page in 0..10 {
             let mut expected = payload(page, store.payload_size());
             if page < 3 {
@@ -97,4 +98,16 @@ fn a_store_of_version_1_is_opened_and_goes_on() {
     let mut again = [txn.allocate().unwrap(), txn.allocate().unwrap()];
     again.sort_unstable();
     assert_eq!((again, txn.allocate().unwrap()), ([10, 11], PAGES));
+}
+
+#[test]
+fn a_store_of_before_the_first_release_is_refused_and_left_as_it_is() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/v1/superblock");
+    let temp = pagekeeper_testing::disk_dir();
+    let dir = temp.path().join("store");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::copy(&root, dir.join("superblock")).unwrap();
+    let error = Store::options().open(&dir).map(drop).unwrap_err();
+    assert!(matches!(error, Error::OldVersion { version: 1, .. }), "{error}");
+    assert_eq!(std::fs::read(dir.join("superblock")).unwrap(), std::fs::read(root).unwrap());
 }

@@ -229,15 +229,15 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
     superblock[4196] ^= 1;
     std::fs::write(dir.join("data"), b"something").unwrap();
     std::fs::write(dir.join("superblock"), superblock).unwrap();
-    assert!(error(Store::options(), &dir).contains("no superblock in it is whole"));
+    assert!(error(Store::options(), &dir).contains("slot 1: its checksum does not hold"));
 }
 
 #[test]
 fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
     let (temp, dir) = dir();
     Store::options().open(&dir).unwrap().close().unwrap();
-    // The first superblock was not there yet.
-    std::fs::remove_file(dir.join("superblock")).unwrap();
+    // The superblock does not have its name yet.
+    std::fs::rename(dir.join("superblock"), dir.join("superblock.new")).unwrap();
     let never = Store::options().create(Create::Never).open(&dir).unwrap_err();
     assert!(matches!(never, Error::Unfinished { .. }), "{never}");
     let store = Store::options().open(&dir).unwrap();
@@ -249,14 +249,19 @@ fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
     std::fs::remove_file(dir.join("superblock")).unwrap();
     let data = std::fs::metadata(dir.join("data")).unwrap().len();
     let lost = Store::options().open(&dir).unwrap_err();
-    assert!(matches!(lost, Error::BrokenSuperblock { .. }), "{lost}");
+    assert!(matches!(lost, Error::LostSuperblock { .. }), "{lost}");
     assert_eq!(std::fs::metadata(dir.join("data")).unwrap().len(), data);
+
+    // The root of a file system.
+    let root = temp.path().join("root");
+    std::fs::create_dir_all(root.join("lost+found")).unwrap();
+    Store::options().open(&root).unwrap().close().unwrap();
 
     let other = temp.path().join("other");
     std::fs::create_dir_all(other.join("journal")).unwrap();
     std::fs::write(other.join("journal/letter"), b"dear").unwrap();
     let not_empty = Store::options().open(&other).unwrap_err();
-    assert!(matches!(not_empty, Error::NotEmpty { .. }), "{not_empty}");
+    assert!(matches!(not_empty, Error::LostSuperblock { .. }), "{not_empty}");
     assert_eq!(std::fs::read(other.join("journal/letter")).unwrap(), b"dear");
 }
 

@@ -168,6 +168,11 @@ impl RedoLog {
         self.core.longest()
     }
 
+    /// The random number that it was given when it was made.
+    pub fn id(&self) -> u64 {
+        pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control).state().log_id
+    }
+
     /// Bytes of the ring.
     pub fn capacity(&self) -> u64 {
         self.core.ring.geometry.capacity()

@@ -1,11 +1,12 @@
 //! The superblock: what a store is, and up to which commit its data file has everything.
 //!
-//! Two slots of 4096 bytes, written alternately and synced each time, so that one is whole at any time; the newer counts.
+//! Two slots of 4096 bytes that say the same. They are written one after the other, each synced, before anything is done that
+//! only the newer one knows of: so either of them may be lost. The one with the larger number counts.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
 //! | 0..8 | `pkstore` and a zero |
-//! | 8..10 | version, 1 |
+//! | 8..10 | version, 2 |
 //! | 10..12 | flags: 1: the first change of a page after a checkpoint start may be a diff; 2: there is a root page; 4: there is a free list |
 //! | 12..16 | bytes of a page |
 //! | 16..24 | number of the write: the larger is newer |
@@ -20,7 +21,8 @@
 //! | 88..90 | bytes of the user's metadata |
 //! | 90..96 | zeros |
 //! | 96..1120 | the user's metadata, filled up with zeros |
-//! | 1120..4092 | zeros |
+//! | 1120..1128 | id of the journal |
+//! | 1128..4092 | zeros |
 //! | 4092..4096 | CRC-32C of all before |
 //!
 //! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is distinguished from rot.
@@ -38,8 +40,10 @@ pub(crate) const MIN_PAGE_BYTES: u32 = 4096;
 pub(crate) const MAX_PAGE_BYTES: u32 = 65536;
 
 const MAGIC: [u8; 8] = *b"pkstore\0";
-const VERSION: u16 = 1;
+/// What is written, and the only one that is read.
+pub(crate) const VERSION: u16 = 2;
 const USER: usize = 96;
+const JOURNAL: usize = USER + MAX_USER_BYTES;
 const CHECKED: usize = SLOT - 4;
 
 const FIRST_DIFFS: u16 = 1;
@@ -78,6 +82,8 @@ pub(crate) struct Superblock {
     pub(crate) max_journal_bytes: u64,
     /// The first change of a page after a checkpoint start may be a diff: the data file is written by atomic writes.
     pub(crate) first_diffs: bool,
+    /// The random id of the journal.
+    pub(crate) journal: u64,
     /// As of that commit.
     pub(crate) meta: Meta,
 }
@@ -90,7 +96,22 @@ pub(crate) enum Found {
     /// It is whole, of a version that is not known here.
     Version(u16),
     /// It is not whole, or makes no sense.
-    Nothing,
+    Nothing(SlotFault),
+}
+
+/// Why a slot does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SlotFault {
+    #[error("behind the end of the file")]
+    Missing,
+    #[error("all zeros")]
+    Blank,
+    #[error("not a superblock's")]
+    Foreign,
+    #[error("its checksum does not hold")]
+    Checksum,
+    #[error("what it says makes no sense")]
+    Senseless,
 }
 
 impl Meta {
@@ -134,7 +155,8 @@ impl Superblock {
             panic!("metadata of {} bytes", meta.user.len())
         };
         put(&user_len.to_le_bytes());
-        bytes[USER..USER + MAX_USER_BYTES][..meta.user.len()].copy_from_slice(&meta.user);
+        bytes[USER..JOURNAL][..meta.user.len()].copy_from_slice(&meta.user);
+        bytes[JOURNAL..JOURNAL + 8].copy_from_slice(&self.journal.to_le_bytes());
         let crc = crc32c::crc32c(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -142,10 +164,16 @@ impl Superblock {
 
     /// Reads a slot.
     pub(crate) fn decode(slot: &[u8]) -> Found {
-        let Some(slot) = slot.first_chunk::<SLOT>() else { return Found::Nothing };
+        let Some(slot) = slot.first_chunk::<SLOT>() else { return Found::Nothing(SlotFault::Missing) };
         let (checked, crc) = slot.split_at(CHECKED);
-        if checked[..8] != MAGIC || crc32c::crc32c(checked).to_le_bytes() != crc {
-            return Found::Nothing;
+        if slot == &[0; SLOT] {
+            return Found::Nothing(SlotFault::Blank);
+        }
+        if checked[..8] != MAGIC {
+            return Found::Nothing(SlotFault::Foreign);
+        }
+        if crc32c::crc32c(checked).to_le_bytes() != crc {
+            return Found::Nothing(SlotFault::Checksum);
         }
         let short = |at: usize| u16::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
@@ -159,7 +187,7 @@ impl Superblock {
             && (MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&page_size)
             && user <= MAX_USER_BYTES;
         if !is_sound {
-            return Found::Nothing;
+            return Found::Nothing(SlotFault::Senseless);
         }
         let meta = Meta {
             root: (flags & ROOT != 0).then(|| long(64)),
@@ -169,7 +197,7 @@ impl Superblock {
             user: slot[USER..USER + user].to_vec(),
         };
         if !meta.is_sound() {
-            return Found::Nothing;
+            return Found::Nothing(SlotFault::Senseless);
         }
         Found::Superblock(Self {
             number: long(16),
@@ -179,19 +207,27 @@ impl Superblock {
             checkpoint_lsn: long(40),
             max_journal_bytes: long(48),
             first_diffs: flags & FIRST_DIFFS != 0,
+            journal: long(JOURNAL),
             meta,
         })
     }
 }
 
-/// The newest of what both slots hold, and in which of them, 0 or 1, it stands. A later version comes before all.
-pub(crate) fn newest(bytes: &[u8]) -> (Found, usize) {
-    let slots = bytes.chunks(SLOT).take(2).map(Superblock::decode).zip(0..);
-    slots.fold((Found::Nothing, 0), |best, slot| match (&best.0, &slot.0) {
-        (_, Found::Nothing) | (Found::Version(_), _) => best,
-        (Found::Superblock(a), Found::Superblock(b)) if a.number > b.number => best,
-        (Found::Superblock(_) | Found::Nothing, Found::Superblock(_) | Found::Version(_)) => slot,
-    })
+/// Which of two slots counts, 0 or 1; a later version before all, `None` if neither is whole.
+pub(crate) fn newest(slots: [&Found; 2]) -> Option<usize> {
+    let rank = |slot: &Found| match slot {
+        Found::Nothing(_) => 0,
+        Found::Superblock(_) => 1,
+        Found::Version(_) => 2,
+    };
+    let [first, second] = slots;
+    match (first, second) {
+        (Found::Nothing(_), Found::Nothing(_)) => None,
+        (Found::Superblock(first), Found::Superblock(second)) => {
+            Some(usize::from(second.number > first.number))
+        }
+        (first, second) => Some(usize::from(rank(second) > rank(first))),
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +245,7 @@ mod tests {
             checkpoint_lsn: 0x1_2000,
             max_journal_bytes: 256 << 20,
             first_diffs: true,
+            journal: 0x1112_1314_1516_1718,
             meta: Meta {
                 root: Some(0),
                 pages: 300,
@@ -228,9 +265,11 @@ mod tests {
     #[test]
     fn a_slot_looks_as_it_always_did() {
         let mut expected =
-            b"pkstore\0\x01\0\x07\0\0\x40\0\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+            b"pkstore\0\x02\0\x07\0\0\x40\0\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
         expected.extend(b"\xe8\x03\0\0\0\0\0\0\0\x20\x01\0\0\0\0\0\0\0\0\x10\0\0\0\0\x2c\x01\0\0\0\0\0\0");
         expected.extend(b"\0\0\0\0\0\0\0\0\x2b\x01\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0users");
+        expected.resize(1120, 0);
+        expected.extend(b"\x18\x17\x16\x15\x14\x13\x12\x11");
         expected.resize(4092, 0);
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         assert_eq!(superblock().encode()[..], expected);
@@ -243,9 +282,11 @@ mod tests {
         for bit in 0..SLOT * 8 {
             let mut rotten = whole;
             rotten[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Superblock::decode(&rotten), Found::Nothing, "bit {bit}");
+            let fault = if bit < 64 { SlotFault::Foreign } else { SlotFault::Checksum };
+            assert_eq!(Superblock::decode(&rotten), Found::Nothing(fault), "bit {bit}");
         }
-        assert_eq!(Superblock::decode(&whole[..SLOT - 1]), Found::Nothing);
+        assert_eq!(Superblock::decode(&whole[..SLOT - 1]), Found::Nothing(SlotFault::Missing));
+        assert_eq!(Superblock::decode(&[0; SLOT]), Found::Nothing(SlotFault::Blank));
     }
 
     #[test]
@@ -256,10 +297,10 @@ mod tests {
             reseal(&mut slot);
             Superblock::decode(&slot)
         };
-        assert_eq!(with(8, 2), Found::Version(2));
+        assert_eq!(with(8, 1), Found::Version(1));
         // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too much metadata.
         for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)] {
-            assert_eq!(with(at, byte), Found::Nothing, "byte {at}");
+            assert_eq!(with(at, byte), Found::Nothing(SlotFault::Senseless), "byte {at}");
         }
     }
 
@@ -267,36 +308,35 @@ mod tests {
     fn the_newer_slot_counts() {
         let older = superblock();
         let newer = Superblock { number: 5, checkpoint_seq: 2000, ..superblock() };
-        let both = |first: &[u8], second: &[u8]| newest(&[first, second].concat());
+        let both =
+            |first: &[u8], second: &[u8]| newest([&Superblock::decode(first), &Superblock::decode(second)]);
         let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT]);
-        assert_eq!(both(&old, &new), (Found::Superblock(newer.clone()), 1));
-        assert_eq!(both(&new, &old), (Found::Superblock(newer), 0));
-        assert_eq!(both(&torn, &old), (Found::Superblock(older.clone()), 1));
-        assert_eq!(both(&old, &torn), (Found::Superblock(older), 0));
-        assert_eq!(both(&torn, &torn).0, Found::Nothing);
-        assert_eq!(newest(&[]).0, Found::Nothing);
+        assert_eq!([both(&old, &new), both(&new, &old), both(&new, &new)], [Some(1), Some(0), Some(0)]);
+        assert_eq!([both(&torn, &old), both(&old, &torn), both(&torn, &torn)], [Some(1), Some(0), None]);
         let mut later = old;
         later[8] = 9;
         reseal(&mut later);
-        assert_eq!(both(&later, &new), (Found::Version(9), 0));
-        assert_eq!(both(&new, &later), (Found::Version(9), 1));
+        assert_eq!(
+            [both(&later, &new), both(&new, &later), both(&torn, &later)],
+            [Some(0), Some(1), Some(1)]
+        );
     }
 
     proptest! {
         #[test]
         fn a_superblock_is_read_as_written(
-            numbers: [u64; 6],
+            numbers: [u64; 7],
             (shift, first_diffs) in (12_u32..=16, any::<bool>()),
             root: Option<u64>,
             free: Option<prop::sample::Index>,
             user in prop::collection::vec(any::<u8>(), 0..=MAX_USER_BYTES),
         ) {
-            let [number, store, checkpoint_seq, checkpoint_lsn, max_journal_bytes, pages] = numbers;
+            let [number, store, checkpoint_seq, checkpoint_lsn, max_journal_bytes, journal, pages] = numbers;
             let pages = pages.max(1);
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
             let meta = Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
             let superblock = Superblock {
-                number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, meta,
+                number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, journal, meta,
             };
             prop_assert_eq!(Superblock::decode(&superblock.encode()), Found::Superblock(superblock));
         }
@@ -304,7 +344,7 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic(content in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut slot = [0; SLOT];
-            slot[..10].copy_from_slice(b"pkstore\0\x01\0");
+            slot[..10].copy_from_slice(b"pkstore\0\x02\0");
             slot[10..10 + content.len()].copy_from_slice(&content);
             reseal(&mut slot);
             if let Found::Superblock(found) = Superblock::decode(&slot) {

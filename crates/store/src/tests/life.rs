@@ -117,6 +117,9 @@ fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
         if rng.one_in(25) {
             (0..=rng.of(0..3)).for_each(|_| world.rot(rng));
         }
+        if rng.one_in(12) {
+            world.rot_superblock(rng);
+        }
         open_at_last(world, rng, false, crashes);
     }
 }

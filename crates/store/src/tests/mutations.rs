@@ -18,6 +18,7 @@ const BUGS: &[InjectedFault] = &[
     InjectedFault::NoSyncOfData,
     InjectedFault::SuperblockFirst,
     InjectedFault::OneSuperblockSlot,
+    InjectedFault::OneSlotOfTwo,
     InjectedFault::SyncTriedAgain,
     InjectedFault::FullPagesFromTheEnd,
     InjectedFault::SkippedByPage,

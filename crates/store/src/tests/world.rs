@@ -10,7 +10,9 @@ use pagekeeper_log::LogMode;
 
 use super::disk::{Meanwhile, Prompt};
 use super::oracle::{Oracle, StoreState, Subject};
+use crate::format::superblock::{Found, SLOT, Superblock};
 use crate::injected_fault::InjectedFault;
+use crate::superblocks;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::Rng;
@@ -79,6 +81,7 @@ pub(super) enum Step {
     Op(Op),
     Crash(Crash),
     Rot(PageNo),
+    RotSuperblock(usize),
 }
 
 /// What kind of a store it is, and on what disk.
@@ -363,6 +366,30 @@ impl World {
         oracle.rot.insert(page, Seq::MAX);
         drop(oracle);
         self.story.push(Step::Rot(page));
+    }
+}
+
+impl World {
+    /// Spoils one superblock on the medium, where both are whole.
+    pub(super) fn rot_superblock(&mut self, rng: &mut Rng) {
+        let path = dir().join(superblocks::NAME);
+        let Ok(file) = self.disk().open_writable(&path, Access::Direct, Create::Never) else { return };
+        let mut bytes = AlignedBuf::new(2 * SLOT);
+        file.read_at(0, &mut bytes).expect("no fault is planned");
+        if bytes.chunks(SLOT).any(|slot| matches!(Superblock::decode(slot), Found::Nothing(_))) {
+            return;
+        }
+        let slot = rng.index(2);
+        let room = &mut bytes[slot * SLOT..(slot + 1) * SLOT];
+        if rng.one_in(3) {
+            room.fill(0);
+        } else {
+            let bit = rng.index(SLOT * 8);
+            room[bit / 8] ^= 1 << (bit % 8);
+        }
+        file.write_at(0, &bytes, WriteMode::Plain).expect("no fault is planned");
+        file.sync_data().expect("no fault is planned");
+        self.story.push(Step::RotSuperblock(slot));
     }
 }
 

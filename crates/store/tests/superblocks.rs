@@ -1,0 +1,209 @@
+//! A store of which one superblock slot is rotten or can't be read is opened with all that it had; one that has lost both is
+//! left as it is. On a simulated disk.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{
+    Access, AlignedBuf, Create as CreateFile, Fault, Io, Persistence, SimDisk, Times, WriteMode,
+};
+use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
+
+const SLOT: usize = 4096;
+
+fn dir() -> &'static Path {
+    Path::new("/store")
+}
+
+fn options(disk: &SimDisk) -> StoreOptions {
+    let options = Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(64 << 10);
+    options.warm(false).without_threads()
+}
+
+/// One more commit: page 0 has its number.
+fn commit(store: &Store) {
+    let mut txn = store.begin().unwrap();
+    if txn.pages() == 0 {
+        txn.allocate().unwrap();
+    }
+    let seq = store.stat().seq + 1;
+    txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
+}
+
+/// A store with a commit for each of these, and behind it a checkpoint if it is true.
+fn disk(commits: &[bool]) -> SimDisk {
+    let disk = SimDisk::new();
+    let store = options(&disk).open(dir()).unwrap();
+    for checkpoint in commits {
+        commit(&store);
+        if *checkpoint {
+            store.sync().unwrap();
+        }
+    }
+    store.close().unwrap();
+    disk
+}
+
+fn spoil(disk: &SimDisk, slot: usize, how: impl FnOnce(&mut [u8])) {
+    let path = dir().join("superblock");
+    let file = disk.open_writable(&path, Access::Direct, CreateFile::Never).unwrap();
+    let mut bytes = AlignedBuf::new(SLOT);
+    file.read_at((slot * SLOT) as u64, &mut bytes).unwrap();
+    how(&mut bytes);
+    file.write_at((slot * SLOT) as u64, &bytes, WriteMode::Plain).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// The store has so many commits, goes on, and both its slots are whole again, also after a power cut.
+fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
+    let store = options(disk).open(dir()).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let found = store.begin_read().unwrap().read(0).unwrap()[..8].to_vec();
+    assert_eq!(found, (commits as u64).to_le_bytes(), "{what}");
+    let verified = store.verify().unwrap();
+    assert!(verified.is_sound() && verified.superblocks == 2, "{what}: {verified}");
+    commit(&store);
+    let after = disk.after_power_cut(Persistence::None, 1);
+    let store = options(&after).open(dir()).unwrap();
+    assert_eq!(store.stat().seq, commits as u64 + 1, "{what}");
+    assert_eq!(store.verify().unwrap().superblocks, 2, "{what}");
+}
+
+/// Commits of which the last are in the journal alone, in the data file alone, or in both.
+const LIVES: [&[bool]; 5] =
+    [&[false], &[true], &[false, true, false], &[true, true, false, false], &[true, false, true, true]];
+
+#[test]
+fn one_rotten_slot_costs_nothing() {
+    let mut damages = 0;
+    for commits in LIVES {
+        let made = disk(commits);
+        for slot in 0..2 {
+            let bits = (0..SLOT * 8).step_by(997).map(|bit| (bit, 0));
+            for (from, len) in bits.chain([(0, SLOT), (0, 512), (512, 512), (SLOT - 512, 512)]) {
+                let disk = made.after_power_cut(Persistence::All, 0);
+                spoil(&disk, slot, |bytes| match len {
+                    0 => bytes[from / 8] ^= 1 << (from % 8),
+                    len => bytes[from..from + len].fill(0xff * u8::from(from > 0)),
+                });
+                is_whole(&disk, commits.len(), &format!("{commits:?}, slot {slot}, {len} at {from}"));
+                damages += 1;
+            }
+        }
+    }
+    println!("{damages} damages");
+}
+
+#[test]
+fn one_slot_that_can_not_be_read_costs_nothing() {
+    for commits in LIVES {
+        for slot in 0..2 {
+            let disk = disk(commits);
+            let range = slot * SLOT as u64..(slot + 1) * SLOT as u64;
+            disk.inject(dir().join("superblock"), range, Fault::EIO, Times::Always).unwrap();
+            is_whole(&disk, commits.len(), &format!("{commits:?}, slot {slot}"));
+        }
+    }
+}
+
+#[test]
+fn one_slot_that_is_cut_off_costs_nothing() {
+    let disk = disk(LIVES[3]);
+    let file = disk.open_writable(&dir().join("superblock"), Access::Direct, CreateFile::Never).unwrap();
+    file.set_len(SLOT as u64).unwrap();
+    file.sync_all().unwrap();
+    is_whole(&disk, LIVES[3].len(), "cut off");
+}
+
+/// Whatever comes in the midst of a checkpoint, and one slot is lost after it.
+#[test]
+fn one_slot_is_enough_after_a_crash_at_any_operation_of_a_checkpoint() {
+    let made = disk(&[true, false, false]);
+    for cut in 0.. {
+        let mut is_whole_checkpoint = false;
+        for (persistence, seed) in Persistence::ALL.into_iter().zip(0..) {
+            for slot in 0..2 {
+                let disk = made.after_power_cut(Persistence::All, 0);
+                let store = options(&disk).open(dir()).unwrap();
+                disk.cut_power_at(disk.ops() + cut);
+                is_whole_checkpoint = store.sync().is_ok();
+                let disk = disk.after_power_cut(persistence, seed);
+                drop(store);
+                let path = dir().join("superblock");
+                let file = disk.open_writable(&path, Access::Direct, CreateFile::Never).unwrap();
+                let mut bytes = AlignedBuf::new(2 * SLOT);
+                file.read_at(0, &mut bytes).unwrap();
+                let is_whole_slot = |slot: usize| {
+                    let (checked, crc) = bytes[slot * SLOT..(slot + 1) * SLOT].split_at(SLOT - 4);
+                    crc32c::crc32c(checked).to_le_bytes() == crc
+                };
+                // Two faults at a time are too many.
+                if !is_whole_slot(1 - slot) {
+                    continue;
+                }
+                spoil(&disk, slot, |bytes| bytes[100] ^= 1);
+                is_whole(&disk, 3, &format!("cut at {cut}, {persistence:?}, slot {slot}"));
+            }
+        }
+        if is_whole_checkpoint {
+            assert!(cut > 6, "a checkpoint is more than {cut} operations");
+            return;
+        }
+    }
+}
+
+/// All files, as they are.
+fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
+    let read = |name: &str| {
+        let file = disk.open(&dir().join(name), Access::Buffered).ok()?;
+        let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];
+        file.read_at(0, &mut bytes).ok()?;
+        Some((name.to_owned(), bytes))
+    };
+    let names = ["superblock", "data", "journal/control", "journal/redo.000", "journal/redo.001"];
+    names.into_iter().filter_map(read).collect()
+}
+
+#[test]
+fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
+    type Spoil = fn(&SimDisk);
+    let both: [(Spoil, &str); 4] = [
+        (
+            |disk| (0..2).for_each(|slot| spoil(disk, slot, |bytes| bytes[100] ^= 1)),
+            "its checksum does not hold",
+        ),
+        (|disk| (0..2).for_each(|slot| spoil(disk, slot, |bytes| bytes.fill(0))), "all zeros"),
+        (
+            |disk| disk.inject(dir().join("superblock"), 0..u64::MAX, Fault::EIO, Times::Always).unwrap(),
+            "Input/output error",
+        ),
+        (|disk| Io::remove(disk, &dir().join("superblock")).unwrap(), "gone"),
+    ];
+    // The second has its only commits in the journal, and no page.
+    for has_pages in [true, false] {
+        for (spoil, said) in both {
+            let disk = if has_pages { disk(&[true, false]) } else { SimDisk::new() };
+            if !has_pages {
+                let store = options(&disk).open(dir()).unwrap();
+                let mut txn = store.begin().unwrap();
+                txn.set_metadata(b"all there is").unwrap();
+                txn.commit(Durability::Sync).unwrap();
+            }
+            spoil(&disk);
+            let before = content(&disk);
+            for create in [Create::IfMissing, Create::Never, Create::New] {
+                let error = options(&disk).create(create).open(dir()).map(drop).unwrap_err();
+                let is_said = match error {
+                    Error::BrokenSuperblock { .. } | Error::LostSuperblock { .. } => {
+                        error.to_string().contains(said)
+                    }
+                    Error::NotEmpty { .. } => create == Create::New,
+                    _ => false,
+                };
+                assert!(is_said, "{create:?}: {error}");
+                assert!(content(&disk) == before, "{create:?}: something was changed");
+            }
+            disk.heal(dir().join("superblock")).ok();
+        }
+    }
+}
