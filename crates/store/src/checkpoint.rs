@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. What a checkpoint covers is fixed when it starts.
 //! 2. A page is written only as a commit left it that is durable in the journal.
-//! 3. The checkpoint LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
+//! 3. A version leaves the index only when the data file has it durably: what a sync that fails has lost is still there for who reads.
+//! 4. The checkpoint LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
 //!    only as far as a superblock says that is durable.
 //!
 //! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried again when somebody asks.
@@ -111,9 +112,6 @@ impl Core {
             self.publish(start)?;
         }
         self.apply(start.seq)?;
-        if !injected!(self.config.options, NoSyncOfData) {
-            self.data.sync()?;
-        }
         if injected!(self.config.options, PageBeforeJournal) {
             self.make_durable(start.lsn)?;
         }
@@ -147,6 +145,7 @@ impl Core {
         let depth = Depth::of(self.config.options.disk.as_ref(), recovering);
         let mut report = Report::new(self, pages.len(), recovering);
         let mut writes = WritesInFlight::new(&self.data, depth);
+        let mut written = Written::default();
         let mut runs = Vec::new();
         let mut run: Option<RunBuilder> = None;
         let mut damaged = None;
@@ -174,15 +173,23 @@ impl Core {
                     return Err(Halt::Interrupted);
                 }
                 writes.start(std::mem::take(&mut runs))?;
-                report.applied(self.complete_writes(&mut writes));
+                written.take(&mut writes, self);
+                // What waits for the sync takes up memory.
+                if written.bytes >= self.config.max_unapplied_bytes / 4 {
+                    writes.wait(0);
+                    written.take(&mut writes, self);
+                    writes.check()?;
+                    report.applied(self.sync_written(&mut written)?);
+                }
             }
             run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
         }
         runs.extend(run.map(|run| run.close(self.config.page_size)));
         writes.start(runs)?;
         writes.wait(0);
-        report.applied(self.complete_writes(&mut writes));
+        written.take(&mut writes, self);
         writes.check()?;
+        report.applied(self.sync_written(&mut written)?);
         damaged.map_or(Ok(()), |error| Err(Halt::Failed(error)))
     }
 
@@ -254,25 +261,52 @@ impl Core {
         Ok(Some((self.whole(page, version)?, of)))
     }
 
-    /// Takes note of what was written: it is in the cache and no longer in the index. Gives the number of pages.
-    fn complete_writes(&self, writes: &mut WritesInFlight<'_>) -> usize {
-        let mut pages = 0;
-        let needed = self.snapshots.needed();
-        while let Some(run) = writes.next_done() {
-            for ((page, seq), bytes) in
-                (run.first..).zip(&run.seqs).zip(run.bytes.chunks(self.config.page_size))
-            {
-                // Where it can't be had it is loaded when it is read.
-                let _ = self.cached.install(page, bytes, InstallAs::Prefetched);
-                self.index.applied(page, *seq, &needed);
-                pages += 1;
-            }
+    /// Makes durable what was written: it is in the cache then, and no longer in the index. Gives the number of pages.
+    fn sync_written(&self, written: &mut Written) -> Result<usize, Error> {
+        if injected!(self.config.options, AppliedBeforeSync) {
+            self.release_written(&written.pages);
         }
-        // Those who wait for room need not wait for the checkpoint's end; but not to come one by one.
-        if pages > 0 && self.index.bytes() <= self.config.max_unapplied_bytes / 8 * 7 {
+        if !injected!(self.config.options, NoSyncOfData) {
+            self.data.sync()?;
+        }
+        let Written { pages, .. } = std::mem::take(written);
+        self.release_written(&pages);
+        // Those who wait for room need not wait for the checkpoint's end.
+        if !pages.is_empty() {
             self.checkpoints.notify_done();
         }
-        pages
+        Ok(pages.len())
+    }
+
+    fn release_written(&self, pages: &[(PageNo, Seq)]) {
+        let needed = self.snapshots.needed();
+        for (page, seq) in pages {
+            // Where it can't be had it is loaded when it is read.
+            match self.index.get(*page, *seq).map(|version| version.content) {
+                Some(Content::Whole(whole)) => {
+                    let _ = self.cached.install(*page, whole.bytes(), InstallAs::Prefetched);
+                }
+                Some(Content::Replay(_)) | None => self.cached.discard(*page),
+            }
+            self.index.applied(*page, *seq, &needed);
+        }
+    }
+}
+
+/// What was written and is not synced yet.
+#[derive(Default)]
+struct Written {
+    pages: Vec<(PageNo, Seq)>,
+    bytes: u64,
+}
+
+impl Written {
+    /// Those whose writes have ended.
+    fn take(&mut self, writes: &mut WritesInFlight<'_>, core: &Core) {
+        while let Some(run) = writes.next_done() {
+            self.bytes += (run.seqs.len() * core.config.page_size) as u64;
+            self.pages.extend((run.first..).zip(run.seqs));
+        }
     }
 }
 

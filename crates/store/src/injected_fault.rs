@@ -21,6 +21,8 @@ pub(crate) enum InjectedFault {
     NoSyncOfSuperblock,
     /// The journal is given up before the data file is synced.
     NoSyncOfData,
+    /// Versions leave the index before the data file is synced.
+    AppliedBeforeSync,
     /// The superblock is written before the data file is synced.
     SuperblockFirst,
     /// There is but one superblock, which is written over.

@@ -158,6 +158,13 @@ impl Store {
         self.finish()
     }
 
+    /// Forgets all pages of the data file: they are read again.
+    #[cfg(test)]
+    pub(crate) fn drop_cached(&self) {
+        let pages: Vec<_> = self.core.cached.resident().into_iter().flatten().collect();
+        self.core.cached.discard_many(&pages);
+    }
+
     fn finish(&mut self) -> Result<(), Error> {
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());

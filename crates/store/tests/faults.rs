@@ -166,3 +166,43 @@ fn no_page_number_is_beyond_what_the_cache_can_name() {
     txn.allocate_run((1 << 32) - 2).unwrap();
     assert!(matches!(txn.allocate(), Err(Error::Setting { .. })));
 }
+
+/// Commits change all pages alike. Where the sync of the data file fails, some of what was written for it is on the disk and some is
+/// not: no reader is to see that.
+#[test]
+fn a_sync_that_fails_shows_no_reader_old_pages_beside_new_ones() {
+    for keeps_old in [false, true] {
+        reads_after_a_failed_sync(keeps_old);
+    }
+}
+
+fn reads_after_a_failed_sync(keeps_old: bool) {
+    // More than the cache holds.
+    const PAGES: u64 = 3000;
+    let disk = SimDisk::new();
+    let store = options(&disk).journal_bytes(64 << 20).memory(16 << 20).open(dir()).unwrap();
+    let write_all = |byte: u8| {
+        let mut txn = store.begin().unwrap();
+        if txn.pages() == 0 {
+            txn.allocate_run(PAGES).unwrap();
+        }
+        let payload = vec![byte; store.payload_size()];
+        (0..PAGES).for_each(|page| txn.write(page, &payload).unwrap());
+        txn.commit(Durability::Sync).unwrap();
+    };
+    write_all(1);
+    store.sync().unwrap();
+    let old = keeps_old.then(|| store.begin_read().unwrap());
+    write_all(2);
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::SyncDrop(libc::EIO), Times::Once).unwrap();
+    store.sync().unwrap_err();
+    let new = store.begin_read().unwrap();
+    for (read, byte) in old.into_iter().map(|old| (old, 1)).chain([(new, 2)]) {
+        for page in 0..PAGES {
+            match read.read(page) {
+                Ok(found) => assert_eq!(found[0], byte, "page {page}"),
+                Err(error) => assert!(byte == 1 && matches!(error, Error::SnapshotTooOld), "{error}"),
+            }
+        }
+    }
+}

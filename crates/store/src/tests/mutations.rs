@@ -16,6 +16,7 @@ const BUGS: &[InjectedFault] = &[
     InjectedFault::PageBeforeJournal,
     InjectedFault::NoSyncOfSuperblock,
     InjectedFault::NoSyncOfData,
+    InjectedFault::AppliedBeforeSync,
     InjectedFault::SuperblockFirst,
     InjectedFault::OneSuperblockSlot,
     InjectedFault::OneSlotOfTwo,

@@ -40,6 +40,8 @@ pub(super) enum Op {
     Release(u64),
     /// What can be seen is compared as a whole.
     CompareAll,
+    /// The same, with all pages read again.
+    CompareAgain,
     Verify,
     Fail(Failing),
 }
@@ -49,6 +51,8 @@ pub(super) enum Op {
 pub(super) enum Failing {
     /// The data file's next sync.
     DataSync,
+    /// The same, and the kernel's cache drops what it could not write.
+    DataSyncDrop,
     /// A sync, after so many.
     Sync(u64),
     /// A write, after so many.
@@ -236,6 +240,11 @@ impl World {
                 let (read, state) = subject.begin_read();
                 lock(&self.oracle).compare(&read, &state);
             }
+            Op::CompareAgain => {
+                subject.store.drop_cached();
+                let (read, state) = subject.begin_read();
+                lock(&self.oracle).compare(&read, &state);
+            }
             Op::Verify => self.verify(subject),
             Op::Fail(how) => self.plan(how),
         }
@@ -278,6 +287,10 @@ impl World {
         match how {
             Failing::DataSync => {
                 disk.inject(data, 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).expect("it is there");
+            }
+            Failing::DataSyncDrop => {
+                let fault = WriteFault::SyncDrop(libc::EIO);
+                disk.inject(data, 0..u64::MAX, fault, Times::Once).expect("it is there");
             }
             Failing::Sync(after) => disk.inject_all(WriteFault::SYNC_EIO, Times::Nth(after)),
             Failing::Write(after) => disk.inject_all(WriteFault::EIO, Times::Nth(after)),
