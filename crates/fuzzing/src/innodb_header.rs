@@ -30,7 +30,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
 
 fn try_reading(bytes: &[u8]) {
     if let Ok(header) = RedoHeader::parse(bytes) {
-        let may_be_before = header.layout == Layout::OldRing;
+        let may_be_before = matches!(header.layout, Layout::OldRing | Layout::RingOfFiles);
         assert!(header.checkpoint.is_none_or(|lsn| may_be_before || lsn >= header.start));
         for size in [0, 2048, 2049, LEN as u64, LEN as u64 + 1, 1 << 30, u64::MAX] {
             assert!(header.checkpoint_offset(size).is_none_or(|offset| offset < size));

@@ -169,7 +169,9 @@ impl Checkpoints {
         match (header.layout, files.len()) {
             (Layout::Series, _) => Ok(Some(Checkpoint::InSeries { sequence: entry.sequence, offset })),
             (Layout::Ring | Layout::OldRing, 1) => Ok(Some(Checkpoint::InRing { offset })),
-            (Layout::Ring | Layout::OldRing, _) => Err("it is a ring of several files".to_owned()),
+            (Layout::Ring | Layout::OldRing | Layout::RingOfFiles, _) => {
+                Err("it is a ring of several files, or may be one".to_owned())
+            }
         }
     }
 

@@ -38,7 +38,7 @@ impl Needed {
     pub const EVERYTHING: Self = Self([(0, u64::MAX), (0, 0)]);
 
     /// Of the file of that sequence in a series, whose checkpoint is at this offset of that file, and whose writer is in the file of
-    /// the sequence `writer`, or in none that is known.
+    /// the sequence `writer`, or in none that is known. A writer before the checkpoint has gone on since it was seen there.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::Needed;
@@ -50,7 +50,7 @@ impl Needed {
     pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
         let beyond = match writer {
             // Files for later, which were recycled: what they have is from before.
-            Some(writer) => sequence > writer,
+            Some(writer) => writer >= checkpoint.0 && sequence > writer,
             None => false,
         };
         if sequence < checkpoint.0 || beyond {
@@ -153,6 +153,10 @@ mod tests {
     fn no_writer_is_known_and_so_later_files_are_needed() {
         assert_eq!(Needed::in_series((7, 0), None, 100), Needed::EVERYTHING);
         assert_eq!(Needed::in_series((7, 5), None, 7).start(), 5);
+        // Seen before the checkpoint was read.
+        assert_eq!(Needed::in_series((7, 5), Some(6), 7).start(), 5);
+        assert_eq!(Needed::in_series((7, 5), Some(6), 8), Needed::EVERYTHING);
+        assert_eq!(Needed::in_series((7, 5), Some(6), 6), Needed::NOTHING);
         assert_eq!(Needed::NOTHING.start(), u64::MAX);
         assert_eq!(Needed::in_ring(8000, Some(2000), 10_000).start(), 0);
     }

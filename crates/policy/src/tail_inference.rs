@@ -187,7 +187,8 @@ impl TailInference {
     /// Up to which byte a ring of `size` bytes with a checkpoint at this one was written: the furthest end of remembered windows that
     /// join. The header's window says nothing of that. `None` while there is none.
     ///
-    /// One just behind the checkpoint is left behind: it went on without a trace, and is taken to be at most [`AHEAD`] from there.
+    /// One that was fresh just behind the checkpoint is left behind: it went on without a trace, and is taken to be at most
+    /// [`AHEAD`] from there. Not so what only resisted there (invariant 8).
     pub(crate) fn end_in_ring(&self, checkpoint: u64, size: u64) -> Option<u64> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for active in self.active.iter().filter(|active| active.range.start != 0) {
@@ -195,7 +196,12 @@ impl TailInference {
         }
         let ahead = checkpoint.saturating_add(AHEAD);
         let ahead = if ahead > size { ahead - size } else { ahead };
-        let end = |run: &Range<u64>| if is_left_behind(checkpoint, size, run.end) { ahead } else { run.end };
+        let is_left = |run: &Range<u64>| {
+            let fresh = |active: &&Trace| active.last_fresh > 0 && run.contains(&active.range.start);
+            let last = self.active.iter().rfind(fresh);
+            last.is_some_and(|last| is_left_behind(checkpoint, size, last.range.end))
+        };
+        let end = |run: &Range<u64>| if is_left(run) { ahead } else { run.end };
         let ends = runs.iter().map(end).filter(|_| self.known);
         ends.reduce(|one, other| further(checkpoint, size, one, other))
     }

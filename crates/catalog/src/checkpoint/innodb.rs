@@ -6,8 +6,9 @@
 //!   of which the larger LSN counts. There is no other sign of which is newer, and one may be torn.
 //! - MySQL 8.0.30 and later: a series of files that each say at which LSN they start; the checkpoint in two blocks, at 512 and 1536, of
 //!   the file that it lies in. Of all files the largest LSN counts.
-//! - Before (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring of one or more files of one size; the checkpoint, with its offset in the
-//!   ring, in two blocks at 512 and 1536 of the first. The higher number counts.
+//! - Before (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring; the checkpoint, with its offset in the ring, in two blocks at 512 and
+//!   1536 of the first file. The higher number counts. MariaDB 10.5 to 10.7 has one file. The others have several of one size
+//!   (`innodb_log_files_in_group`), and none of their headers says how many.
 //!
 //! A log that is encrypted has its headers in plain text.
 
@@ -38,8 +39,10 @@ pub enum Layout {
     Ring,
     /// MySQL 8.0.30 and later: a series of files, each with its own part of the log.
     Series,
-    /// Before: one or more files of one size, a ring.
+    /// MariaDB 10.5 to 10.7: one file, a ring.
     OldRing,
+    /// Before, and MySQL up to 8.0.29: a ring of any number of files.
+    RingOfFiles,
 }
 
 /// What the header of a redo log file says.
@@ -51,7 +54,7 @@ pub struct RedoHeader {
     pub start: u64,
     /// The last checkpoint that this file has a record of: an LSN, in bytes. Recovery starts to read there.
     pub checkpoint: Option<u64>,
-    /// Where that is in the files of an [`Layout::OldRing`], one after the other, in bytes.
+    /// Where that is in the files of a [`Layout::OldRing`] or [`Layout::RingOfFiles`], one after the other, in bytes.
     old_offset: u64,
 }
 
@@ -62,11 +65,12 @@ impl RedoHeader {
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let number = u32::from_be_bytes(array(bytes, 0)?);
         let layout = match number {
-            1..=5 | 103 => Layout::OldRing,
+            1..=5 | 103 => Layout::RingOfFiles,
             6 => Layout::Series,
             other => match other & !ENCRYPTED {
                 MARIADB_10_8 => Layout::Ring,
-                MARIADB_10_5 | MARIADB_10_4 => Layout::OldRing,
+                MARIADB_10_5 => Layout::OldRing,
+                MARIADB_10_4 => Layout::RingOfFiles,
                 _ => return Err(CheckpointError::UnknownFormat { format: number }),
             },
         };
@@ -75,9 +79,10 @@ impl RedoHeader {
         let found = match layout {
             Layout::Ring => ring_checkpoint(bytes)?,
             Layout::Series => series_checkpoint(bytes)?,
-            Layout::OldRing => old_checkpoint(bytes)?,
+            Layout::OldRing | Layout::RingOfFiles => old_checkpoint(bytes)?,
         };
-        let before = |&(lsn, _): &(u64, u64)| layout != Layout::OldRing && lsn < start;
+        let starts_once = matches!(layout, Layout::Ring | Layout::Series);
+        let before = |&(lsn, _): &(u64, u64)| starts_once && lsn < start;
         if found.as_ref().is_some_and(before) {
             return Err(CheckpointError::Implausible { what: "checkpoint" });
         }
@@ -103,7 +108,7 @@ impl RedoHeader {
                 let offset = into?.checked_add(SHORT_HEADER)?;
                 (offset < size).then_some(offset)
             }
-            Layout::OldRing => {
+            Layout::OldRing | Layout::RingOfFiles => {
                 let is_known =
                     Some(lsn) == self.checkpoint && (SHORT_HEADER..size).contains(&self.old_offset);
                 is_known.then_some(self.old_offset)
@@ -243,9 +248,15 @@ mod tests {
 
     #[test]
     fn an_old_ring_has_the_offset_beside_the_checkpoint_and_the_number_counts() {
-        for format in
-            [1, 5, 103, MARIADB_10_4, MARIADB_10_4 | ENCRYPTED, MARIADB_10_5, MARIADB_10_5 | ENCRYPTED]
-        {
+        for (format, layout) in [
+            (1, Layout::RingOfFiles),
+            (5, Layout::RingOfFiles),
+            (103, Layout::RingOfFiles),
+            (MARIADB_10_4, Layout::RingOfFiles),
+            (MARIADB_10_4 | ENCRYPTED, Layout::RingOfFiles),
+            (MARIADB_10_5, Layout::OldRing),
+            (MARIADB_10_5 | ENCRYPTED, Layout::OldRing),
+        ] {
             let mut bytes = header(format, 0);
             for (at, number, lsn, offset) in [(512, 8, 9000, 5000), (1536, 7, 9999, 6000)] {
                 put(&mut bytes, at, number);
@@ -254,7 +265,7 @@ mod tests {
                 seal(&mut bytes, at, 508);
             }
             let parsed = RedoHeader::parse(&bytes).unwrap();
-            assert_eq!((parsed.layout, parsed.checkpoint), (Layout::OldRing, Some(9000)));
+            assert_eq!((parsed.layout, parsed.checkpoint), (layout, Some(9000)));
             assert_eq!(parsed.checkpoint_offset(1 << 20), Some(5000));
             assert_eq!(parsed.checkpoint_offset(5000), None, "in another file of the ring");
         }

@@ -11,6 +11,9 @@ use proptest::prelude::*;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const CELL: u64 = WINDOW / 8;
 
+/// Bytes ahead of a writer that is not seen which stay for it.
+const AHEAD: u64 = 4 * WINDOW;
+
 /// How a window takes a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grip {
@@ -224,7 +227,12 @@ pub(crate) fn check_repeats(
                 .any(|(id, flushed)| id == file && flushed.start < range.end && range.start < flushed.end);
             prop_assert!(flushed, "{range:?} released in the second step after {acts:?}");
         }
-        prop_assert_eq!(writebacks(&second).count(), 0, "flushed again: {:?}", second);
+        // What resisted may be the writer's, and so what lies ahead of that.
+        let resisted = |range: &Range<u64>| {
+            releases(acts).any(|(_, other)| other.end <= range.start && range.start < other.end + AHEAD)
+        };
+        let again = writebacks(&second).filter(|(_, range)| !resisted(range)).count();
+        prop_assert_eq!(again, 0, "flushed again: {:?}", second);
     }
     if follower_moved {
         step(&mut state, facts);

@@ -100,7 +100,9 @@ impl Log {
     fn is_recovered(&self, (sequence, number): (u64, u64)) -> bool {
         let Some(checkpoint) = self.checkpoint else { return true };
         let ends_after = (sequence, (number + 1) * WINDOW - 1) >= checkpoint;
-        ends_after && self.writer.is_none_or(|(writer, _)| sequence <= writer)
+        // A writer that was seen in a file before the checkpoint's has gone on since, nobody knows how far.
+        let writer = self.writer.map(|(writer, _)| writer).filter(|writer| *writer >= checkpoint.0);
+        ends_after && writer.is_none_or(|writer| sequence <= writer)
     }
 }
 

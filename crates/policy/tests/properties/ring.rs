@@ -14,6 +14,8 @@ use crate::model::{CELL, Cell, Grip, MIB, Pages, check_ranges, check_repeats, co
 const WINDOWS: u64 = 32;
 /// The writer goes at most this far between two steps.
 const REACH: u64 = 3 * WINDOW;
+/// What a writer leaves free of its ring, at least.
+const FREE: u64 = WINDOWS * WINDOW / 10;
 /// A ring's data begins behind its header.
 const HEADER: u64 = 12 << 10;
 
@@ -110,8 +112,8 @@ impl Ring {
             Op::Write(bytes) => {
                 let bytes = bytes.min(REACH - self.gone);
                 self.gone += bytes;
-                // The writer waits until it does not reach its checkpoint.
-                self.age = (self.age + bytes).min(self.pages.size - HEADER - REACH);
+                // The writer waits for a checkpoint before it comes near the one before: InnoDB leaves a tenth.
+                self.age = (self.age + bytes).min(self.pages.size - HEADER - FREE);
                 for _ in 0..bytes.div_ceil(CELL) {
                     self.last += bytes / bytes.div_ceil(CELL);
                     if self.last >= self.pages.size {
@@ -323,6 +325,30 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
         Op::Write(13_191),
         Op::Write(5_854_535),
         Op::Sync,
+        Op::Step,
+    ] {
+        ring.apply(&op).unwrap();
+    }
+}
+
+/// What resisted joins what stays for the writer, and the file's last window is behind that: its writeback is asked for in the step
+/// after.
+#[test]
+fn windows_that_resist_before_the_end_of_the_file() {
+    let mut ring = Ring::new(Rule::Budget { bytes: WINDOW }, Rewrite::Never, 1, &[], 45_778_987);
+    ring.pages.grips.insert(24, Grip::Part);
+    for op in [
+        Op::Write(4_780_515),
+        Op::Step,
+        Op::Write(4_823_416),
+        Op::Step,
+        Op::Write(5_474_931),
+        Op::Step,
+        Op::Write(5_988_848),
+        Op::Step,
+        Op::Step,
+        Op::Write(2_606_080),
+        Op::Retry,
         Op::Step,
     ] {
         ring.apply(&op).unwrap();
