@@ -48,6 +48,21 @@ pub struct Recognised {
     pub certain: bool,
 }
 
+/// What is known of a database that was found.
+#[derive(Debug, Clone)]
+pub struct KnownProcess {
+    /// What it was taken for.
+    pub profile: Arc<Profile>,
+    /// Whether by more than its name.
+    pub certain: bool,
+}
+
+impl KnownProcess {
+    fn is_certain(known: &BTreeMap<u32, Self>, pid: u32) -> bool {
+        known.get(&pid).is_some_and(|known| known.certain)
+    }
+}
+
 /// Processor time for one call of [`Discovery::advance`].
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
@@ -114,7 +129,7 @@ impl Discovery {
         let changed = self.table.update(proc, now)?;
         let table = &self.table;
         self.others.retain(|pid, _| table.get(*pid).is_some());
-        for pid in changed.into_iter().rev() {
+        for pid in changed {
             let is_program = table.get(pid).is_some_and(|process| !process.kernel_thread);
             if is_program && pid != std::process::id() {
                 self.others.insert(pid, OtherProcess::new());
@@ -124,19 +139,18 @@ impl Discovery {
         Ok(())
     }
 
-    /// Finds databases, as far as the budget goes. Of those in `known`, with whether they are certain, the others are
-    /// found again when they are.
+    /// Finds databases, as far as the budget goes. Those in `known` that are not certain are found again when they are.
     pub fn advance(
         &mut self,
         proc: &ProcRoot,
-        known: &BTreeMap<u32, bool>,
+        known: &BTreeMap<u32, KnownProcess>,
         profiles: &[Arc<Profile>],
         budget: Budget,
         now: Instant,
     ) -> Result<Vec<FoundProcess>> {
         self.list(proc, now)?;
         for (pid, other) in &mut self.others {
-            if other.due.is_some_and(|due| now >= due) && known.get(pid) != Some(&true) {
+            if other.due.is_some_and(|due| now >= due) && !KnownProcess::is_certain(known, *pid) {
                 other.due = None;
                 self.rounds.push(*pid);
             }
@@ -158,7 +172,8 @@ impl Discovery {
             let same = |other: &FoundProcess| {
                 other.pid == parent && other.recognised.profile.name == one.recognised.profile.name
             };
-            known.contains_key(&parent) || found.iter().any(same)
+            let name = &one.recognised.profile.name;
+            known.get(&parent).is_some_and(|known| known.profile.name == *name) || found.iter().any(same)
         };
         let workers: Vec<u32> = found.iter().filter(|one| is_worker(one)).map(|one| one.pid).collect();
         let mut found = found;
@@ -175,7 +190,7 @@ impl Discovery {
     pub(crate) fn scan(
         &mut self,
         proc: &ProcRoot,
-        known: &BTreeMap<u32, bool>,
+        known: &BTreeMap<u32, KnownProcess>,
         profiles: &[Arc<Profile>],
         now: Instant,
     ) -> Result<Vec<FoundProcess>> {
@@ -189,7 +204,7 @@ impl Discovery {
 struct Inspection<'a> {
     proc: &'a ProcRoot,
     profiles: &'a [Arc<Profile>],
-    known: &'a BTreeMap<u32, bool>,
+    known: &'a BTreeMap<u32, KnownProcess>,
     table: &'a ProcessTable,
     others: &'a mut HashMap<u32, OtherProcess>,
     now: Instant,
@@ -200,13 +215,29 @@ impl Inspection<'_> {
     fn process(&self, pid: u32) -> Option<&Process> {
         self.table.get(pid)
     }
+
+    /// Finds a process by what was seen of it. One that may not be inspected, or has yet to be read to its end, can still be
+    /// known by its name.
+    fn recognise(&mut self, pid: u32, evidence: &Evidence) {
+        let Some(process) = self.process(pid) else { return };
+        let found = self.found.iter().position(|found| found.pid == pid);
+        // What is known already, and no better, is no news.
+        let is_known = found.is_some() || self.known.contains_key(&pid);
+        let recognised = evidence.best(&process.name, self.profiles);
+        let Some(recognised) = recognised.filter(|recognised| recognised.certain || !is_known) else {
+            return;
+        };
+        let started = process.started;
+        found.map(|at| self.found.swap_remove(at));
+        self.found.push(FoundProcess { pid, started, recognised });
+    }
 }
 
 impl FdVisitor for Inspection<'_> {
     type Process = Evidence;
 
     fn begin(&mut self, pid: u32) -> Option<Evidence> {
-        self.others.get(&pid).filter(|_| self.known.get(&pid) != Some(&true))?;
+        self.others.get(&pid).filter(|_| !KnownProcess::is_certain(self.known, pid))?;
         Some(Evidence::new(pid, self.profiles))
     }
 
@@ -214,22 +245,19 @@ impl FdVisitor for Inspection<'_> {
         evidence.take_in(self.proc, self.profiles, target);
     }
 
+    fn goes_on(&mut self, pid: u32, evidence: &Evidence) {
+        self.recognise(pid, evidence);
+    }
+
     fn end(&mut self, pid: u32, evidence: Evidence, read: Result<()>, cost: Duration) {
         let Some(other) = self.others.get_mut(&pid) else { return };
         if read.as_ref().is_err_and(Error::is_gone) {
             self.others.remove(&pid);
+            self.found.retain(|found| found.pid != pid);
             return;
         }
         other.inspected(self.now, cost);
-        // A process that may not be inspected can still be known by its name.
-        let Some(process) = self.process(pid) else { return };
-        let recognised = evidence.best(&process.name, self.profiles);
-        // What is known already, and no better, is no news.
-        let is_news = |recognised: &Recognised| recognised.certain || !self.known.contains_key(&pid);
-        if let Some(recognised) = recognised.filter(is_news) {
-            let started = process.started;
-            self.found.push(FoundProcess { pid, started, recognised });
-        }
+        self.recognise(pid, &evidence);
     }
 }
 
@@ -289,6 +317,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
         dir
+    }
+
+    fn known(pid: u32, profile: &str, certain: bool) -> BTreeMap<u32, KnownProcess> {
+        let profile = profiles().into_iter().find(|other| other.name == profile).unwrap();
+        BTreeMap::from([(pid, KnownProcess { profile, certain })])
     }
 
     fn name_of(proc: &Path, pid: u32) -> Option<String> {
@@ -394,8 +427,34 @@ mod tests {
         let found = discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap();
         assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [30]);
         process(proc.path(), 33, "postgres", 30, &[]);
-        let known = BTreeMap::from([(30, true)]);
+        let known = known(30, "postgresql", true);
         assert!(discovery.scan(&root, &known, &profiles(), now).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_database_that_another_kind_started_is_found() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 35, "postgres", 1, &[]);
+        process(proc.path(), 36, "mariadbd", 35, &[]);
+        let root = ProcRoot::at(proc.path());
+        let found = Discovery::default()
+            .scan(&root, &known(35, "postgresql", true), &profiles(), Instant::now())
+            .unwrap();
+        assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [36]);
+    }
+
+    #[test]
+    fn a_server_of_very_many_descriptors_is_known_by_its_name_before_they_are_read() {
+        let proc = tempfile::tempdir().unwrap();
+        let many: Vec<String> = (0..3_000).map(|number| format!("/d/{number}")).collect();
+        process(proc.path(), 37, "mariadbd", 1, &many.iter().map(String::as_str).collect::<Vec<_>>());
+        let root = ProcRoot::at(proc.path());
+        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
+        let found = Discovery::default()
+            .advance(&root, &BTreeMap::new(), &profiles(), slice, Instant::now())
+            .unwrap();
+        let found: Vec<_> = found.iter().map(|found| (found.pid, found.recognised.certain)).collect();
+        assert_eq!(found, [(37, false)]);
     }
 
     #[test]
@@ -441,17 +500,17 @@ mod tests {
         let root = ProcRoot::at(proc.path());
         let mut discovery = Discovery::default();
         let now = Instant::now();
-        let mut found = |known: &BTreeMap<u32, bool>, seconds| {
+        let mut found = |known: &BTreeMap<u32, KnownProcess>, seconds| {
             let found =
                 discovery.scan(&root, known, &profiles(), now + Duration::from_secs(seconds)).unwrap();
             found.iter().map(|found| found.recognised.certain).collect::<Vec<_>>()
         };
         assert_eq!(found(&BTreeMap::new(), 0), [false]);
-        let known = BTreeMap::from([(50, false)]);
-        assert_eq!(found(&known, 20), [false; 0], "no news");
+        let by_name = known(50, "mysql", false);
+        assert_eq!(found(&by_name, 20), [false; 0], "no news");
         std::os::unix::fs::symlink("/d/#innodb_redo/#ib_redo0", proc.path().join("50/fd/7")).unwrap();
-        assert_eq!(found(&known, 40), [true]);
-        assert_eq!(found(&BTreeMap::from([(50, true)]), 60), [false; 0]);
+        assert_eq!(found(&by_name, 40), [true]);
+        assert_eq!(found(&known(50, "mysql", true), 60), [false; 0]);
     }
 
     #[test]

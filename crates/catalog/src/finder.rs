@@ -10,7 +10,7 @@ use std::time::Instant;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::discover::{Discovery, recognise};
+use crate::discover::{Discovery, KnownProcess, recognise};
 use crate::process_table::ProcessTable;
 use crate::profile::Profile;
 
@@ -77,7 +77,11 @@ impl Finder {
     /// The databases that run now, by ascending process. A database that opens its files long after its process began is
     /// found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
-        let known = self.known.iter().map(|known| (known.pid, known.certain)).collect();
+        let of = |known: &KnownDatabase| KnownProcess {
+            profile: Arc::clone(&known.profile),
+            certain: known.certain,
+        };
+        let known = self.known.iter().map(|known| (known.pid, of(known))).collect();
         let found = self.discovery.scan(proc, &known, profiles, Instant::now())?;
         let processes: Vec<Process> = self.discovery.processes().programs().map(Process::of).collect();
         self.known.retain(|known| {

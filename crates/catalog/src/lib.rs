@@ -25,7 +25,7 @@ mod streaming;
 mod testing;
 pub mod units;
 
-pub use discover::{Budget, Discovery, FoundProcess, Recognised, recognise};
+pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;
 pub use named_directory::logs_below;

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Budget, Discovery, FoundProcess, Profile, Recognised, logs_below, recognise};
+use pagekeeper_catalog::{
+    Budget, Discovery, FoundProcess, KnownProcess, Profile, Recognised, logs_below, recognise,
+};
 use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::text::unescaped;
 
@@ -175,7 +177,11 @@ impl Watched {
 
     /// Inspects processes, as far as there is time for.
     fn discover(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
-        let known = self.databases.iter().map(|database| (database.pid, database.certain)).collect();
+        let of = |database: &Database| KnownProcess {
+            profile: Arc::clone(&database.profile),
+            certain: database.certain,
+        };
+        let known = self.databases.iter().map(|database| (database.pid, of(database))).collect();
         let since = now.saturating_duration_since(self.inspected).min(SINCE_MOST);
         let new = if self.unsettled.is_some() { FIRST.0 } else { since / NEW_SHARE };
         let budget = Budget { new, old: since / OLD_SHARE };

@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 /// Descriptors of a piece, at least: who has fewer is read at once.
 const PIECE: usize = 256;
+/// One in so many turns is not of those in a hurry.
+const HURRIED: u32 = 4;
 
 /// Processor time that the calling thread has used so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
 ///
@@ -103,6 +105,9 @@ pub trait FdVisitor {
     /// Takes in a descriptor and what its link says, as in [`ProcRoot::fd_links`].
     fn descriptor(&mut self, process: &mut Self::Process, fd: RawFd, target: &Path);
 
+    /// A part of a process was read, and the rest is read later, which may take long.
+    fn goes_on(&mut self, _pid: u32, _process: &Self::Process) {}
+
     /// Ends with a process: whether all could be read, and the processor time that it took.
     fn end(&mut self, pid: u32, process: Self::Process, read: Result<()>, cost: Duration);
 }
@@ -110,8 +115,12 @@ pub trait FdVisitor {
 /// Processes whose descriptors are to be read, and those that are being read.
 #[derive(Debug)]
 pub struct FdRounds<S> {
+    /// Those that are in a hurry.
+    first: VecDeque<u32>,
     next: VecDeque<u32>,
     long: VecDeque<Long<S>>,
+    /// How many were begun with.
+    steps: u32,
 }
 
 /// A process with many descriptors.
@@ -124,7 +133,7 @@ struct Long<S> {
 
 impl<S> Default for FdRounds<S> {
     fn default() -> Self {
-        Self { next: VecDeque::new(), long: VecDeque::new() }
+        Self { first: VecDeque::new(), next: VecDeque::new(), long: VecDeque::new(), steps: 0 }
     }
 }
 
@@ -134,24 +143,36 @@ impl<S> FdRounds<S> {
         self.next.push_back(pid);
     }
 
-    /// Reads this process before those that wait.
+    /// Reads this process before those that wait, and after those in the same hurry: whoever makes processes without end delays
+    /// the others, but keeps none of them waiting for ever.
     pub fn push_first(&mut self, pid: u32) {
-        self.next.push_front(pid);
+        self.first.push_back(pid);
     }
 
     /// How many processes wait that were not begun with.
     pub fn waiting(&self) -> usize {
-        self.next.len()
+        self.first.len() + self.next.len()
     }
 
     /// Whether there is nothing to be read.
     pub fn is_empty(&self) -> bool {
-        self.next.is_empty() && self.long.is_empty()
+        self.first.is_empty() && self.next.is_empty() && self.long.is_empty()
     }
 
     /// The processes of which a part was read.
     pub fn begun(&self) -> impl Iterator<Item = u32> {
         self.long.iter().map(|long| long.pieces.pid)
+    }
+
+    /// The next process to begin with: of those in a hurry, but for one in [`HURRIED`] turns.
+    fn pop(&mut self) -> Option<u32> {
+        self.steps = self.steps.wrapping_add(1);
+        let (first, then) = if self.steps.is_multiple_of(HURRIED) {
+            (&mut self.next, &mut self.first)
+        } else {
+            (&mut self.first, &mut self.next)
+        };
+        first.pop_front().or_else(|| then.pop_front())
     }
 
     /// Forgets what is to be read.
@@ -176,7 +197,7 @@ impl<S> FdRounds<S> {
             }
             // One with few first, then one with many, which go on however many with few come; then those with few.
             let of_many = step == 1 && !self.long.is_empty();
-            let next = if of_many { None } else { self.next.pop_front() };
+            let next = if of_many { None } else { self.pop() };
             let long = match next {
                 Some(pid) => visitor.begin(pid).map(|process| {
                     let pieces = FdPieces::of(proc, pid);
@@ -190,7 +211,10 @@ impl<S> FdRounds<S> {
             let after = thread_cpu_time();
             long.cost += after.saturating_sub(before);
             match more {
-                Ok(true) => self.long.push_back(long),
+                Ok(true) => {
+                    visitor.goes_on(long.pieces.pid, &long.process);
+                    self.long.push_back(long);
+                }
                 Ok(false) => visitor.end(long.pieces.pid, long.process, Ok(()), long.cost),
                 Err(error) => visitor.end(long.pieces.pid, long.process, Err(error), long.cost),
             }
@@ -261,6 +285,21 @@ mod tests {
         many.sort_unstable();
         assert_eq!(many, [(1, 5000, true), (3, 4000, true)]);
         assert!(rounds.is_empty() && rounds.begun().next().is_none());
+    }
+
+    #[test]
+    fn processes_made_without_end_keep_no_other_waiting() {
+        let (_tree, proc) = tree(&[(1, 1), (2, 1), (3, 1)]);
+        let (mut rounds, mut seen) = (FdRounds::default(), Counting::default());
+        rounds.push(1);
+        rounds.push_first(2);
+        for _ in 0..20 {
+            // More come at each turn than are read.
+            (0..4).for_each(|_| rounds.push_first(3));
+            rounds.advance(&proc, &mut seen, Duration::ZERO);
+        }
+        let read = |pid| seen.0.iter().any(|(other, ..)| *other == pid);
+        assert!(read(1) && read(2), "{:?}", seen.0);
     }
 
     #[test]
