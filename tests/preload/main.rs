@@ -4,6 +4,7 @@
 mod support;
 
 mod calls;
+mod group;
 mod hot;
 mod programs;
 mod reach;

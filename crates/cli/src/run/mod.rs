@@ -8,8 +8,10 @@
 
 mod budget;
 mod choice;
+mod cover;
 mod elf;
 mod find;
+mod group;
 mod library;
 mod obstacle;
 mod parent;
@@ -26,8 +28,10 @@ use pagekeeper_preload::settings::{Settings, VARIABLE};
 
 use crate::output;
 use choice::{As, Choice};
+use cover::{Cover, Hindrance};
 use find::NotFound;
-use obstacle::{Obstacle, Why};
+use group::{Governed, Governor, Group, Refusal};
+use obstacle::Why;
 
 /// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
@@ -39,8 +43,9 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// mariabackup, mysqldump and others) release the pages that they brought in themselves, never those that were there
 /// before; databases release their logs once they are synced, and write compactions at the disk's pace.
 ///
-/// A program that no library can be loaded into (statically linked, written in Go, setuid) runs without the rules, with
-/// a message that says so.
+/// A stream that no library can be loaded into (statically linked, written in Go, under sudo) gets a memory cgroup of its
+/// own, in which its pages are reclaimed. Where that can't be made, and for other programs, a message says that the command
+/// runs without the rules.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
@@ -54,8 +59,8 @@ const PRELOAD: &str = "LD_PRELOAD";
 Exit codes: the command's own; if a signal ended the command, the same signal ends pagekeeper.
 127: not found, 126: can't be executed, 1: refused by --require, 2: wrong usage.
 
-Programs whose C library is not glibc run without the rules. io_uring and io_submit bypass the C library: files used that way are watched by their size and
-residency. For programs that can't be restarted, or can't load the library, use
+io_uring and io_submit bypass the C library: files used that way are watched by their size and residency, and with --as stream all that the command brings in is
+reclaimed from outside. For programs that can't be restarted, or can't load the library, use
 pagekeeper guard --streams, which releases from outside, with less effect."
 )]
 pub(crate) struct Args {
@@ -94,25 +99,41 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(file) => file,
         Err(error) => return Ok(refuse(&error)),
     };
-    let library = obstacle::obstacle(&file).map_or_else(library, |obstacle| Err(hindered(&obstacle)));
-    if let Err(sentence) = &library {
+    let Cover { hindrance, wants_group } = cover::cover(&file, &args.command, &settings);
+    let group = if wants_group { Some(in_group(args.report.is_some())) } else { None };
+    let library = match &hindrance {
+        // It may yet reach what a wrapper starts.
+        None | Some(Hindrance::Wrapper(_)) => library(),
+        Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(String::new()),
+    };
+    let problem = match (&hindrance, &group) {
+        (Some(_), Some(Ok(_))) | (None, _) => {
+            library.as_ref().err().filter(|sentence| !sentence.is_empty()).cloned()
+        }
+        (Some(hindrance), Some(Err(refusal))) => Some(format!("{hindrance} ({refusal})")),
+        (Some(hindrance), None) => Some(format!("{hindrance} ({})", instead(hindrance))),
+    };
+    if let Some(sentence) = &problem {
         if args.require {
             output::complain(format_args!("{sentence}; not started, by --require"));
             return Ok(ExitCode::FAILURE);
         }
         output::complain(format_args!("{sentence}; it is started without the rules"));
     }
+    let governor = group.and_then(Result::ok);
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);
+    group::forget_scope(&mut command);
     if let Some(to) = &args.report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         if let Ok(library) = &library {
             prepare(&mut command, library, &Settings { report: report.path(), ..settings });
         }
-        return match parent::run(&mut command)? {
+        let mut governed = None;
+        return match parent::run(&mut command, || governed = governor.map(Governor::begin))? {
             Ok(ended) => {
-                report.end();
+                report.end(governed.map(Governed::end));
                 Ok(ended.pass_on())
             }
             Err(error) => Ok(refuse(&NotFound::of(name, &error))),
@@ -124,20 +145,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(refuse(&NotFound::of(name, &command.exec())))
 }
 
+/// Has this process join a group of its own, with a governor beside it. It `stays` where the command is its child.
+fn in_group(stays: bool) -> Result<Governor, Refusal> {
+    let group = Group::make()?;
+    let governor = Governor::start(&group, stays).map_err(Refusal::Denied);
+    match governor.and_then(|governor| group.join().map(|()| governor).map_err(Refusal::Denied)) {
+        Ok(governor) => Ok(governor),
+        Err(refusal) => {
+            group.abandon();
+            Err(refusal)
+        }
+    }
+}
+
 /// The library, laid out; or a sentence.
 fn library() -> Result<PathBuf, String> {
     library::lay_out().map_err(|error| error.to_string())
 }
 
-/// A sentence on a program without the library, and what can be done instead.
-fn hindered(obstacle: &Obstacle) -> String {
-    let instead = match obstacle.why {
-        Why::Static | Why::Go | Why::Musl | Why::Foreign => {
-            "pagekeeper guard --streams releases from outside what it brings into the page cache"
-        }
-        Why::Privileged => "as the user whose rights it gets it can be run with them",
-    };
-    format!("{obstacle} ({instead})")
+/// What can be done instead.
+fn instead(hindrance: &Hindrance) -> &'static str {
+    match hindrance {
+        Hindrance::Program(obstacle) => match obstacle.why {
+            Why::Privileged => {
+                "as the user whose rights it gets it can be run with them; if it is a stream, --as stream says so"
+            }
+            Why::Static | Why::Go | Why::Musl | Why::Foreign => {
+                "if it is a stream, --as stream says so; pagekeeper guard --streams releases from outside what it brings into the page cache"
+            }
+        },
+        Hindrance::Wrapper(_) => "start pagekeeper run inside; if it is a stream, --as stream says so",
+        Hindrance::Elsewhere(_) => "start pagekeeper run inside",
+    }
 }
 
 /// Sets the command's environment.

@@ -41,13 +41,14 @@ impl Ended {
     }
 }
 
-/// Runs the command to its end. The inner error is that it could not be started.
-pub(crate) fn run(command: &mut Command) -> io::Result<io::Result<Ended>> {
+/// Runs the command to its end, with `started` called once it was started. The inner error is that it could not be.
+pub(crate) fn run(command: &mut Command, started: impl FnOnce()) -> io::Result<io::Result<Ended>> {
     let held = Held::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
     let child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return Ok(Err(error)),
     };
+    started();
     let pid = Pid::from_child(&child);
     // Only the leader of its session is notified of the terminal's end.
     let leads_session = sys::leads_session();

@@ -15,6 +15,7 @@ use pagekeeper_kernel::text::escaped;
 use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS, Report};
 use serde::Serialize;
 
+use super::group::GroupEnd;
 use super::library;
 use crate::output;
 
@@ -71,9 +72,49 @@ struct OfProcess {
     sums: Sums,
 }
 
+/// What was released from outside: file pages that were charged to the command's group.
+#[derive(Debug, Serialize)]
+struct OfGroup {
+    released_bytes: u64,
+    peak_bytes: u64,
+    left_bytes: u64,
+    /// Whether some of the command's processes go on, so that nothing was counted yet.
+    goes_on: bool,
+}
+
+impl OfGroup {
+    fn of(end: GroupEnd) -> Self {
+        match end {
+            GroupEnd::Totals(totals) => Self {
+                released_bytes: totals.released,
+                peak_bytes: totals.peak,
+                left_bytes: totals.left,
+                goes_on: false,
+            },
+            GroupEnd::GoesOn => Self { released_bytes: 0, peak_bytes: 0, left_bytes: 0, goes_on: true },
+        }
+    }
+}
+
+impl std::fmt::Display for OfGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.goes_on {
+            return writeln!(f, "  group       some of its processes go on, and are released from outside");
+        }
+        let (released, peak) = (Size(self.released_bytes), Size(self.peak_bytes));
+        write!(f, "  group       released {released} from outside, at most {peak} at a time")?;
+        if self.left_bytes > 0 {
+            write!(f, ", {} stayed (being written, mapped or in use)", Size(self.left_bytes))?;
+        }
+        f.write_str("\n")
+    }
+}
+
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Summary {
+    /// Where the command had a memory cgroup of its own.
+    group: Option<OfGroup>,
     /// Whether the library was there at all.
     rules: bool,
     /// Whether the processes had something to count in.
@@ -111,9 +152,9 @@ impl Pending {
         self.counting.as_ref().map(|(_, file)| file.path().to_path_buf())
     }
 
-    /// Prints it.
-    pub(crate) fn end(mut self) {
-        let text = match self.text() {
+    /// Prints it; `group` is what the governor of the command's group counted, where it had one.
+    pub(crate) fn end(mut self, group: Option<GroupEnd>) {
+        let text = match self.text(group.map(OfGroup::of)) {
             Ok(text) => text,
             Err(error) => {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
@@ -129,11 +170,12 @@ impl Pending {
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    fn text(&self) -> io::Result<String> {
+    fn text(&self, group: Option<OfGroup>) -> io::Result<String> {
         let summary = match &self.counting {
             Some((report, _)) => Summary::of(&report.processes()?, report.claimed()?),
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
+        let summary = Summary { group, ..summary };
         Ok(if self.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
     }
 }
@@ -156,6 +198,7 @@ impl Summary {
             OfProcess { pid: process.pid, name: process.comm.clone(), sums }
         });
         Self {
+            group: None,
             rules: true,
             counted: true,
             total,
@@ -270,6 +313,21 @@ fn seconds(nanoseconds: u64) -> f64 {
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(group) = &self.group {
+            if self.processes.is_empty() {
+                writeln!(f, "pagekeeper: the command ran in a memory cgroup of its own")?;
+            } else {
+                self.fmt_rules(f)?;
+            }
+            return group.fmt(f);
+        }
+        self.fmt_rules(f)
+    }
+}
+
+impl Summary {
+    /// What the rules did in the command's processes.
+    fn fmt_rules(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if !self.rules {
             return writeln!(f, "pagekeeper: no rules were applied: the command ran without the library");
         }

@@ -1,5 +1,5 @@
 //! The unsafe part of the command: signals and standard descriptors as they were found at the start, signals waited for one by one, and
-//! died of; and a try whether a file's bytes may be executed.
+//! died of; processes beside the command; and a try whether a file's bytes may be executed.
 //!
 //! Facts: Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in what it starts; and opens /dev/null where
 //! one of the descriptors 0 to 2 is closed. A program must find all as if nothing had stood before it: services have SIGPIPE ignored
@@ -9,11 +9,14 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Pid, WaitOptions, waitpid};
 
 /// Whether SIGPIPE was ignored as this process began.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
@@ -175,5 +178,119 @@ pub(crate) fn may_execute(file: &File) -> io::Result<()> {
         let at = rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::PRIVATE, file, 0)?;
         rustix::mm::munmap(at, LENGTH)?;
     }
+    Ok(())
+}
+
+/// Starts a process that does `work` and ends: no child of this one's, in a session of its own, in the root directory, with nothing
+/// open but `kept` and, for standard descriptors, `/dev/null`.
+///
+/// # Errors
+///
+/// Where it can't be started, or this process has other threads.
+pub(crate) fn apart(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<()> {
+    let child = fork(|| {
+        // SAFETY: it takes nothing and touches no memory.
+        unsafe { libc::setsid() };
+        // The one that is forked here is left to init as this one ends.
+        fork(|| {
+            if stand_apart(kept).is_ok() {
+                work();
+            }
+        })
+        .is_ok()
+    })?;
+    wait(child)
+        .and_then(|is_fine| if is_fine { Ok(()) } else { Err(io::Error::other("no process can be started")) })
+}
+
+/// Has a child do `work`, and waits for it: whether it ended by itself.
+///
+/// # Errors
+///
+/// Where it can't be started.
+pub(crate) fn in_child(work: impl FnOnce()) -> io::Result<bool> {
+    wait(fork(work)?)
+}
+
+/// What a piece of work in a child comes to.
+trait Outcome {
+    fn code(self) -> libc::c_int;
+}
+
+impl Outcome for () {
+    fn code(self) -> libc::c_int {
+        0
+    }
+}
+
+impl Outcome for bool {
+    fn code(self) -> libc::c_int {
+        libc::c_int::from(!self)
+    }
+}
+
+/// Forks a child that does `work` and ends. It runs nothing else of this process: no destructor, no `atexit`.
+fn fork<T: Outcome>(work: impl FnOnce() -> T) -> io::Result<libc::pid_t> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("this process has other threads"));
+    }
+    // SAFETY: this is the only thread, as was just seen, and nothing else here starts one: so no lock of the allocator or the runtime
+    // is held by a thread that the child does not have.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let code = outcome.map_or(101, Outcome::code);
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(code) }
+        }
+        child => Ok(child),
+    }
+}
+
+/// Waits for a child's end: whether it ended by itself, with code 0. Where ended children are not kept (SIGCHLD ignored), it is taken to have.
+fn wait(child: libc::pid_t) -> io::Result<bool> {
+    let Some(child) = Pid::from_raw(child) else { return Ok(false) };
+    loop {
+        match waitpid(Some(child), WaitOptions::empty()) {
+            Ok(Some((_, status))) => return Ok(status.exit_status() == Some(0)),
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(Errno::CHILD) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The nice value of what is to act before others have the processor again.
+const AHEAD: i32 = -10;
+
+/// Leaves all that a process was started with: descriptors, directory, signals, priority.
+fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    std::env::set_current_dir("/")?;
+    let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
+    kept.sort_unstable();
+    let mut first: u32 = 3;
+    for fd in kept.into_iter().chain([u32::MAX]).filter(|&fd| fd >= 3) {
+        if first < fd {
+            // SAFETY: whatever is open there is never used again: this process ends without another look at what it inherited but `kept`.
+            // `null` is among them, and is not closed once more.
+            unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+        }
+        first = fd.saturating_add(1);
+    }
+    std::mem::forget(null);
+    let set = empty_set();
+    // SAFETY: `set` is a set; both are actions of these signals.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+    }
+    // Ahead of what it watches, also on a busy machine; without the right to it the command's own priority has to do.
+    let _ = rustix::process::setpriority_process(None, AHEAD);
     Ok(())
 }

@@ -62,23 +62,59 @@ impl MemoryCgroup {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
+        match MemoryPlace::of(roots, pid)? {
+            Some(place) if place.version == CgroupVersion::V1 => read_v1(place.directory).map(Some),
+            Some(place) => read_v2(&place.directory, &place.top),
+            None => Ok(None),
+        }
+    }
+
+    /// The figures of the group whose files are in this directory, as the hierarchy below it is seen: its effective limit is its own.
+    ///
+    /// # Errors
+    ///
+    /// Where its files can't be read, or hold other than they do in Linux up to 6.18; or it has no memory controller.
+    pub fn at(version: CgroupVersion, directory: &Path) -> Result<Self> {
+        match version {
+            CgroupVersion::V1 => read_v1(directory.to_path_buf()),
+            CgroupVersion::V2 => read_v2(directory, directory)?
+                .ok_or_else(|| malformed(&directory.join("cgroup.controllers"), "no memory controller")),
+        }
+    }
+}
+
+/// Where a process is in the hierarchy that has the memory controller, or would have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlace {
+    /// The version of that hierarchy.
+    pub version: CgroupVersion,
+    /// The directory of the process's own group, whether the controller is on there or not.
+    pub directory: PathBuf,
+    /// Where the hierarchy is mounted: the topmost group that can be seen.
+    pub top: PathBuf,
+}
+
+impl MemoryPlace {
+    /// The place of a process; `None` where its hierarchy is not mounted here.
+    ///
+    /// # Errors
+    ///
+    /// Where the process is gone, or its groups or the mounts can't be read.
+    pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
         let paths = roots.proc.cgroup_paths(pid)?;
         let mounts = roots.proc.own_mounts()?;
         let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
+        let place = |version, path: &CgroupPath, mount: &dyn Fn(&&Mount) -> bool| {
+            let (directory, top) = place(mounts.iter().filter(mount), &path.path)?;
+            Some(Self { version, directory, top })
+        };
         if let Some(path) = paths.iter().find(memory) {
             let mount = |mount: &&Mount| mount.kind == "cgroup" && mount.has_option("memory");
-            return match place(mounts.iter().filter(mount), &path.path) {
-                Some((directory, _)) => read_v1(directory).map(Some),
-                None => Ok(None),
-            };
+            return Ok(place(CgroupVersion::V1, path, &mount));
         }
         let unified = paths.iter().find(|path| path.is_v2());
-        match unified
-            .and_then(|path| place(mounts.iter().filter(|mount| mount.kind == "cgroup2"), &path.path))
-        {
-            Some((directory, top)) => read_v2(&directory, &top),
-            None => Ok(None),
-        }
+        let mount = |mount: &&Mount| mount.kind == "cgroup2";
+        Ok(unified.and_then(|path| place(CgroupVersion::V2, path, &mount)))
     }
 }
 

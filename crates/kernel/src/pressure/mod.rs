@@ -25,7 +25,7 @@ mod zones;
 use std::path::{Path, PathBuf};
 
 pub use bdi::{BackingDevice, BackingDeviceStats};
-pub use cgroup::{CgroupVersion, MemoryCgroup};
+pub use cgroup::{CgroupVersion, MemoryCgroup, MemoryPlace};
 pub use dirty::{DirtyParameters, DirtyReport, DirtyThresholds, Limit};
 pub use meminfo::MemInfo;
 pub use psi::{Pressure, Resource, Stalled};

@@ -1,0 +1,197 @@
+//! By what means the rules reach a command: the library, a [`Group`](super::group::Group) of its own, both, or neither.
+//!
+//! A group keeps the file pages of everything in it few, so only streams get one: a database in it would lose its cache. What a command
+//! streams is known by its name, by `--as stream`, or by a word of a command line that starts something else (`sudo -u db tar …`).
+//! Invariant: what neither reaches is said, before it starts. Never fails.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::names;
+use pagekeeper_preload::settings::{Role, Settings};
+
+use super::obstacle::{self, Obstacle};
+
+/// Programs that start another without the library: as another user and with another environment, or below another root.
+const WRAPPERS: [&str; 11] =
+    ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap", "env", "machinectl"];
+
+/// Programs that are many in one: which one their first word says.
+const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
+
+/// Programs that have another process start a command, which is no descendant of theirs.
+const ELSEWHERE: [&str; 10] =
+    ["docker", "podman", "nerdctl", "kubectl", "crictl", "ctr", "lxc", "systemd-run", "at", "batch"];
+
+/// Bytes of a process's name that the kernel keeps.
+const COMM_MAX: usize = 15;
+
+/// What is in the library's way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Hindrance {
+    /// The program itself.
+    Program(Obstacle),
+    /// It starts another, which does not get the library.
+    Wrapper(OsString),
+    /// It has somebody else start another.
+    Elsewhere(OsString),
+}
+
+impl std::fmt::Display for Hindrance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Program(obstacle) => obstacle.fmt(f),
+            Self::Wrapper(name) => {
+                write!(f, "{} starts its command without the library", escaped(Path::new(name)))
+            }
+            Self::Elsewhere(name) => {
+                write!(
+                    f,
+                    "{} has its command started by another process, which the rules do not reach",
+                    escaped(Path::new(name))
+                )
+            }
+        }
+    }
+}
+
+/// How a command is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cover {
+    /// Why the library alone is not enough.
+    pub(crate) hindrance: Option<Hindrance>,
+    /// Whether it is a stream that a group does for.
+    pub(crate) wants_group: bool,
+}
+
+/// How the command is reached whose program is this file.
+pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
+    let name = command.first().map_or(OsStr::new(""), |name| base(name));
+    let is_one_of = |names: &[&str]| names.iter().any(|known| OsStr::new(known) == name);
+    let rest = command.get(1..).unwrap_or_default();
+    let hindrance = if is_one_of(&ELSEWHERE) && !is_in_scope(rest) {
+        Some(Hindrance::Elsewhere(name.to_owned()))
+    } else if is_one_of(&WRAPPERS) && !keeps_environment(name, rest) {
+        Some(Hindrance::Wrapper(name.to_owned()))
+    } else {
+        obstacle::obstacle(file).map(Hindrance::Program)
+    };
+    let is_stream = settings.role == Role::Stream
+        || is_streaming(name, settings)
+        || (is_one_of(&MANY_IN_ONE) && rest.first().is_some_and(|word| is_streaming(base(word), settings)))
+        || (is_one_of(&WRAPPERS) && rest.iter().any(|word| starts_stream(word, settings)));
+    let wants_group = match hindrance {
+        Some(Hindrance::Elsewhere(_)) => false,
+        Some(Hindrance::Program(_) | Hindrance::Wrapper(_)) => is_stream,
+        // It may use io_uring or mappings, or start what no library can be loaded into.
+        None => settings.role == Role::Stream,
+    };
+    Cover { hindrance, wants_group }
+}
+
+fn base(word: &OsStr) -> &OsStr {
+    Path::new(word).file_name().unwrap_or(word)
+}
+
+fn is_streaming(name: &OsStr, settings: &Settings) -> bool {
+    let comm = name.as_bytes();
+    let comm = comm.get(..COMM_MAX).unwrap_or(comm);
+    settings.streams.iter().any(|stream| names::matches_name(stream.as_bytes(), comm).is_some())
+}
+
+/// Whether a word of a command line names a stream, or is a shell's text in which a word does.
+fn starts_stream(word: &OsStr, settings: &Settings) -> bool {
+    let words =
+        word.as_bytes().split(|byte| byte.is_ascii_whitespace() || matches!(byte, b';' | b'|' | b'&' | b'('));
+    words.filter(|word| !word.is_empty()).any(|word| is_streaming(base(OsStr::from_bytes(word)), settings))
+}
+
+/// `systemd-run --scope` becomes its command.
+fn is_in_scope(rest: &[OsString]) -> bool {
+    rest.iter().any(|word| word == "--scope")
+}
+
+/// env(1) starts its command with the library unless it is to clear the environment, or take that variable out;
+/// unshare(1) and nsenter(1) unless they enter another root or tree of files, where the library may not be.
+fn keeps_environment(name: &OsStr, rest: &[OsString]) -> bool {
+    let options = || rest.iter().map(|word| word.as_bytes()).take_while(|word| word.starts_with(b"-"));
+    let has = |letters: &[u8], words: &[&[u8]]| {
+        options().any(|option| match option {
+            [b'-', b'-', ..] => words.iter().any(|word| option.starts_with(word)),
+            [b'-'] => letters.contains(&b'-'),
+            [_, given @ ..] => given.iter().any(|letter| letters.contains(letter)),
+            [] => false,
+        })
+    };
+    match name.as_bytes() {
+        b"env" => !has(b"-iu", &[b"--ignore-environment", b"--unset"]),
+        b"unshare" => !has(b"RS", &[b"--root", b"--setuid"]),
+        b"nsenter" => !has(b"mrSaF", &[b"--mount", b"--root", b"--setuid", b"--all"]),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covered(role: Role, words: &[&str]) -> Cover {
+        let settings = Settings {
+            role,
+            streams: vec!["tar".to_owned(), "pg_*".to_owned()],
+            budget: 0,
+            report: None,
+            profiles: Vec::new(),
+        };
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        cover(Path::new("/bin/sh"), &words, &settings)
+    }
+
+    #[test]
+    fn the_library_does_for_most() {
+        for words in
+            [&["tar", "-c"][..], &["sh", "-c", "tar"], &["env", "A=b", "tar"], &["unshare", "-p", "tar"]]
+        {
+            assert_eq!(
+                covered(Role::Auto, words),
+                Cover { hindrance: None, wants_group: false },
+                "{words:?}"
+            );
+        }
+        assert!(covered(Role::Stream, &["sh"]).wants_group);
+    }
+
+    #[test]
+    fn what_loses_the_library_gets_a_group_where_it_streams() {
+        for (words, wants_group) in [
+            (&["sudo", "-u", "db", "/usr/bin/tar", "-c"][..], true),
+            (&["/usr/bin/sudo", "pg_dump"], true),
+            (&["su", "-", "db", "-c", "cd /d; tar -c ."], true),
+            (&["env", "-i", "tar"], true),
+            (&["env", "-", "tar"], true),
+            (&["chroot", "/r", "tar"], true),
+            (&["unshare", "-pR", "/r", "tar"], true),
+            (&["nsenter", "-t1", "-m", "tar"], true),
+            (&["sudo", "mariadbd"], false),
+            (&["su", "db", "-c", "start tarred"], false),
+        ] {
+            let cover = covered(Role::Auto, words);
+            assert!(matches!(cover.hindrance, Some(Hindrance::Wrapper(_))), "{words:?}");
+            assert_eq!(cover.wants_group, wants_group, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn what_runs_elsewhere_is_said() {
+        for words in [&["docker", "exec", "db", "tar"][..], &["systemd-run", "tar"]] {
+            let cover = covered(Role::Stream, words);
+            assert!(
+                matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))) && !cover.wants_group,
+                "{words:?}"
+            );
+        }
+        assert_eq!(covered(Role::Auto, &["systemd-run", "--scope", "tar"]).hindrance, None);
+    }
+}

@@ -1,0 +1,393 @@
+//! Streams that no library can be loaded into, or that use what a library does not see, under `pagekeeper run`: what they bring into
+//! the page cache goes, what was hot stays, and nothing of the means is left. Residency is `fincore`'s.
+//!
+//! [`every_kind_of_stream_is_covered`] prints the table of docs/src/commands/run.md.
+
+use crate::support;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::support::command::{finish, pagekeeper};
+use crate::support::memory_group::MemoryGroup;
+use crate::support::{
+    MIB, copy_program, eventually, evict, io_counter, open_to_others, resident_bytes, scratch,
+};
+
+/// Bytes of a stream.
+const SIZE: u64 = 256 * MIB;
+/// Bytes of what others use.
+const HOT: u64 = 128 * MIB;
+/// What all of a test shares: less than the stream and what is hot.
+const LIMIT: u64 = HOT + 256 * MIB;
+/// A disk may be slow to take what was written.
+const SOON: Duration = Duration::from_secs(120);
+
+/// Copies a file by read and write, whatever its C library.
+const COPY: &str = "\
+#include <fcntl.h>
+#include <unistd.h>
+static char buffer[1 << 16];
+int main(int count, char **arguments) {
+    int from = open(arguments[1], O_RDONLY), to = open(arguments[2], O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    ssize_t got;
+    while ((got = read(from, buffer, sizeof buffer)) > 0)
+        if (write(to, buffer, got) != got) return 2;
+    return got < 0 || from < 0 || to < 0;
+}
+";
+
+/// A kind of program, and how it copies: `SRC` and `DST` stand for the files.
+struct Kind {
+    name: &'static str,
+    options: &'static [&'static str],
+    command: Vec<String>,
+}
+
+fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> Kind {
+    Kind { name, options, command: command.split(' ').map(str::to_owned).collect() }
+}
+
+fn kinds(directory: &Path) -> Vec<Kind> {
+    let text = directory.join("copy.c");
+    fs::write(&text, COPY).unwrap();
+    let musl = directory.join("musl-copy");
+    finish(Command::new("musl-gcc").arg("-o").arg(&musl).arg(&text)).fine();
+    let root = directory.join("root");
+    fs::create_dir(&root).unwrap();
+    copy_program(Path::new("/bin/busybox"), &root.join("busybox"));
+    let at = directory.display();
+    vec![
+        kind("glibc, dynamic", &[], "cp SRC DST"),
+        kind("static", &[], "busybox cp SRC DST"),
+        kind("musl", &["--as=stream"], &format!("{at}/musl-copy SRC DST")),
+        kind("sudo to another user", &[], "sudo -u nobody cp SRC DST"),
+        kind("cleared environment", &[], "env -i cp SRC DST"),
+        kind("another root", &[], &format!("chroot {at} /root/busybox cp /source /target/file")),
+        kind(
+            "io_uring",
+            &["--as=stream"],
+            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=io_uring --iodepth=32 --output=/dev/null \
+             --name=w --stonewall --filename=DST --rw=write --size=256m --bs=256k --ioengine=io_uring --iodepth=32",
+        ),
+        kind(
+            "mmap",
+            &["--as=stream"],
+            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=mmap --output=/dev/null \
+             --name=w --stonewall --filename=DST --rw=write --size=256m --bs=256k --ioengine=mmap",
+        ),
+    ]
+}
+
+/// Writes a file whose blocks all differ, so that nothing can be saved on it.
+fn write(path: &Path, bytes: u64) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    let block: Vec<u8> = words.by_ref().take((MIB / 8) as usize).flatten().collect();
+    let mut file = fs::File::create(path).unwrap();
+    for nth in 0..bytes / MIB {
+        let mut block = block.clone();
+        block[..8].copy_from_slice(&nth.to_le_bytes());
+        std::io::Write::write_all(&mut file, &block).unwrap();
+    }
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let of = |bytes: u64| bytes as f64;
+    100.0 * of(part) / of(whole)
+}
+
+/// Groups that runs have made below a group.
+fn left_groups(below: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(below).unwrap().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+#[test]
+fn every_kind_of_stream_is_covered() {
+    let needed = ["cc", "fincore", "busybox", "musl-gcc", "sudo", "fio", "setpriv", "restic"];
+    if !support::can_run("every_kind_of_stream_is_covered", &needed) {
+        return;
+    }
+    let _alone = support::alone();
+    let Some(group) = MemoryGroup::new("every_kind_of_stream_is_covered", LIMIT) else { return };
+    let dir = scratch();
+    let (source, hot) = (dir.path().join("source"), dir.path().join("hot"));
+    let target = dir.path().join("target");
+    fs::create_dir(&target).unwrap();
+    // sudo's other user writes there, too.
+    let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(&target, anybody).unwrap();
+    write(&source, SIZE);
+    write(&hot, HOT);
+    let mut failures = Vec::new();
+    let mut check = |name: &str, options: &[&str], command: &[String], copy: &Path| {
+        let whole = || fs::metadata(copy).map_or(SIZE, |metadata| metadata.len().max(1));
+        evict(&source);
+        evict(&hot);
+        // Used again and again, as by a database, in the group that the stream is in.
+        let mut user = group.command("sh");
+        user.args(["-c", "while cat \"$0\" >/dev/null; do sleep 0.2; done"]).arg(&hot);
+        let mut user = user.spawn().unwrap();
+        eventually("it is hot", SOON, || (resident_bytes(std::slice::from_ref(&hot)) == HOT).then_some(()));
+        // What it started counts as its own once it has waited for it.
+        let io = PathBuf::from(format!("/proc/{}/io", user.id()));
+        eventually("it is read", SOON, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
+        let read_before = io_counter(&io, "read_bytes");
+        let mut run = group.command(support::command::program().to_str().unwrap());
+        run.args(["run", "--require"]).args(options).arg("--").args(command);
+        let outcome = finish(&mut run);
+        assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
+        eventually("the group is gone", SOON, || left_groups(group.path()).is_empty().then_some(()));
+        let again = io_counter(&io, "read_bytes") - read_before;
+        let kept = percent(HOT.saturating_sub(again), HOT);
+        user.kill().unwrap();
+        user.wait().unwrap();
+        let read = percent(resident_bytes(std::slice::from_ref(&source)), SIZE);
+        let written = percent(resident_bytes(&files_below(copy)), whole().max(SIZE));
+        let row = format!("| {name} | {read:.1} % | {written:.1} % | {kept:.1} % |");
+        println!("{row}");
+        if read > 2.0 || written > 2.0 || kept < 95.0 {
+            failures.push(row);
+        }
+    };
+    println!("| program | of what it read stays | of what it wrote stays | of what was hot stays |");
+    for Kind { name, options, command } in kinds(dir.path()) {
+        let copy = target.join("file");
+        let _ = fs::remove_file(&copy);
+        let word = |word: &String| match word.as_str() {
+            "SRC" => source.display().to_string(),
+            "DST" => copy.display().to_string(),
+            _ => word
+                .replace("=SRC", &format!("={}", source.display()))
+                .replace("=DST", &format!("={}", copy.display())),
+        };
+        check(name, options, &command.iter().map(word).collect::<Vec<_>>(), &copy);
+        if !name.contains("io_uring") && !name.contains("mmap") {
+            assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap(), "{name}: the copy is the same");
+        }
+    }
+    // A real program of Go's.
+    let repository = dir.path().join("repository");
+    let password = dir.path().join("password");
+    fs::write(&password, "none").unwrap();
+    let restic = |arguments: &[&str]| -> Vec<String> {
+        let (repository, password) = (repository.to_str().unwrap(), password.to_str().unwrap());
+        let common = ["restic", "--quiet", "--no-cache", "--repo", repository, "--password-file", password];
+        common.iter().chain(arguments).map(|&word| word.to_owned()).collect()
+    };
+    finish(&mut plain(&restic(&["init"]))).fine();
+    check("Go (restic backup)", &[], &restic(&["backup", source.to_str().unwrap()]), &repository);
+    finish(&mut plain(&restic(&["check", "--read-data"]))).fine();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+fn plain(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+fn files_below(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    entries.flatten().flat_map(|entry| files_below(&entry.path())).collect()
+}
+
+/// Writes a file as fast as it can in one thread, and takes 1.5 GiB of memory in two others, again and again.
+const TAKER: &str = "\
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static char buffer[1 << 20];
+static void *take(void *nothing) {
+    const size_t size = 768ul << 20;
+    for (int time = 0; time < 4; time++) {
+        char *memory = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) _exit(3);
+        for (size_t at = 0; at < size; at += 4096) memory[at] = 1;
+        munmap(memory, size);
+    }
+    return nothing;
+}
+int main(int count, char **arguments) {
+    pthread_t threads[2];
+    for (int thread = 0; thread < 2; thread++) pthread_create(threads + thread, 0, take, 0);
+    int fd = open(arguments[1], O_WRONLY | O_CREAT, 0644);
+    for (int times = 0; times < 512; times++)
+        if (write(fd, buffer, sizeof buffer) != sizeof buffer) return 2;
+    for (int thread = 0; thread < 2; thread++) pthread_join(threads[thread], 0);
+    return 0;
+}
+";
+
+#[test]
+fn a_stream_that_takes_much_memory_at_once_is_not_killed() {
+    if !support::can_run("a_stream_that_takes_much_memory_at_once_is_not_killed", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let dir = scratch();
+    let (text, program) = (dir.path().join("taker.c"), dir.path().join("taker"));
+    fs::write(&text, TAKER).unwrap();
+    finish(Command::new("cc").args(["-O1", "-static", "-pthread", "-o"]).arg(&program).arg(&text)).fine();
+    let file = dir.path().join("file");
+    for _ in 0..3 {
+        finish(pagekeeper().args(["run", "--as=stream", "--require", "--"]).arg(&program).arg(&file)).fine();
+        eventually("what it wrote goes", SOON, || {
+            (resident_bytes(std::slice::from_ref(&file)) < MIB).then_some(())
+        });
+        fs::remove_file(&file).unwrap();
+    }
+}
+
+/// A static program that holds file pages for as long as it is let: it waits for a line.
+fn holder(options: &[&str], file: &Path) -> Child {
+    let line = format!("busybox cat {} >/dev/null; read line", file.display());
+    let mut run = pagekeeper();
+    run.arg("run").args(options).args(["--as=stream", "--", "busybox", "sh", "-c", &line]);
+    run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// The memory cgroup of a process, below the root of the hierarchy.
+fn group_of(pid: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let line = text.lines().find(|line| line.contains(":memory:") || line.starts_with("0::/pagekeeper"))?;
+    line.rsplit(':').next().filter(|path| path.contains("pagekeeper-run-")).map(str::to_owned)
+}
+
+/// Where that group's files are.
+fn directory_of(group: &str) -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let points = mounts.lines().filter(|line| line.contains(" - cgroup"));
+    let directories = points.map(|line| PathBuf::from(line.split(' ').nth(4).unwrap()).join(&group[1..]));
+    directories.into_iter().find(|directory| directory.join("memory.stat").exists()).expect("it is mounted")
+}
+
+/// The processes that govern a command's group: they have its command line, and are not in its group.
+fn governors(child: &Child) -> Vec<u32> {
+    let own = fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        pid != child.id() && !own.is_empty() && line == own && group_of(pid).is_none()
+    })
+    .collect()
+}
+
+#[test]
+fn a_governor_that_is_killed_is_replaced_and_leaves_no_limit() {
+    if !support::can_run("a_governor_that_is_killed_is_replaced", &["busybox", "fincore"]) {
+        return;
+    }
+    let dir = scratch();
+    let file = dir.path().join("file");
+    write(&file, SIZE);
+    evict(&file);
+    // With a report, the parent has the command line that the governors are known by.
+    let mut child = holder(&["--report"], &file);
+    let group = eventually("it is in a group", SOON, || group_of(child.id()));
+    let directory = directory_of(&group);
+    for _ in 0..3 {
+        let governing = eventually("it is governed", SOON, || {
+            let pids = governors(&child);
+            (pids.len() == 2).then_some(pids)
+        });
+        // The younger governs, the elder watches over it.
+        let governor = governing.into_iter().max().unwrap();
+        let pid = rustix::process::Pid::from_raw(governor.cast_signed()).unwrap();
+        fs::write(directory.join("memory.limit_in_bytes"), (1_u64 << 40).to_string()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        eventually("another governs", SOON, || {
+            (governors(&child).len() == 2 && !governors(&child).contains(&governor)).then_some(())
+        });
+        eventually("no limit is left", SOON, || {
+            let limit = fs::read_to_string(directory.join("memory.limit_in_bytes")).unwrap();
+            (limit.trim().parse::<u64>().unwrap() > 1 << 60).then_some(())
+        });
+    }
+    drop(child.stdin.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
+    let report = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(report.contains("in a memory cgroup of its own"), "{report}");
+    eventually("the group is gone", SOON, || (!directory.exists()).then_some(()));
+    assert_eq!(resident_bytes(&[file]), 0);
+}
+
+#[test]
+fn the_command_is_as_without_a_group() {
+    if !support::can_run("the_command_is_as_without_a_group", &["busybox"]) {
+        return;
+    }
+    for options in [&["--as=stream"][..], &["--as=stream", "--report=/dev/null"]] {
+        let run = |text: &str| {
+            finish(pagekeeper().arg("run").args(options).args(["--", "busybox", "sh", "-c", text]))
+        };
+        assert_eq!(run("exit 7").code, 7);
+        assert_eq!(run("kill -KILL $$").code, 137);
+        // No child that it did not start, no descriptor but its own.
+        for text in
+            ["cd /proc/$$/fd && echo *", "ulimit -a; busybox nice; umask; pwd", "exec busybox pgrep -P $$"]
+        {
+            let alone = finish(Command::new("busybox").args(["sh", "-c", text]));
+            let run = run(text);
+            assert_eq!((run.code, run.stdout), (alone.code, alone.stdout), "{options:?} {text}");
+        }
+        // The end of its output is not held back by the governor: finish() reads to it.
+        assert_eq!(run("echo one; echo two").fine(), "one\ntwo\n");
+    }
+    let missing = finish(pagekeeper().args(["run", "--as=stream", "--", "no-such-command"]));
+    assert_eq!(missing.code, 127, "{missing:?}");
+}
+
+#[test]
+fn who_may_make_no_group_is_warned_and_refused_by_require() {
+    if !support::can_run("who_may_make_no_group_is_warned", &["busybox", "setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    let program = dir.path().join("pagekeeper");
+    copy_program(&support::command::program(), &program);
+    open_to_others(dir.path());
+    let as_nobody = |options: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
+        finish(command.args(options).args(["--as=stream", "--", "busybox", "echo", "here"]))
+    };
+    let warned = as_nobody(&[]);
+    assert_eq!((warned.code, warned.stdout.as_str()), (0, "here\n"), "{warned:?}");
+    assert!(
+        warned.stderr.contains("linked statically") && warned.stderr.contains("no memory cgroup can be made"),
+        "{warned:?}"
+    );
+    assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
+    let refused = as_nobody(&["--require"]);
+    assert!(
+        refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains("--require"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn what_runs_elsewhere_is_said() {
+    let dir = scratch();
+    let docker = dir.path().join("docker");
+    fs::write(&docker, "#!/bin/sh\necho elsewhere\n").unwrap();
+    open_to_others(&docker);
+    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&docker).args(["exec", "db", "tar"]));
+    assert!(outcome.code == 0 && outcome.stderr.contains("started by another process"), "{outcome:?}");
+    let refused = finish(pagekeeper().args(["run", "--require", "--"]).arg(&docker));
+    assert_eq!(refused.code, 1, "{refused:?}");
+}
