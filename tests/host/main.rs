@@ -11,5 +11,4 @@ mod doctor_streams;
 mod guard_budgets;
 mod guard_streams;
 mod hostile;
-mod hung;
 mod probe;

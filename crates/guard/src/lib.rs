@@ -9,6 +9,7 @@
 mod budget;
 mod checkpoints;
 mod config;
+mod crew;
 mod decision;
 mod descriptors;
 mod directory;

@@ -15,7 +15,7 @@ pub enum Error {
     Io(#[from] pagekeeper_io::Error),
     /// Records that were acknowledged as durable are lost: they can't be read any more.
     #[error(
-        "{}: corrupt at byte {offset} (LSN {lsn}): no valid record there, though a later one says that it was durable",
+        "{}: corrupt at byte {offset} (LSN {lsn}): no valid record there, though there was one that was durable",
         escaped(path)
     )]
     Corrupt {
@@ -52,14 +52,36 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The log was written by a newer pagekeeper.
-    #[error("{}: version {version}, which this pagekeeper does not know: use a newer one", escaped(path))]
+    /// The log was written by a newer pagekeeper. Nothing was changed.
+    #[error("{}: written by a newer pagekeeper (format {version}): use that one", escaped(path))]
     UnknownVersion {
         /// The file.
         path: PathBuf,
         /// What it says.
-        version: u16,
+        version: u32,
     },
+    /// The log was written by an older pagekeeper, in a format that is not read any more. Nothing was changed.
+    #[error(
+        "{}: written by an older pagekeeper (format {version}), which this one does not read",
+        escaped(path)
+    )]
+    OldVersion {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        version: u32,
+    },
+    /// A whole record is of a kind that a newer pagekeeper writes. Nothing was changed.
+    #[error("{}: the record at byte {offset} was written by a newer pagekeeper: use that one", escaped(path))]
+    UnknownRecord {
+        /// The file.
+        path: PathBuf,
+        /// Where in it, in bytes.
+        offset: u64,
+    },
+    /// The log was opened to read only.
+    #[error("the log was opened to read only")]
+    ReadOnly,
     /// A file of the log is missing.
     #[error("{}: missing, and the log can't be opened without it", escaped(path))]
     MissingFile {

@@ -46,12 +46,43 @@ pub enum InjectedFault {
     SyncRetried,
     /// Nothing that is appended is ever synced.
     NoSync,
+    /// What the control file says is settled, up to the end of a log that was closed, is not minded.
+    SettledNotKept,
+    /// The control file does not note the last epoch.
+    EpochNotNoted,
+    /// Past an end no record is searched that knows better.
+    NoSearchBehindEnd,
+    /// What a checkpoint frees is written over when one slot of the control file has it.
+    OneSlotIsEnough,
+    /// A block that can't be read is one in which no record stands.
+    UnreadableIsEmpty,
 }
 
 #[cfg(any(test, feature = "injected-faults"))]
 impl InjectedFault {
     /// Each of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 18] = [
+        Self::NoSyncAtOpen,
+        Self::NoEpoch,
+        Self::SameSalt,
+        Self::AckBeforeSync,
+        Self::NoSyncOfControl,
+        Self::OneSlot,
+        Self::AppendIntoTornBlock,
+        Self::NoChecksum,
+        Self::SkipBadRecord,
+        Self::ReadThroughCache,
+        Self::NoSyncOfDirectory,
+        Self::SyncRetried,
+        Self::NoSync,
+        Self::SettledNotKept,
+        Self::EpochNotNoted,
+        Self::NoSearchBehindEnd,
+        Self::OneSlotIsEnough,
+        Self::UnreadableIsEmpty,
+    ];
+    /// Those that crashes show without any damage of the medium.
+    pub const OF_CRASHES: [Self; 13] = [
         Self::NoSyncAtOpen,
         Self::NoEpoch,
         Self::SameSalt,

@@ -153,6 +153,19 @@ impl fmt::Display for LogMode {
     }
 }
 
+/// Whether a durable write (`RWF_DSYNC`) past the page cache is durable when it returns, on the file system that the directory is on.
+///
+/// No call says so, and only a power cut would show it: it is known of ext4, XFS and btrfs, which sync what such a write touched. FUSE
+/// passes the flag on and nothing obeys it (Linux 6.18: a write is one request, and no fsync follows), and of others nothing is
+/// known: there a sync has to follow.
+pub(crate) fn honours_durable_writes(io: &dyn Io, directory: &Path) -> bool {
+    if !has_real_files(io) {
+        return true;
+    }
+    let found = File::open(directory).ok().and_then(|opened| FileSystem::of(&opened, directory).ok());
+    matches!(found, Some(FileSystem::Ext | FileSystem::Xfs | FileSystem::Btrfs))
+}
+
 /// Whether files of this back-end are files of this machine.
 pub(crate) fn has_real_files(io: &dyn Io) -> bool {
     let taken = File::open("/proc/self/exe").map(|file| io.adopt(file, Access::Buffered));

@@ -15,11 +15,11 @@
 //!    checksum: neither data from before a wraparound nor what a crash left past the end is mistaken for a record.
 //! 2. Each sync begins with padding up to the next block, and no synced block is written again: a write that a crash
 //!    tears damages nothing that was acknowledged.
-//! 3. Opening a log to write begins a new epoch: a record at the first block start past the end, under the old salt,
-//!    that names the end and the new salt.
+//! 3. After a crash a log goes on under a new salt, from the first block start past the end that was found on: an epoch. Which
+//!    epochs there are is not in the records but with what names the log (a ring's control file, a segment's header).
 //!
-//! Reading ([`Reader`]) ends at the first place where no record stands, unless the epoch that begins behind it names that
-//! place. It fails only where a later record of the same epoch says that the place was durable.
+//! Reading ([`Reader`]) ends at the first place where no record stands, unless that place is known to have been durable: by what
+//! names the log, or by a later record.
 
 mod buffered;
 mod reader;
@@ -31,7 +31,7 @@ use crate::convert::to_usize;
 use crate::limits::LONGEST;
 pub(crate) use buffered::Buffered;
 pub(crate) use reader::{Entry, EpochAt, Reader};
-pub(crate) use source::{Reach, Source};
+pub(crate) use source::{Reach, Source, Unreadable, is_of_medium};
 
 /// What is written and synced at once at the least, in bytes; a sync ends at a multiple of it.
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
@@ -49,10 +49,10 @@ pub(crate) enum Kind {
     Data,
     /// Nothing: it fills up a block.
     Padding,
-    /// A new epoch.
-    Epoch,
     /// An entry of a group that goes on with the next record: it counts only with the data record that ends the group.
     Part,
+    /// Something that a newer version writes.
+    Unknown(u8),
 }
 
 /// A record but for its body.
@@ -66,15 +66,6 @@ pub(crate) struct Header {
     pub(crate) salt: u32,
     /// Up to where the log was known to be durable when the record was made; never beyond what was.
     pub(crate) durable_upto: u64,
-}
-
-/// The body of an epoch record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Epoch {
-    /// Where the epoch before it ended.
-    pub(crate) previous_end: u64,
-    /// In force after this record.
-    pub(crate) salt: u32,
 }
 
 /// Bytes that a record with a body of so many takes up: a multiple of 8.
@@ -103,11 +94,11 @@ impl Header {
     /// As [`Self::encode`], where the body's own CRC-32C is known: it can be taken before the LSN is.
     pub(crate) fn encode_over(&self, body_crc: u32) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        let kind: u32 = match self.kind {
+        let kind = match self.kind {
             Kind::Data => 1,
             Kind::Padding => 2,
-            Kind::Epoch => 3,
             Kind::Part => 4,
+            Kind::Unknown(kind) => u32::from(kind),
         };
         debug_assert!(self.len <= LONGEST);
         #[expect(clippy::cast_possible_truncation, reason = "at most `LONGEST`, which has 28 bits")]
@@ -136,9 +127,10 @@ impl Header {
         let kind = match len_kind >> LEN_BITS {
             1 => Kind::Data,
             2 => Kind::Padding,
-            3 => Kind::Epoch,
             4 => Kind::Part,
-            _ => return None,
+            // No record is all zeros.
+            0 => return None,
+            kind => Kind::Unknown(kind.to_le_bytes()[0]),
         };
         let durable_upto = match word(20)? {
             // Or more: nothing is known.
@@ -187,32 +179,6 @@ pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> 
     match to_usize(padding_size(lsn)) {
         0 => Vec::new(),
         size => encode(Kind::Padding, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
-    }
-}
-
-/// The block that begins an epoch past `previous_end`, where the first block past it starts: the epoch's record, under
-/// the salt before it, and padding under its own.
-pub(crate) fn encode_epoch(previous_end: u64, salt_before: u32, salt: u32) -> (u64, Vec<u8>) {
-    let lsn = previous_end.next_multiple_of(BLOCK);
-    let mut bytes =
-        encode(Kind::Epoch, &Epoch { previous_end, salt }.encode(), lsn, salt_before, previous_end);
-    let padding = encode_padding(lsn + bytes.len() as u64, salt, previous_end);
-    bytes.extend_from_slice(&padding);
-    (lsn, bytes)
-}
-
-impl Epoch {
-    fn encode(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.previous_end.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.salt.to_le_bytes());
-        bytes
-    }
-
-    fn decode(body: &[u8]) -> Option<Self> {
-        let body: &[u8; 16] = body.try_into().ok()?;
-        let (previous_end, salt) = (body[..8].try_into().ok()?, body[8..12].try_into().ok()?);
-        Some(Self { previous_end: u64::from_le_bytes(previous_end), salt: u32::from_le_bytes(salt) })
     }
 }
 

@@ -52,7 +52,7 @@ const OURS: [&str; 9] = [
 /// What is there only where a superblock was, or its making was under way.
 const REMAINS: [&str; 5] =
     [JOURNAL, data::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
-/// Bytes of the journal that may be appended and not synced: behind its end an opening checks three times as many.
+/// Bytes of the journal that may be appended and not synced: behind its end an opening searches no more than so many.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
 const FILES: u32 = 4;

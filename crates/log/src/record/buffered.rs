@@ -1,10 +1,12 @@
 //! The part of a log that a reader has in memory.
 //!
-//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Fails as the source does.
+//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Blocks that the device
+//! can't read are zeros and noted; else it fails as the source does.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use super::source::{Reach, Source};
+use super::source::{Reach, Source, Unreadable, is_of_medium};
 use super::{BLOCK, BLOCK_LEN};
 use crate::Error;
 use crate::convert::to_usize;
@@ -14,11 +16,12 @@ use crate::convert::to_usize;
 pub(crate) struct Buffered<S> {
     source: S,
     buffer: Buffer,
+    unreadable: Unreadable,
 }
 
 impl<S: Source> Buffered<S> {
     pub(super) fn new(source: S) -> Self {
-        Self { source, buffer: Buffer::default() }
+        Self { source, buffer: Buffer::default(), unreadable: Unreadable::default() }
     }
 }
 
@@ -33,15 +36,22 @@ impl<S: Source> Reach for Buffered<S> {
         let wanted =
             lsn.saturating_add(len.max(self.source.chunk()) as u64).min(limit).next_multiple_of(BLOCK);
         if from < wanted {
-            let source = &mut self.source;
+            let (source, unreadable) = (&mut self.source, &mut self.unreadable);
             let more = to_usize(wanted - from);
-            self.buffer.fill(more, |bytes| source.read(from, bytes))?;
+            self.buffer.fill(more, |bytes| match source.read(from, bytes) {
+                Err(error) if is_of_medium(&error) => read_blocks(source, from, bytes, unreadable),
+                read => read,
+            })?;
         }
         Ok(())
     }
 
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
         self.buffer.get(lsn, len)
+    }
+
+    fn unreadable(&self, lsns: &Range<u64>) -> Option<Error> {
+        self.unreadable.within(lsns)
     }
 
     fn end(&self) -> u64 {
@@ -51,6 +61,28 @@ impl<S: Source> Reach for Buffered<S> {
     fn locate(&self, lsn: u64) -> (PathBuf, u64) {
         self.source.locate(lsn)
     }
+}
+
+/// Reads block by block, and notes those that can't be read.
+fn read_blocks<S: Source>(
+    source: &mut S,
+    from: u64,
+    bytes: &mut [u8],
+    unreadable: &mut Unreadable,
+) -> Result<usize, Error> {
+    let mut got = 0;
+    for (block, bytes) in (from..).step_by(BLOCK_LEN).zip(bytes.chunks_mut(BLOCK_LEN)) {
+        got += match source.read(block, bytes) {
+            Err(error) if is_of_medium(&error) => {
+                bytes.fill(0);
+                unreadable.add(block, error);
+                bytes.len()
+            }
+            Ok(len) if len < bytes.len() => return Ok(got + len),
+            read => read?,
+        };
+    }
+    Ok(got)
 }
 
 /// A part of the log in memory that is aligned for direct reads.

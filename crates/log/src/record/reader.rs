@@ -2,39 +2,33 @@
 //!
 //! Invariants:
 //! 1. It returns what was appended, in order, without a gap: reading stops where there is no valid record, and goes on
-//!    after that only where an epoch names that very LSN as the end of the one before.
-//! 2. An end is accepted only if no later block start holds a record with the same salt that reports it durable; of a
-//!    log with a bound B on what is not synced ([`Reader::with_max_unsynced`]), no block start up to 3 B past it.
-//! 3. Bytes are read in whole blocks, forwards.
+//!    after that only where an epoch that is known beforehand begins, which names that very LSN as the end of the one before.
+//! 2. An end is accepted only where nothing says that a record must stand there: no later epoch, no settled or known end, and no
+//!    later record of the same epoch that reports the place durable. So what can't be distinguished is no more than this: the last
+//!    groups of an epoch of which no later record knows that they were durable, torn or rotten.
+//! 3. Bytes are read in whole blocks, forwards. One that can't be read is an error where a record is to stand in it, and nothing
+//!    where it is only searched.
 //!
-//! # Why 3 B are enough
+//! # How far is searched for a later record
 //!
-//! The writer of a log with a bound guarantees three things:
+//! A record of the epoch can stand at any multiple of 8, and is recognized by its LSN and its salt. The search goes on as long as such
+//! headers are found no farther apart than the longest record (and a padding) that this log can have had at the time.
 //!
-//! - (a) All that was ever appended ends at most B past what was durable at that time. So does the padding of a sync.
-//! - (b) Each sync ends at a block start, and the next record stands there. By (a) these places d₀ < d₁ < … are at most B apart.
-//! - (c) The record at dᵢ₊₁ says that dᵢ was durable at least: it was reserved after the padding before it, whose sync
-//!   began after dᵢ was known, since only one thread syncs at a time.
+//! Why that is enough: let E be a place where no record stands though it was durable, and R the first record behind it that knows so.
+//! R was reserved after the sync that made E durable had ended, and all between them stands in one write order without a gap. If R was
+//! synced as well, so is all between E and R: records without a gap, each no longer than the longest. So from E on headers are found
+//! no farther apart than that, up to R, but for those that are damaged. R is missed only if, beside what stands at E, a row of records
+//! that is as long as the longest possible one is damaged, with each header in it. If R was not synced, nothing that was acknowledged
+//! stands behind it that is not in the same case.
 //!
-//! Reopening a log keeps these guarantees: what it keeps is durable then, and the epoch's record, under the old salt and at the
-//! first block start past the end, says so. It is the next of the places of (b): the end was at most B past the last one.
-//!
-//! Let E be a place where no record stands though it was durable, and dᵢ the first of the places behind it; by (b) it is at
-//! most B past E.
-//!
-//! - If there never was a sync behind the one up to dᵢ, by (a) all records end at most 2 B past E.
-//! - Else the record R at dᵢ₊₁, at most 2 B past E, says that E was durable, by (c). If it was durable itself it is found.
-//! - If it was not, nothing past it was, so that by (a) all records end at most 3 B past E.
-//!
-//! So a record that would be found by reading up to the end of the log is missed only if, beside what stands at E, R is
-//! damaged, and all other block starts up to 3 B past E as far as they have records that know of E.
-//!
-//! Fails where the bytes can't be read, and with [`Error::Corrupt`].
+//! Fails where the bytes can't be read, and with [`Error::Corrupt`]; with [`Error::UnknownRecord`] where a whole record is of a kind
+//! that is not known here.
 
 use super::buffered::Buffered;
 use super::source::{Reach, Source};
-use super::{BLOCK, Epoch, HEADER, Header, Kind};
+use super::{BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 use crate::Error;
+use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
 
 /// One entry as it was read.
@@ -54,10 +48,15 @@ pub(crate) struct Entry<'a> {
 pub(crate) struct EpochAt {
     /// Where the one before it ended.
     pub(crate) previous_end: u64,
-    /// Where its record stands.
-    pub(crate) start: u64,
-    /// In force after that.
+    /// In force from its start on.
     pub(crate) salt: u32,
+}
+
+impl EpochAt {
+    /// Where its first record stands: the first block start at or past the end of the one before.
+    pub(crate) const fn start(self) -> u64 {
+        self.previous_end.next_multiple_of(BLOCK)
+    }
 }
 
 /// Reads the records of a log in order.
@@ -68,9 +67,12 @@ pub(crate) struct Reader<R> {
     salt: u32,
     /// Where the log is known to end, if it is.
     until: Option<u64>,
-    /// How far past an end records are that know of it, if that is known.
-    max_behind: u64,
+    /// All before it is known to be durable.
+    settled: u64,
+    /// Bytes of the longest record that may stand past what is settled.
+    longest: u64,
     ended: bool,
+    /// Those that are to come, the next one last.
     epochs: Vec<EpochAt>,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
@@ -80,12 +82,6 @@ impl<S: Source> Reader<Buffered<S>> {
     /// Reads from `lsn` on, where `salt` is in force, up to an end that is to be found.
     pub(crate) fn new(source: S, lsn: u64, salt: u32) -> Self {
         Self::over(Buffered::new(source), lsn, salt)
-    }
-
-    /// As [`Self::new`], up to a known end: a multiple of [`BLOCK`], or where a record ends. All before it is there, or
-    /// corrupt.
-    pub(crate) fn until(source: S, lsn: u64, salt: u32, end: u64) -> Self {
-        Self { until: Some(end), ..Self::new(source, lsn, salt) }
     }
 }
 
@@ -97,7 +93,8 @@ impl<R: Reach> Reader<R> {
             lsn,
             salt,
             until: None,
-            max_behind: u64::MAX,
+            settled: 0,
+            longest: u64::MAX,
             ended: false,
             epochs: Vec::new(),
             #[cfg(any(test, feature = "injected-faults"))]
@@ -105,9 +102,24 @@ impl<R: Reach> Reader<R> {
         }
     }
 
-    /// Of a log whose writer lets no more than so many bytes be appended and not synced: a multiple of [`BLOCK`].
-    pub(crate) fn with_max_unsynced(self, bytes: u64) -> Self {
-        Self { max_behind: bytes.saturating_mul(3), ..self }
+    /// Up to a known end: a multiple of [`BLOCK`], or where a record ends. All before it is there, or corrupt.
+    pub(crate) fn until(self, end: u64) -> Self {
+        Self { until: Some(end), ..self }
+    }
+
+    /// All before this is there, or corrupt.
+    pub(crate) fn settled(self, lsn: u64) -> Self {
+        Self { settled: lsn, ..self }
+    }
+
+    /// No record past what is settled is longer than so many bytes.
+    pub(crate) fn with_longest(self, bytes: u64) -> Self {
+        Self { longest: bytes, ..self }
+    }
+
+    /// These epochs begin at or past where reading begins, in this order.
+    pub(crate) fn with_epochs(self, epochs: impl DoubleEndedIterator<Item = EpochAt>) -> Self {
+        Self { epochs: epochs.rev().collect(), ..self }
     }
 
     /// Where its bytes are.
@@ -125,19 +137,22 @@ impl<R: Reach> Reader<R> {
         self.salt
     }
 
-    /// The epochs that began on the way.
-    pub(crate) fn epochs(&self) -> &[EpochAt] {
-        &self.epochs
-    }
-
     /// The next entry; `None` at the end, and from then on.
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>, Error> {
         let header = loop {
-            if self.ended || self.until.is_some_and(|end| self.lsn >= end) {
+            if self.ended {
+                return Ok(None);
+            }
+            if let Some(epoch) = self.epochs.pop_if(|epoch| epoch.previous_end == self.lsn) {
+                (self.lsn, self.salt) = (epoch.start(), epoch.salt);
+                continue;
+            }
+            if self.until.is_some_and(|end| self.lsn >= end) {
                 return Ok(None);
             }
             self.reach.look_ahead(self.lsn, self.salt, self.limit())?;
-            let found = self.record_at(self.lsn)?;
+            let upto = self.epochs.last().map_or(self.limit(), |epoch| epoch.previous_end);
+            let found = self.record_at(self.lsn, upto)?;
             #[cfg(any(test, feature = "injected-faults"))]
             if found.is_none() && self.skip_bad_record() {
                 continue;
@@ -145,7 +160,11 @@ impl<R: Reach> Reader<R> {
             match found {
                 Some(header @ Header { kind: Kind::Data | Kind::Part, .. }) => break header,
                 Some(header @ Header { kind: Kind::Padding, .. }) => self.lsn += header.size(),
-                Some(Header { kind: Kind::Epoch, .. }) | None => self.find_epoch()?,
+                Some(Header { kind: Kind::Unknown(_), .. }) => {
+                    let (path, offset) = self.reach.locate(self.lsn);
+                    return Err(Error::UnknownRecord { path, offset });
+                }
+                None => self.end_here()?,
             }
         };
         self.lsn += header.size();
@@ -154,22 +173,15 @@ impl<R: Reach> Reader<R> {
         Ok(Some(Entry { lsn: header.lsn, next: self.lsn, part, body }))
     }
 
-    /// Goes on behind a place where no entry stands, if an epoch names it; else that is the end.
-    fn find_epoch(&mut self) -> Result<(), Error> {
+    /// Ends where no record stands, unless one was durable there.
+    fn end_here(&mut self) -> Result<(), Error> {
         let end = self.lsn;
-        if let Some(start) = end.checked_next_multiple_of(BLOCK)
-            && let Some(header) = self.record_at(start)?
-            && header.kind == Kind::Epoch
-            && let Some(bytes) = self.reach.get(start, HEADER + header.len)
-            && let Some(epoch) = Epoch::decode(&bytes[HEADER..])
-            && epoch.previous_end == end
+        if let Some(error) = self.unreadable_record(end).filter(|_| !injected_fault!(self, UnreadableIsEmpty))
         {
-            self.salt = epoch.salt;
-            self.epochs.push(EpochAt { previous_end: end, start, salt: epoch.salt });
-            self.lsn = start + header.size();
-            return Ok(());
+            return Err(error);
         }
-        if self.until.is_some() || self.was_durable(end)? {
+        let is_known = !self.epochs.is_empty() || self.until.is_some() || end < self.settled;
+        if is_known || self.was_durable(end)? {
             let (path, offset) = self.reach.locate(end);
             return Err(Error::Corrupt { path, offset, lsn: end });
         }
@@ -177,25 +189,52 @@ impl<R: Reach> Reader<R> {
         Ok(())
     }
 
-    /// Whether a record at a block start past `end` says that what stands there was durable.
+    /// Why what stands at `lsn` can't be read, if that is so.
+    fn unreadable_record(&self, lsn: u64) -> Option<Error> {
+        let limit = self.limit();
+        let header = self.reach.get(lsn, HEADER).and_then(|bytes| Header::decode(bytes, lsn, self.salt));
+        let len = header.map_or(HEADER as u64, |header| header.size());
+        let upto = lsn.saturating_add(len).min(limit);
+        (lsn < upto).then(|| self.reach.unreadable(&(lsn..upto))).flatten()
+    }
+
+    /// Whether a record past `end` says that what stands there was durable.
     fn was_durable(&mut self, end: u64) -> Result<bool, Error> {
-        let mut at = end.next_multiple_of(BLOCK);
-        let limit = self.limit().min(at.saturating_add(self.max_behind).saturating_add(BLOCK));
-        while at < limit {
-            self.reach.load(at, HEADER, limit)?;
-            let Some(bytes) = self.reach.get(at, HEADER) else { break };
-            let says_durable =
-                Header::decode(bytes, at, self.salt).is_some_and(|header| header.durable_upto > end);
-            if says_durable && self.record_at(at)?.is_some() {
-                return Ok(true);
+        if injected_fault!(self, NoSearchBehindEnd) {
+            return Ok(false);
+        }
+        let limit = self.limit();
+        let mut stop = self.search_end(end);
+        let mut block = end - end % BLOCK;
+        let mut places = Vec::new();
+        while block < stop {
+            // A header may begin in this block and end in the next.
+            let len = to_usize((limit - block).min((BLOCK_LEN + HEADER) as u64));
+            self.reach.load(block, len, limit)?;
+            let Some(bytes) = self.reach.get(block, len) else { break };
+            places.clear();
+            find_headers(bytes, block, end, &mut places);
+            for lsn in places.iter().copied() {
+                let header =
+                    self.reach.get(lsn, HEADER).and_then(|bytes| Header::decode(bytes, lsn, self.salt));
+                let Some(header) = header else { continue };
+                stop = stop.max(self.search_end(lsn));
+                if header.durable_upto > end && self.record_at(lsn, limit)?.is_some() {
+                    return Ok(true);
+                }
             }
-            at += BLOCK;
+            block += BLOCK;
         }
         Ok(false)
     }
 
-    /// The record that stands at `lsn`, if a whole one does. It is in memory then.
-    fn record_at(&mut self, lsn: u64) -> Result<Option<Header>, Error> {
+    /// How far is searched past a place of the epoch.
+    fn search_end(&self, lsn: u64) -> u64 {
+        lsn.saturating_add(self.longest).saturating_add(2 * BLOCK).min(self.limit())
+    }
+
+    /// The record that stands at `lsn` and ends before `upto`, if a whole one does. It is in memory then.
+    fn record_at(&mut self, lsn: u64, upto: u64) -> Result<Option<Header>, Error> {
         let limit = self.limit();
         self.reach.load(lsn, HEADER, limit)?;
         let Some(header) =
@@ -203,7 +242,7 @@ impl<R: Reach> Reader<R> {
         else {
             return Ok(None);
         };
-        if header.next().is_none_or(|next| next > limit) {
+        if header.next().is_none_or(|next| next > upto) {
             return Ok(None);
         }
         self.reach.load(lsn, HEADER + header.len, limit)?;
@@ -225,5 +264,15 @@ impl<R: Reach> Reader<R> {
         let next = header.and_then(|header| header.next()).filter(|next| *next < self.limit());
         self.lsn = next.unwrap_or(self.lsn);
         next.is_some()
+    }
+}
+
+/// The places past `after` at which a header of this log may stand: its LSN is that place. `bytes` stand at `block`.
+fn find_headers(bytes: &[u8], block: u64, after: u64, places: &mut Vec<u64>) {
+    let words = bytes.get(8..).unwrap_or_default().chunks_exact(8).take(BLOCK_LEN / 8);
+    for (lsn, word) in (block..).step_by(8).zip(words) {
+        if word == lsn.to_le_bytes() && lsn > after {
+            places.push(lsn);
+        }
     }
 }

@@ -29,20 +29,6 @@ fn padding_ends_where_a_block_starts() {
 }
 
 #[test]
-fn an_epoch_begins_at_a_block_and_fills_one() {
-    for end in [0, 8, 4096, 5000] {
-        let (lsn, bytes) = encode_epoch(end, 1, 2);
-        assert_eq!((lsn, bytes.len() as u64), (end.next_multiple_of(BLOCK), BLOCK));
-        let header = Header::decode(&bytes, lsn, 1).unwrap();
-        assert!(header.kind == Kind::Epoch && is_whole(&bytes, header.len));
-        let epoch = Epoch::decode(&bytes[HEADER..HEADER + header.len]);
-        assert_eq!(epoch, Some(Epoch { previous_end: end, salt: 2 }));
-        let padding = &bytes[usize::try_from(header.size()).unwrap()..];
-        assert!(is_whole(padding, Header::decode(padding, lsn + header.size(), 2).unwrap().len));
-    }
-}
-
-#[test]
 fn what_was_durable_is_never_overstated() {
     // Too far behind to be stated.
     let bytes = encode(Kind::Data, b"", 1 << 40, 0, 8);
@@ -81,17 +67,31 @@ proptest! {
     }
 }
 
+/// Entries, and where the log ends, under which salt.
+type Found = (Vec<Vec<u8>>, u64, u32);
+
 /// A log in memory.
 #[derive(Debug, Clone, Default)]
 struct Tape {
     bytes: Vec<u8>,
     chunk: usize,
+    /// A block that can't be read.
+    unreadable: Option<u64>,
 }
 
 impl Source for &Tape {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         assert!(lsn.is_multiple_of(BLOCK) && (bytes.len() as u64).is_multiple_of(BLOCK));
         assert!((bytes.as_ptr() as usize).is_multiple_of(4096));
+        let end = lsn + bytes.len() as u64;
+        if self.unreadable.is_some_and(|block| (lsn..end).contains(&block)) {
+            return Err(pagekeeper_io::Error::Read {
+                path: "/tape".into(),
+                range: lsn..end,
+                errno: libc::EIO,
+            }
+            .into());
+        }
         let rest = self.bytes.get(usize::try_from(lsn).unwrap()..).unwrap_or_default();
         let len = rest.len().min(bytes.len());
         bytes[..len].copy_from_slice(&rest[..len]);
@@ -126,8 +126,12 @@ impl Tape {
     }
 
     /// All entries, and where the log ends, under which salt.
-    fn read(&self, salt: u32) -> Result<(Vec<Vec<u8>>, u64, u32), Error> {
-        let mut reader = Reader::new(self, 0, salt);
+    fn read(&self, salt: u32) -> Result<Found, Error> {
+        self.read_by(Reader::new(self, 0, salt))
+    }
+
+    #[expect(clippy::unused_self, reason = "what the reader reads")]
+    fn read_by(&self, mut reader: Reader<Buffered<&Self>>) -> Result<Found, Error> {
         let mut entries = Vec::new();
         while let Some(entry) = reader.next()? {
             assert_eq!(entry.lsn + size(entry.body.len()), entry.next);
@@ -144,13 +148,13 @@ fn body(number: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn an_empty_log_ends_where_it_begins() {
-    let tape = Tape { bytes: vec![0; 8192], chunk: 4096 };
+    let tape = Tape { bytes: vec![0; 8192], chunk: 4096, unreadable: None };
     assert_eq!(tape.read(5), Ok((vec![], 0, 5)));
-    assert_eq!(Tape { bytes: vec![], chunk: 4096 }.read(5), Ok((vec![], 0, 5)));
+    assert_eq!(Tape { chunk: 4096, ..Tape::default() }.read(5), Ok((vec![], 0, 5)));
 }
 
 #[test]
-fn reading_goes_on_behind_a_torn_tail_where_an_epoch_names_it() {
+fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
     let mut tape = Tape { chunk: 4096, ..Tape::default() };
     tape.append(b"first", 1, 0);
     let end = tape.lsn();
@@ -161,20 +165,80 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_names_it() {
     tape.padding(1);
     tape.append(b"ghost", 1, 0);
     tape.padding(1);
-    let (at, epoch) = encode_epoch(end, 1, 2);
-    let at = usize::try_from(at).unwrap();
-    tape.bytes[at..at + epoch.len()].copy_from_slice(&epoch);
-    let after = at + epoch.len();
-    assert_eq!(tape.read(1), Ok((vec![b"first".to_vec()], after as u64, 2)), "ghosts have the old salt");
-
-    tape.bytes.truncate(after);
-    tape.append(b"second", 2, 0);
-    assert_eq!(tape.read(1).unwrap().0, [b"first".to_vec(), b"second".to_vec()]);
-
-    // An epoch that names another place is none.
-    let (_, other) = encode_epoch(end - 8, 1, 2);
-    tape.bytes[at..after].copy_from_slice(&other);
     assert_eq!(tape.read(1), Ok((vec![b"first".to_vec()], end, 1)));
+    let epoch = EpochAt { previous_end: end, salt: 2 };
+    let read = |tape: &Tape| tape.read_by(Reader::new(tape, 0, 1).with_epochs([epoch].into_iter()));
+    assert_eq!(read(&tape), Ok((vec![b"first".to_vec()], BLOCK, 2)), "ghosts have the old salt");
+
+    tape.bytes.truncate(usize::try_from(BLOCK).unwrap());
+    tape.append(b"second", 2, 0);
+    assert_eq!(read(&tape).unwrap().0, [b"first".to_vec(), b"second".to_vec()]);
+
+    // An epoch is known to begin: what is before it was durable.
+    let mut rotten = tape.clone();
+    rotten.bytes[24] ^= 1;
+    assert_eq!(read(&rotten), Err(Error::Corrupt { path: "/tape".into(), offset: 0, lsn: 0 }));
+    let later = EpochAt { previous_end: end + 8, salt: 2 };
+    let corrupt = Error::Corrupt { path: "/tape".into(), offset: end, lsn: end };
+    assert_eq!(tape.read_by(Reader::new(&tape, 0, 1).with_epochs([later].into_iter())), Err(corrupt));
+}
+
+#[test]
+fn a_record_anywhere_behind_knows_what_was_durable() {
+    for longest in [200, u64::MAX] {
+        let mut tape = Tape { chunk: 4096, ..Tape::default() };
+        tape.append(b"first", 1, 0);
+        let hole = tape.lsn();
+        for _ in 0..1000 {
+            tape.append(&[3; 100], 1, 0);
+        }
+        // In the middle of a block.
+        tape.append(b"knows", 1, hole + 128);
+        let knows = usize::try_from(tape.lsn()).unwrap();
+        tape.bytes.resize(knows.next_multiple_of(4096), 0);
+        let mut rotten = tape.clone();
+        rotten.bytes[usize::try_from(hole).unwrap() + 30] ^= 1;
+        let read = |tape: &Tape| tape.read_by(Reader::new(tape, 0, 1).with_longest(longest));
+        assert_eq!(read(&tape).unwrap().0.len(), 1002);
+        let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: hole };
+        assert_eq!(read(&rotten), Err(corrupt));
+        // Farther behind than a record can be long is another lap's.
+        let gap = rotten.bytes[usize::try_from(hole).unwrap()..knows - 50].iter_mut();
+        gap.for_each(|byte| *byte = 0);
+        assert_eq!(read(&rotten).is_ok(), longest == 200);
+    }
+}
+
+#[test]
+fn what_can_not_be_read_is_an_error_only_where_a_record_is_to_stand() {
+    let mut tape = Tape { chunk: 16384, ..Tape::default() };
+    tape.append(&[1; 6000], 1, 0);
+    tape.padding(1);
+    let end = tape.lsn();
+    tape.bytes.resize(usize::try_from(end + 8 * BLOCK).unwrap(), 0);
+    let found = Ok((vec![vec![1; 6000]], end, 1));
+    assert_eq!(tape.read(1), found);
+    for (block, readable) in [(0, false), (1, false), (end / BLOCK, false), (end / BLOCK + 1, true)] {
+        tape.unreadable = Some(block * BLOCK);
+        match tape.read(1) {
+            Err(error) => assert!(!readable && is_of_medium(&error), "{block}: {error}"),
+            read => assert!(readable && read == found, "{block}"),
+        }
+        let closed = tape.read_by(Reader::new(&tape, 0, 1).until(end));
+        assert_eq!(closed.is_ok(), block * BLOCK >= end);
+    }
+}
+
+#[test]
+fn a_record_that_is_not_known_here_is_no_end() {
+    let mut tape = Tape { chunk: 4096, ..Tape::default() };
+    tape.append(b"first", 1, 0);
+    let (place, newer) = (tape.lsn(), encode(Kind::Unknown(9), b"?", tape.lsn(), 1, 0));
+    tape.bytes.extend(newer);
+    assert_eq!(tape.read(1), Err(Error::UnknownRecord { path: "/tape".into(), offset: place }));
+    // Unless it is none.
+    tape.bytes[usize::try_from(place).unwrap() + 24] ^= 1;
+    assert_eq!(tape.read(1), Ok((vec![b"first".to_vec()], place, 1)));
 }
 
 #[test]
@@ -197,15 +261,18 @@ fn a_hole_that_was_durable_is_corruption() {
     rotten.append(b"third", 1, hole);
     assert_eq!(rotten.read(1), Ok((vec![b"first".to_vec()], hole, 1)));
     // Where the end is known, all before it must be there.
-    let mut reader = Reader::until(&rotten, 0, 1, synced);
+    let mut reader = Reader::new(&rotten, 0, 1).until(synced);
     assert_eq!(
         reader.next().map(|entry| entry.map(|entry| entry.body.to_vec())),
         Ok(Some(b"first".to_vec()))
     );
     assert_eq!(reader.next(), Err(corrupt));
-    let mut reader = Reader::until(&rotten, 0, 1, hole);
+    let mut reader = Reader::new(&rotten, 0, 1).until(hole);
     assert!(reader.next().unwrap().is_some());
     assert_eq!(reader.next(), Ok(None));
+    // The same of what is settled.
+    let settled = |lsn| rotten.read_by(Reader::new(&rotten, 0, 1).settled(lsn));
+    assert!(settled(hole + 8).is_err() && settled(hole).is_ok());
 }
 
 proptest! {
@@ -219,17 +286,17 @@ proptest! {
     ) {
         let mut tape = Tape { chunk: chunk * 4096, ..Tape::default() };
         let mut salt = 1;
-        let mut ends = Vec::new();
+        let (mut ends, mut epochs) = (Vec::new(), Vec::new());
         for (number, (len, what)) in (0..).zip(&steps) {
             tape.append(&body(number, *len), salt, 0);
             ends.push(tape.lsn());
             match what {
                 0 => tape.padding(salt),
                 1 => {
-                    let (start, epoch) = encode_epoch(tape.lsn(), salt, salt + 1);
-                    tape.bytes.resize(usize::try_from(start).unwrap(), garbage);
-                    tape.bytes.extend(epoch);
                     salt += 1;
+                    let epoch = EpochAt { previous_end: tape.lsn(), salt };
+                    tape.bytes.resize(usize::try_from(epoch.start()).unwrap(), garbage);
+                    epochs.push(epoch);
                 }
                 _ => {}
             }
@@ -237,7 +304,8 @@ proptest! {
         let cut = cut.index(tape.bytes.len() + 1);
         tape.bytes.truncate(cut);
         tape.bytes.resize((cut + 8192).next_multiple_of(4096), garbage);
-        let (entries, end, _) = tape.read(1).unwrap();
+        epochs.retain(|epoch| epoch.previous_end <= cut as u64);
+        let (entries, end, _) = tape.read_by(Reader::new(&tape, 0, 1).with_epochs(epochs.into_iter())).unwrap();
         let whole = ends.iter().filter(|end| **end <= cut as u64).count();
         // The padding of the last may be whatever follows, so that one more may be whole.
         prop_assert!((whole..=whole + 1).contains(&entries.len()));
@@ -259,7 +327,7 @@ proptest! {
             let end = (at + record.len()).min(bytes.len());
             bytes[at..end].copy_from_slice(&record[..end - at]);
         }
-        let tape = Tape { bytes, chunk: 4096 };
+        let tape = Tape { bytes, chunk: 4096, unreadable: None };
         if let Ok((_, end, salt)) = tape.read(3) {
             prop_assert!(end <= tape.lsn() && salt == 3);
         }

@@ -122,6 +122,7 @@ impl Buffer {
 
     /// Room for `len` bytes though the limit is reached, where nothing but a block start is behind. Only while
     /// the limit keeps everyone else out.
+    #[cfg(any(test, feature = "injected-faults"))]
     pub(super) fn reserve_beyond_limit(&self, len: u64) -> Option<Span> {
         self.take_number(self.reserved(), len).ok()
     }

@@ -20,33 +20,49 @@ impl Core {
     pub(super) fn move_checkpoint(&self, lsn: u64) -> Result<(), Error> {
         self.check()?;
         let mut control = lock(&self.checkpoint.control);
-        let now = control.state();
-        if lsn == now.checkpoint {
-            return Ok(());
-        }
+        let now = control.state().clone();
         let end = self.buffer.reserved();
         if !(now.checkpoint..=end).contains(&lsn) {
             return Err(Error::NotInLog { lsn, from: now.checkpoint, upto: end });
         }
+        // Past that end nothing stands as long as nothing was appended: under which salt, is not known yet.
+        let lsn = lock(&self.epoch.epochs).due.map_or(lsn, |due| lsn.min(due.previous_end));
+        if lsn == now.checkpoint {
+            return Ok(());
+        }
+        if self.config.read_only {
+            return Err(Error::ReadOnly);
+        }
         self.wait_durable(lsn)?;
         self.check_is_record(lsn)?;
-        let salt = lock(&self.epoch.epochs).salt_at(lsn);
-        control.write(ControlState { checkpoint: lsn, salt, ..now }).map_err(|error| self.poison(error))?;
+        let begun = self.epoch.begun.load(Ordering::SeqCst);
+        let (salt, later) = {
+            let epochs = lock(&self.epoch.epochs);
+            (epochs.salt_at(lsn), epochs.past(lsn))
+        };
+        let settled = if begun { self.durable() } else { now.settled };
+        let noted = ControlState { checkpoint: lsn, salt, settled, epochs: later.clone(), ..now };
+        control.write(noted).map_err(|error| self.poison(error))?;
         {
             let mut epochs = lock(&self.epoch.epochs);
-            epochs.first = salt;
-            epochs.later.retain(|epoch| epoch.start >= lsn);
+            (epochs.first, epochs.later) = (salt, later);
         }
         self.checkpoint.lsn.store(lsn, Ordering::Release);
         count(&self.counters.checkpoints);
-        self.begin_due_epoch(lsn - lsn % BLOCK + self.ring.geometry.capacity())
+        self.epoch
+            .ring_limit
+            .fetch_max(lsn - lsn % BLOCK + self.config.geometry.capacity(), Ordering::SeqCst);
+        self.raise_limit();
+        self.events.room.notify_all();
+        Ok(())
     }
 
     /// Fails unless a record begins at `lsn`, or the log ends or an epoch ended there.
     fn check_is_record(&self, lsn: u64) -> Result<(), Error> {
         let salt = {
             let epochs = lock(&self.epoch.epochs);
-            let ended = epochs.due == Some(lsn) || epochs.later.iter().any(|epoch| epoch.previous_end == lsn);
+            let ended = epochs.due.is_some_and(|due| due.previous_end == lsn)
+                || epochs.later.iter().any(|epoch| epoch.previous_end == lsn);
             if ended || lsn == self.durable() {
                 return Ok(());
             }

@@ -1,25 +1,31 @@
-//! The control file: what a ring is, and where reading it begins.
+//! The control file: what a ring is, where reading it begins, which epochs there are, and what is known of its end.
 //!
-//! Two slots of 4096 bytes, written alternately and synced each time, so that one is whole at any time; the newer counts.
+//! Two slots of 4096 bytes that say the same: each change is written and synced in the one, then in the other. The newer that is whole
+//! counts, so that either may be torn, rotten or unreadable.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
-//! | 0..8 | `pkredo` and the version, 1 or 2 |
+//! | 0..8 | `pkredo` and the version, 3 |
 //! | 8..16 | number of the write: the larger is newer |
 //! | 16..24 | id of the log, random |
 //! | 24..32 | bytes of a file |
 //! | 32..36 | number of files |
-//! | 36..40 | 0: still being made; 1: in use |
+//! | 36..40 | 0: still being made; 1: in use; 2: closed |
 //! | 40..48 | checkpoint: the LSN of the first record that is needed |
 //! | 48..52 | salt in force there |
 //! | 52..56 | CRC-32C of all before |
-//! | 56..64 | version 2 only: bytes that may be appended and not synced, a multiple of 4096 |
-//! | 64..68 | version 2 only: CRC-32C of all before |
+//! | 56..64 | bytes that may be appended and not synced, a multiple of 4096; 0: without a bound |
+//! | 64..72 | settled: all before this LSN is durable; closed: and the log ends here |
+//! | 72..80 | bytes of the longest record that may stand past it |
+//! | 80..84 | number of epochs past the checkpoint, at most [`MAX_EPOCHS`] |
+//! | 84..88 | zeros |
+//! | 88.. | of each epoch 12 bytes: LSN where the one before it ended, salt |
+//! | 4092..4096 | CRC-32C of all before |
 //!
-//! A log without a bound on what is not synced has version 1.
+//! The first 56 bytes are as they were in all versions, so that whoever does not know a version can say which it is.
 
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_past_cache};
@@ -27,7 +33,7 @@ use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_pas
 use super::ring::Geometry;
 use crate::Error;
 use crate::injected_fault::injected_fault;
-use crate::record::{BLOCK, BLOCK_LEN};
+use crate::record::{BLOCK, BLOCK_LEN, EpochAt, is_of_medium};
 
 /// Its name.
 pub(super) const NAME: &str = "control";
@@ -36,38 +42,55 @@ pub(super) const NAME: &str = "control";
 pub(super) const LOCK: &str = "lock";
 
 const MAGIC: [u8; 6] = *b"pkredo";
-const VERSION: u16 = 1;
-/// With a bound on what is not synced.
-const VERSION_BOUNDED: u16 = 2;
-const CHECKED: usize = 52;
-const LEN: usize = CHECKED + 4;
-/// The same of [`VERSION_BOUNDED`].
-const CHECKED_BOUNDED: usize = LEN + 8;
-const LEN_BOUNDED: usize = CHECKED_BOUNDED + 4;
+pub(super) const VERSION: u16 = 3;
+/// What has a checksum of its own in all versions.
+const HEAD: usize = 52;
+const EPOCHS: usize = 88;
+const EPOCH: usize = 12;
+/// What the last checksum is over.
+const CHECKED: usize = BLOCK_LEN - 4;
+/// Epochs that the control file has room for.
+pub(super) const MAX_EPOCHS: usize = 256;
 /// What may be asked for as [`ControlState::max_unsynced`], in bytes.
 pub(super) const UNSYNCED: RangeInclusive<u64> = 8 * BLOCK..=1 << 32;
 /// More would be no ring but a mistake.
 pub(super) const MAX_FILES: u32 = 4096;
 
-/// What a slot says.
+/// How far a log's life is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its files are being made.
+    Making,
+    /// It is written to, or was when it crashed.
+    InUse,
+    /// It ends where it says.
+    Closed,
+}
+
+/// What a slot says.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ControlState {
     pub(super) number: u64,
     pub(super) log_id: u64,
     pub(super) geometry: Geometry,
     /// Bytes that may be appended and not synced.
     pub(super) max_unsynced: Option<u64>,
-    /// All files are there.
-    pub(super) in_use: bool,
+    pub(super) phase: Phase,
     pub(super) checkpoint: u64,
     pub(super) salt: u32,
+    /// All before it is durable.
+    pub(super) settled: u64,
+    /// Bytes of the longest record past that.
+    pub(super) longest: u64,
+    /// Those that begin past the checkpoint, in order.
+    pub(super) epochs: Vec<EpochAt>,
 }
 
 /// What a control file holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DecodedControl {
-    /// The newest slot that is whole.
-    State(ControlState),
+    /// The newest slot that is whole, and which one it is.
+    State(ControlState, usize),
     /// A slot that is whole, of a version that is not known here.
     Version(u16),
     /// No slot that is whole.
@@ -75,147 +98,203 @@ pub(super) enum DecodedControl {
 }
 
 impl ControlState {
-    fn encode(&self) -> [u8; LEN_BOUNDED] {
-        let mut bytes = [0; LEN_BOUNDED];
+    fn encode(&self, slot: &mut [u8]) {
+        slot.fill(0);
         let mut at = 0;
         let mut put = |part: &[u8]| {
-            bytes[at..at + part.len()].copy_from_slice(part);
+            slot[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         };
         put(&MAGIC);
-        put(&if self.max_unsynced.is_some() { VERSION_BOUNDED } else { VERSION }.to_le_bytes());
+        put(&VERSION.to_le_bytes());
         put(&self.number.to_le_bytes());
         put(&self.log_id.to_le_bytes());
         put(&self.geometry.file_bytes.to_le_bytes());
         put(&self.geometry.files.to_le_bytes());
-        put(&u32::from(self.in_use).to_le_bytes());
+        let phase = match self.phase {
+            Phase::Making => 0_u32,
+            Phase::InUse => 1,
+            Phase::Closed => 2,
+        };
+        put(&phase.to_le_bytes());
         put(&self.checkpoint.to_le_bytes());
         put(&self.salt.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..CHECKED]);
-        bytes[CHECKED..LEN].copy_from_slice(&crc.to_le_bytes());
-        if let Some(max) = self.max_unsynced {
-            bytes[LEN..CHECKED_BOUNDED].copy_from_slice(&max.to_le_bytes());
-            let crc = crc32c::crc32c(&bytes[..CHECKED_BOUNDED]);
-            bytes[CHECKED_BOUNDED..].copy_from_slice(&crc.to_le_bytes());
+        put(&[0; 4]);
+        put(&self.max_unsynced.unwrap_or(0).to_le_bytes());
+        put(&self.settled.to_le_bytes());
+        put(&self.longest.to_le_bytes());
+        let epochs = u32::try_from(self.epochs.len()).unwrap_or_else(|_| unreachable!("they are few"));
+        put(&epochs.to_le_bytes());
+        put(&[0; 4]);
+        for EpochAt { previous_end, salt } in &self.epochs {
+            put(&previous_end.to_le_bytes());
+            put(&salt.to_le_bytes());
         }
-        bytes
+        let crc = crc32c::crc32c(&slot[..HEAD]);
+        slot[HEAD..HEAD + 4].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&slot[..CHECKED]);
+        slot[CHECKED..BLOCK_LEN].copy_from_slice(&crc.to_le_bytes());
     }
 
-    fn decode(slot: &[u8]) -> DecodedControl {
-        let (Some(checked), Some(crc)) = (slot.get(..CHECKED), slot.get(CHECKED..CHECKED + 4)) else {
-            return DecodedControl::Nothing;
-        };
-        if checked[..6] != MAGIC || crc32c::crc32c(checked).to_le_bytes() != crc {
+    /// What is in the slot of this index.
+    fn decode(slot: &[u8], index: usize) -> DecodedControl {
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
+        let is_summed = |len: usize| slot.len() >= len + 4 && crc32c::crc32c(&slot[..len]) == word(len);
+        if !is_summed(HEAD) || slot[..6] != MAGIC {
             return DecodedControl::Nothing;
         }
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| checked[at + byte]));
-        let version = u16::from_le_bytes([checked[6], checked[7]]);
-        let max_unsynced = match version {
-            VERSION => None,
-            VERSION_BOUNDED => match slot.get(..LEN_BOUNDED).and_then(<[u8]>::split_last_chunk::<4>) {
-                Some((checked, crc)) if crc32c::crc32c(checked).to_le_bytes() == *crc => {
-                    Some(u64::from_le_bytes(std::array::from_fn(|byte| checked[LEN + byte])))
-                }
-                _ => return DecodedControl::Nothing,
-            },
-            version => return DecodedControl::Version(version),
-        };
+        let version = u16::from_le_bytes([slot[6], slot[7]]);
+        if version != VERSION {
+            return DecodedControl::Version(version);
+        }
+        if !is_summed(CHECKED) {
+            return DecodedControl::Nothing;
+        }
         let geometry = Geometry { file_bytes: long(24), files: word(32) };
+        let max_unsynced = Some(long(56)).filter(|max| *max > 0);
+        let phase = match word(36) {
+            0 => Phase::Making,
+            1 => Phase::InUse,
+            2 => Phase::Closed,
+            _ => return DecodedControl::Nothing,
+        };
+        let (checkpoint, settled, longest) = (long(40), long(64), long(72));
         let is_sound = geometry.file_bytes > 0
             && geometry.file_bytes.is_multiple_of(BLOCK)
             && (1..=MAX_FILES).contains(&geometry.files)
             && geometry.file_bytes <= u64::MAX >> 16
-            && word(36) <= 1
+            && checkpoint <= u64::MAX >> 1
+            && settled <= u64::MAX >> 1
+            && settled.is_multiple_of(BLOCK)
+            && (phase != Phase::Closed || checkpoint <= settled)
+            && word(80) as usize <= MAX_EPOCHS
             && max_unsynced.is_none_or(|max| UNSYNCED.contains(&max) && max.is_multiple_of(BLOCK));
         if !is_sound {
             return DecodedControl::Nothing;
         }
-        DecodedControl::State(Self {
+        let epochs = (0..word(80) as usize).map(|which| EPOCHS + which * EPOCH);
+        let state = Self {
             number: long(8),
             log_id: long(16),
             geometry,
             max_unsynced,
-            in_use: word(36) == 1,
-            checkpoint: long(40),
+            phase,
+            checkpoint,
             salt: word(48),
-        })
+            settled,
+            longest,
+            epochs: epochs.map(|at| EpochAt { previous_end: long(at), salt: word(at + 8) }).collect(),
+        };
+        DecodedControl::State(state, index)
     }
 }
 
-/// The newest of what the file holds.
-pub(super) fn decode(bytes: &[u8]) -> DecodedControl {
-    bytes.chunks(BLOCK_LEN).take(2).map(ControlState::decode).fold(DecodedControl::Nothing, |best, slot| {
-        match (&best, &slot) {
-            (_, DecodedControl::Nothing) | (DecodedControl::Version(_), _) => best,
-            (DecodedControl::State(a), DecodedControl::State(b)) if a.number > b.number => best,
-            _ => slot,
-        }
+/// The newest of what the slots hold.
+fn newest(slots: impl IntoIterator<Item = DecodedControl>) -> DecodedControl {
+    slots.into_iter().fold(DecodedControl::Nothing, |best, slot| match (&best, &slot) {
+        (_, DecodedControl::Nothing) | (DecodedControl::Version(_), _) => best,
+        (DecodedControl::State(a, _), DecodedControl::State(b, _)) if a.number >= b.number => best,
+        _ => slot,
     })
 }
 
-/// Reads the control file of a log.
+/// Reads the control file of a log. A slot that can't be read is as one that is not whole, as long as the other one is.
 pub(super) fn read(file: &dyn IoFile) -> Result<DecodedControl, Error> {
     let mut bytes = AlignedBuf::new(2 * BLOCK_LEN);
-    let got = file.read_at(0, &mut bytes)?;
-    Ok(decode(&bytes[..got]))
+    match file.read_at(0, &mut bytes) {
+        Ok(got) => {
+            return Ok(newest(
+                (0..).zip(bytes[..got].chunks(BLOCK_LEN)).map(|(at, slot)| ControlState::decode(slot, at)),
+            ));
+        }
+        Err(error) if !is_of_medium(&error.clone().into()) => return Err(error.into()),
+        Err(_) => {}
+    }
+    let mut failed = None;
+    let mut slots = Vec::new();
+    for (index, slot) in bytes.chunks_mut(BLOCK_LEN).enumerate() {
+        match file.read_at((index * BLOCK_LEN) as u64, slot) {
+            Ok(got) => slots.push(ControlState::decode(&slot[..got], index)),
+            Err(error) => failed = Some(error),
+        }
+    }
+    match (newest(slots), failed) {
+        // What can't be read may have been in use.
+        (DecodedControl::Nothing, Some(error)) => Err(error.into()),
+        (found, _) => Ok(found),
+    }
 }
 
 /// The control file of an open log.
 pub(super) struct Control {
-    file: Arc<dyn IoFile>,
+    io: Arc<dyn Io>,
+    path: PathBuf,
+    /// Opened by the first write.
+    file: Option<Arc<dyn IoFile>>,
     state: ControlState,
-    slot: AlignedBuf,
+    /// The slot to write first: the one that may not be whole.
+    first: usize,
+    buffer: AlignedBuf,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl Control {
     /// Makes the file, durably but for its name, and says that the log is being made.
-    pub(super) fn create(io: &dyn Io, path: &Path, state: ControlState) -> Result<Self, Error> {
-        let file = open_writable_past_cache(io, path, Create::New)?;
-        file.set_len(2 * BLOCK)?;
-        let mut control = Self::on(file, state);
+    pub(super) fn create(io: &Arc<dyn Io>, path: &Path, state: ControlState) -> Result<Self, Error> {
+        let file = open_writable_past_cache(&**io, path, Create::New)?;
+        let mut control = Self::open(io, path, state.clone(), 1);
+        control.file = Some(Arc::clone(&file));
         control.write(state)?;
-        control.file.sync_all()?;
+        file.sync_all()?;
         Ok(control)
     }
 
-    /// To go on from what was read.
-    pub(super) fn open(io: &dyn Io, path: &Path, state: ControlState) -> Result<Self, Error> {
-        let file = open_writable_past_cache(io, path, Create::Never)?;
-        Ok(Self::on(file, state))
-    }
-
-    fn on(file: Arc<dyn IoFile>, state: ControlState) -> Self {
+    /// To go on from what was read, of this slot.
+    pub(super) fn open(io: &Arc<dyn Io>, path: &Path, state: ControlState, slot: usize) -> Self {
         Self {
-            file,
+            io: Arc::clone(io),
+            path: path.to_path_buf(),
+            file: None,
             state,
-            slot: AlignedBuf::new(BLOCK_LEN),
+            first: 1 - slot,
+            buffer: AlignedBuf::new(BLOCK_LEN),
             #[cfg(any(test, feature = "injected-faults"))]
             injected_fault: None,
         }
     }
 
     /// What it says now.
-    pub(super) fn state(&self) -> ControlState {
-        self.state
+    pub(super) fn state(&self) -> &ControlState {
+        &self.state
     }
 
-    /// Makes what was read of it durable: after a kill it may have been the page cache's.
-    pub(super) fn sync(&self) -> Result<(), Error> {
-        Ok(self.file.sync_all()?)
-    }
-
-    /// Says something new, durably, in the slot that does not hold what counts now.
+    /// Says something new, durably, in both slots. Where that fails for want of space, it says what it said before, or this.
     pub(super) fn write(&mut self, state: ControlState) -> Result<(), Error> {
+        let file = match &self.file {
+            Some(file) => Arc::clone(file),
+            None => {
+                Arc::clone(self.file.insert(open_writable_past_cache(&*self.io, &self.path, Create::Never)?))
+            }
+        };
         let state = ControlState { number: self.state.number + 1, ..state };
-        let bytes = state.encode();
-        self.slot[..bytes.len()].copy_from_slice(&bytes);
-        let slot = if injected_fault!(self, OneSlot) { 0 } else { state.number % 2 };
-        self.file.write_at(slot * BLOCK, &self.slot, WriteMode::Plain)?;
-        if !injected_fault!(self, NoSyncOfControl) {
-            self.file.sync_data()?;
+        state.encode(&mut self.buffer);
+        let mut slots = &[self.first, 1 - self.first][..];
+        if injected_fault!(self, OneSlot) {
+            slots = &slots[..1];
+        }
+        if injected_fault!(self, OneSlotIsEnough) {
+            slots = &slots[..1];
+        }
+        for slot in slots {
+            file.write_at(*slot as u64 * BLOCK, &self.buffer, WriteMode::Plain)?;
+            if !injected_fault!(self, NoSyncOfControl) {
+                file.sync_data()?;
+            }
+        }
+        if injected_fault!(self, OneSlotIsEnough) {
+            self.first = 1 - self.first;
         }
         self.state = state;
         Ok(())
@@ -224,80 +303,134 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use pagekeeper_io::{Access, SimDisk};
+    use pagekeeper_io::{Access, Damage, SimDisk};
 
     use super::*;
 
-    const STATE: ControlState = ControlState {
-        number: 4,
-        log_id: 0x0102_0304_0506_0708,
-        geometry: Geometry { file_bytes: 1 << 20, files: 3 },
-        max_unsynced: None,
-        in_use: true,
-        checkpoint: 8192,
-        salt: 0xdead_beef,
-    };
+    fn state() -> ControlState {
+        ControlState {
+            number: 4,
+            log_id: 0x0102_0304_0506_0708,
+            geometry: Geometry { file_bytes: 1 << 20, files: 3 },
+            max_unsynced: Some(1 << 20),
+            phase: Phase::InUse,
+            checkpoint: 8192,
+            salt: 0xdead_beef,
+            settled: 12288,
+            longest: 0x4000,
+            epochs: vec![
+                EpochAt { previous_end: 0x2008, salt: 7 },
+                EpochAt { previous_end: 0x3000, salt: 8 },
+            ],
+        }
+    }
+
+    fn encoded(state: &ControlState) -> Vec<u8> {
+        let mut slot = vec![0xee; BLOCK_LEN];
+        state.encode(&mut slot);
+        slot
+    }
+
+    /// With the checksums that belong to it.
+    fn summed(mut slot: Vec<u8>) -> Vec<u8> {
+        let crc = crc32c::crc32c(&slot[..HEAD]);
+        slot[HEAD..HEAD + 4].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&slot[..CHECKED]);
+        slot[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+        slot
+    }
 
     /// The bytes as they are on disks: what was written once must be read for ever.
     #[test]
     fn a_slot_looks_as_it_always_did() {
         let mut expected =
-            b"pkredo\x01\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\0\0\x10\0\0\0\0\0".to_vec();
-        expected.extend(b"\x03\0\0\0\x01\0\0\0\0\x20\0\0\0\0\0\0\xef\xbe\xad\xde");
-        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-        assert_eq!(STATE.encode()[..LEN], expected);
-        assert_eq!(STATE.encode()[LEN..], [0; LEN_BOUNDED - LEN]);
-        assert_eq!(decode(&expected), DecodedControl::State(STATE));
+            b"pkredo\x03\0\x04\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\0\0\x10\0\0\0\0\0".to_vec();
+        expected.extend(b"\x03\0\0\0\x01\0\0\0\0\x20\0\0\0\0\0\0\xef\xbe\xad\xde\0\0\0\0");
+        expected.extend(b"\0\0\x10\0\0\0\0\0\0\x30\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\x02\0\0\0\0\0\0\0");
+        expected.extend(b"\x08\x20\0\0\0\0\0\0\x07\0\0\0\0\x30\0\0\0\0\0\0\x08\0\0\0");
+        expected.resize(BLOCK_LEN, 0);
+        let expected = summed(expected);
+        assert_eq!(encoded(&state()), expected);
+        assert_eq!(ControlState::decode(&expected, 1), DecodedControl::State(state(), 1));
         for at in 0..expected.len() {
             let mut rotten = expected.clone();
-            rotten[at] ^= 1;
-            assert_eq!(decode(&rotten), DecodedControl::Nothing);
+            rotten[at] ^= 1 << (at % 8);
+            assert_eq!(ControlState::decode(&rotten, 0), DecodedControl::Nothing, "{at}");
         }
-        expected[6] = 3;
-        let crc = crc32c::crc32c(&expected[..CHECKED]);
-        expected[CHECKED..].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(decode(&expected), DecodedControl::Version(3));
-        assert_eq!(decode(&[]), DecodedControl::Nothing);
-    }
-
-    /// Its first part is as that of version 1, so that older code reports the version.
-    #[test]
-    fn a_slot_with_a_bound_looks_as_it_always_did() {
-        let state = ControlState { max_unsynced: Some(1 << 20), ..STATE };
-        let mut expected = STATE.encode()[..CHECKED].to_vec();
-        expected[6] = 2;
-        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-        expected.extend(b"\0\0\x10\0\0\0\0\0");
-        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-        assert_eq!(state.encode()[..], expected);
-        assert_eq!(decode(&expected), DecodedControl::State(state));
-        for at in 0..expected.len() {
-            let mut rotten = expected.clone();
-            rotten[at] ^= 1;
-            assert_eq!(decode(&rotten), DecodedControl::Nothing);
+        for len in [0, 50, 4095] {
+            assert_eq!(ControlState::decode(&expected[..len], 0), DecodedControl::Nothing);
         }
-        for max in [0, BLOCK, (1 << 20) + 8, 1 << 33] {
-            assert_eq!(
-                decode(&ControlState { max_unsynced: Some(max), ..STATE }.encode()),
-                DecodedControl::Nothing
-            );
+        // Older and newer ones may have anything behind the first part.
+        for version in [1, 2, 4] {
+            let mut other = expected.clone();
+            other[6] = version;
+            let crc = crc32c::crc32c(&other[..HEAD]);
+            other[HEAD..HEAD + 4].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(ControlState::decode(&other[..HEAD + 4], 0), DecodedControl::Version(version.into()));
         }
     }
 
     #[test]
-    fn the_newer_slot_counts_and_the_other_is_written_next() {
-        let disk = SimDisk::new();
+    fn what_can_not_be_is_no_state() {
+        let wrong = [
+            ControlState { max_unsynced: Some(BLOCK), ..state() },
+            ControlState { max_unsynced: Some((1 << 20) + 8), ..state() },
+            ControlState { settled: 8, ..state() },
+            ControlState { settled: 4096, phase: Phase::Closed, ..state() },
+            ControlState { geometry: Geometry { file_bytes: 100, files: 1 }, ..state() },
+            ControlState { geometry: Geometry { file_bytes: 4096, files: 0 }, ..state() },
+        ];
+        for wrong in wrong {
+            assert_eq!(ControlState::decode(&encoded(&wrong), 0), DecodedControl::Nothing, "{wrong:?}");
+        }
+        let full = ControlState { epochs: vec![state().epochs[0]; MAX_EPOCHS], ..state() };
+        assert_eq!(ControlState::decode(&encoded(&full), 0), DecodedControl::State(full, 0));
+        let mut slot = encoded(&state());
+        slot[80..84].copy_from_slice(&(u32::try_from(MAX_EPOCHS).unwrap() + 1).to_le_bytes());
+        assert_eq!(ControlState::decode(&summed(slot), 0), DecodedControl::Nothing);
+        let mut slot = encoded(&state());
+        slot[36] = 3;
+        assert_eq!(ControlState::decode(&summed(slot), 0), DecodedControl::Nothing);
+    }
+
+    #[test]
+    fn either_slot_may_be_torn_rotten_or_unreadable() {
         let path = Path::new("/control");
-        let found = || read(&*disk.open(path, Access::Direct).unwrap()).unwrap();
-        let mut control = Control::create(&disk, path, STATE).unwrap();
+        let disk = SimDisk::new();
+        let io: Arc<dyn Io> = Arc::new(disk.clone());
+        let mut control = Control::create(&io, path, state()).unwrap();
         for checkpoint in [100, 200, 300] {
-            control.write(ControlState { checkpoint, ..control.state() }).unwrap();
-            assert_eq!(found(), DecodedControl::State(control.state()));
+            control.write(ControlState { checkpoint, ..control.state().clone() }).unwrap();
         }
-        // The last write was torn.
-        let file = disk.open_writable(path, Access::Buffered, Create::Never).unwrap();
-        file.write_at(control.state().number % 2 * BLOCK + 40, &[9], WriteMode::Plain).unwrap();
-        let DecodedControl::State(found) = found() else { panic!("one slot is whole") };
-        assert_eq!((found.checkpoint, found.number), (200, control.state().number - 1));
+        let found = |disk: &SimDisk| read(&*disk.open(path, Access::Direct).unwrap());
+        for slot in 0..2 {
+            let place = slot as u64 * BLOCK;
+            for damage in [
+                Damage::Bit { at: place + 300, bit: 0 },
+                Damage::Zeros(place..place + BLOCK),
+                Damage::Unreadable(place + 600..place + 601),
+            ] {
+                let damaged = disk.after_kill();
+                damaged.damage(path, &damage).unwrap();
+                assert_eq!(
+                    found(&damaged),
+                    Ok(DecodedControl::State(control.state().clone(), 1 - slot)),
+                    "{damage:?}"
+                );
+                // The next write heals it.
+                let io: Arc<dyn Io> = Arc::new(damaged.clone());
+                let mut again = Control::open(&io, path, control.state().clone(), 1 - slot);
+                damaged.cut_power_at(damaged.ops());
+                again.write(control.state().clone()).unwrap_err();
+                let torn = damaged.after_power_cut(pagekeeper_io::Persistence::TornGarbage, 1);
+                assert!(matches!(found(&torn), Ok(DecodedControl::State(..))), "{damage:?}");
+            }
+        }
+        let damaged = disk.after_kill();
+        damaged.damage(path, &Damage::Zeros(0..BLOCK)).unwrap();
+        damaged.damage(path, &Damage::Unreadable(BLOCK..BLOCK + 1)).unwrap();
+        assert!(matches!(found(&damaged), Err(Error::Io(_))));
+        damaged.damage(path, &Damage::Cut(BLOCK)).unwrap();
+        assert_eq!(found(&damaged), Ok(DecodedControl::Nothing));
     }
 }

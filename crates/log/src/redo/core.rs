@@ -7,7 +7,8 @@
 //!
 //! | group | protected by |
 //! |---|---|
-//! | [`Configuration`], files | nothing: fixed when the log is opened |
+//! | [`Configuration`], files to read | nothing: fixed when the log is opened |
+//! | [`WriteState`] | nothing: fixed when the first record is appended |
 //! | [`Buffer`] | its own atomics |
 //! | `writer`: the [`Taker`] | its lock |
 //! | [`SyncState`] | its lock, whose holder alone raises `durable` |
@@ -35,9 +36,10 @@ use pagekeeper_kernel::mutex::lock;
 use super::buffer::{Buffer, NoRoom, SLACK, Span, Taker};
 use super::metrics::{Counters, count};
 use super::options::Backpressure;
-use super::ring::{Ring, RingSource};
+use super::ring::RingSource;
 use super::state::{
-    CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, ReleaseState, SyncState,
+    CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, ReleaseState, SyncState, WriteState,
+    WritingMode,
 };
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
@@ -55,8 +57,8 @@ const WRITE_BACK: usize = 128 << 10;
 /// The log but for its threads.
 pub(super) struct Core {
     pub(super) config: Configuration,
-    pub(super) ring: Ring,
-    /// The same files, to read.
+    pub(super) write: WriteState,
+    /// The ring's files, to read.
     pub(super) sources: Arc<[Arc<dyn IoFile>]>,
     pub(super) io: Arc<dyn Io>,
     pub(super) buffer: Arc<Buffer>,
@@ -68,7 +70,7 @@ pub(super) struct Core {
     pub(super) events: EventCounts,
     pub(super) lifecycle: Lifecycle,
     pub(super) counters: Counters,
-    pub(super) _lock: Lock,
+    pub(super) _lock: Option<Lock>,
 }
 
 impl Core {
@@ -82,12 +84,12 @@ impl Core {
 
     /// The ring's files, to read up to `end`.
     pub(super) fn source(&self, end: u64) -> RingSource {
-        RingSource::new(Arc::clone(&self.io), self.ring.geometry, Arc::clone(&self.sources), end)
+        RingSource::new(Arc::clone(&self.io), self.config.geometry, Arc::clone(&self.sources), end)
     }
 
     /// The longest body that goes.
     pub(super) fn longest(&self) -> usize {
-        let limit = self.buffer.capacity().min(self.ring.geometry.capacity()).min(self.config.max_unsynced);
+        let limit = self.buffer.capacity().min(self.config.geometry.capacity()).min(self.config.max_unsynced);
         let room = limit - SLACK - 2 * BLOCK;
         to_usize(room.saturating_sub(HEADER as u64).min(LONGEST as u64))
     }
@@ -148,6 +150,9 @@ impl Core {
 
     /// Lets appends go as far as they may.
     pub(super) fn raise_limit(&self) {
+        if !self.epoch.begun.load(Ordering::SeqCst) {
+            return;
+        }
         // Whoever comes last, here or where the ring's limit is raised, sees both.
         let durable = self.sync.durable.load(Ordering::SeqCst);
         let limit = self
@@ -182,9 +187,16 @@ impl Core {
                 Ok(span) => return Ok(span),
                 Err(why) => why,
             };
-            if why == NoRoom::Limit
-                && self.buffer.reserved() + len + SLACK <= self.epoch.ring_limit.load(Ordering::SeqCst)
-            {
+            let has_ring =
+                || self.buffer.reserved() + len + SLACK <= self.epoch.ring_limit.load(Ordering::SeqCst);
+            if why == NoRoom::Limit && !self.epoch.begun.load(Ordering::SeqCst) {
+                if self.config.read_only {
+                    return Err(Error::ReadOnly);
+                }
+                if has_ring() && self.begin()? {
+                    continue;
+                }
+            } else if why == NoRoom::Limit && has_ring() {
                 // There is room in the ring: what is not synced is too much.
                 self.wait_durable(self.buffer.reserved())?;
                 continue;
@@ -221,7 +233,7 @@ impl Core {
                     report(Backpressure {
                         checkpoint: self.checkpoint(),
                         end: self.buffer.reserved(),
-                        capacity: self.ring.geometry.capacity(),
+                        capacity: self.config.geometry.capacity(),
                     });
                 }
             }
@@ -269,14 +281,15 @@ impl Core {
     /// One write of what is whole; gives its length.
     fn write_ready(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<usize, Error> {
         self.check()?;
+        let Some(ring) = self.write.ring.get() else { return Ok(0) };
         let max = if self.writes_back() { MAX_WRITE_BACK } else { MAX_WRITE };
         let bytes = taker.ready(max.min(upto - taker.at()));
         if bytes.is_empty() {
             return Ok(0);
         }
-        let written = self.ring.write(taker.at(), bytes, mode).map_err(|error| self.poison(error))?;
+        let written = ring.write(taker.at(), bytes, mode).map_err(|error| self.poison(error))?;
         if self.writes_back() && written >= WRITE_BACK {
-            self.ring.start_writeback(taker.at(), written).map_err(|error| self.poison(error))?;
+            ring.start_writeback(taker.at(), written).map_err(|error| self.poison(error))?;
         }
         taker.give_back(written);
         count(&self.counters.writes);
@@ -287,17 +300,18 @@ impl Core {
 
     /// Whether large writes go to the page cache, and are written back at once.
     pub(super) fn writes_back(&self) -> bool {
-        self.config.mode == LogMode::Buffered
+        self.writing_mode().mode == LogMode::Buffered
     }
 
     /// How blocks are written that need not be durable at once.
     fn plain(&self) -> WriteMode {
-        if self.config.mode == LogMode::Uncached { WriteMode::Uncached } else { WriteMode::Plain }
+        if self.writing_mode().mode == LogMode::Uncached { WriteMode::Uncached } else { WriteMode::Plain }
     }
 
     /// How blocks are written that are to be durable at once.
     fn committing(&self) -> WriteMode {
-        if self.config.mode == LogMode::Direct && !injected_fault!(self.config, NoSync) {
+        let WritingMode { mode, honours_durable } = self.writing_mode();
+        if mode == LogMode::Direct && honours_durable && !injected_fault!(self.config, NoSync) {
             WriteMode::Durable
         } else {
             self.plain()
@@ -374,8 +388,9 @@ impl Core {
         if injected_fault!(self.config, NoSync) {
             return Ok(());
         }
-        match self.ring.sync(lsns.clone()) {
-            Err(_) if injected_fault!(self.config, SyncRetried) => self.ring.sync(lsns),
+        let Some(ring) = self.write.ring.get() else { return Ok(()) };
+        match ring.sync(lsns.clone()) {
+            Err(_) if injected_fault!(self.config, SyncRetried) => ring.sync(lsns),
             synced => synced,
         }
     }

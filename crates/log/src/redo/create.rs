@@ -6,13 +6,14 @@
 //! A failure leaves what was there before unchanged, and removes what was made except for an empty directory.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
 };
 use pagekeeper_kernel::text::escaped;
 
-use super::control::{self, Control, ControlState, DecodedControl, LOCK};
+use super::control::{self, Control, ControlState, DecodedControl, LOCK, Phase};
 use super::core::Core;
 use super::options::RedoOptions;
 use super::{open, ring, salt};
@@ -40,7 +41,7 @@ pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Er
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         sync_names(options, parent, &*io)?;
     }
-    let mut made = Made { io: &*io, paths: Vec::new() };
+    let mut made = Made { io: &io, paths: Vec::new() };
     match make(options, directory, &mut made) {
         Ok((lock, state)) => open::open_new(options, directory, lock, state),
         Err(error) => {
@@ -63,7 +64,7 @@ fn make(
     directory: &Path,
     made: &mut Made<'_>,
 ) -> Result<(pagekeeper_io::Lock, ControlState), Error> {
-    let io = made.io;
+    let io = &**made.io;
     let lock = io.lock(&directory.join(LOCK))?;
     made.paths.push(directory.join(LOCK));
     // Again: another may have made a log here meanwhile.
@@ -75,13 +76,16 @@ fn make(
         log_id: salt::random(),
         geometry: options.geometry(),
         max_unsynced: options.max_unsynced,
-        in_use: false,
+        phase: Phase::Making,
         checkpoint: 0,
         salt: salt::unlike(0),
+        settled: 0,
+        longest: 0,
+        epochs: Vec::new(),
     };
     let path = directory.join(control::NAME);
     made.paths.push(path.clone());
-    let mut control = Control::create(io, &path, state)?;
+    let mut control = Control::create(made.io, &path, state)?;
     sync_names(options, directory, io)?;
     let zeros = AlignedBuf::new(ZEROS);
     for index in 0..options.files {
@@ -90,8 +94,8 @@ fn make(
         make_file(io, &path, options.file_bytes, &zeros)?;
     }
     sync_names(options, directory, io)?;
-    control.write(ControlState { in_use: true, ..control.state() })?;
-    Ok((lock, control.state()))
+    control.write(ControlState { phase: Phase::Closed, ..control.state().clone() })?;
+    Ok((lock, control.state().clone()))
 }
 
 /// A file of zeros, durable but for its name: what overwrites it later needs no room and no journal of the file system.
@@ -135,7 +139,7 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
         DecodedControl::Nothing
     };
     match found {
-        DecodedControl::State(state) if !state.in_use => Ok(left),
+        DecodedControl::State(state, _) if state.phase == Phase::Making => Ok(left),
         // The very first thing to be made was interrupted.
         DecodedControl::Nothing if has_control && left.len() == 1 => Ok(left),
         _ => not_empty(left.swap_remove(0)),
@@ -144,7 +148,7 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
 
 /// What was made so far.
 struct Made<'a> {
-    io: &'a dyn Io,
+    io: &'a Arc<dyn Io>,
     paths: Vec<PathBuf>,
 }
 

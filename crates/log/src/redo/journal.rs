@@ -21,10 +21,10 @@ use std::thread::{Builder, JoinHandle};
 
 use super::chunks::{CHUNK, Chunk, Chunks};
 use super::mapping::Mapping;
-use super::ring::RingSource;
+use super::ring::{Read, RingSource};
 use crate::Error;
 use crate::convert::to_usize;
-use crate::record::{BLOCK, HEADER, Header, Kind, Reach, Source};
+use crate::record::{BLOCK, HEADER, Header, Reach, Source, Unreadable};
 use bytes::Bytes;
 
 /// Bytes of the first step: as many pieces as a wide disk serves at once. Many logs have no more.
@@ -53,6 +53,7 @@ struct Step {
     chunks: Vec<Chunk>,
     /// Why it did not read all.
     failed: Option<Error>,
+    unreadable: Unreadable,
 }
 
 /// The journal, as a reader goes through it.
@@ -67,6 +68,8 @@ pub(super) struct Journal {
     read: u64,
     /// Why there is no more to be had.
     failed: Option<Error>,
+    /// What is zeros because it can't be read.
+    unreadable: Unreadable,
     /// The steps that are on their way, in order.
     coming: VecDeque<JoinHandle<Step>>,
     /// Where the last of them ends.
@@ -87,6 +90,7 @@ impl Journal {
             joined: None,
             read: lsn - lsn % BLOCK,
             failed: None,
+            unreadable: Unreadable::default(),
             coming: VecDeque::new(),
             asked: lsn - lsn % BLOCK,
             is_begun: false,
@@ -124,6 +128,7 @@ impl Journal {
         };
         self.read = step.chunks.last().map_or(self.read, Chunk::end);
         self.held.extend(step.chunks);
+        self.unreadable.extend(step.unreadable);
         self.failed = step.failed;
     }
 
@@ -152,7 +157,7 @@ impl Journal {
                 return (records, at < limit);
             }
             let header = self.held.header(at).and_then(|bytes| Header::decode(&bytes, at, salt));
-            let Some(header) = header.filter(|header| header.kind != Kind::Epoch) else {
+            let Some(header) = header else {
                 return (records, false);
             };
             match header.next() {
@@ -243,6 +248,10 @@ impl Reach for Journal {
         (self.salt == header.salt && self.checked.contains(&header.lsn)) || self.held.is_whole(header)
     }
 
+    fn unreadable(&self, lsns: &Range<u64>) -> Option<Error> {
+        self.unreadable.within(lsns)
+    }
+
     fn end(&self) -> u64 {
         self.source.end()
     }
@@ -268,23 +277,24 @@ fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Mapping>) -> Step
     let last = len % CHUNK;
     memory.resize_with(len / CHUNK, || Mapping::new(CHUNK));
     memory.extend((last > 0).then(|| Mapping::new(last)));
-    let (upto, failed) = source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
+    let Read { upto, failed, unreadable } =
+        source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
     let starts = (lsns.start..upto).step_by(CHUNK);
     let chunk = |(start, map): (u64, Mapping)| {
         let len = to_usize((upto - start).min(map.len() as u64));
         Chunk::read(start, map, len)
     };
-    Step { chunks: starts.zip(memory).map(chunk).collect(), failed }
+    Step { chunks: starts.zip(memory).map(chunk).collect(), failed, unreadable }
 }
 
 #[cfg(test)]
 mod tests {
-    use pagekeeper_io::{Access, Io, SimDisk};
+    use pagekeeper_io::{Access, Damage, Io, SimDisk};
     use proptest::prelude::*;
 
     use super::super::ring::Geometry;
     use super::*;
-    use crate::record::{Reader, encode, encode_epoch, encode_padding};
+    use crate::record::{EpochAt, Kind, Reader, encode, encode_padding};
 
     /// Entries, and how reading ended: where and under which salt, or why not.
     type Found = (Vec<(u64, u64, Vec<u8>)>, Result<(u64, u32), Error>);
@@ -301,16 +311,19 @@ mod tests {
     }
 
     proptest! {
-        /// Of logs with holes, epochs, damage and bounds: what is read through a buffer, and what is read ahead, is the same.
+        /// Of logs with holes, epochs, damage and blocks that can't be read: what is read through a buffer, and what is read ahead, is the same.
         #[test]
         fn reading_ahead_finds_what_reading_through_a_buffer_does(
             steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),
             damage in prop::collection::vec(0_usize..200_000, 0..3),
-            bound in prop::option::of(8_u64..20),
+            longest in prop::option::of(1_u64..20),
+            bad in prop::option::of(0_u64..48),
+            known in 0_usize..30,
         ) {
             let geometry = Geometry { file_bytes: 64 << 10, files: 3 };
             let mut bytes = Vec::new();
             let mut salt = 1;
+            let mut epochs = Vec::new();
             for (len, what, behind) in &steps {
                 let lsn = bytes.len() as u64;
                 bytes.extend(encode(Kind::Data, &vec![*what; *len], lsn, salt, lsn.saturating_sub(behind * 8)));
@@ -318,10 +331,10 @@ mod tests {
                 match what {
                     0..3 => bytes.extend(encode_padding(lsn, salt, lsn.saturating_sub(behind * 8))),
                     3 => {
-                        let (start, epoch) = encode_epoch(lsn, salt, salt + 1);
-                        bytes.resize(usize::try_from(start).unwrap(), 0xee);
-                        bytes.extend(epoch);
                         salt += 1;
+                        let epoch = EpochAt { previous_end: lsn, salt };
+                        bytes.resize(usize::try_from(epoch.start()).unwrap(), 0xee);
+                        epochs.push(epoch);
                     }
                     _ => {}
                 }
@@ -342,13 +355,19 @@ mod tests {
                     disk.open(path.as_ref(), Access::Direct).unwrap()
                 })
                 .collect();
+            if let Some(block) = bad {
+                let path = format!("/redo.{:03}", block / 16);
+                let at = block % 16 * BLOCK;
+                disk.damage(&path, &Damage::Unreadable(at..at + 1)).unwrap();
+            }
             let io: Arc<dyn Io> = Arc::new(disk);
             let source = || RingSource::new(Arc::clone(&io), geometry, Arc::clone(&files), geometry.capacity());
-            let bound = bound.map_or(u64::MAX, |blocks| blocks * BLOCK);
-            let expected = all(Reader::new(source(), 0, 1).with_max_unsynced(bound));
+            let longest = longest.map_or(u64::MAX, |blocks| blocks * BLOCK);
+            let epochs = || epochs.iter().copied().take(known);
+            let expected = all(Reader::new(source(), 0, 1).with_longest(longest).with_epochs(epochs()));
             for has_threads in [false, true] {
-                let journal = Journal::new(source(), 0, has_threads);
-                prop_assert_eq!(&all(Reader::over(journal, 0, 1).with_max_unsynced(bound)), &expected);
+                let reader = Reader::over(Journal::new(source(), 0, has_threads), 0, 1);
+                prop_assert_eq!(&all(reader.with_longest(longest).with_epochs(epochs())), &expected);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The redo log: a ring of preallocated files that many threads append to.
 
+mod begin;
 mod buffer;
 mod checkpoint;
 mod chunks;
@@ -175,12 +176,13 @@ impl RedoLog {
 
     /// Bytes of the ring.
     pub fn capacity(&self) -> u64 {
-        self.core.ring.geometry.capacity()
+        self.core.config.geometry.capacity()
     }
 
-    /// How the files are written; never [`LogMode::Auto`].
+    /// How the files are written; never [`LogMode::Auto`]. Found out by trying, which takes a few milliseconds, when it is asked for
+    /// or the first record is appended.
     pub fn mode(&self) -> LogMode {
-        self.core.config.mode
+        self.core.writing_mode().mode
     }
 
     /// What the log did since it was opened.
@@ -190,7 +192,8 @@ impl RedoLog {
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
-    /// Makes everything durable and closes the log. Dropping it does the same, but can't report an error.
+    /// Makes everything durable, notes where the log ends, and closes it: whatever of it changes from then on is found by who opens
+    /// it. Dropping it does the same, but can't report an error. A log to which nothing was appended is left as it is.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }
@@ -199,6 +202,7 @@ impl RedoLog {
         threads::stop(&self.core, std::mem::take(&mut self.threads));
         self.core.check()?;
         self.core.wait_durable(self.core.buffer.reserved())?;
+        self.core.note_end()?;
         threads::release_all(&self.core);
         Ok(())
     }
@@ -212,10 +216,14 @@ impl RedoOptions {
     /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
     pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
         self.check()?;
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
         RedoLog::new(create::create(&self, directory)?)
     }
 
-    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with.
+    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with. Nothing is written before the
+    /// first append or checkpoint.
     ///
     /// Fails, having changed nothing, where there is no log ([`Error::NoLog`]), another has it open
     /// ([`pagekeeper_io::Error::Locked`]), a file is missing or of another size, or records that were acknowledged are lost

@@ -1,22 +1,21 @@
-//! Opens a log: finds where it ends, what of it is kept, and begins the new epoch.
+//! Opens a log: finds where it ends, and what of it is kept.
 //!
 //! Invariants:
-//! 1. Nothing is written before everything was checked.
-//! 2. What is kept is read from the device, where direct reads work, and synced before anything is appended: after a kill, or a sync that
-//!    failed, the page cache may show what the device does not have. A file of which nothing is kept needs no sync: its content is
-//!    before the checkpoint, or past the end, where the new epoch makes it invalid.
-//! 3. Nothing is appended before the new epoch is durable: what a crash left past the end has another salt.
+//! 1. Nothing is written: what has to be noted before an append is noted by the first one ([`super::begin`]). So an opening uses nothing
+//!    up, whatever comes of it, and needs no room.
+//! 2. What is kept is read from the device, where direct reads work, and synced before anything is acknowledged that comes after it:
+//!    after a kill, or a sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs
+//!    no sync: its content is before the checkpoint, or past the end. Neither does a log that was closed.
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
-use pagekeeper_kernel::mutex::lock;
+use pagekeeper_io::{Access, Error as IoError, Io, IoFile, Lock, open_past_cache};
 
-use super::control::{self, Control, ControlState, DecodedControl};
+use super::control::{self, Control, ControlState, DecodedControl, Phase};
 use super::core::Core;
 use super::group_commit::GroupCommit;
 use super::journal::Journal;
@@ -24,14 +23,15 @@ use super::journal::Recovered;
 use super::options::RedoOptions;
 use super::release::Releaser;
 use super::ring::Lsn;
-use super::ring::{self, Ring, RingSource};
+use super::ring::{self, RingSource};
 use super::state::{
-    CheckpointState, Configuration, EpochState, Epochs, EventCounts, Lifecycle, ReleaseState, SyncState,
+    CheckpointState, Configuration, Due, EpochState, Epochs, EventCounts, Lifecycle, ReleaseState, SyncState,
+    WriteState,
 };
-use super::{buffer, metrics, salt};
+use super::{buffer, metrics};
+use crate::Error;
 use crate::injected_fault::injected_fault;
-use crate::record::{self, BLOCK, Entry, EpochAt, HEADER, Reader};
-use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
+use crate::record::{BLOCK, Entry, HEADER, Reader};
 
 /// Opens a log that is there.
 pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
@@ -69,34 +69,34 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
     if !has(&|name| name == control::NAME) {
         return Err(Error::NoLog { path });
     }
-    let held = io.lock(&directory.join(control::LOCK))?;
-    let state = match control::read(&*open_to_recover(options, &*io, &path)?)? {
-        DecodedControl::State(state) if state.in_use => state,
-        DecodedControl::State(_) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
+    let lock_path = directory.join(control::LOCK);
+    let held = if options.read_only { io.lock_shared(&lock_path)? } else { Some(io.lock(&lock_path)?) };
+    let control = open_to_recover(options, &*io, &path)?;
+    let (state, slot) = match control::read(&*control)? {
+        DecodedControl::State(state, slot) if state.phase != Phase::Making => (state, slot),
+        DecodedControl::State(..) => return Err(Error::Unfinished { path: directory.to_path_buf() }),
         DecodedControl::Nothing if !has(&ring::is_name) => {
             return Err(Error::Unfinished { path: directory.to_path_buf() });
         }
         DecodedControl::Nothing => return Err(Error::BrokenControl { path }),
-        DecodedControl::Version(version) => return Err(Error::UnknownVersion { path, version }),
+        DecodedControl::Version(version) if version < control::VERSION => {
+            return Err(Error::OldVersion { path, version: version.into() });
+        }
+        DecodedControl::Version(version) => {
+            return Err(Error::UnknownVersion { path, version: version.into() });
+        }
     };
     let sources = open_sources(options, &*io, directory, state.geometry)?;
     let source =
         RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
-    let choose = || choose_mode(options, &*io, directory);
-    let (found, mode) = std::thread::scope(|scope| {
-        // Trying how the disk can be written takes it some time, too.
-        let chosen = options
-            .threads
-            .then(|| Builder::new().name("log_opener".to_owned()).spawn_scoped(scope, choose).ok())
-            .flatten();
-        let found = walk(options, source, &state, wanted);
-        let mode = match chosen {
-            Some(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => choose(),
-        };
-        (found, mode)
-    });
-    start(options, directory, held, state, Some(found?), sources, mode?)
+    let found = walk(options, source, &state, wanted)?;
+    let is_new = state.phase == Phase::Closed;
+    let kept = state.checkpoint - state.checkpoint % BLOCK..found.end.next_multiple_of(BLOCK);
+    // What was closed was synced before.
+    if !(is_new || options.read_only || injected_fault!(options, NoSyncAtOpen)) {
+        sync_kept(state.geometry, &sources, kept, &*control, options.threads)?;
+    }
+    start(options, directory, held, state, slot, found, sources)
 }
 
 /// Opens a log that was just made.
@@ -108,8 +108,8 @@ pub(super) fn open_new(
 ) -> Result<Core, Error> {
     let io = options.io_or_best();
     let sources = open_sources(options, &*io, directory, state.geometry)?;
-    let mode = choose_mode(options, &*io, directory)?;
-    start(options, directory, held, state, None, sources, mode)
+    let found = Walked { end: 0, salt: state.salt };
+    start(options, directory, Some(held), state, 0, found, sources)
 }
 
 /// Where the ring wraps around to the checkpoint's block.
@@ -117,18 +117,12 @@ fn wraparound_end(state: &ControlState) -> u64 {
     state.checkpoint - state.checkpoint % BLOCK + state.geometry.capacity()
 }
 
-fn choose_mode(options: &RedoOptions, io: &dyn Io, directory: &Path) -> Result<LogMode, Error> {
-    let syncs =
-        if options.flush_policy == FlushPolicy::EachCommit { Syncs::EachCommit } else { Syncs::Seldom };
-    Ok(options.mode.choose(io, directory, Use::Overwrite, syncs)?.mode)
-}
-
 /// What a log that is there has.
+#[derive(Clone, Copy)]
 struct Walked {
     end: u64,
     /// In force at the end.
     salt: u32,
-    epochs: Vec<EpochAt>,
 }
 
 /// Reads all that the log has.
@@ -139,9 +133,14 @@ fn walk(
     mut wanted: Option<Wanted<'_>>,
 ) -> Result<Walked, Error> {
     let journal = Journal::new(source, state.checkpoint, options.threads);
-    let mut reader = Reader::over(journal, state.checkpoint, state.salt);
-    if let Some(max) = state.max_unsynced {
-        reader = reader.with_max_unsynced(max);
+    let mut reader = Reader::over(journal, state.checkpoint, state.salt)
+        .with_epochs(state.epochs.iter().copied())
+        .with_longest(state.longest);
+    if !injected_fault!(options, SettledNotKept) {
+        reader = reader.settled(state.settled);
+    }
+    if state.phase == Phase::Closed && !injected_fault!(options, SettledNotKept) {
+        reader = reader.until(state.settled);
     }
     #[cfg(any(test, feature = "injected-faults"))]
     {
@@ -167,84 +166,64 @@ fn walk(
     if !is_boundary && from != end {
         return Err(Error::NotARecord { lsn: from });
     }
-    Ok(Walked { end, salt: reader.salt(), epochs: reader.epochs().to_vec() })
+    Ok(Walked { end, salt: reader.salt() })
 }
 
-/// Opens what the control file says; nothing was found in a log that was just made.
+/// Goes on from what the control file says, and what was found.
 fn start(
     options: &RedoOptions,
     directory: &Path,
-    held: Lock,
+    held: Option<Lock>,
     state: ControlState,
-    found: Option<Walked>,
+    slot: usize,
+    found: Walked,
     sources: Arc<[Arc<dyn IoFile>]>,
-    mode: LogMode,
 ) -> Result<Core, Error> {
     let io = options.io_or_best();
     let geometry = state.geometry;
-    let limit = wraparound_end(&state);
-    let mut epochs = Epochs { first: state.salt, later: Vec::new(), due: None };
-    let mut salt = state.salt;
-    if let Some(found) = found {
-        salt = found.salt;
-        epochs.later = found.epochs;
-        epochs.due = Some(found.end);
-    }
-    let access = if mode == LogMode::Direct { Access::Direct } else { Access::Buffered };
-    let files: Result<Vec<_>, IoError> = (0..geometry.files)
-        .map(|index| io.open_writable(&directory.join(ring::name(index)), access, Create::Never))
-        .collect();
-    let ring = Ring { geometry, files: files? };
+    let ring_limit = wraparound_end(&state);
+    let due = Due { previous_end: found.end, epoch: state.phase != Phase::Closed };
+    let epochs = Epochs { first: state.salt, later: state.epochs.clone(), due: Some(due) };
+    let checkpoint = state.checkpoint;
+    let max_unsynced = state.max_unsynced.unwrap_or(u64::MAX);
     #[cfg_attr(
         not(any(test, feature = "injected-faults")),
         expect(unused_mut, reason = "tests inject faults")
     )]
-    let mut control = Control::open(&*io, &directory.join(control::NAME), state)?;
+    let mut control = Control::open(&io, &directory.join(control::NAME), state, slot);
     #[cfg(any(test, feature = "injected-faults"))]
     {
         control.injected_fault = options.injected_fault;
     }
-    let start = epochs.due.unwrap_or(0).next_multiple_of(BLOCK);
-    if epochs.due.is_some() && !injected_fault!(options, NoSyncAtOpen) {
-        sync_kept(&ring, state.checkpoint - state.checkpoint % BLOCK..start, &control, options.threads)?;
-    }
-    if injected_fault!(options, NoEpoch) {
-        epochs.due = None;
-    }
-    #[cfg(any(test, feature = "injected-faults"))]
-    let goes_on_at = epochs.due;
-    if injected_fault!(options, AppendIntoTornBlock) {
-        epochs.due = None;
-    }
-    // As long as an epoch is due nothing else gets room.
-    let open_limit = if epochs.due.is_some() { start } else { limit };
-    #[cfg(any(test, feature = "injected-faults"))]
     let start = if injected_fault!(options, AppendIntoTornBlock) {
-        goes_on_at.map_or(0, |end| end - end % BLOCK)
+        found.end - found.end % BLOCK
     } else {
-        start
+        found.end.next_multiple_of(BLOCK)
     };
-    let max_unsynced = state.max_unsynced.unwrap_or(u64::MAX);
-    let (buffer, taker) =
-        buffer::Buffer::new(options.buffer_bytes, start, open_limit.min(start.saturating_add(max_unsynced)));
+    let buffer_bytes = if options.read_only { super::options::MIN_BUFFER } else { options.buffer_bytes };
+    // As long as nothing was begun nothing gets room.
+    let (buffer, taker) = buffer::Buffer::new(buffer_bytes, start, start);
     #[cfg(any(test, feature = "injected-faults"))]
     if injected_fault!(options, AppendIntoTornBlock) {
-        go_on_in_block(&buffer, &sources, geometry, goes_on_at.unwrap_or(0))?;
+        go_on_in_block(&buffer, &sources, geometry, found.end)?;
     }
     let core = Core {
         config: Configuration {
             policy: options.flush_policy,
-            mode,
+            directory: directory.to_path_buf(),
+            geometry,
+            asked_mode: options.mode,
+            read_only: options.read_only,
             max_unsynced,
             start,
             write_threshold: buffer.capacity().min(1 << 20) / 4,
             releases: options.release,
-            has_threads: options.threads,
+            has_threads: options.threads && !options.read_only,
             on_backpressure: options.on_backpressure.clone(),
             #[cfg(any(test, feature = "injected-faults"))]
             injected_fault: options.injected_fault,
         },
-        ring,
+        write: WriteState::default(),
         sources,
         io,
         buffer,
@@ -254,11 +233,12 @@ fn start(
             durable: AtomicU64::new(start),
             group_commit: GroupCommit::default(),
         },
-        checkpoint: CheckpointState { control: Mutex::new(control), lsn: AtomicU64::new(state.checkpoint) },
+        checkpoint: CheckpointState { control: Mutex::new(control), lsn: AtomicU64::new(checkpoint) },
         epoch: EpochState {
             epochs: Mutex::new(epochs),
-            salt: AtomicU32::new(salt),
-            ring_limit: AtomicU64::new(open_limit),
+            salt: AtomicU32::new(found.salt),
+            begun: AtomicBool::new(false),
+            ring_limit: AtomicU64::new(ring_limit),
         },
         release: ReleaseState {
             releaser: Mutex::new(Releaser::new(start)),
@@ -269,55 +249,34 @@ fn start(
         counters: metrics::Counters::default(),
         _lock: held,
     };
-    core.begin_due_epoch(limit)?;
+    if injected_fault!(options, AppendIntoTornBlock) && !options.read_only {
+        core.begin()?;
+    }
     Ok(core)
 }
 
-impl Core {
-    /// Begins the epoch that this opening owes, if there is room for it, and lets appends go up to `limit`.
-    pub(super) fn begin_due_epoch(&self, limit: u64) -> Result<(), Error> {
-        let mut epochs = lock(&self.epoch.epochs);
-        if let Some(previous_end) = epochs.due {
-            let start = previous_end.next_multiple_of(BLOCK);
-            if start + BLOCK > limit {
-                return Ok(());
-            }
-            let salt_before = self.epoch.salt.load(Ordering::Relaxed);
-            let salt =
-                if injected_fault!(self.config, SameSalt) { salt_before } else { salt::unlike(salt_before) };
-            let (_, block) = record::encode_epoch(previous_end, salt_before, salt);
-            if let Some(span) = self.buffer.reserve_beyond_limit(BLOCK) {
-                self.buffer.fill(span, [&block, &[]]);
-            }
-            self.wait_durable(start + BLOCK)?;
-            self.epoch.salt.store(salt, Ordering::Relaxed);
-            epochs.later.push(EpochAt { previous_end, start, salt });
-            epochs.due = None;
-        }
-        self.epoch.ring_limit.fetch_max(limit, Ordering::SeqCst);
-        // Releases the salt to all whom it lets in.
-        self.raise_limit();
-        self.events.room.notify_all();
-        Ok(())
-    }
-}
-
 /// Makes durable what is kept: the control file, and all files that have a part of these LSNs. At once, if there may be threads.
-fn sync_kept(ring: &Ring, lsns: Range<u64>, control: &Control, threads: bool) -> Result<(), Error> {
-    let mut kept: Vec<usize> = ring.geometry.pieces(lsns).map(|(index, _)| index).collect();
+fn sync_kept(
+    geometry: ring::Geometry,
+    files: &[Arc<dyn IoFile>],
+    lsns: Range<u64>,
+    control: &dyn IoFile,
+    threads: bool,
+) -> Result<(), Error> {
+    let mut kept: Vec<usize> = geometry.pieces(lsns).map(|(index, _)| index).collect();
     kept.sort_unstable();
     kept.dedup();
-    let sync = |index: usize| Ok::<(), Error>(ring.files[index].sync_all()?);
+    let sync = |index: usize| Ok::<(), Error>(files[index].sync_all()?);
     if !threads {
         kept.into_iter().try_for_each(sync)?;
-        return control.sync();
+        return Ok(control.sync_all()?);
     }
     std::thread::scope(|scope| {
         let others: Vec<_> = kept
             .iter()
             .map(|index| (index, Builder::new().spawn_scoped(scope, move || sync(*index))))
             .collect();
-        let synced = control.sync();
+        let synced = control.sync_all().map_err(Error::from);
         others
             .into_iter()
             .map(|(index, thread)| match thread {
@@ -371,7 +330,7 @@ fn go_on_in_block(
     geometry: ring::Geometry,
     end: u64,
 ) -> Result<(), Error> {
-    let mut block = pagekeeper_io::AlignedBuf::new(record::BLOCK_LEN);
+    let mut block = pagekeeper_io::AlignedBuf::new(crate::record::BLOCK_LEN);
     let (file, offset) = geometry.locate(end - end % BLOCK);
     files[file].read_at(offset, &mut block)?;
     if let Some(span) = buffer.reserve_beyond_limit(end % BLOCK) {

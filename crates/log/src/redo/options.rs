@@ -13,7 +13,7 @@ use crate::{Error, LogMode};
 /// The smallest ring, in bytes.
 pub(super) const MIN_RING: u64 = 16 * BLOCK;
 /// The smallest log buffer, in bytes.
-const MIN_BUFFER: usize = 8 * BLOCK_LEN;
+pub(super) const MIN_BUFFER: usize = 8 * BLOCK_LEN;
 const MAX_BUFFER: usize = 1 << 32;
 
 /// When what was appended is durable: what [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed) waits for.
@@ -87,6 +87,7 @@ pub struct RedoOptions {
     pub(super) io: Option<Arc<dyn Io>>,
     pub(super) on_backpressure: Option<OnBackpressure>,
     pub(super) threads: bool,
+    pub(super) read_only: bool,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
@@ -104,6 +105,7 @@ impl Default for RedoOptions {
             io: None,
             on_backpressure: None,
             threads: true,
+            read_only: false,
             #[cfg(any(test, feature = "injected-faults"))]
             injected_fault: None,
         }
@@ -137,10 +139,8 @@ impl RedoOptions {
     /// For [`Self::create`]: the log keeps it for ever.
     ///
     /// With a bound, the log syncs by itself when half of it is reached, and an append that would pass it waits for that, whatever
-    /// the policy; no record can be longer than it, less five blocks. In return opening reads no more than the records since the
-    /// checkpoint and three times the bound after them, but for what is read ahead (at most 64 MiB): after that there can be no
-    /// record that proves an earlier one durable. Without a bound all of the ring is read, to distinguish a torn
-    /// tail from lost records.
+    /// the policy; no record can be longer than it, less five blocks. In return less can be lost, and an opening has less to read: past
+    /// the end it searches as far as the longest record can be long.
     #[must_use]
     pub fn max_unsynced(mut self, bytes: u64) -> Self {
         self.max_unsynced = (bytes > 0).then_some(bytes);
@@ -195,6 +195,33 @@ impl RedoOptions {
     #[must_use]
     pub fn without_threads(mut self) -> Self {
         self.threads = false;
+        self
+    }
+
+    /// Opens the log to read only [default: no]: not one byte is written, and no file made, so that it can also be read on a read-only
+    /// or full file system. Others may read it at the same time; while it is open for writing it is [`pagekeeper_io::Error::Locked`].
+    /// Appends and checkpoints fail with [`Error::ReadOnly`].
+    ///
+    /// What is found after a crash is what the device has at the time; it is not made durable.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pagekeeper_io::SimDisk;
+    /// use pagekeeper_log::{Error, RedoLog};
+    /// let disk = SimDisk::new();
+    /// let options = RedoLog::options().files(1).file_bytes(64 << 10).buffer_bytes(32 << 10).io(Arc::new(disk.clone()));
+    /// options.clone().create("/redo".as_ref())?.append(b"x")?;
+    /// let changes = disk.ops();
+    /// let log = options.read_only(true).open("/redo".as_ref())?;
+    /// assert_eq!(log.read_from(0)?.count(), 1);
+    /// assert_eq!(log.append(b"y"), Err(Error::ReadOnly));
+    /// drop(log);
+    /// assert_eq!(disk.ops(), changes);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
         self
     }
 

@@ -42,14 +42,16 @@ impl RedoReader {
         if !(from..=end).contains(&lsn) || !lsn.is_multiple_of(8) {
             return Err(Error::NotInLog { lsn, from, upto: end });
         }
-        let (salt, end) = {
+        let (salt, later, end) = {
             let epochs = lock(&core.epoch.epochs);
-            // As long as no epoch was begun there is nothing past where the last one ended.
-            (epochs.salt_at(lsn), epochs.due.unwrap_or(end))
+            // As long as nothing was appended there is nothing past where the log ended.
+            let end = epochs.due.map_or(end, |due| end.min(due.previous_end));
+            (epochs.salt_at(lsn), epochs.past(lsn), end)
         };
         let ring = core.source(end);
         let source = LiveSource { ring, core: Arc::clone(core) };
-        Ok(Self { reader: Reader::until(source, lsn, salt, end), failed: false })
+        let reader = Reader::new(source, lsn, salt).with_epochs(later.into_iter()).until(end);
+        Ok(Self { reader, failed: false })
     }
 }
 
@@ -81,7 +83,7 @@ impl Source for LiveSource {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let got = self.ring.read(lsn, bytes)?;
         // After a wraparound the same bytes are written only after they were reserved.
-        if self.core.buffer.reserved() > lsn + self.core.ring.geometry.capacity() {
+        if self.core.buffer.reserved() > lsn + self.core.config.geometry.capacity() {
             return Err(Error::Overtaken { lsn });
         }
         Ok(got)

@@ -17,6 +17,7 @@ use pagekeeper_policy::exact::releases;
 use pagekeeper_policy::{Rewrite, Rule, WINDOW};
 
 use super::core::Core;
+use super::ring::Ring;
 use crate::LogMode;
 use crate::record::BLOCK;
 
@@ -66,15 +67,17 @@ impl Releaser {
     /// Releases what is behind the writer; all, if there is none any more.
     pub(super) fn step(&mut self, core: &Core, has_writer: bool) {
         let written = core.buffer.taken();
-        if core.config.mode == LogMode::Direct || self.keeps {
+        let Some(ring) =
+            core.write.ring.get().filter(|_| !self.keeps && core.writing_mode().mode != LogMode::Direct)
+        else {
             self.reached(core, written);
             return;
-        }
+        };
         self.add(core, written);
-        let geometry = core.ring.geometry;
+        let geometry = core.config.geometry;
         let place = has_writer.then(|| geometry.locate(written));
         self.windows.sort_unstable_by_key(|window| (window.file, window.range.start));
-        let resident = self.forget_gone(core, place);
+        let resident = self.forget_gone(ring, place);
         let durable = core.durable();
         for windows in self.windows.chunk_by_mut(|a, b| a.file == b.file) {
             let file = windows[0].file;
@@ -83,7 +86,7 @@ impl Releaser {
                 Some(_) | None => Writer::Elsewhere,
             };
             let allowance = Allowance::new(RULE, writer, geometry.file_bytes);
-            release(core, &allowance, windows, durable);
+            release(core, ring, &allowance, windows, durable);
         }
         core.counters.resident.store(resident, Ordering::Relaxed);
         self.reached(core, written);
@@ -91,11 +94,11 @@ impl Releaser {
 
     /// Forgets the windows of which nothing is resident, but for the writer's, and those that resist. How much is resident of
     /// the others.
-    fn forget_gone(&mut self, core: &Core, writer: Option<(usize, u64)>) -> u64 {
+    fn forget_gone(&mut self, ring: &Ring, writer: Option<(usize, u64)>) -> u64 {
         let mut resident = 0;
         self.windows.retain(|window| {
             let len = window.range.end - window.range.start;
-            let there = match core.ring.files[window.file].residency(window.range.clone()) {
+            let there = match ring.files[window.file].residency(window.range.clone()) {
                 Ok(Some(found)) => found.resident.min(len),
                 // It can't be seen: what was released twice is gone.
                 Ok(None) | Err(_) if window.tries > 1 => 0,
@@ -112,7 +115,7 @@ impl Releaser {
 
     /// Adds the windows that were written to since the last step.
     fn add(&mut self, core: &Core, written: u64) {
-        let geometry = core.ring.geometry;
+        let geometry = core.config.geometry;
         let mut lsn = self.at.max(written.saturating_sub(geometry.capacity()));
         for (file, range) in geometry.pieces(lsn..written) {
             let mut start = range.start - range.start % WINDOW;
@@ -139,8 +142,14 @@ impl Releaser {
 }
 
 /// Releases what may go of these windows of one file, which ascend, and starts writeback of what is to go a step later.
-fn release(core: &Core, allowance: &Allowance<'_>, windows: &mut [UnreleasedWindow], durable: u64) {
-    let Some(file) = windows.first().and_then(|window| core.ring.files.get(window.file)) else { return };
+fn release(
+    core: &Core,
+    ring: &Ring,
+    allowance: &Allowance<'_>,
+    windows: &mut [UnreleasedWindow],
+    durable: u64,
+) {
+    let Some(file) = windows.first().and_then(|window| ring.files.get(window.file)) else { return };
     // What is on its way to the device need not be started: the release waits for it.
     let is_started =
         |window: &UnreleasedWindow| core.writes_back() || window.started || window.upto <= durable;

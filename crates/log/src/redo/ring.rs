@@ -11,7 +11,7 @@ use pagekeeper_io::{BatchRead, Io, IoFile, WriteMode};
 
 use crate::Error;
 use crate::convert::to_usize;
-use crate::record::{BLOCK, Source};
+use crate::record::{BLOCK, BLOCK_LEN, Source, Unreadable, is_of_medium};
 
 /// A position in a [`RedoLog`](crate::RedoLog): bytes since the log was made. It only grows, while the ring wraps around.
 pub type Lsn = u64;
@@ -113,10 +113,56 @@ impl RingSource {
     }
 }
 
+/// What came of a read.
+pub(super) struct Read {
+    /// Up to where there is something in memory.
+    pub(super) upto: u64,
+    /// Why there is no more.
+    pub(super) failed: Option<Error>,
+    /// Blocks before that which the device can't read: zeros are in their place.
+    pub(super) unreadable: Unreadable,
+}
+
 impl RingSource {
-    /// Fills all parts, one after the other, from `lsn` on, with all pieces at once. Says up to where that went well, and what
-    /// went wrong there. It must all be before the end, and aligned.
-    pub(super) fn read_all<'a>(
+    /// Fills all parts, one after the other, from `lsn` on, with all pieces at once. It must all be before the end, and aligned.
+    pub(super) fn read_all<'a>(&self, lsn: u64, parts: impl IntoIterator<Item = &'a mut [u8]>) -> Read {
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        let mut unreadable = Unreadable::default();
+        let (upto, failed) = match self.read_pieces(lsn, parts.iter_mut().map(|part| &mut **part)) {
+            (upto, Some(error)) if is_of_medium(&error) => {
+                self.read_blocks(upto, lsn, &mut parts, &mut unreadable)
+            }
+            read => read,
+        };
+        Read { upto, failed, unreadable }
+    }
+
+    /// The same block by block, from the piece on that failed.
+    fn read_blocks(
+        &self,
+        from: u64,
+        lsn: u64,
+        parts: &mut [&mut [u8]],
+        unreadable: &mut Unreadable,
+    ) -> (u64, Option<Error>) {
+        let blocks = parts.iter_mut().flat_map(|part| part.chunks_mut(BLOCK_LEN));
+        let mut upto = from;
+        for (at, block) in (lsn..).step_by(BLOCK_LEN).zip(blocks).filter(|(at, _)| *at >= from) {
+            match self.read_pieces(at, [&mut *block]) {
+                (_, None) => {}
+                (_, Some(error)) if is_of_medium(&error) => {
+                    block.fill(0);
+                    unreadable.add(at, error);
+                }
+                failed => return failed,
+            }
+            upto = at + block.len() as u64;
+        }
+        (upto, None)
+    }
+
+    /// As [`Self::read_all`]. Says up to where that went well, and what went wrong there.
+    fn read_pieces<'a>(
         &self,
         lsn: u64,
         parts: impl IntoIterator<Item = &'a mut [u8]>,
@@ -173,7 +219,7 @@ impl Source for RingSource {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let wanted = self.end.saturating_sub(lsn).min(bytes.len() as u64);
         let len = to_usize(wanted);
-        let (_, failed) = self.read_all(lsn, [&mut bytes[..len]]);
+        let (_, failed) = self.read_pieces(lsn, [&mut bytes[..len]]);
         failed.map_or(Ok(len), Err)
     }
 

@@ -1,5 +1,6 @@
 //! The parts of a redo log's shared state, grouped by what protects them.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
@@ -8,13 +9,19 @@ use super::event_count::EventCount;
 use super::group_commit::GroupCommit;
 use super::options::{FlushPolicy, OnBackpressure};
 use super::release::Releaser;
+use super::ring::{Geometry, Ring};
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
 
 /// What is fixed when the log is opened.
 pub(super) struct Configuration {
     pub(super) policy: FlushPolicy,
-    pub(super) mode: LogMode,
+    pub(super) directory: PathBuf,
+    pub(super) geometry: Geometry,
+    /// As it was asked for.
+    pub(super) asked_mode: LogMode,
+    /// Nothing is ever written.
+    pub(super) read_only: bool,
     /// Bytes that may be appended and not synced; all there are, if the log has no bound.
     pub(super) max_unsynced: u64,
     /// Where appending began.
@@ -28,6 +35,23 @@ pub(super) struct Configuration {
     pub(super) on_backpressure: Option<OnBackpressure>,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
+}
+
+/// What writing takes: opened when the first record is appended, so that a log that is only read needs neither room nor rights.
+#[derive(Default)]
+pub(super) struct WriteState {
+    /// How it is written, once that was found out.
+    pub(super) mode: OnceLock<WritingMode>,
+    /// The files, once there is something to write.
+    pub(super) ring: OnceLock<Ring>,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WritingMode {
+    pub(super) mode: LogMode,
+    /// A durable write needs no sync behind it.
+    pub(super) honours_durable: bool,
 }
 
 /// What is durable, and who makes it so.
@@ -48,11 +72,13 @@ pub(super) struct CheckpointState {
 
 /// Salts, and how far the epoch that is written now may go.
 pub(super) struct EpochState {
-    /// All epochs since the checkpoint, and those of this opening.
+    /// All epochs since the checkpoint, that of this opening included once it was begun.
     pub(super) epochs: Mutex<Epochs>,
     /// The salt of the epoch that is written now. It changes before the first record only.
     pub(super) salt: AtomicU32,
-    /// Where the ring wraps around to the checkpoint's block, or appends have to stop for an epoch that is due.
+    /// Appending was begun: the control file says that the log is in use, and from where on.
+    pub(super) begun: AtomicBool,
+    /// Where the ring wraps around to the checkpoint's block.
     pub(super) ring_limit: AtomicU64,
 }
 
@@ -92,13 +118,27 @@ pub(super) struct Epochs {
     /// At the checkpoint.
     pub(super) first: u32,
     pub(super) later: Vec<EpochAt>,
-    /// The epoch that this opening has to begin before it appends, if there was no room for it yet: where the log ended.
-    pub(super) due: Option<u64>,
+    /// What this opening has to note before it appends.
+    pub(super) due: Option<Due>,
+}
+
+/// What is to be noted before the first record is appended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Due {
+    /// Where the log ended.
+    pub(super) previous_end: u64,
+    /// It was not closed: what a crash left past the end must not be taken for what is appended now.
+    pub(super) epoch: bool,
 }
 
 impl Epochs {
     /// In force at `lsn`.
     pub(super) fn salt_at(&self, lsn: u64) -> u32 {
-        self.later.iter().rev().find(|epoch| epoch.start < lsn).map_or(self.first, |epoch| epoch.salt)
+        self.later.iter().rev().find(|epoch| epoch.start() <= lsn).map_or(self.first, |epoch| epoch.salt)
+    }
+
+    /// Those that begin past `lsn`.
+    pub(super) fn past(&self, lsn: u64) -> Vec<EpochAt> {
+        self.later.iter().copied().filter(|epoch| epoch.start() > lsn).collect()
     }
 }

@@ -158,10 +158,7 @@ pub(super) fn follow_copy(
     if let Some(slot) = slot
         && rules::before_read(slot, fd, at, length as u64) == How::Uncached
     {
-        match at {
-            Some(at) => rules::before_uncached_copy(slot, fd, at, length as u64),
-            None => rules::uncached_refused(slot),
-        }
+        rules::uncached_refused(slot);
     }
     let result = make();
     if let Some(slot) = slot {

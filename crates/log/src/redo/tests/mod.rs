@@ -4,6 +4,7 @@ mod crashes;
 mod faults;
 mod opening;
 mod residency;
+mod rot;
 mod story;
 mod world;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
+use pagekeeper_io::{Access, Create, Damage, Io, SimDisk, WriteMode};
 
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
@@ -18,23 +18,24 @@ const MIB: u64 = 1 << 20;
 const PIECE: u64 = 512 * KIB;
 const LATENCY: Duration = Duration::from_millis(2);
 
-/// A slow disk that is as wide as can be wanted, and a log of 160 MiB on it with a record of 1 MiB and so many more.
-fn wide(bound: u64, more: u64) -> (SimDisk, RedoOptions) {
+/// A slow disk that is as wide as can be wanted, and a log of 160 MiB on it with a record of 1 MiB and so many more; closed, and as it
+/// was when it was killed.
+fn wide(more: u64) -> ([SimDisk; 2], RedoOptions) {
     let disk = SimDisk::builder().latency(LATENCY).width(1024).build();
     let options = RedoLog::options()
         .files(5)
         .file_bytes(32 * MIB)
-        .max_unsynced(bound)
         .mode(LogMode::Direct)
         .io(Arc::new(disk.clone()))
         .without_threads();
     let log = options.clone().create(dir()).unwrap();
     for number in 0..=more {
-        let end = log.append(&vec![number.to_le_bytes()[0]; usize::try_from(MIB).unwrap()]).unwrap();
+        let end = log.append(&vec![number.to_le_bytes()[0] + 1; usize::try_from(MIB).unwrap()]).unwrap();
         log.wait_flushed(end).unwrap();
     }
+    let killed = disk.after_kill();
     log.close().unwrap();
-    (disk.after_kill(), options)
+    ([disk.after_kill(), killed], options)
 }
 
 /// Opens what is there; gives how many reads, of how many bytes, how wide, and how many latencies it took in all.
@@ -43,49 +44,57 @@ fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, u
     assert!(found.len() == records && found.iter().all(|record| record.body.len() as u64 == MIB));
     let stats = disk.stats();
     let took = disk.now().as_nanos() / LATENCY.as_nanos();
+    assert_eq!(stats.writes, 0);
     drop(log);
+    assert_eq!(disk.stats().writes, 0);
     (stats.reads, stats.bytes, stats.peak_width, u32::try_from(took).unwrap())
 }
 
-/// One read of the control file and one wide step, then the syncs of one file and the control file and the epoch's write.
+/// One read of the control file, and one as wide as what there is.
 #[test]
-fn a_log_with_a_bound_is_opened_by_one_wide_step_and_four_requests() {
-    let (disk, options) = wide(8 * MIB, 0);
+fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
+    let ([closed, _], options) = wide(0);
+    let live = MIB + 4096;
+    assert_eq!(opened(&closed, &options, 1), (1 + live.div_ceil(PIECE), 8192 + live, 3, 2));
+    let ([closed, _], options) = wide(35);
+    let (reads, bytes, width, latencies) = opened(&closed, &options, 36);
+    assert_eq!((bytes, reads, width), (8192 + 36 * live, 1 + (36 * live).div_ceil(PIECE), 64));
+    assert!(latencies <= 3, "{latencies}");
+}
+
+/// Besides what it has, as much as a record can be long is searched; then one file and the control file are synced.
+#[test]
+fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_ring() {
+    let ([_, killed], options) = wide(0);
     let step = 32 * MIB;
-    assert_eq!(opened(&disk, &options, 1), (1 + step / PIECE, 8192 + step, 64, 5));
+    assert_eq!(opened(&killed, &options, 1), (1 + step / PIECE, 8192 + step, 64, 4));
+    let ([_, killed], options) = wide(35);
+    let (_, bytes, width, latencies) = opened(&killed, &options, 36);
+    assert!(bytes > 8192 + (36 + 16) * MIB && bytes <= 8192 + 2 * (36 + 16) * MIB, "{bytes}");
+    assert!((width, latencies) == (64, 7), "{width} {latencies}");
 }
 
-#[test]
-fn opening_reads_what_is_live_and_little_more_if_there_is_a_bound() {
-    let (disk, options) = wide(8 * MIB, 35);
-    let (reads, bytes, width, latencies) = opened(&disk, &options, 36);
-    // Three times the bound.
-    assert!(bytes > 8192 + (36 + 24) * MIB && bytes < 8192 + (36 + 25) * MIB, "{bytes}");
-    assert_eq!((reads, width, latencies), (1 + bytes.div_ceil(PIECE), 64, 8));
-
-    // The end's surroundings go into the next step, and of that there is no more read.
-    let (disk, options) = wide(8 * MIB, 29);
-    let (_, bytes, ..) = opened(&disk, &options, 30);
-    assert!(bytes > 8192 + 32 * MIB && bytes <= 8192 + 2 * 32 * MIB, "{bytes}");
-}
-
-#[test]
-fn without_a_bound_the_whole_ring_is_read_in_nine_steps() {
-    let (disk, options) = wide(0, 0);
-    assert_eq!(opened(&disk, &options, 1), (1 + 160 * MIB / PIECE, 8192 + 160 * MIB, 64, 13));
-}
-
-/// What was read ahead and is not needed may be unreadable.
+/// What was read ahead and is not needed may be unreadable; a block in which a record may have been may not.
 #[test]
 fn only_what_is_needed_must_be_readable() {
-    for bound in [8 * MIB, 0] {
-        let (disk, options) = wide(bound, 0);
-        let options = options.io(Arc::new(disk.clone()));
-        disk.inject("/redo/redo.000", 31 * MIB..32 * MIB, Fault::EIO, Times::Always).unwrap();
-        assert_eq!(options.clone().open(dir()).is_ok(), bound > 0);
-        disk.heal("/redo/redo.000").unwrap();
-        disk.inject("/redo/redo.000", 3 * MIB..4 * MIB, Fault::EIO, Times::Always).unwrap();
-        assert!(matches!(options.open(dir()), Err(Error::Io(_))));
+    let ([closed, killed], options) = wide(0);
+    let end = MIB + 4096;
+    for (block, of_closed, of_killed) in [
+        (100 * 4096, false, false),
+        (end - 4096, false, false),
+        (end, true, false),
+        (end + 4096, true, true),
+        (31 * MIB, true, true),
+    ] {
+        for (disk, opens) in [(&closed, of_closed), (&killed, of_killed)] {
+            let disk = disk.after_kill();
+            disk.damage("/redo/redo.000", &Damage::Unreadable(block + 600..block + 601)).unwrap();
+            let opened = options.clone().io(Arc::new(disk.clone())).recover(dir(), None);
+            match opened {
+                Ok((_, records)) => assert!(opens && records.len() == 1, "{block}"),
+                Err(error) => assert!(!opens && matches!(error, Error::Io(_)), "{block}: {error}"),
+            }
+        }
     }
 }
 
@@ -211,7 +220,9 @@ fn a_bound_is_kept_by_whoever_opens_the_log() {
 fn faults_can_be_injected_by_tests_of_crates_built_on_the_log() {
     let disk = SimDisk::new();
     let log = small(&disk).injected_fault(InjectedFault::NoSync).create(dir()).unwrap();
+    let end = log.append(b"x").unwrap();
+    // Both slots of the control file were.
     let syncs = disk.stats().syncs;
-    log.wait_flushed(log.append(b"x").unwrap()).unwrap();
+    log.wait_flushed(end).unwrap();
     assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, 4096));
 }

@@ -1,0 +1,145 @@
+//! What comes before the first record that is appended, and after the last: how the control file is told of them.
+//!
+//! Invariants:
+//! 1. Before anything is appended the control file says, durably and in both slots, that the log is in use, up to where it is settled,
+//!    and, if it was not closed, under which new salt it goes on: what a crash left past the end is no record under that.
+//! 2. A log that is said to be closed ends where it says: nothing is written to it before the first invariant holds again.
+//! 3. An opening that appends nothing changes nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pagekeeper_io::{Access, Create, Error as IoError, IoFile};
+use pagekeeper_kernel::mutex::lock;
+
+use super::control::{ControlState, MAX_EPOCHS, Phase};
+use super::core::Core;
+use super::ring::{self, Ring};
+use super::salt;
+use super::state::{Due, Epochs, WritingMode};
+use crate::injected_fault::injected_fault;
+use crate::mode::honours_durable_writes;
+use crate::record::{self, BLOCK, EpochAt};
+use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
+
+impl Core {
+    /// How the files are written.
+    pub(super) fn writing_mode(&self) -> WritingMode {
+        *self.write.mode.get_or_init(|| {
+            let (config, io) = (&self.config, &*self.io);
+            let syncs =
+                if config.policy == FlushPolicy::EachCommit { Syncs::EachCommit } else { Syncs::Seldom };
+            // Where nothing can be tried, for want of room or rights, it goes through the page cache.
+            let chosen = if config.read_only {
+                LogMode::Buffered
+            } else {
+                let chosen = config.asked_mode.choose(io, &config.directory, Use::Overwrite, syncs);
+                chosen.map_or(LogMode::Buffered, |chosen| chosen.mode)
+            };
+            let honours_durable = chosen == LogMode::Direct && honours_durable_writes(io, &config.directory);
+            WritingMode { mode: chosen, honours_durable }
+        })
+    }
+
+    /// Begins appending, unless that was done. False if there is no room for another epoch, until the checkpoint moves.
+    pub(super) fn begin(&self) -> Result<bool, Error> {
+        let mut control = lock(&self.checkpoint.control);
+        let mut epochs = lock(&self.epoch.epochs);
+        let Some(due) = epochs.due else { return Ok(true) };
+        self.check()?;
+        let salt_before = self.epoch.salt.load(Ordering::Relaxed);
+        let salt =
+            if injected_fault!(self.config, SameSalt) { salt_before } else { salt::unlike(salt_before) };
+        let now = control.state().clone();
+        let Some(next) = self.with_epoch(&epochs, due, salt, now.checkpoint) else { return Ok(false) };
+        self.open_ring()?;
+        let mut noted = next.later.clone();
+        if injected_fault!(self.config, EpochNotNoted) && due.epoch {
+            noted.pop();
+        }
+        let state = ControlState {
+            phase: Phase::InUse,
+            salt: next.first,
+            settled: self.config.start - self.config.start % BLOCK,
+            longest: record::size(self.longest()).max(2 * BLOCK),
+            epochs: noted,
+            ..now
+        };
+        control.write(state).map_err(|error| if is_passing(&error) { error } else { self.poison(error) })?;
+        self.epoch.salt.store(next.salt_at(self.config.start), Ordering::Relaxed);
+        *epochs = next;
+        // Releases the salt to all whom it lets in.
+        self.epoch.begun.store(true, Ordering::SeqCst);
+        self.raise_limit();
+        self.events.room.notify_all();
+        Ok(true)
+    }
+
+    /// The epochs with the one that is due; `None` where there are too many. One in which nothing is counts for nothing.
+    #[cfg_attr(
+        not(any(test, feature = "injected-faults")),
+        expect(clippy::unused_self, reason = "tests inject faults")
+    )]
+    fn with_epoch(&self, epochs: &Epochs, due: Due, salt: u32, checkpoint: u64) -> Option<Epochs> {
+        let (mut first, mut later) = (epochs.first, epochs.later.clone());
+        let epoch = EpochAt { previous_end: due.previous_end, salt };
+        let mut is_due = due.epoch;
+        if injected_fault!(self.config, NoEpoch) {
+            is_due = false;
+        }
+        if injected_fault!(self.config, AppendIntoTornBlock) {
+            is_due = false;
+        }
+        if is_due {
+            if let Some(last) = later.last_mut().filter(|last| last.start() == epoch.start()) {
+                last.salt = salt;
+            } else if epoch.start() <= checkpoint {
+                first = salt;
+            } else if later.len() < MAX_EPOCHS {
+                later.push(epoch);
+            } else {
+                return None;
+            }
+        }
+        Some(Epochs { first, later, due: None })
+    }
+
+    /// Opens the files to write to, if they are not open.
+    fn open_ring(&self) -> Result<(), Error> {
+        if self.write.ring.get().is_none() {
+            let access =
+                if self.writing_mode().mode == LogMode::Direct { Access::Direct } else { Access::Buffered };
+            let open = |index| {
+                let path = self.config.directory.join(ring::name(index));
+                self.io.open_writable(&path, access, Create::Never)
+            };
+            let files: Result<Vec<Arc<dyn IoFile>>, IoError> =
+                (0..self.config.geometry.files).map(open).collect();
+            let _ = self.write.ring.set(Ring { geometry: self.config.geometry, files: files? });
+        }
+        Ok(())
+    }
+
+    /// Notes where the log ends, once all of it is durable and nothing is appended any more.
+    pub(super) fn note_end(&self) -> Result<(), Error> {
+        if !self.epoch.begun.swap(false, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut control = lock(&self.checkpoint.control);
+        let state = ControlState { phase: Phase::Closed, settled: self.durable(), ..control.state().clone() };
+        control.write(state).map_err(|error| self.poison(error))
+    }
+}
+
+/// Whether nothing was taken and nothing lost, so that it may go better later.
+fn is_passing(error: &Error) -> bool {
+    let Error::Io(error) = error else { return false };
+    let is_sync = matches!(error, IoError::Sync { .. });
+    !is_sync
+        && error.errno().is_some_and(|errno| {
+            matches!(
+                errno,
+                libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE | libc::EROFS | libc::EACCES
+            )
+        })
+}

@@ -1,0 +1,326 @@
+//! A medium that rots: whatever is damaged, what is found is right, or an error says what is wrong; and openings that use nothing up.
+
+use std::ops::Range;
+
+use pagekeeper_io::{Damage, Io, Persistence, SimDisk};
+use pagekeeper_testing::{Rng, Seed};
+
+use super::super::options::FlushPolicy;
+use super::super::{RedoLog, RedoOptions};
+use super::world::lives;
+use super::{all, dir, small};
+use crate::Error;
+use crate::injected_fault::InjectedFault;
+use crate::record::{BLOCK, Kind, encode};
+
+const FILE: u64 = 16 << 10;
+
+fn place(lsn: u64) -> (String, u64) {
+    (format!("/redo/redo.{:03}", lsn / FILE % 4), lsn % FILE)
+}
+
+fn flip(disk: &SimDisk, lsn: u64) {
+    let (path, at) = place(lsn);
+    disk.damage(path, &Damage::Bit { at, bit: 0 }).unwrap();
+}
+
+fn commit(log: &RedoLog, body: &[u8]) -> u64 {
+    let end = log.append(body).unwrap();
+    log.wait_flushed(end).unwrap();
+    end
+}
+
+fn opened(disk: &SimDisk) -> Result<RedoLog, Error> {
+    small(disk).without_threads().open(dir())
+}
+
+/// Whoever opens the log after a crash notes where it goes on: no one record holds that.
+#[test]
+fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
+    let disk = SimDisk::new();
+    let log = small(&disk).without_threads().create(dir()).unwrap();
+    commit(&log, b"before");
+    let disk = disk.after_kill();
+    drop(log);
+    let log = opened(&disk).unwrap();
+    let first = log.end();
+    let committed: Vec<_> = (0..10).map(|number| (log.end(), commit(&log, &[number; 100]))).collect();
+    let last = committed[9];
+    let killed = disk.after_kill();
+    log.close().unwrap();
+    for (disk, closed) in [(killed, false), (disk, true)] {
+        for lsn in (first..last.1).step_by(64) {
+            let rotten = disk.after_kill();
+            flip(&rotten, lsn);
+            match opened(&rotten) {
+                Err(Error::Corrupt { .. }) => {}
+                // What nobody appended after says nothing of itself, while the log is in use.
+                Ok(log) => {
+                    assert!(!closed && lsn >= last.0 && all(&log).len() >= 10, "{lsn}: {:?}", all(&log));
+                }
+                Err(error) => panic!("{lsn}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_bit_of_a_log_that_was_closed_counts() {
+    let disk = SimDisk::new();
+    let log = small(&disk).without_threads().create(dir()).unwrap();
+    let ends: Vec<_> = (0..5).map(|number| commit(&log, &vec![number; 900])).collect();
+    log.checkpoint(ends[1]).unwrap();
+    log.close().unwrap();
+    let from = ends[1].next_multiple_of(BLOCK);
+    for lsn in (from..ends[4]).step_by(40) {
+        let rotten = disk.after_kill();
+        flip(&rotten, lsn);
+        // But for what fills a record up to a multiple of eight.
+        let found = opened(&rotten).map(|log| all(&log).len());
+        assert!(matches!(found, Err(Error::Corrupt { .. })), "{lsn}: {found:?}");
+    }
+    // What is before the checkpoint is no one's, nor what is behind the end.
+    for lsn in [0, 4096, ends[4].next_multiple_of(BLOCK) + 100] {
+        let rotten = disk.after_kill();
+        flip(&rotten, lsn);
+        assert_eq!(opened(&rotten).map(|log| all(&log).len()), Ok(3), "{lsn}");
+    }
+}
+
+#[test]
+fn openings_that_append_nothing_use_nothing_up() {
+    let disk = SimDisk::new();
+    let log = small(&disk).without_threads().create(dir()).unwrap();
+    let end = commit(&log, b"kept");
+    for disk in [disk.after_kill(), {
+        log.close().unwrap();
+        disk.after_kill()
+    }] {
+        let written = disk.stats().written;
+        for _ in 0..200 {
+            let log = opened(&disk).unwrap();
+            assert_eq!((all(&log).len(), log.end()), (1, BLOCK));
+            log.close().unwrap();
+        }
+        assert_eq!(disk.stats().written, written);
+        let log = opened(&disk).unwrap();
+        let next = commit(&log, b"more");
+        assert!(next > end && next <= 2 * BLOCK);
+    }
+}
+
+/// A process that appends and dies, again and again, without a checkpoint: epochs are many, the room for them is not.
+#[test]
+fn crashes_without_a_checkpoint_fill_the_log_and_break_nothing() {
+    let options = |disk: &SimDisk| small(disk).file_bytes(4 << 20).without_threads();
+    let mut disk = SimDisk::new();
+    drop(options(&disk).create(dir()).unwrap());
+    let mut kept = 0;
+    loop {
+        let log = options(&disk).open(dir()).unwrap();
+        assert_eq!(all(&log).len(), kept);
+        match log.try_append(b"x") {
+            Ok(end) => log.wait_flushed(end).unwrap(),
+            Err(error) => {
+                assert!(matches!(error, Error::RingFull { .. }), "{error}");
+                break;
+            }
+        }
+        kept += 1;
+        disk = disk.after_kill();
+    }
+    assert!(kept >= 256, "{kept}");
+    // Those in which nothing is do not count.
+    let log = options(&disk).open(dir()).unwrap();
+    log.checkpoint(all(&log)[kept - 1].end).unwrap();
+    commit(&log, b"goes on");
+    disk = disk.after_kill();
+    for _ in 0..600 {
+        let log = options(&disk).open(dir()).unwrap();
+        log.append(b"never written").unwrap();
+        disk = disk.after_power_cut(Persistence::None, 0);
+    }
+    let log = options(&disk).open(dir()).unwrap();
+    assert_eq!(all(&log).len(), 1);
+    commit(&log, b"and on");
+}
+
+#[test]
+fn a_read_only_log_is_read_beside_others_and_on_a_full_disk_and_nothing_is_written() {
+    let disk = SimDisk::new();
+    let read_only = || small(&disk).read_only(true);
+    assert!(matches!(read_only().create(dir()), Err(Error::ReadOnly)));
+    assert_eq!(disk.ops(), 0);
+    let log = small(&disk).create(dir()).unwrap();
+    let end = commit(&log, b"one");
+    assert!(matches!(read_only().open(dir()), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
+    log.close().unwrap();
+    disk.fill_up_at(0);
+    let operations = disk.ops();
+    let logs = [read_only().open(dir()).unwrap(), read_only().open(dir()).unwrap()];
+    for log in &logs {
+        assert_eq!(all(log).len(), 1);
+        assert_eq!(log.append(b"two"), Err(Error::ReadOnly));
+        assert_eq!(log.try_append(b"two"), Err(Error::ReadOnly));
+        assert_eq!(log.checkpoint(end), Err(Error::ReadOnly));
+        log.sync_upto(end).unwrap();
+    }
+    assert!(matches!(small(&disk).open(dir()), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
+    drop(logs);
+    assert_eq!(disk.ops(), operations);
+    // A ring that was made once needs no room at all.
+    let log = small(&disk).open(dir()).unwrap();
+    commit(&log, b"two");
+    log.close().unwrap();
+    assert_eq!(all(&read_only().open(dir()).unwrap()).len(), 2);
+}
+
+#[test]
+fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
+    let disk = SimDisk::new();
+    let log = small(&disk).without_threads().create(dir()).unwrap();
+    commit(&log, b"one");
+    let (lsn, salt) = (log.end(), log.core.epoch.salt.load(std::sync::atomic::Ordering::Relaxed));
+    let killed = disk.after_kill();
+    drop(log);
+    let (path, at) = place(lsn);
+    let file = killed
+        .open_writable(path.as_ref(), pagekeeper_io::Access::Buffered, pagekeeper_io::Create::Never)
+        .unwrap();
+    file.write_at(at, &encode(Kind::Unknown(7), b"?", lsn, salt, 0), pagekeeper_io::WriteMode::Plain)
+        .unwrap();
+    let before = killed.ops();
+    let error = opened(&killed).unwrap_err();
+    assert!(matches!(error, Error::UnknownRecord { offset, .. } if offset == at), "{error}");
+    assert!(error.to_string().contains("written by a newer pagekeeper"));
+    assert_eq!(killed.ops(), before);
+}
+
+/// What was committed, and where it stands.
+struct Committed {
+    lsns: Range<u64>,
+    body: Vec<u8>,
+}
+
+/// A life that ends in damage: what is found then must be right, or an error. How the medium was damaged is in the error.
+fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
+    let options = |disk: &SimDisk| -> RedoOptions {
+        let mut options = small(disk).without_threads().flush_policy(FlushPolicy::EachCommit);
+        options.injected_fault = injected_fault;
+        options
+    };
+    let mut disk = SimDisk::new();
+    let mut log = options(&disk).create(dir()).unwrap();
+    let mut committed: Vec<Committed> = Vec::new();
+    let mut closed = false;
+    for session in 0..rng.of(1..4) {
+        if session > 0 {
+            log = options(&disk).open(dir()).map_err(|error| format!("undamaged: {error}"))?;
+            closed = false;
+        }
+        for _ in 0..rng.of(1..10) {
+            let len = [50, 500, 5000][rng.index(3)];
+            let body: Vec<u8> = (0..rng.of(1..len)).map(|_| rng.number().to_le_bytes()[0]).collect();
+            let end = match log.try_append(&body) {
+                Err(Error::RingFull { .. }) => {
+                    log.checkpoint(committed.last().map_or(0, |last| last.lsns.end)).unwrap();
+                    committed.clear();
+                    log.try_append(&body).unwrap()
+                }
+                appended => appended.unwrap(),
+            };
+            log.wait_flushed(end).unwrap();
+            committed.push(Committed { lsns: end - crate::record::size(body.len())..end, body });
+            if rng.one_in(6) {
+                let upto = rng.index(committed.len());
+                log.checkpoint(committed[upto].lsns.end).unwrap();
+                committed.drain(..=upto);
+            }
+        }
+        let crashed =
+            if rng.one_in(2) { disk.after_kill() } else { disk.after_power_cut(Persistence::None, 0) };
+        if rng.one_in(2) {
+            log.close().unwrap();
+            closed = true;
+        } else {
+            // Its close must change nothing of what the crash left.
+            drop(log);
+            disk = crashed;
+        }
+        log = options(&SimDisk::new()).create(dir()).unwrap();
+    }
+    drop(log);
+    let disk = disk.after_kill();
+    let names = ["control", "redo.000", "redo.001", "redo.002", "redo.003"];
+    let name = names[rng.index(names.len())];
+    let damage = Damage::random(rng.number(), if name == "control" { 8192 } else { FILE });
+    let path = format!("/redo/{name}");
+    disk.damage(&path, &damage).unwrap();
+    let context = |what: String| format!("{what}; {name}: {damage:?}, closed: {closed}");
+    let found = match options(&disk).recover(dir(), None) {
+        Ok((_, found)) => found,
+        Err(Error::Corrupt { .. } | Error::Io(_)) if name != "control" => return Ok(()),
+        Err(error) => {
+            // One damage may be longer than a slot, but for that there are two.
+            let both = matches!(&damage, Damage::Shifted { range, .. } | Damage::Zeros(range) | Damage::Garbage { range, .. } | Damage::Unreadable(range) if range.start < BLOCK && range.end > BLOCK);
+            return if name == "control" && both { Ok(()) } else { Err(context(error.to_string())) };
+        }
+    };
+    let bodies = || committed.iter().map(|committed| &committed.body[..]);
+    if !found.iter().map(|record| &record.body[..]).eq(bodies().take(found.len()))
+        || found.len() > committed.len()
+    {
+        return Err(context("not what was committed".to_owned()));
+    }
+    // What is missing must have been damaged, each record or the padding behind it: all that could have known.
+    let is_hit = |lsns: &Range<u64>| {
+        let damaged = match &damage {
+            Damage::Bit { at, .. } => *at..*at + 1,
+            Damage::Shifted { range, .. }
+            | Damage::Zeros(range)
+            | Damage::Garbage { range, .. }
+            | Damage::Unreadable(range) => range.clone(),
+            _ => 0..FILE,
+        };
+        (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
+            let (path, at) = place(lsn);
+            path.ends_with(name) && damaged.start < at + 8 && at < damaged.end
+        })
+    };
+    let lost = &committed[found.len()..];
+    // What can't be read is never taken for what was never there.
+    let readable = !matches!(damage, Damage::Unreadable(_));
+    let excused = !closed && readable && lost.iter().all(|lost| is_hit(&lost.lsns));
+    if lost.is_empty() || excused {
+        Ok(())
+    } else {
+        Err(context(format!("{} of {} lost", lost.len(), committed.len())))
+    }
+}
+
+#[test]
+fn damages_are_found_or_do_no_harm() {
+    let seed = Seed::new();
+    for which in 0..lives(8000) {
+        damaged(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
+    }
+}
+
+#[test]
+fn injected_faults_that_only_damage_shows_are_found() {
+    let seed = Seed(7);
+    for fault in [
+        InjectedFault::SettledNotKept,
+        InjectedFault::EpochNotNoted,
+        InjectedFault::NoSearchBehindEnd,
+        InjectedFault::OneSlotIsEnough,
+        InjectedFault::UnreadableIsEmpty,
+    ] {
+        let found = (0..8000).find(|which| {
+            let life = || damaged(seed.rng(*which), Some(fault));
+            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
+        });
+        println!("{fault:?}: found in life {found:?}");
+        assert!(found.is_some(), "{fault:?}");
+    }
+}
