@@ -235,6 +235,10 @@ impl Follower {
             let position = self.at;
             let next = Position { offset: position.offset + header.size(), ..position };
             let ends_group = header.kind == Kind::Data;
+            if let Kind::Unknown(_) = header.kind {
+                let path = self.file.path().to_path_buf();
+                return Err(Error::UnknownRecord { path, offset: self.at.offset });
+            }
             let is_event = matches!(header.kind, Kind::Data | Kind::Part);
             let bytes = if is_event { record[HEADER..HEADER + header.len].to_vec() } else { Vec::new() };
             self.at = next;

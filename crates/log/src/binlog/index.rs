@@ -27,7 +27,8 @@ pub(super) const INDEX: &str = "binlog.index";
 /// The name under which the next index is written.
 pub(super) const INDEX_NEW: &str = "binlog.index.new";
 
-const MAGIC: &str = "pagekeeper-binlog 1";
+const MAGIC: &str = "pagekeeper-binlog";
+const VERSION: u32 = 1;
 
 /// A larger file is no index: 10 million segments.
 const MAX_LEN: u64 = 512 << 20;
@@ -38,6 +39,15 @@ pub(super) struct Listed {
     pub(super) number: u64,
     /// Where its records end, in bytes; `None` for the last one while it is open.
     pub(super) sealed: Option<u64>,
+}
+
+/// What is wrong with an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    /// This line, from 1.
+    Line(usize),
+    /// It is of a version that is not known here.
+    Version(u32),
 }
 
 /// The whole index.
@@ -52,7 +62,7 @@ impl Index {
     fn encode(&self) -> String {
         let mut text = String::new();
         let mut crc = 0;
-        push_line(&mut text, &mut crc, &format!("{MAGIC} {:016x}", self.log_id));
+        push_line(&mut text, &mut crc, &format!("{MAGIC} {VERSION} {:016x}", self.log_id));
         for Listed { number, sealed } in &self.segments {
             let name = segment_name(*number);
             let line = sealed.map_or_else(|| format!("{name} -"), |sealed| format!("{name} {sealed}"));
@@ -62,8 +72,24 @@ impl Index {
         text
     }
 
+    /// Reads an index, or says what is wrong with it.
+    fn parse(text: &str) -> Result<Self, Wrong> {
+        Self::parse_lines(text).map_err(|line| match Self::version(text) {
+            Some(version) if version != VERSION => Wrong::Version(version),
+            Some(_) | None => Wrong::Line(line),
+        })
+    }
+
+    /// The version of an index whose first line is whole.
+    fn version(text: &str) -> Option<u32> {
+        let (line, sum) = text.lines().next()?.rsplit_once(' ')?;
+        let is_whole = sum == format!("{:08x}", crc32c::crc32c(line.as_bytes()));
+        let version = line.strip_prefix(MAGIC)?.strip_prefix(' ')?.split(' ').next()?;
+        version.parse().ok().filter(|_| is_whole)
+    }
+
     /// Reads an index, or returns the number of the line (from 1) that is not as it should be.
-    fn parse(text: &str) -> Result<Self, usize> {
+    fn parse_lines(text: &str) -> Result<Self, usize> {
         let mut crc = 0;
         let mut lines = text.split('\n').enumerate().map(|(at, line)| match line.rsplit_once(' ') {
             Some((line, sum)) => {
@@ -73,7 +99,7 @@ impl Index {
             None => Err(at + 1),
         });
         let (at, first) = lines.next().unwrap_or(Err(1))?;
-        let id = first.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(' ')).ok_or(at)?;
+        let id = first.strip_prefix(&format!("{MAGIC} {VERSION} ")).ok_or(at)?;
         let log_id = u64::from_str_radix(id, 16).map_err(|_| at)?;
         let mut segments: Vec<Listed> = Vec::new();
         loop {
@@ -112,7 +138,10 @@ impl Index {
         let mut bytes = vec![0; len];
         let len = file.read_at(0, &mut bytes)?;
         let text = std::str::from_utf8(&bytes[..len]).map_err(|_| damaged(1))?;
-        Self::parse(text).map(Some).map_err(damaged)
+        Self::parse(text).map(Some).map_err(|wrong| match wrong {
+            Wrong::Line(line) => damaged(line),
+            Wrong::Version(version) => Error::UnknownVersion { path: path.clone(), version },
+        })
     }
 
     /// Writes the index aside and syncs it: all that can fail for want of space. What is left of an earlier attempt
@@ -207,8 +236,11 @@ mod tests {
             Index::parse(&Index { log_id: 1, segments }.encode())
         };
         assert!(of(&[(1, Some(4096)), (2, None)]).is_ok());
-        assert_eq!(of(&[(1, Some(4096)), (3, None)]), Err(3));
-        assert_eq!(of(&[(1, None), (2, None)]), Err(3));
-        assert_eq!(of(&[(1, Some(4095))]), Err(2));
+        assert_eq!(of(&[(1, Some(4096)), (3, None)]), Err(Wrong::Line(3)));
+        assert_eq!(of(&[(1, None), (2, None)]), Err(Wrong::Line(3)));
+        assert_eq!(of(&[(1, Some(4095))]), Err(Wrong::Line(2)));
+        let line = "pagekeeper-binlog 7 what it then has";
+        let newer = format!("{line} {:08x}\nand so on\n", crc32c::crc32c(line.as_bytes()));
+        assert_eq!(Index::parse(&newer), Err(Wrong::Version(7)));
     }
 }

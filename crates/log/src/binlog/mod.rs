@@ -85,7 +85,7 @@ pub struct BinLog {
     shared: Arc<Shared<Writer>>,
     /// Why it is written as it is.
     why: String,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 impl BinLog {
@@ -100,7 +100,7 @@ impl BinLog {
             write_mode: WriteMode::Plain,
         };
         let opened = recover::open(&mut store)?;
-        let progress = Progress::new(opened.segments);
+        let progress = Progress::new(opened.segments, opened.writer.end);
         let shared = Shared::new(store, opened.writer, progress);
         Ok(Self { shared, why: opened.why, _lock: opened.lock })
     }
@@ -116,6 +116,7 @@ impl BinLog {
         if records.is_empty() {
             return Err(Error::EmptyGroup);
         }
+        self.check_writable()?;
         let (len, room) = (frame::padded_size(records), self.shared.store.options.room());
         let longest = records.iter().map(|record| record.len()).max().unwrap_or(0);
         if len > room || longest > LONGEST {
@@ -139,6 +140,10 @@ impl BinLog {
             Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
             _ => Ok(self.durable_end()),
         }
+    }
+
+    fn check_writable(&self) -> Result<(), Error> {
+        if self.shared.store.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
     /// Submits a group or a request for a sync, and writes the batch if this caller leads; returns what was written where, and
@@ -169,6 +174,7 @@ impl BinLog {
     /// Seals the segment that is written to, and begins a new one; returns where that begins. All that was appended is durable
     /// then. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
+        self.check_writable()?;
         let mut leader = self.shared.queue.exclusive()?;
         let writer = leader.writer();
         let rotated = if writer.end > segment::HEADER { writer.rotate(&self.shared) } else { Ok(()) };
@@ -195,6 +201,7 @@ impl BinLog {
     /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::PastEnd`]
     /// for a segment that does not exist yet.
     pub fn purge_to(&self, position: Position, purge: Purge) -> Result<u64, Error> {
+        self.check_writable()?;
         let end = self.end();
         if position.segment > end.segment {
             return Err(Error::PastEnd { position, end });
@@ -247,7 +254,8 @@ impl BinLog {
         }
     }
 
-    /// Makes everything durable and seals the last segment. Followers read what is left, and end.
+    /// Makes everything durable and seals the last segment: whatever of it changes from then on is found by who reads it. Followers read
+    /// what is left, and end. A log to which nothing was appended is left as it is.
     pub fn close(self) -> Result<(), Error> {
         let mut leader = self.shared.queue.exclusive()?;
         let sealed = leader.writer().seal(&self.shared);
@@ -258,7 +266,8 @@ impl BinLog {
 
 impl BinLogOptions {
     /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. It is
-    /// recovered after a crash; no group that was acknowledged as durable is lost.
+    /// recovered after a crash; no group that was acknowledged as durable is lost. In a log that is there nothing is written before the
+    /// first append, rotation or purge.
     ///
     /// Fails, and changes nothing, where another has the log open, the directory has other files in it, a segment is
     /// missing, cut, damaged or of another log, or a setting is out of its range.

@@ -34,6 +34,7 @@ pub struct BinLogOptions {
     pub(super) zero_ahead: u64,
     pub(super) mode: LogMode,
     pub(super) release: bool,
+    pub(super) read_only: bool,
     pub(super) io: Option<Arc<dyn Io>>,
     #[cfg(test)]
     pub(super) injected_fault: Option<InjectedFault>,
@@ -49,6 +50,7 @@ impl Default for BinLogOptions {
             zero_ahead: 1 << 20,
             mode: LogMode::Auto,
             release: true,
+            read_only: false,
             io: None,
             #[cfg(test)]
             injected_fault: None,
@@ -114,6 +116,15 @@ impl BinLogOptions {
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
+        self
+    }
+
+    /// Opens the log to read only [default: no]: not one byte is written, and no file made, so that it can also be read on a
+    /// read-only or full file system. Others may read it at the same time; while it is open for writing it is
+    /// [`pagekeeper_io::Error::Locked`]. What would change it fails with [`Error::ReadOnly`].
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
         self
     }
 

@@ -99,8 +99,9 @@ pub(super) struct Registration {
 }
 
 impl Progress {
-    pub(super) fn new(segments: VecDeque<Segment>) -> Self {
-        let end = Position { segment: segments.back().map_or(1, |last| last.number), offset: HEADER };
+    /// Of a log that ends at this offset of its last segment.
+    pub(super) fn new(segments: VecDeque<Segment>, offset: u64) -> Self {
+        let end = Position { segment: segments.back().map_or(1, |last| last.number), offset };
         let state = ProgressState {
             end,
             durable: end,

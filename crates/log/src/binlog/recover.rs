@@ -5,9 +5,10 @@
 //! anything is appended, and read past the page cache, which after a failed sync shows what the device never got. (Names
 //! can't be read past a cache: after the failed sync of a directory, mount the file system again before the log is opened.)
 //!
-//! Nothing is ever appended to a segment that may have had records: the last one is sealed where it ends, and a new one is
-//! begun. So a position that a follower saw before a crash never means another record afterwards: past the end of its
-//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](crate::BinLog::close), is used.
+//! Nothing is ever appended to a segment that may have had records: the first append seals the last one where it ends, and begins
+//! another one. So a position that a follower saw before a crash never means another record afterwards: past the end of its
+//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](crate::BinLog::close), is used. An opening
+//! to which no append follows changes nothing in a log that is there, and needs no room.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -21,16 +22,16 @@ use super::injected_fault::InjectedFault;
 use super::progress::Segment;
 use super::segment::{HEADER, Header, segment_number};
 use super::segment_store::{Begun, Failure, SegmentStore, random};
-use super::writer::Writer;
+use super::writer::{Found, Writer};
 use crate::record::{Reader, Source};
-use crate::{Error, Syncs, Use};
+use crate::{Error, LogMode, Syncs, Use};
 
 /// The name of the file that is locked.
 const LOCK: &str = "lock";
 
 /// A log that was opened.
 pub(super) struct Opened {
-    pub(super) lock: Lock,
+    pub(super) lock: Option<Lock>,
     pub(super) writer: Writer,
     /// All segments, the writer's last.
     pub(super) segments: VecDeque<Segment>,
@@ -51,27 +52,43 @@ struct Names {
 /// Opens the log, or makes it.
 pub(super) fn open(store: &mut SegmentStore) -> Result<Opened, Error> {
     let (io, dir) = (&*Arc::clone(&store.io), &*store.dir.clone());
+    let read_only = store.options.read_only;
     match names(io, dir)? {
         Some(names) => names.check(dir)?,
+        None if read_only => return Err(Error::NoLog { path: dir.to_path_buf() }),
         None => io.create_dir(dir)?,
     }
-    let lock = io.lock(&dir.join(LOCK))?;
+    let lock_path = dir.join(LOCK);
+    let lock = if read_only { io.lock_shared(&lock_path)? } else { Some(io.lock(&lock_path)?) };
     let names = names(io, dir)?.unwrap_or_default();
     names.check(dir)?;
-    let syncs = if store.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
-    let chosen = store.options.mode.choose(io, dir, Use::Append, syncs)?;
-    store.write_as(chosen.mode);
-    let (index, segments, leftovers) = if let Some(index) = Index::read(io, dir)? {
-        let (segments, leftovers) = survey(store, &index, &names)?;
-        (index, segments, leftovers)
-    } else {
-        // The log's own name: whoever made the directory may not have got to this.
-        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
-        io.sync_dir(parent.unwrap_or(Path::new(".")))?;
-        (Index { log_id: random(), segments: Vec::new() }, VecDeque::new(), Vec::new())
+    let why = if read_only { "read only".to_owned() } else { choose_mode(store, io, dir) };
+    let (writer, segments) = match Index::read(io, dir)? {
+        Some(index) => find(store, index, &names)?,
+        None if read_only => return Err(Error::NoLog { path: dir.join(INDEX) }),
+        None => {
+            // The log's own name: whoever made the directory may not have got to this.
+            let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+            io.sync_dir(parent.unwrap_or(Path::new(".")))?;
+            make(store, Index { log_id: random(), segments: Vec::new() })?
+        }
     };
-    let (writer, segments) = begin(store, index, segments, &leftovers)?;
-    Ok(Opened { lock, writer, segments, why: chosen.why })
+    Ok(Opened { lock, writer, segments, why })
+}
+
+/// Finds out how segments are written, and why so. Where nothing can be tried, for want of room, it is through the page cache.
+fn choose_mode(store: &mut SegmentStore, io: &dyn Io, dir: &Path) -> String {
+    let syncs = if store.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
+    match store.options.mode.choose(io, dir, Use::Append, syncs) {
+        Ok(chosen) => {
+            store.write_as(chosen.mode);
+            chosen.why
+        }
+        Err(error) => {
+            store.write_as(LogMode::Buffered);
+            format!("nothing else can be tried: {error}")
+        }
+    }
 }
 
 /// `None` where there is no such directory.
@@ -166,8 +183,8 @@ fn survey(
 /// Syncs the segment that was left open, and finds its end.
 fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
     let path = store.segment_path(segment.number);
-    if !store.injected_fault(InjectedFault::NoSyncAtOpen) {
-        store.io.open_writable(&path, store.access, Create::Never)?.sync_all()?;
+    if !(store.options.read_only || store.injected_fault(InjectedFault::NoSyncAtOpen)) {
+        store.io.open(&path, store.access)?.sync_all()?;
     }
     let file = if store.injected_fault(InjectedFault::ReadThroughCache) {
         store.io.open(&path, Access::Buffered)?
@@ -212,64 +229,42 @@ impl Source for Scanned {
     }
 }
 
-/// Puts in order what was found, and opens a segment to append to.
-fn begin(
-    store: &SegmentStore,
-    mut index: Index,
-    mut segments: VecDeque<Segment>,
-    leftovers: &[u64],
-) -> Result<(Writer, VecDeque<Segment>), Error> {
-    // What is seen now may not be durable yet.
+/// Makes the first segment of a log.
+fn make(store: &SegmentStore, mut index: Index) -> Result<(Writer, VecDeque<Segment>), Error> {
     final_error(store.sync_dir())?;
-    for &number in leftovers {
-        store.io.remove(&store.segment_path(number))?;
-    }
-    let was_open = index.segments.last().is_some_and(|last| last.sealed.is_none());
-    if let (Some(listed), Some(found)) = (index.segments.last_mut(), segments.back()) {
-        listed.sealed = found.sealed;
-    }
-    if store.injected_fault(InjectedFault::AppendAfterTorn) && was_open {
-        return append_after_torn(store, index, segments);
-    }
-    let begun = match segments.back() {
-        None => {
-            // From here on the directory is a log's, also after a crash.
-            final_error(store.replace_index(&index))?;
-            final_error(store.begin_segment(&mut index, 0))?
-        }
-        Some(last) if last.sealed == Some(HEADER) && !was_open => {
-            if let Some(listed) = index.segments.last_mut() {
-                listed.sealed = None;
-            }
-            let path = store.segment_path(last.number);
-            let file = store.io.open_writable(&path, store.access, Create::Never)?;
-            final_error(store.replace_index(&index))?;
-            let Segment { number, salt, .. } = *last;
-            segments.pop_back();
-            Begun { file, number, salt }
-        }
-        Some(last) => {
-            let end = last.sealed.unwrap_or(HEADER);
-            final_error(store.begin_segment(&mut index, end))?
-        }
-    };
-    segments.push_back(Segment { number: begun.number, salt: begun.salt, sealed: None });
-    Ok((Writer::new(begun, index), segments))
+    // From here on the directory is a log's, also after a crash.
+    final_error(store.replace_index(&index))?;
+    let begun = final_error(store.begin_segment(&mut index, 0))?;
+    let first = Segment { number: begun.number, salt: begun.salt, sealed: None };
+    Ok((Writer::new(begun, index), VecDeque::from([first])))
 }
 
-/// The fault of that name.
-fn append_after_torn(
-    store: &SegmentStore,
-    mut index: Index,
-    mut segments: VecDeque<Segment>,
-) -> Result<(Writer, VecDeque<Segment>), Error> {
-    let last = segments.back_mut().expect("one was left open");
-    let (number, salt, end) = (last.number, last.salt, last.sealed.take().unwrap_or(HEADER));
-    index.segments.last_mut().expect("it is listed").sealed = None;
-    let file = store.io.open_writable(&store.segment_path(number), store.access, Create::Never)?;
-    let mut writer = Writer::new(Begun { file, number, salt }, index);
-    (writer.end, writer.durable) = (end, end);
-    Ok((writer, segments))
+/// Goes to the end of a log that is there. Nothing is changed before something is appended.
+fn find(store: &SegmentStore, index: Index, names: &Names) -> Result<(Writer, VecDeque<Segment>), Error> {
+    let (mut segments, leftovers) = survey(store, &index, names)?;
+    let was_open = index.segments.last().is_some_and(|last| last.sealed.is_none());
+    let Some(last) = segments.back_mut() else {
+        if store.options.read_only {
+            return Err(Error::Unfinished { path: store.dir.clone() });
+        }
+        // Its making was interrupted.
+        for number in leftovers {
+            store.io.remove(&store.segment_path(number))?;
+        }
+        return make(store, index);
+    };
+    let end = last.sealed.take().unwrap_or(HEADER);
+    let Segment { number, salt, .. } = *last;
+    let path = store.segment_path(number);
+    if store.injected_fault(InjectedFault::AppendAfterTorn) && was_open {
+        let file = store.io.open_writable(&path, store.access, Create::Never)?;
+        let mut writer = Writer::new(Begun { file, number, salt }, index);
+        (writer.end, writer.durable) = (end, end);
+        return Ok((writer, segments));
+    }
+    let file = store.io.open(&path, store.access)?;
+    let found = Found { leftovers, was_open };
+    Ok((Writer::at_end(Begun { file, number, salt }, end, index, found), segments))
 }
 
 /// While a log is opened any failure is final.

@@ -42,30 +42,37 @@ impl Header {
         block
     }
 
-    /// Reads a header; `None` if that is none.
-    pub(super) fn decode(block: &[u8]) -> Option<Self> {
+    /// Reads a header; `None` if that is none. An error is a version that is not known here.
+    pub(super) fn decode(block: &[u8]) -> Result<Option<Self>, u32> {
+        match Self::decode_any(block) {
+            Some((_, version)) if version != VERSION => Err(version),
+            found => Ok(found.map(|(header, _)| header)),
+        }
+    }
+
+    /// A header of any version, and which that is.
+    fn decode_any(block: &[u8]) -> Option<(Self, u32)> {
         let block: &[u8; BLOCK_LEN] = block.try_into().ok()?;
         let word = |at: Range<usize>| block[at].try_into().map(u32::from_le_bytes).ok();
         let long = |at: Range<usize>| block[at].try_into().map(u64::from_le_bytes).ok();
-        if &block[..8] != MAGIC
-            || word(8..12)? != VERSION
-            || word(4092..4096)? != crc32c::crc32c(&block[..4092])
-        {
+        if &block[..8] != MAGIC || word(4092..4096)? != crc32c::crc32c(&block[..4092]) {
             return None;
         }
-        Some(Self {
+        let header = Self {
             salt: word(12..16)?,
             log_id: long(16..24)?,
             number: long(24..32)?,
             previous_end: long(32..40)?,
-        })
+        };
+        Some((header, word(8..12)?))
     }
 
     /// Reads a segment's header from its file.
     pub(super) fn read(file: &dyn IoFile) -> Result<Option<Self>, Error> {
         let mut block = AlignedBuf::new(BLOCK_LEN);
         let len = file.read_at(0, &mut block)?;
-        Ok(Self::decode(&block[..len]))
+        Self::decode(&block[..len])
+            .map_err(|version| Error::UnknownVersion { path: file.path().to_path_buf(), version })
     }
 }
 
@@ -113,12 +120,17 @@ mod tests {
         let header =
             Header { log_id: 0xfeed_beef_0123_4567, number: 12, salt: 0x89ab_cdef, previous_end: 1 << 30 };
         let block = header.encode();
-        assert_eq!(Header::decode(&block), Some(header));
-        assert_eq!(Header::decode(&block[..4095]), None);
+        assert_eq!(Header::decode(&block), Ok(Some(header)));
+        assert_eq!(Header::decode(&block[..4095]), Ok(None));
         for at in 0..block.len() {
             let mut changed = block.to_vec();
             changed[at] ^= 1 << (at % 8);
-            assert_eq!(Header::decode(&changed), None, "byte {at}");
+            assert_eq!(Header::decode(&changed), Ok(None), "byte {at}");
         }
+        let mut newer = block.to_vec();
+        newer[8] = 2;
+        let crc = crc32c::crc32c(&newer[..4092]);
+        newer[4092..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Header::decode(&newer), Err(2));
     }
 }

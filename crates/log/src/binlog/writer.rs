@@ -17,11 +17,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, IoFile, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create, IoFile, WriteMode};
 
 use super::frame;
 use super::group_commit::{Batch, PlacedPart};
-use super::index::Index;
+use super::index::{Index, remove_if_there};
 use super::injected_fault::InjectedFault;
 use super::progress::Segment;
 use super::segment::HEADER;
@@ -60,6 +60,17 @@ pub(super) struct Writer {
     zeroed: u64,
     /// What failed was not cut off yet.
     ragged: bool,
+    /// This segment was found when the log was opened, and nothing is appended to it: the first append begins another one.
+    found: Option<Found>,
+}
+
+/// What the first append has to put in order.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    /// The numbers of files that a crash left over.
+    pub(super) leftovers: Vec<u64>,
+    /// The index does not say where the segment ends.
+    pub(super) was_open: bool,
 }
 
 impl Writer {
@@ -78,7 +89,13 @@ impl Writer {
             may_release: false,
             zeroed: HEADER,
             ragged: false,
+            found: None,
         }
+    }
+
+    /// At the end of a log that was found, to which nothing was appended yet.
+    pub(super) fn at_end(last: Begun, end: u64, index: Index, found: Found) -> Self {
+        Self { end, durable: end, found: Some(found), ..Self::new(last, index) }
     }
 
     /// Writes a batch; the parts of it, in order, with where they stand or why they do not.
@@ -122,6 +139,9 @@ impl Writer {
     /// How many of the groups that end here, of which the first begins at `from`, fit into this segment, each followed by a
     /// padding.
     fn fitting(&self, shared: &Shared<Self>, ends: &[usize], from: usize) -> usize {
+        if self.found.is_some() {
+            return 0;
+        }
         let room = |&&end: &&usize| {
             let end = self.end + (end - from) as u64;
             end + padding_size(end) <= shared.store.options.max_segment_bytes
@@ -286,10 +306,42 @@ impl Writer {
 
     /// Seals this segment and goes on in a new one. Where that fails for want of space or descriptors, this one stays.
     pub(super) fn rotate(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
+        if let Some(found) = self.found.clone() {
+            return self.begin(shared, &found);
+        }
         if !shared.store.injected_fault(InjectedFault::NoSyncAtRotation) {
             self.sync(shared)?;
         }
         self.cut_zeros(shared)?;
+        self.go_on(shared)
+    }
+
+    /// Begins to append to a log that was found, in a segment in which nothing ever was.
+    fn begin(&mut self, shared: &Shared<Self>, found: &Found) -> Result<(), Error> {
+        let store = &shared.store;
+        // What was seen may not be durable yet.
+        store.sync_dir().map_err(|failure| shared.failure(failure))?;
+        for number in &found.leftovers {
+            remove_if_there(&*store.io, &store.segment_path(*number))?;
+        }
+        if self.end > HEADER || found.was_open {
+            return self.go_on(shared);
+        }
+        let path = store.segment_path(self.segment);
+        let file = store
+            .io
+            .open_writable(&path, store.access, Create::Never)
+            .map_err(|error| shared.failure(error.into()))?;
+        let mut index = self.index.clone();
+        if let Some(last) = index.segments.last_mut() {
+            last.sealed = None;
+        }
+        self.list(shared, index)?;
+        (self.file, self.found) = (file, None);
+        Ok(())
+    }
+
+    fn go_on(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         let mut index = self.index.clone();
         if let Some(last) = index.segments.last_mut() {
             last.sealed = Some(self.end);
@@ -303,7 +355,11 @@ impl Writer {
     }
 
     /// Makes all durable, and has the index state where the log ends.
+    /// A log to which nothing was appended is left as it is.
     pub(super) fn seal(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
+        if self.found.is_some() {
+            return Ok(());
+        }
         self.sync(shared)?;
         self.cut_zeros(shared)?;
         let mut index = self.index.clone();

@@ -43,7 +43,7 @@ impl Log {
         let segments = BTreeMap::from([(1, Vec::new())]);
         Self {
             queue: CommitQueue::new(Writer::new(1)),
-            progress: Progress::new(VecDeque::from([segment])),
+            progress: Progress::new(VecDeque::from([segment]), HEADER),
             disk: Mutex::new(Disk { segments, durable, failed: false, over: None }),
             sync_every: true,
             max_synced: u64::MAX,

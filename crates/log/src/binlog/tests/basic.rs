@@ -148,9 +148,17 @@ fn a_log_that_was_closed_empty_goes_on_in_its_segment() {
         options(&disk).open(DIR).unwrap().close().unwrap();
         assert_eq!(names(&disk), ["binlog.000001", "binlog.index", "lock"]);
     }
-    // Dropped without a close, it may have had records that a crash took away.
+    // Nothing was appended: it is as it was closed.
     drop(options(&disk).open(DIR).unwrap());
-    assert_eq!(options(&disk).open(DIR).unwrap().end(), Position { segment: 2, offset: 4096 });
+    assert_eq!(options(&disk).open(DIR).unwrap().end(), Position { segment: 1, offset: 4096 });
+    // Dropped without a close, it has records.
+    let log = options(&disk).open(DIR).unwrap();
+    let end = append(&log, &group(1, 1, 10)).unwrap();
+    assert_eq!(end.segment, 1);
+    drop(log);
+    let log = options(&disk).open(DIR).unwrap();
+    assert_eq!((log.end().segment, log.end() > end), (1, true));
+    assert_eq!(append(&log, &group(1, 1, 10)).unwrap().segment, 2);
 }
 
 #[test]
@@ -255,7 +263,11 @@ fn segments_missing_cut_renamed_or_too_many_are_refused() {
     let disk = three_segments();
     disk.create(path("binlog.000004"), vec![0; 4096]).unwrap();
     disk.create(path("binlog.index.new"), *b"half an ind").unwrap();
-    assert_eq!(options(&disk).open(DIR).unwrap().end().segment, 4);
+    let log = options(&disk).open(DIR).unwrap();
+    assert_eq!(log.end().segment, 3);
+    assert_eq!(append(&log, &group(1, 1, 10)).unwrap().segment, 4);
+    log.close().unwrap();
+    assert_eq!(names(&disk).len(), 6, "{:?}", names(&disk));
 }
 
 #[test]

@@ -6,4 +6,5 @@ mod failures;
 mod followers;
 mod model;
 mod residency;
+mod rot;
 mod support;
