@@ -4,43 +4,16 @@
 //! a file system that hangs `bindfs`, whose process is stopped; skips with a sentence otherwise.
 
 use crate::support;
+use crate::support::fake::Database;
 use crate::support::guard::Guard;
+use crate::support::hanging::Hanging;
 use crate::support::{MIB, eventually, resident_bytes};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(180);
-
-/// A program by the name of `mariadbd` that holds a file open.
-struct Database(Child);
-
-impl Database {
-    fn start(programs: &Path, log: &Path) -> Self {
-        let program = programs.join("mariadbd");
-        if !program.exists() {
-            std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
-        }
-        let log = File::options().append(true).open(log).expect("open a log");
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig=KILL", "--"]).arg(program).arg("1000").stdout(log);
-        Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Database {
-    fn drop(&mut self) {
-        // Fails only if it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn binlog(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("binlog.{number:06}"))
@@ -154,41 +127,8 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
     assert!(guard.stop().status.success());
 }
 
-/// A directory seen through a file system in user space, whose process can be stopped.
-struct Hanging {
-    server: Child,
-    point: PathBuf,
-}
-
-impl Hanging {
-    fn mount(below: &Path, point: &Path) -> Self {
-        std::fs::create_dir_all(point).expect("make a mount point");
-        let mut command = Command::new("bindfs");
-        let server = command.args(["-f", "-o", "attr_timeout=0,entry_timeout=0"]).arg(below).arg(point);
-        let server = server.spawn().expect("start bindfs");
-        let mounted = Self { server, point: point.to_owned() };
-        eventually("it is mounted", SOON, || point.join("binlog.index").exists().then_some(()));
-        mounted
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.server);
-        rustix::process::kill_process(pid, signal).expect("signal bindfs");
-    }
-}
-
-impl Drop for Hanging {
-    fn drop(&mut self) {
-        // With its process every call into it ends.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-        let _ = Command::new("umount").args(["--lazy"]).arg(&self.point).status();
-    }
-}
-
 #[test]
 fn a_file_system_that_does_not_answer_stops_nobody_else() {
-    use rustix::process::Signal;
     if !support::can_run("a file system that hangs", &["fincore", "setpriv", "bindfs"]) {
         return;
     }
@@ -198,7 +138,7 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
         (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("few"));
     logs(&below, 3, MIB);
     let own = logs(&few, 3, MIB);
-    let hanging = Hanging::mount(&below, &point);
+    let hanging = Hanging::mount(&below, &point, "binlog.index");
     let behind = binlog(&point, 1);
     let remote = Database::start(scratch.path(), &binlog(&point, 3));
     let local = Database::start(scratch.path(), &own[2]);
@@ -206,22 +146,22 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     is_served("the remote log is released", &behind);
     is_served("the local log is released", &own[0]);
 
-    hanging.signal(Signal::STOP);
+    hanging.stop();
     let hung = guard.wait_for("hung", SOON, |event| event["pid"] == remote.pid());
     assert!(hung["seconds"].as_f64().is_some_and(|seconds| seconds >= 5.0), "{hung}");
     assert_eq!(guard.latest_tick().expect("it ticks")["hung"], 1);
     is_served("the local log is released meanwhile", &own[1]);
 
-    hanging.signal(Signal::CONT);
+    hanging.go_on();
     guard.wait_for("answers", SOON, |event| event["pid"] == remote.pid());
     is_served("the remote log is released again", &behind);
 
-    hanging.signal(Signal::STOP);
+    hanging.stop();
     eventually("it hangs again", SOON, || (guard.latest_tick()?["hung"] == 1).then_some(()));
     let began = Instant::now();
     let ended = guard.stop();
     let took = began.elapsed();
-    hanging.signal(Signal::CONT);
+    hanging.go_on();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(took < Duration::from_secs(30), "{took:?}");
 }

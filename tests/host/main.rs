@@ -11,4 +11,5 @@ mod doctor_streams;
 mod guard_budgets;
 mod guard_streams;
 mod hostile;
+mod hung;
 mod probe;

@@ -1,6 +1,7 @@
 //! Ways to read and write that a stream's rules once missed, silently: for each, a cold file is left cold, and what was hot stays hot.
 //! Residency is `fincore`'s.
 
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 
@@ -60,5 +61,64 @@ fn one_large_read_leaves_nothing() {
         finish(&mut stream(words, here)).fine();
         let left = resident(&file);
         assert!(left >= 100 * MIB && left <= hot, "{words:?}: {hot} bytes were hot, {left} are");
+    }
+}
+
+/// Runs a line of a shell as a user who may read the files of a directory and no more: bytes that it read from the disk.
+fn as_a_reader(line: &str, program: &Path, home: &Path, directory: &Path) -> u64 {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
+    command.args(["run", "--as", "stream", "--", "sh", "-c", &format!("{line} && cat /proc/$$/io")]);
+    command.env("HOME", home).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
+    let said = finish(command.current_dir(directory)).fine();
+    let read = said.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    read.and_then(|read| read.parse().ok()).unwrap_or_else(|| panic!("{line}: {said}"))
+}
+
+#[test]
+fn files_that_may_only_be_read_leave_nothing() {
+    let programs = ["setpriv", "cp", "cat", "dd", "md5sum", "tar", "zstd", "python3", "fincore"];
+    if !support::can_run("files that may only be read", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let home = support::scratch();
+    std::os::unix::fs::chown(home.path(), Some(65534), Some(65534)).expect("give the directory away");
+    let program = home.path().join("pagekeeper");
+    support::copy_program(&support::command::program(), &program);
+    let file = here.join("file");
+    let size = 160 * MIB;
+    std::fs::write(&file, vec![0x5a; usize::try_from(size).expect("small")]).expect("write");
+    for (path, mode) in [(here, 0o755), (file.as_path(), 0o644)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("set permissions");
+    }
+    let own = home.path().to_str().expect("plain");
+    for line in [
+        &format!("cp file {own}/copy && rm {own}/copy"),
+        "cat file > /dev/null",
+        "dd if=file of=/dev/null bs=1M status=none",
+        "dd if=file of=/dev/null bs=10240 status=none",
+        "md5sum file > /dev/null",
+        "tar -cf - file | wc -c > /dev/null",
+    ] {
+        evict(&file);
+        let read = as_a_reader(line, &program, home.path(), here);
+        let left = resident(&file);
+        assert!(left <= size / 50, "{line}: {left} bytes of a cold file stay");
+        assert!(read <= size + size / 10, "{line}: {read} bytes were read for {size}");
+        // Hot pages of another's, one here and one there.
+        evict(&file);
+        let opened = std::fs::File::open(&file).expect("open");
+        rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::Random).expect("advise");
+        for at in (0..size).step_by(300_000) {
+            opened.read_at(&mut [0], at).expect("read");
+        }
+        let hot = resident(&file);
+        assert!(hot >= size / 300_000 * 4096, "{hot} bytes are hot");
+        as_a_reader(line, &program, home.path(), here);
+        let after = resident(&file);
+        assert!(after >= hot && after <= hot + size / 50, "{line}: {hot} bytes were hot, {after} are");
     }
 }

@@ -7,6 +7,7 @@
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{FileSystem, InspectedFile, Links, file_system_id, open_directory};
@@ -110,7 +111,7 @@ fn text_of(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| Error::call("read", path, error);
     let file = InspectedFile::open(path, Links::Follow)?;
     let mut text = String::new();
-    file.file().take(MAX_LEN + 1).read_to_string(&mut text).map_err(failed)?;
+    file.reader().take(MAX_LEN + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > MAX_LEN {
         let message = format!("it is longer than {MAX_LEN} bytes");
         return Err(Error::Text { path: path.to_path_buf(), message });
@@ -207,10 +208,12 @@ struct FileSystemOf {
 impl FileSystemOf {
     /// `None` where there is no disk below it.
     fn directory(path: &Path) -> Result<Option<Self>> {
+        let asking = hang::asking(path)?;
         let metadata = std::fs::metadata(path).map_err(|error| Error::call("stat", path, error))?;
         if !metadata.is_dir() {
             return Err(Error::NotADirectory { path: path.to_path_buf() });
         }
+        drop(asking);
         let open = open_directory(path, Links::Follow)?;
         let kind = FileSystem::of(&open, path)?;
         if kind.release_refusal().is_some() {

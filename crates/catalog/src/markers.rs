@@ -8,11 +8,15 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::process::ProcRoot;
 use rustix::fs::RawDir;
+
+use pagekeeper_policy::names::Pattern;
 
 use crate::profile::Profile;
 
@@ -52,21 +56,46 @@ impl MarkerCheck {
         is_own
     }
 
+    /// A file system that does not answer has nothing to show.
     fn has_neighbour(&mut self, proc: &ProcRoot, profile: &Profile, directory: &Path) -> bool {
-        let Ok(directory) = proc.open_directory_in_namespace(self.pid, directory) else { return false };
-        let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
-        let mut entries = RawDir::new(&directory, &mut buffer);
-        while self.left > 0
-            && let Some(Ok(entry)) = entries.next()
-        {
-            self.left -= 1;
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if profile.beside.iter().any(|pattern| pattern.matches_name(name).is_some()) {
-                return true;
-            }
-        }
-        false
+        let (pid, left) = (self.pid, self.left);
+        let listed = if hang::is_in_job() {
+            Ok(has_neighbour(proc, pid, &profile.beside, directory, left))
+        } else {
+            hang::patiently(|| {
+                let (proc, beside, directory) =
+                    (proc.clone(), profile.beside.clone(), directory.to_path_buf());
+                move || has_neighbour(&proc, pid, &beside, &directory, left)
+            })
+        };
+        let (found, left) = listed.unwrap_or((false, left));
+        self.left = left;
+        found
     }
+}
+
+/// Whether a directory has a file that one of these patterns fits, and how many names may be read after that.
+fn has_neighbour(
+    proc: &ProcRoot,
+    pid: u32,
+    beside: &[Pattern],
+    directory: &Path,
+    mut left: usize,
+) -> (bool, usize) {
+    let Ok(opened) = proc.open_directory_in_namespace(pid, directory) else { return (false, left) };
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 8192];
+    let mut entries = RawDir::new(&opened, &mut buffer);
+    while left > 0
+        && let Ok(_asking) = hang::asking_from(opened.as_fd(), directory)
+        && let Some(Ok(entry)) = entries.next()
+    {
+        left -= 1;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if beside.iter().any(|pattern| pattern.matches_name(name).is_some()) {
+            return (true, left);
+        }
+    }
+    (false, left)
 }
 
 #[cfg(test)]

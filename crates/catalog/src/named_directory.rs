@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::stat_of_name;
+
 use crate::profile::Profile;
 
 /// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
@@ -23,7 +26,7 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
     for log in &profile.logs {
         if let Some(below) = log.files.directory() {
             let below = path.join(below);
-            if below.is_dir() && !directories.contains(&below) {
+            if asking(&below).is_ok_and(|_asking| below.is_dir()) && !directories.contains(&below) {
                 directories.push(below);
             }
         }
@@ -41,13 +44,15 @@ type Names = HashMap<PathBuf, Vec<PathBuf>>;
 fn kinds_found(path: &Path, profile: &Profile, names: &mut Names) -> usize {
     let mut has_file = |directory: &Path, index: usize| {
         let paths = names.entry(directory.to_path_buf()).or_insert_with(|| {
+            let Ok(_asking) = asking(directory) else { return Vec::new() };
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             entries.take(MOST_NAMES).map(|entry| entry.path()).collect()
         });
         paths.iter().any(|path| {
             profile.log_of(path).is_some_and(|(found, matched)| {
                 found == index
-                    && (!profile.logs[index].indexed || directory.join(matched.index_name()).exists())
+                    && (!profile.logs[index].indexed
+                        || stat_of_name(&directory.join(matched.index_name())).is_ok())
             })
         })
     };

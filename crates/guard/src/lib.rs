@@ -9,7 +9,6 @@
 mod budget;
 mod checkpoints;
 mod config;
-mod crew;
 mod decision;
 mod descriptors;
 mod directory;

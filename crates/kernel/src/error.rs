@@ -54,6 +54,12 @@ pub enum Error {
         /// Why not, in plain words.
         reason: &'static str,
     },
+    /// Its file system did not answer, neither this call nor one before ([`hang`](crate::hang)).
+    #[error("{}: its file system does not answer", escaped(path))]
+    NoAnswer {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file of `/proc` or `/sys` holds something this crate does not understand.
     #[error("{}: can't read {what}", escaped(path))]
     Malformed {
@@ -81,6 +87,7 @@ impl Error {
             | Self::SymbolicLink { path }
             | Self::MountPoint { path }
             | Self::OtherFile { path }
+            | Self::NoAnswer { path }
             | Self::Unsupported { path, .. }
             | Self::Malformed { path, .. } => path,
         }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use crate::hang::{asking, asking_from};
 use crate::{Error, Result};
 
 /// A kind of file system, as far as page caching differs.
@@ -44,7 +45,8 @@ impl FileSystem {
     ///
     /// `path` is used in errors only.
     pub fn of(file: impl AsFd, path: &Path) -> Result<Self> {
-        let stat = rustix::fs::fstatfs(file).map_err(|e| Error::call("fstatfs", path, e))?;
+        let _asking = asking_from(file.as_fd(), path)?;
+        let stat = rustix::fs::fstatfs(&file).map_err(|e| Error::call("fstatfs", path, e))?;
         #[allow(
             clippy::cast_sign_loss,
             reason = "the kernel's f_type is a 32-bit magic number in a wider signed field"
@@ -98,6 +100,7 @@ impl FileSystem {
 /// # Ok::<(), pagekeeper_kernel::Error>(())
 /// ```
 pub fn file_system_id(path: &Path) -> Result<Option<String>> {
+    let _asking = asking(path)?;
     let stat = rustix::fs::statvfs(path).map_err(|e| Error::call("statfs", path, e))?;
     Ok((stat.f_fsid != 0).then(|| format!("{:016x}", stat.f_fsid)))
 }

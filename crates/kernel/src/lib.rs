@@ -10,6 +10,7 @@ mod block;
 mod error;
 mod extents;
 mod filesystem;
+pub mod hang;
 #[cfg(test)]
 mod model;
 pub mod mutex;
@@ -33,7 +34,9 @@ pub use block::physical_block_size;
 pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
-pub use open::{Expected, Handle, Inode, InspectedFile, Links, open_directory, open_directory_in};
+pub use open::{
+    Expected, Handle, Inode, InspectedFile, Links, open_directory, open_directory_in, stat_of_name,
+};
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
     Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,

@@ -9,6 +9,7 @@
 //! own error.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,14 +18,15 @@ use std::sync::OnceLock;
 use rustix::fs::{FileType, Stat};
 use rustix::path::Arg;
 
+use crate::hang::{Asking, asking_device};
 use crate::{Error, FileSystem, Result};
 
 mod handle;
 #[cfg(test)]
 mod tests;
 
-pub use handle::Handle;
-pub(crate) use handle::descend;
+pub use handle::{Handle, stat_of_name};
+pub(crate) use handle::{descend, device_of_open, device_without_asking};
 
 /// Device and inode number: the identity of a file while it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -157,6 +159,7 @@ impl InspectedFile {
 
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
+        let _asking = self.asking()?;
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
@@ -169,9 +172,29 @@ impl InspectedFile {
         Ok(*self.file_system.get_or_init(|| found))
     }
 
+    /// Announces that its file system will be asked for what is in it ([`hang`](crate::hang)). Fails where that does not
+    /// answer.
+    pub fn asking(&self) -> Result<Asking> {
+        asking_device(self.inode.dev, &self.path)
+    }
+
+    /// Reads it from its beginning; each read is announced as by [`Self::asking`].
+    pub fn reader(&self) -> impl Read + '_ {
+        AnnouncedReads(self)
+    }
+
     /// The file itself.
     pub fn file(&self) -> &File {
         &self.file
+    }
+}
+
+struct AnnouncedReads<'a>(&'a InspectedFile);
+
+impl Read for AnnouncedReads<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let _asking = self.0.asking().map_err(io::Error::other)?;
+        (&self.0.file).read(buffer)
     }
 }
 

@@ -134,6 +134,7 @@ pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<R
 /// nor may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
 pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
     let denied = || Error::call("mincore", file.path(), Errno::PERM);
+    let _asking = file.asking()?;
     let stat = rustix::fs::fstat(file).map_err(|e| Error::call("fstat", file.path(), e))?;
     let owner = stat.st_uid == rustix::process::geteuid().as_raw();
     if owner || may_write(file) || may_ignore_ownership(file) { Ok(()) } else { Err(denied()) }

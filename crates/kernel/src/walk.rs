@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
+use crate::hang::{self, asking_device, asking_from};
 use crate::mutex::ignore_poison;
 use crate::work::WorkQueue;
 use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
@@ -69,9 +70,13 @@ pub fn walk(roots: &[PathBuf], options: &WalkOptions<'_>, visit: &(dyn Fn(Result
     // Last first: the queue is a stack.
     let jobs = roots.iter().rev().map(|root| Job::Root(root.clone())).collect();
     let walker = Walker { options, visit, queue: WorkQueue::new(jobs), seen: Mutex::new(HashSet::new()) };
+    let of_job = hang::current();
     std::thread::scope(|scope| {
         for _ in 1..options.threads {
-            scope.spawn(|| walker.queue.work(|job| walker.run(job)));
+            scope.spawn(|| {
+                hang::work_on(of_job.clone());
+                walker.queue.work(|job| walker.run(job));
+            });
         }
         walker.queue.work(|job| walker.run(job));
     });
@@ -164,7 +169,9 @@ impl Walker<'_> {
 
     /// Lists a directory into jobs.
     fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&Directory>) -> Result<()> {
+        let asking = asking_from(fd.as_fd(), &path)?;
         let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
+        drop(asking);
         let root_dev = parent.map_or(inode.dev, |parent| parent.root_dev);
         if (self.options.one_file_system && inode.dev != root_dev) || !self.first_sight(inode) {
             return Ok(());
@@ -178,7 +185,10 @@ impl Walker<'_> {
         let mut directories = Vec::new();
         let mut buffer = Vec::with_capacity(64 << 10);
         let mut entries = RawDir::new(&directory.fd, buffer.spare_capacity_mut());
-        while let Some(entry) = entries.next() {
+        loop {
+            let asking = asking_device(directory.dev, &directory.path)?;
+            let Some(entry) = entries.next() else { break };
+            drop(asking);
             let entry = entry.map_err(|e| Error::call("getdents64", &directory.path, e))?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
@@ -222,6 +232,7 @@ impl Walker<'_> {
     /// The type of an entry on a file system whose listings do not show it.
     fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
         let flags = if self.options.follow_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let Ok(_asking) = asking_device(parent.dev, &parent.path) else { return FileType::Unknown };
         rustix::fs::statat(&parent.fd, name, flags)
             .map_or(FileType::Unknown, |stat: Stat| FileType::from_raw_mode(stat.st_mode))
     }

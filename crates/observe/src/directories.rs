@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use pagekeeper_catalog::{Profile, recognise_process};
 use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::stat_of_name;
 
 use crate::OpenerKind;
 use crate::files::Files;
@@ -26,7 +27,7 @@ pub(crate) fn find_processes(
         let before = Arc::clone(&subject.profile);
         subject.take_process(proc, pid, profile.unwrap_or_else(|| Arc::clone(&before)));
         if subject.profile.name != before.name {
-            let exists = |path: &Path| rustix::fs::lstat(path).is_ok();
+            let exists = |path: &Path| stat_of_name(path).is_ok();
             for file in files.of_database(index) {
                 file.class = subject.profile.class_beside(&file.path, exists);
             }

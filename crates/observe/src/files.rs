@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_kernel::{Expected, Inode, InspectedFile};
+use pagekeeper_kernel::{Expected, Inode, InspectedFile, stat_of_name};
 
 use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;
@@ -176,7 +176,7 @@ fn file_of(
             }
         };
     let exists = |beside: &Path| {
-        beside.file_name().is_some_and(|name| rustix::fs::lstat(reach_it().with_file_name(name)).is_ok())
+        beside.file_name().is_some_and(|name| stat_of_name(&reach_it().with_file_name(name)).is_ok())
     };
     File {
         inode: devices.traced(roots, held.inode, &held.link),

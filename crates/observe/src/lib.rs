@@ -63,4 +63,4 @@ pub use error::ObserveError;
 pub use observer::Observer;
 pub use options::{ObserverOptions, Scope};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
-pub use visibility::VisibilityGap;
+pub use visibility::{VisibilityGap, unanswered};

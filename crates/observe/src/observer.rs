@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
-use pagekeeper_kernel::pressure::MemoryCgroup;
+use pagekeeper_kernel::hang;
+use pagekeeper_kernel::pressure::{BackingDevice, MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
@@ -26,9 +27,23 @@ pub struct Observer {
     profiles: Vec<Arc<Profile>>,
     tracer: Option<Tracer>,
     before: Option<(Instant, MachineCounts)>,
+    state: State,
+}
+
+/// What is kept from one snapshot to the next.
+#[derive(Debug, Default)]
+struct State {
     earlier: Earlier,
     trees: DirectoryTrees,
     devices: Devices,
+}
+
+/// What a snapshot has of the files of others, found where a file system may hang.
+struct Found {
+    databases: Vec<Database>,
+    files: Files,
+    devices: Vec<(u64, BackingDevice)>,
+    gaps: VisibilityGaps,
 }
 
 impl Observer {
@@ -39,15 +54,7 @@ impl Observer {
     pub fn start(options: ObserverOptions) -> Result<Self, ObserveError> {
         let tracer = options.trace.as_ref().map(Tracer::start).transpose()?;
         let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
-        Ok(Self {
-            options,
-            profiles,
-            tracer,
-            before: None,
-            earlier: Earlier::default(),
-            trees: DirectoryTrees::default(),
-            devices: Devices::default(),
-        })
+        Ok(Self { options, profiles, tracer, before: None, state: State::default() })
     }
 
     /// Where the counts of [`HostChange::trace`] come from; `None` without tracing.
@@ -71,29 +78,21 @@ impl Observer {
 
     fn take(&mut self, full: bool) -> Result<Snapshot, ObserveError> {
         let change = self.change()?;
-        let mut gaps = VisibilityGaps::default();
-        let roots = &self.options.roots;
-        let mut subjects =
-            subjects::find(&roots.proc, &self.options.scope, &self.profiles, &mut self.earlier, &mut gaps)?;
-        let mut files = Files::default();
-        self.trees.begin(subjects.iter().map(|subject| subject.directories.len()).sum());
-        if full {
-            self.trees.remove_time_limit();
-        }
-        for index in 0..subjects.len() {
-            files.take_directories(roots, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
-        }
-        for (index, subject) in subjects.iter().enumerate() {
-            files.take_held(roots, subject, index, &mut self.devices, &mut gaps);
-        }
-        let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
-        openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
-        self.trees.end(files.in_use());
-        if matches!(self.options.scope, Scope::Directories(_)) {
-            directories::find_processes(&roots.proc, &mut subjects, &mut files, &self.profiles);
-        }
-        let databases = subjects.into_iter().map(|subject| self.database(subject, &mut gaps)).collect();
-        let devices = self.devices.take_backing(&self.options.roots, &mut gaps);
+        // What is lost with a job that hangs is found again, but for what was named.
+        let named = self.state.earlier.of_named();
+        let mut kept = Some(std::mem::take(&mut self.state));
+        let (state, found) = hang::patiently(|| {
+            let lost = || State { earlier: named.of_named(), ..State::default() };
+            let mut state = kept.take().unwrap_or_else(lost);
+            let (options, profiles) = (self.options.clone(), self.profiles.clone());
+            move || {
+                let found = state.find(&options, &profiles, full);
+                (state, found)
+            }
+        })?;
+        self.state = state;
+        let Found { databases, files, devices, mut gaps } = found?;
+        gaps.unanswered();
         let host = host::read(&self.options.roots, devices)?;
         host_gaps::of_processes(&self.options.roots, &mut gaps);
         host_gaps::of_host(&host, &mut gaps);
@@ -110,37 +109,6 @@ impl Observer {
         })
     }
 
-    fn database(&self, subject: Subject, gaps: &mut VisibilityGaps) -> Database {
-        let roots = &self.options.roots;
-        let cgroup = subject.pid.and_then(|pid| match MemoryCgroup::of(roots, pid) {
-            Ok(group) => group,
-            Err(error) => {
-                gaps.failed(GapKind::Cgroup, &error);
-                None
-            }
-        });
-        Database {
-            pid: subject.pid,
-            name: unescaped(&subject.name).into_owned(),
-            profile: subject.profile,
-            directories: subject.directories,
-            command_line: subject.pid.and_then(|pid| roots.proc.command_line(pid).ok()).unwrap_or_default(),
-            uptime: subject.pid.and_then(|pid| self.uptime(pid)),
-            cgroup,
-            workers: subject.workers,
-        }
-    }
-
-    /// How long a process has been running.
-    #[allow(clippy::disallowed_methods, reason = "of /proc")]
-    fn uptime(&self, pid: u32) -> Option<Duration> {
-        let started = self.options.roots.proc.start_time(pid).ok()?;
-        let text = std::fs::read_to_string(self.options.roots.proc.path().join("uptime")).ok()?;
-        let host: f64 = text.split_whitespace().next()?.parse().ok()?;
-        let ticks = rustix::param::clock_ticks_per_second();
-        Duration::try_from_secs_f64(host - started as f64 / ticks as f64).ok()
-    }
-
     /// What changed since the snapshot before.
     fn change(&mut self) -> Result<Option<HostChange>, ObserveError> {
         let trace = self.tracer.as_mut().map(Tracer::take).transpose()?;
@@ -152,4 +120,69 @@ impl Observer {
             trace,
         }))
     }
+}
+
+impl State {
+    /// Finds the databases and their files, by asking the file systems that they are on.
+    fn find(
+        &mut self,
+        options: &ObserverOptions,
+        profiles: &[Arc<Profile>],
+        full: bool,
+    ) -> Result<Found, ObserveError> {
+        let roots = &options.roots;
+        let mut gaps = VisibilityGaps::default();
+        let mut subjects =
+            subjects::find(&roots.proc, &options.scope, profiles, &mut self.earlier, &mut gaps)?;
+        let mut files = Files::default();
+        self.trees.begin(subjects.iter().map(|subject| subject.directories.len()).sum());
+        if full {
+            self.trees.remove_time_limit();
+        }
+        for index in 0..subjects.len() {
+            files.take_directories(roots, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
+        }
+        for (index, subject) in subjects.iter().enumerate() {
+            files.take_held(roots, subject, index, &mut self.devices, &mut gaps);
+        }
+        let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
+        openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
+        self.trees.end(files.in_use());
+        if matches!(options.scope, Scope::Directories(_)) {
+            directories::find_processes(&roots.proc, &mut subjects, &mut files, profiles);
+        }
+        let databases = subjects.into_iter().map(|subject| database(roots, subject, &mut gaps)).collect();
+        let devices = self.devices.take_backing(roots, &mut gaps);
+        Ok(Found { databases, files, devices, gaps })
+    }
+}
+
+fn database(roots: &SysRoots, subject: Subject, gaps: &mut VisibilityGaps) -> Database {
+    let cgroup = subject.pid.and_then(|pid| match MemoryCgroup::of(roots, pid) {
+        Ok(group) => group,
+        Err(error) => {
+            gaps.failed(GapKind::Cgroup, &error);
+            None
+        }
+    });
+    Database {
+        pid: subject.pid,
+        name: unescaped(&subject.name).into_owned(),
+        profile: subject.profile,
+        directories: subject.directories,
+        command_line: subject.pid.and_then(|pid| roots.proc.command_line(pid).ok()).unwrap_or_default(),
+        uptime: subject.pid.and_then(|pid| uptime(roots, pid)),
+        cgroup,
+        workers: subject.workers,
+    }
+}
+
+/// How long a process has been running.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
+fn uptime(roots: &SysRoots, pid: u32) -> Option<Duration> {
+    let started = roots.proc.start_time(pid).ok()?;
+    let text = std::fs::read_to_string(roots.proc.path().join("uptime")).ok()?;
+    let host: f64 = text.split_whitespace().next()?.parse().ok()?;
+    let ticks = rustix::param::clock_ticks_per_second();
+    Duration::try_from_secs_f64(host - started as f64 / ticks as f64).ok()
 }

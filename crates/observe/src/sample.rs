@@ -1,8 +1,9 @@
 //! A sample of one file: size and residency, and why not more.
 
-use std::os::unix::fs::MetadataExt;
-
-use pagekeeper_kernel::{Error, FileSystem, Inode, InspectedFile, Residency, Source, residency};
+use pagekeeper_kernel::{
+    Error, FileSystem, Inode, InspectedFile, Residency, Source, residency, stat_of_name,
+};
+use rustix::fs::FileType;
 
 use crate::visibility::{GapKind, reason};
 
@@ -52,8 +53,10 @@ impl FileSample {
         if !error.is_denied() {
             return None;
         }
-        let meta = std::fs::symlink_metadata(error.path()).ok().filter(std::fs::Metadata::is_file)?;
-        Some(Self { inode: Inode { dev: meta.dev(), ino: meta.ino() }, size: meta.len(), residency: None })
+        let stat = stat_of_name(error.path()).ok()?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        is_file.then_some(Self { inode: Inode::of(&stat), size, residency: None })
     }
 
     /// Whether it has pages that are dirty or under writeback.

@@ -14,10 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_catalog::{Finder, Profile, logs_below, recognise_process, workers_of};
-use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::stat_of_name;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_policy::FileClass;
+use rustix::fs::FileType;
 
 use crate::held::{Held, held_by, reach};
 use crate::visibility::VisibilityGaps;
@@ -90,6 +92,14 @@ pub(crate) struct Earlier {
     /// Named processes, and when each began.
     processes: HashMap<u32, u64>,
     directories: HashMap<PathBuf, PathBuf>,
+}
+
+impl Earlier {
+    /// What was named, without what was found: that can be found again.
+    pub(crate) fn of_named(&self) -> Self {
+        let (processes, directories) = (self.processes.clone(), self.directories.clone());
+        Self { finder: Finder::default(), processes, directories }
+    }
 }
 
 /// The databases that a scope names. To directories belongs a process only later, when it is known who has their files
@@ -171,10 +181,12 @@ fn named_directory(
     gaps: &mut VisibilityGaps,
 ) -> Result<PathBuf, ObserveError> {
     let failed = |source| ObserveError::Directory { path: path.to_path_buf(), source };
+    let asking = asking(path)?;
     let found = std::fs::canonicalize(path).and_then(|path| {
         let is_directory = std::fs::metadata(&path)?.is_dir();
         is_directory.then_some(path).ok_or_else(|| std::io::ErrorKind::NotADirectory.into())
     });
+    drop(asking);
     match (found, earlier.directories.get(path)) {
         (Ok(found), _) => {
             earlier.directories.insert(path.to_path_buf(), found.clone());
@@ -212,7 +224,7 @@ fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps)
     };
     let mut written = BTreeSet::new();
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
-        let exists = |path: &Path| rustix::fs::lstat(reach(proc, pid, path)).is_ok();
+        let exists = |path: &Path| stat_of_name(&reach(proc, pid, path)).is_ok();
         let base = match profile.class_beside(&held.path, exists) {
             Some(FileClass::Temp) => None,
             Some(_) => profile.base_of(&held.path),
@@ -258,10 +270,7 @@ fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps)
         }
     }
     // A directory that the database has a link to is known by the name of the link.
-    let identity = |path: &PathBuf| {
-        let opened = proc.open_directory_in_namespace(pid, path).ok()?;
-        rustix::fs::fstat(opened).ok().map(|stat| Inode::of(&stat))
-    };
+    let identity = |path: &PathBuf| proc.handle_in_namespace(pid, path).ok().map(|found| found.inode());
     let linked_to: Vec<_> = linked.iter().filter_map(identity).collect();
     widest.retain(|path| identity(path).is_none_or(|inode| !linked_to.contains(&inode)));
     widest.extend(linked);
@@ -282,11 +291,16 @@ fn is_written(held: &Held) -> bool {
 fn linked_directories(proc: &ProcRoot, pid: u32, profile: &Profile, base: &Path) -> Vec<PathBuf> {
     let mut candidates: Vec<PathBuf> = profile.directories.iter().map(|name| base.join(name)).collect();
     let tablespaces = base.join(TABLESPACES);
-    if let Ok(entries) = std::fs::read_dir(reach(proc, pid, &tablespaces)) {
+    let reached = reach(proc, pid, &tablespaces);
+    if let Ok(_asking) = asking(&reached)
+        && let Ok(entries) = std::fs::read_dir(&reached)
+    {
         candidates.extend(entries.flatten().map(|entry| tablespaces.join(entry.file_name())));
     }
-    candidates
-        .retain(|path| std::fs::symlink_metadata(reach(proc, pid, path)).is_ok_and(|it| it.is_symlink()));
+    candidates.retain(|path| {
+        stat_of_name(&reach(proc, pid, path))
+            .is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Symlink)
+    });
     candidates.sort_unstable();
     candidates
 }
@@ -296,6 +310,7 @@ mod tests {
     use super::*;
     use crate::testing::disk_dir;
     use pagekeeper_catalog::find_profile;
+    use pagekeeper_kernel::Inode;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     /// A process that works in `cwd` and holds these files.

@@ -19,13 +19,15 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
+use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{
-    Error, Expected, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, walk,
+    Error, Expected, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, stat_of_name, walk,
 };
 use pagekeeper_policy::FileClass;
+use rustix::fs::FileType;
 
 use crate::sample::{FileSample, GapReason};
 use crate::visibility::{GapKind, VisibilityGaps};
@@ -130,6 +132,7 @@ impl DirectoryTree {
                 Start { fd, path: link }
             }
         };
+        let _asking = asking(&self.reach)?;
         let found = rustix::fs::fstat(&start.fd).map_err(|error| Error::call("fstat", path, error))?;
         let inode = Some(Inode::of(&found));
         if self.inode != inode {
@@ -219,8 +222,8 @@ impl DirectoryTree {
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
         for (below, listed) in &mut self.directories {
             let path = start.join(below);
-            match std::fs::symlink_metadata(&path) {
-                Ok(meta) if below.as_os_str().is_empty() || meta.is_dir() => {
+            match stat_of_name(&path) {
+                Ok(found) if below.as_os_str().is_empty() || is_directory(&found) => {
                     let now = settled_change(&path);
                     if listed.is_none() || *listed != now {
                         changed.push(below.clone());
@@ -318,13 +321,18 @@ impl Start {
 
 fn class_of(profile: &Profile, here: &Path, below: &Path, start: &Start) -> Option<FileClass> {
     let exists = |path: &Path| {
-        path.strip_prefix(here).is_ok_and(|below| rustix::fs::lstat(start.path.join(below)).is_ok())
+        path.strip_prefix(here).is_ok_and(|below| stat_of_name(&start.path.join(below)).is_ok())
     };
     profile.class_beside(&here.join(below), exists)
 }
 
+fn is_directory(stat: &rustix::fs::Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
 /// When a directory was changed last, if that is so long ago that another change would show.
 fn settled_change(path: &Path) -> Option<SystemTime> {
+    let _asking = asking(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
     (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
 }

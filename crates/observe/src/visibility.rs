@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use pagekeeper_kernel::Error;
+use pagekeeper_kernel::hang::{self, Unanswered};
 use pagekeeper_kernel::text::escaped;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -113,6 +114,11 @@ impl VisibilityGaps {
         });
     }
 
+    /// Adds the file systems that do not answer.
+    pub(crate) fn unanswered(&mut self) {
+        self.single.extend(unanswered());
+    }
+
     /// All of them, in a fixed order.
     pub(crate) fn into_gaps(self) -> Vec<VisibilityGap> {
         let counted = self.counted.into_iter().map(|(kind, counted)| counted.into_gap(kind));
@@ -121,6 +127,19 @@ impl VisibilityGaps {
         all.retain(|gap| seen.insert(gap.clone()));
         all
     }
+}
+
+/// What is not seen since its file system does not answer.
+pub fn unanswered() -> Vec<VisibilityGap> {
+    let of = |found: Unanswered| VisibilityGap {
+        what: match found.kind {
+            Some(kind) => format!("what is on {} ({})", escaped(&found.point), escaped(&kind)),
+            None => format!("what is at {}", escaped(&found.point)),
+        },
+        why: format!("its file system has not answered for {:.1} s", found.time.as_secs_f64()),
+        needs: None,
+    };
+    hang::unanswered().into_iter().map(of).collect()
 }
 
 /// The kernel's reason, without the path, which the gap names already.

@@ -124,6 +124,7 @@ fn try_calls() {
         (libc::SYS_lseek, [NONE, 0, 0, 0, 0, 0]),
         (libc::SYS_mincore, [0; 6]),
         (libc::SYS_preadv2, [NONE, 0, 0, 0, 0, 0]),
+        (libc::SYS_pread64, [NONE, 0, 0, 0, 0, 0]),
         (libc::SYS_process_vm_readv, [0; 6]),
         (libc::SYS_readlinkat, [NONE, 0, 0, 0, 0, 0]),
         (libc::SYS_openat, [NONE, 0, 0, 0, 0, 0]),

@@ -73,6 +73,13 @@ impl ResidencyProbe {
             .try_fold(0_u64, |sum, window| Some(sum + resident_pages(fd, &window, &mut [0; PAGES])?))
     }
 
+    /// Whether the residency of a file of `size` bytes can be seen.
+    pub fn can_see(&mut self, fd: c_int, size: u64, has_counts: bool) -> bool {
+        self.has_counts = has_counts;
+        let counts = has_counts && !NO_CACHESTAT.load(Ordering::Relaxed);
+        (counts && resident(fd, &(0..1)).is_ok()) || self.sees_pages(fd, size)
+    }
+
     /// Finds out how [`resident`](Self::resident) can see the file's pages.
     pub fn learn(&mut self, fd: c_int) {
         if let (false, Ok(stat)) = (self.has_counts, sys::fstat(fd)) {

@@ -410,6 +410,96 @@ pub fn reads_uncached(fd: c_int, size: u64) -> bool {
 /// `RWF_DONTCACHE`.
 const DONTCACHE: usize = 0x80;
 
+/// Reads a part of a file uncached, and keeps none of its bytes: how many they were. The pages that it brings in are marked to go
+/// with the next read of them, and marked ones that it finds go. With `begins` it doesn't wait: where the first page isn't there, it
+/// begins to read all that are missing and fails with `EAGAIN`, and else ends before the first that is missing. 128 KiB at most.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64, Errno> {
+    const EACH: usize = 4096;
+    const PARTS: usize = 32;
+    let mut bytes = [0_u8; EACH];
+    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: EACH };
+    let parts = [part; PARTS];
+    let count = (length as usize).div_ceil(EACH).min(PARTS);
+    let flags = DONTCACHE | if begins { libc::RWF_NOWAIT as usize } else { 0 };
+    let args = [of(fd), parts.as_ptr() as usize, count, at as usize, 0, flags];
+    // SAFETY: each part is the whole of `bytes`, which lives over the call and is read by nobody.
+    unsafe { call(libc::SYS_preadv2, args) }.map(|done| done as u64)
+}
+
+/// Which pages of a window were resident, each in the lowest bit of a byte, for who may not see that by cachestat(2) or mincore(2). Of
+/// an open file with `POSIX_FADV_RANDOM`: it brings in the first page of each 16, by reads that don't wait and say whether it was
+/// there; then it has these mapped, with which the kernel maps those of the 16 that are resident (`fault_around_bytes`), and reads in
+/// /proc/self/pagemap which these were.
+#[allow(unsafe_code, reason = "system calls")]
+pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
+    const EACH: usize = 16;
+    const BLOCKS: usize = 32;
+    const PRESENT: u64 = 1 << 63;
+    let page = page_size();
+    let count = (window.end.saturating_sub(window.start)).div_ceil(page) as usize;
+    let (Some(pages), true) = (pages.get_mut(..count), count <= EACH * BLOCKS) else {
+        return Err(Errno(libc::EINVAL));
+    };
+    let mut byte = 0_u8;
+    let one = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    for (nth, block) in pages.chunks_mut(EACH).enumerate() {
+        let at = window.start as usize + nth * EACH * page as usize;
+        let args = [of(fd), (&raw const one) as usize, 1, at, 0, libc::RWF_NOWAIT as usize];
+        // SAFETY: `one` names one byte that lives over the call.
+        let was_there = match unsafe { call(libc::SYS_preadv2, args) } {
+            Ok(_) => 1,
+            Err(Errno(libc::EAGAIN)) => 0,
+            Err(error) => return Err(error),
+        };
+        block.fill(0);
+        block.iter_mut().take(1).for_each(|first| *first = was_there);
+    }
+    let map = open(c"/proc/self/pagemap", libc::O_RDONLY)?;
+    let (length, access) = (length(window), libc::PROT_READ as usize);
+    let mut seen = [0_u64; EACH * BLOCKS];
+    // SAFETY: a new mapping, which nobody else knows, and which the kernel alone reads, into bytes that live over the call; `seen` has
+    // a number for each of its pages.
+    let done = unsafe {
+        call(libc::SYS_mmap, [0, length, access, libc::MAP_SHARED as usize, of(fd), window.start as usize])
+            .map(|at| {
+                let _ = call(libc::SYS_madvise, [at, length, libc::MADV_RANDOM as usize, 0, 0, 0]);
+                let mut bytes = [0_u8; BLOCKS];
+                let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BLOCKS };
+                let firsts: [libc::iovec; BLOCKS] = core::array::from_fn(|nth| libc::iovec {
+                    iov_base: (at + nth * EACH * page as usize) as *mut _,
+                    iov_len: 1,
+                });
+                let blocks = count.div_ceil(EACH);
+                let (ours, theirs) = ((&raw const ours) as usize, firsts.as_ptr() as usize);
+                let read = call(libc::SYS_process_vm_readv, [getpid() as usize, ours, 1, theirs, blocks, 0]);
+                let from = at / page as usize * size_of::<u64>();
+                let into = seen.as_mut_ptr() as usize;
+                let got = call(libc::SYS_pread64, [of(map), into, count * size_of::<u64>(), from, 0, 0]);
+                let _ = call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]);
+                read == Ok(blocks) && got == Ok(count * size_of::<u64>())
+            })
+    };
+    close(map);
+    if !done? {
+        return Err(Errno(libc::EIO));
+    }
+    for (nth, (page, seen)) in pages.iter_mut().zip(seen).enumerate() {
+        if !nth.is_multiple_of(EACH) {
+            *page = u8::from(seen & PRESENT != 0);
+        }
+    }
+    Ok(())
+}
+
+/// `POSIX_FADV_RANDOM`: what is read of the open file comes alone.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn read_in_no_order(fd: c_int) {
+    let advice = libc::POSIX_FADV_RANDOM as usize;
+    // SAFETY: no pointers.
+    let _ = unsafe { call(libc::SYS_fadvise64, [of(fd), 0, 0, advice, 0, 0]) };
+}
+
 /// Sleeps for so many nanoseconds, or less if a signal comes: by the call that the C library makes, which filters know.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn sleep(ns: u64) {

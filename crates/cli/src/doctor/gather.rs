@@ -5,26 +5,69 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
 use pagekeeper_doctor::settings::{Settings, SettingsReader};
 use pagekeeper_doctor::{
-    Journal, Observation, SavedFile, SavedSnapshot, VisibilityGap, lacks_snapshot, mixed_with,
+    Journal, Observation, Releasable, SavedFile, SavedSnapshot, Streamer, VisibilityGap, lacks_snapshot,
+    mixed_with,
 };
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, resident_extents};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
 
+use super::watch::Judged;
+
 /// Files whose stretches of pages are listed.
 const FILES: usize = 32;
 /// Stretches of each.
 const STRETCHES: usize = 16;
 
+/// What is read beside the snapshots.
+pub(super) struct Gathered {
+    pub(super) settings: Vec<Settings>,
+    pub(super) journals: Vec<Option<Journal>>,
+    pub(super) disks: Vec<(u64, DiskProfile)>,
+    pub(super) unmeasured: Vec<VisibilityGap>,
+    pub(super) stretches: Vec<(Inode, Vec<Range<u64>>)>,
+    pub(super) streamers: Vec<Streamer>,
+    pub(super) releasable: Vec<Releasable>,
+}
+
+/// Reads all of it, where it may be that a file system does not answer.
+pub(super) fn all(
+    snapshot: &Arc<Snapshot>,
+    judged: &Arc<Judged>,
+    given: Option<DiskProfile>,
+    roots: &SysRoots,
+) -> pagekeeper_kernel::Result<Gathered> {
+    let given = Arc::new(given);
+    hang::patiently(|| {
+        let (snapshot, judged) = (Arc::clone(snapshot), Arc::clone(judged));
+        let (given, roots) = (Arc::clone(&given), roots.clone());
+        move || {
+            let (disks, unmeasured) = disks(&snapshot, given.as_ref().as_ref());
+            let settings = settings(&snapshot, &roots);
+            Gathered {
+                journals: journals(&snapshot, &settings, &roots),
+                settings,
+                disks,
+                unmeasured,
+                releasable: judged.releasable(&snapshot),
+                stretches: stretches(&snapshot),
+                streamers: pagekeeper_doctor::streamers(&snapshot, &roots),
+            }
+        }
+    })
+}
+
 /// The settings of each database, in its order.
-pub(super) fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
+fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
     let mut reader = SettingsReader::default();
     snapshot.databases.iter().map(|database| reader.read(database, snapshot, roots)).collect()
 }
@@ -44,7 +87,7 @@ pub(super) fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<Vi
 }
 
 /// What a recovery of each database would read, in its order; `settings` are theirs.
-pub(super) fn journals(snapshot: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
+fn journals(snapshot: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
     let of = |(index, settings)| pagekeeper_doctor::journal(index, snapshot, settings, roots);
     settings.iter().enumerate().map(of).collect()
 }
@@ -80,10 +123,7 @@ pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<Visibili
 
 /// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
 /// what is not known for that.
-pub(super) fn disks(
-    snapshot: &Snapshot,
-    given: Option<&DiskProfile>,
-) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
+fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
     for file in snapshot.files.iter().filter(|file| seen.insert(file.inode.dev)) {
@@ -106,7 +146,7 @@ pub(super) fn disks(
 
 /// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
 /// the most.
-pub(super) fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
+fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> =
         snapshot.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();

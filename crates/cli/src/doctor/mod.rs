@@ -11,16 +11,19 @@ mod watch;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use pagekeeper_catalog::units::parse_period;
 use pagekeeper_doctor::{Observation, Report, Severity, examine};
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Observer, ObserverOptions, Scope};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
 
+use self::gather::Gathered;
 use crate::output;
 use crate::problems::{self, Problem};
 use crate::signals::Stop;
@@ -90,7 +93,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let given = args.disk_profile.as_deref().map(pagekeeper_catalog::disks::read).transpose()?;
     let snapshot = args.snapshot.as_deref().map(gather::snapshot).transpose()?;
-    let roots = SysRoots::default();
     let mut observer = Observer::start(ObserverOptions {
         scope: scope(args),
         trace: Some(TraceOptions::default()),
@@ -98,7 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })?;
     let before = observer.snapshot()?;
     let judged = watch::watch(args, &before, &stop)?;
-    let after = observer.snapshot()?;
+    let after = Arc::new(observer.snapshot()?);
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
         Some(TraceLevel::Tracefs) => "events read from tracefs",
@@ -106,26 +108,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(TraceLevel::Counters) | None => "the machine's counters alone, without events",
     };
 
-    let (disks, unmeasured) = gather::disks(&after, given.as_ref());
-    let settings = gather::settings(&after, &roots);
+    let judged = Arc::new(judged);
+    let Gathered { settings, journals, disks, unmeasured, stretches, streamers, releasable } =
+        gather::all(&after, &judged, given, &SysRoots::default())?;
     let observation = Observation {
-        journals: gather::journals(&after, &settings, &roots),
+        journals,
         settings,
         snapshot,
         disks,
-        releasable: judged.releasable(&after),
-        kept: judged.kept,
-        stretches: gather::stretches(&after),
-        streamers: pagekeeper_doctor::streamers(&after, &roots),
+        releasable,
+        kept: judged.kept.clone(),
+        stretches,
+        streamers,
         recovery_target: args.recovery_target,
         ..Observation::new(&before, &after)
     };
     let mut report = Report::new(&observation, examine(&observation), traced);
     report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
+    for gap in pagekeeper_observe::unanswered() {
+        // For how long, has changed.
+        report.visibility_gaps.retain(|known| known.what != gap.what);
+        report.visibility_gaps.push(gap);
+    }
     let (fixed, errors) = if args.fix {
         // A writer may have come meanwhile.
-        let (fixed, errors) = fix::fix(&observer.snapshot()?);
+        let now = Arc::new(observer.snapshot()?);
+        let (fixed, errors) = hang::patiently(|| {
+            let now = Arc::clone(&now);
+            move || fix::fix(&now)
+        })?;
         (Some(fixed), errors)
     } else {
         (None, Vec::new())

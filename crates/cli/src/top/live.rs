@@ -17,9 +17,10 @@ use pagekeeper_kernel::{
     Expected, Handle, Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release,
     residency_map, warm,
 };
-use pagekeeper_observe::{Census, CensusOptions, Progress, Query};
+use pagekeeper_observe::{CensusOptions, Progress, Query};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
+use super::counting::Counting;
 use super::detail;
 use super::figures::size;
 use super::model::{Act, Action, Key, Model, Seen, Target};
@@ -182,19 +183,18 @@ fn count(
     orders: &Receiver<Query>,
     news: &Sender<News>,
 ) -> anyhow::Result<()> {
-    let mut census = Census::start(options.clone())?;
+    let mut counting = Counting::start(options.clone())?;
     let mut started = Instant::now();
     let unread = Arc::new(());
     let mut next = Instant::now();
     loop {
-        if census.is_outdated() && started.elapsed() > RENEW {
+        if started.elapsed() > RENEW && counting.census().is_some_and(|census| census.is_outdated()) {
             started = Instant::now();
             // If that fails, the old one goes on, and says what it does not see.
-            if let Ok(renewed) = Census::start(options.clone()) {
-                census = renewed;
-            }
+            let _failed = counting.renew();
         }
-        let tick = census.tick()?;
+        let tick = counting.tick()?;
+        let Some(census) = counting.census() else { continue };
         let mut ticked = true;
         // What was asked for during the first walk.
         query = orders.try_iter().last().unwrap_or(query);

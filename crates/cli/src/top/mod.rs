@@ -6,6 +6,7 @@
 //! warmed; the terminal is put back as it was however the program ends, short of SIGKILL.
 //! Fails with a sentence where the terminal can't show it.
 
+mod counting;
 mod detail;
 mod figures;
 mod live;
@@ -25,8 +26,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pagekeeper_catalog::units::parse_period;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_observe::{Census, CensusOptions, Group, ObserveError, Query, Sort};
+use pagekeeper_observe::{CensusOptions, Group, ObserveError, Query, Sort};
 
+use self::counting::Counting;
 use crate::output;
 use crate::signals::Stop;
 
@@ -175,10 +177,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn once(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let began = Instant::now();
-    let mut census = Census::start(args.census())?;
+    let mut counting = Counting::start(args.census())?;
     stop.wait(args.interval.saturating_sub(began.elapsed()).max(Duration::from_millis(100)))?;
-    let tick = census.tick()?;
-    let rows = census.rows(&args.query());
+    let tick = counting.tick()?;
+    let rows = counting.census().map(|census| census.rows(&args.query())).unwrap_or_default();
     if args.json {
         output::json(&report::Report::new(&tick, &rows))?;
     } else {

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
@@ -94,8 +95,10 @@ fn read_if_its_own(
         reader.file(path, 0, false);
     }
     let its_own = read.get("datadir").is_some_and(|datadir| {
-        let resolved = std::fs::canonicalize(&datadir.value);
-        resolved.is_ok_and(|resolved| database.directories.contains(&resolved))
+        asking(Path::new(&datadir.value)).is_ok_and(|_asking| {
+            let resolved = std::fs::canonicalize(&datadir.value);
+            resolved.is_ok_and(|resolved| database.directories.contains(&resolved))
+        })
     });
     if its_own {
         *settings = read;

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, Snapshot};
@@ -108,7 +109,8 @@ fn named_directory(arguments: &[String]) -> Option<PathBuf> {
 fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     let at = arguments.iter().position(|argument| argument == "-D")?;
     let named = arguments.get(at + 1)?;
-    let same = std::fs::canonicalize(named).is_ok_and(|resolved| resolved == directory);
+    let same = asking(Path::new(named))
+        .is_ok_and(|_asking| std::fs::canonicalize(named).is_ok_and(|resolved| resolved == directory));
     (!same || Path::new(named).is_relative()).then(|| named.clone())
 }
 

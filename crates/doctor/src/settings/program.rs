@@ -116,7 +116,10 @@ fn scan_for(
     while offset < most {
         // Each chunk comes with what stands around it.
         let start = offset.saturating_sub(LONGEST_TEXT as u64);
-        let read = program.file().read_at(&mut buffer, start).ok()?;
+        let read = {
+            let _asking = program.asking().ok()?;
+            program.file().read_at(&mut buffer, start).ok()?
+        };
         let (text, first) = (&buffer[..read], usize::try_from(offset - start).ok()?);
         let mut at = first;
         while let Some(next) = text.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == needle[0]))

@@ -32,7 +32,10 @@ impl<T> Searched<T> {
     /// What `search` finds in a program, reading so many bytes of it at most. `None` where the program can't be read.
     pub(super) fn of(&mut self, exe: &Path, search: impl FnOnce(&InspectedFile, u64) -> T) -> Option<&T> {
         let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
-        let modified = program.file().metadata().and_then(|metadata| metadata.modified()).ok()?;
+        let modified = {
+            let _asking = program.asking().ok()?;
+            program.file().metadata().and_then(|metadata| metadata.modified()).ok()?
+        };
         let left = &mut self.left;
         let found = self.known.entry((program.inode(), modified)).or_insert_with(|| {
             let most = program.size().min(LONGEST_PROGRAM).min(*left);

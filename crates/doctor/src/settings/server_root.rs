@@ -7,11 +7,13 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use pagekeeper_kernel::hang::asking_from;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
@@ -127,7 +129,8 @@ impl<'a> ServerRoot<'a> {
         self.left.bytes.set(left);
         let because = |error: std::io::Error| Unread::Because(error.to_string());
         let mut bytes = Vec::new();
-        file.file().take(LONGEST_FILE).read_to_end(&mut bytes).map_err(because)?;
+        file.reader().take(LONGEST_FILE).read_to_end(&mut bytes).map_err(because)?;
+        let _asking = file.asking().map_err(|error| unread(&error))?;
         let metadata = file.file().metadata().map_err(because)?;
         let changed_since = match (self.started, metadata.modified()) {
             (Some(started), Ok(modified)) => modified > started + SLACK,
@@ -146,6 +149,7 @@ impl<'a> ServerRoot<'a> {
         use std::os::unix::fs::FileExt as _;
         let file = self.open(path)?;
         let mut bytes = vec![0; max];
+        let _asking = file.asking().map_err(|error| unread(&error))?;
         let read =
             file.file().read_at(&mut bytes, offset).map_err(|error| Unread::Because(error.to_string()))?;
         bytes.truncate(read);
@@ -166,6 +170,7 @@ impl<'a> ServerRoot<'a> {
         .map_err(|error| unread(&error))?;
         let because = |error: Errno| Unread::Because(error.to_string());
         let mut names = Vec::new();
+        let _asking = asking_from(fd.as_fd(), directory).map_err(|error| unread(&error))?;
         for entry in rustix::fs::Dir::read_from(&fd).map_err(because)? {
             let left = self.left.names.get().checked_sub(1).ok_or(Unread::Cut(Cut::Names))?;
             self.left.names.set(left);

@@ -29,7 +29,7 @@ impl VersionGroups {
     /// found.
     pub(super) fn is_in(&mut self, exe: &Path, group: &str) -> Option<bool> {
         let groups = self.0.of(exe, |program, most| {
-            let mut groups = of_program(program.file().take(most));
+            let mut groups = of_program(program.reader().take(most));
             groups.whole &= most == program.size();
             groups
         })?;

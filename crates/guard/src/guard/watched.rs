@@ -19,13 +19,13 @@ use super::report::Report;
 use super::serve::Hung;
 use super::turns::Turns;
 use crate::config::Settings;
-use crate::crew::Crew;
 use crate::descriptors::{Descriptors, Listing, Others};
 use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
+use pagekeeper_kernel::hang::Crew;
 
 /// Processor time for the inspection of processes in one tick while those are new that were there at the start, and how
 /// long that may go on.

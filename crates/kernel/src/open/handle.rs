@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::{Expected, Inode, InspectedFile, Links};
+use crate::hang::{asking, asking_device, asking_from};
 use crate::{Error, Result};
 
 /// For names that are only looked at: nothing is opened, and a link at the end is what is found.
@@ -54,6 +55,7 @@ impl Handle {
     /// Resolves a path. A link that is refused is an error, [`Error::SymbolicLink`].
     pub fn at(path: impl AsRef<Path>, links: Links) -> Result<Self> {
         let path = path.as_ref();
+        let _asking = asking(path)?;
         let found = match links {
             Links::Follow => rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()),
             Links::Refuse => rustix::fs::openat(CWD, path, HANDLE, Mode::empty()),
@@ -75,6 +77,7 @@ impl Handle {
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn in_directory(dir: BorrowedFd<'_>, name: impl Arg, path: PathBuf) -> Result<Self> {
+        let _asking = asking_from(dir, &path)?;
         let found = name.into_with_c_str(|name| {
             if name.to_bytes().contains(&b'/') || name == c".." {
                 return Err(Errno::INVAL);
@@ -99,6 +102,7 @@ impl Handle {
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn below(dir: BorrowedFd<'_>, relative: impl Arg, path: PathBuf) -> Result<Self> {
+        let _asking = asking_from(dir, &path)?;
         match relative.into_with_c_str(|relative| beneath(dir, relative)) {
             Ok(found) => Self::of(found, path),
             Err(Errno::LOOP) => Err(Error::SymbolicLink { path }),
@@ -108,6 +112,7 @@ impl Handle {
 
     /// Resolves one name inside a directory that is open, following a link there wherever it leads.
     pub(crate) fn following(dir: BorrowedFd<'_>, name: &CStr, path: PathBuf) -> Result<Self> {
+        let _asking = asking_from(dir, &path)?;
         match rustix::fs::openat(dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(found) => Self::of(found, path),
             Err(errno) => Err(Error::call("open", path, errno)),
@@ -119,6 +124,7 @@ impl Handle {
     ///
     /// `shown` is the name for errors and reports.
     pub fn of_magic_link(link: &Path, shown: PathBuf) -> Result<Self> {
+        let _asking = asking(link)?;
         match rustix::fs::openat(CWD, link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(found) => Self::of(found, shown),
             Err(errno) => Err(Error::call("open", shown, errno)),
@@ -169,6 +175,7 @@ impl Handle {
     /// Fails with [`Error::OtherFile`], or the call's own error (ENOTDIR).
     pub fn open_directory(self, expected: Expected) -> Result<OwnedFd> {
         self.require(expected)?;
+        let _asking = asking_device(self.stat.st_dev, &self.path)?;
         open_quietly(|flags| rustix::fs::openat(&self.fd, c".", flags | OFlags::DIRECTORY, Mode::empty()))
             .map_err(|errno| Error::call("open", self.path, errno))
     }
@@ -184,6 +191,7 @@ impl Handle {
 
     fn reopen(&self) -> Result<OwnedFd> {
         require_proc(&self.path)?;
+        let _asking = asking_device(self.stat.st_dev, &self.path)?;
         // Of this thread: it may have a table of descriptors of its own (unshare(2) CLONE_FILES).
         let mut link = [0; 48];
         write!(&mut link[..], "/proc/thread-self/fd/{}\0", self.fd.as_raw_fd()).expect("48 bytes hold it");
@@ -233,6 +241,43 @@ fn without_links(path: &Path) -> rustix::io::Result<OwnedFd> {
         rest if rest.as_os_str().is_empty() => Ok(base),
         rest => rest.into_with_c_str(|rest| beneath(base.as_fd(), rest)),
     }
+}
+
+/// What stat(2) shows of a path, following links but one at the end.
+pub fn stat_of_name(path: &Path) -> Result<Stat> {
+    let _asking = asking(path)?;
+    rustix::fs::lstat(path).map_err(|errno| Error::call("stat", path, errno))
+}
+
+/// The device that a path lies on, as far as the kernel knows without asking its file system: of the innermost directory
+/// above it whose name is in the kernel's cache.
+pub(crate) fn device_without_asking(path: &Path) -> Option<u64> {
+    let own = path
+        .strip_prefix("/proc/self")
+        .map(|rest| Path::new("/proc").join(std::process::id().to_string()).join(rest));
+    let path = own.as_deref().unwrap_or(path);
+    let start = start_of(path);
+    let base = rustix::fs::openat(CWD, &start, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let rest = path.strip_prefix(&start).unwrap_or(path);
+    // Within what another process has as its root.
+    let of_process = start.parent().is_some() && start.has_root();
+    let within = if of_process { ResolveFlags::IN_ROOT } else { ResolveFlags::empty() };
+    let above = rest.ancestors().filter(|above| !above.as_os_str().is_empty());
+    let mut cached = above.filter_map(|above| {
+        let resolve = ResolveFlags::CACHED | within;
+        rustix::fs::openat2(&base, above, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve).ok()
+    });
+    match cached.next() {
+        Some(found) => device_of_open(found.as_fd()),
+        None => device_of_open(base.as_fd()),
+    }
+}
+
+/// The device of what is open, as the kernel knows it without asking.
+pub(crate) fn device_of_open(open: BorrowedFd<'_>) -> Option<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(open, c"", flags, StatxFlags::empty()).ok()?;
+    Some(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// The part of a path that leads to where it begins: `/`, `.`, or what a process has as its root, working directory,

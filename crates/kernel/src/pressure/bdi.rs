@@ -11,6 +11,7 @@ use std::path::Path;
 use rustix::fs::{FileType, major, minor};
 
 use super::{SysRoots, missing, read_number, read_optional};
+use crate::hang::asking;
 use crate::process::{Mount, malformed, read_text};
 use crate::text::unescaped;
 use crate::{Error, Result};
@@ -175,11 +176,13 @@ fn disk_of_partition(roots: &SysRoots, number: &str) -> Result<Option<String>> {
 /// The backing device of the btrfs file system that has the block device `source`.
 fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
     // `source` may be a link (`/dev/mapper/…`) to what sysfs names otherwise.
+    let asking = asking(source)?;
     let real = rustix::fs::stat(source)
         .ok()
         .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
         .map(|stat| format!("{}:{}", major(stat.st_rdev), minor(stat.st_rdev)))
         .and_then(|number| std::fs::canonicalize(roots.sys.join("dev/block").join(number)).ok());
+    drop(asking);
     let names: Vec<&OsStr> =
         [Some(source), real.as_deref()].into_iter().flatten().filter_map(Path::file_name).collect();
     let all = roots.sys.join("fs/btrfs");

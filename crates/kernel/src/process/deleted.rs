@@ -1,10 +1,18 @@
 //! Whether a name that the kernel shows for an open or mapped file still leads to it.
 //!
 //! The kernel appends ` (deleted)` to the path of an unlinked file, and a file may really be named so.
+//!
+//! Invariant: to find that out no file system is asked that might never answer. The name of a file that is held open, and
+//! those of the directories above it, are in the kernel's cache while it has that name, and are looked up there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::Inode;
 
 const MARK: &[u8] = b" (deleted)";
 
@@ -13,10 +21,10 @@ pub(super) fn strip_mark(text: &[u8]) -> Option<&[u8]> {
     text.strip_suffix(MARK)
 }
 
-/// The path that `text` means, and whether that name no longer leads to inode number `ino`.
+/// The path that `text` means, and whether that name no longer leads to that inode.
 ///
 /// `links` is the inode's link count where known; `root` is the process's root directory.
-pub(super) fn named(text: &[u8], ino: u64, links: Option<u32>, root: &Path) -> (PathBuf, bool) {
+pub(super) fn named(text: &[u8], inode: Inode, links: Option<u32>, root: &Path) -> (PathBuf, bool) {
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     let Some(stripped) = strip_mark(text) else {
         return (path(text), links == Some(0));
@@ -24,11 +32,42 @@ pub(super) fn named(text: &[u8], ino: u64, links: Option<u32>, root: &Path) -> (
     if links != Some(0) {
         // Either the file is really named so, or this one of its names was removed. The kernel's paths hold no
         // symbolic links, so that this lookup can't leave `root`.
-        if rustix::fs::lstat(beneath(root, text)).is_ok_and(|stat| stat.st_ino == ino) {
+        if look_up(root, text, inode.dev).is_some_and(|stat| stat.stx_ino == inode.ino) {
             return (path(text), false);
         }
     }
     (path(stripped), true)
+}
+
+/// What a name of an open or mapped file leads to by now, without asking a file system that might never answer; `dev`
+/// is the file's device.
+#[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
+pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
+    let handle = OFlags::PATH | OFlags::CLOEXEC;
+    let base = rustix::fs::openat(CWD, root, handle | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let below = beneath(Path::new("."), text);
+    let look_up = |resolve: ResolveFlags| {
+        let resolve = resolve | ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        rustix::fs::openat2(&base, &below, handle | OFlags::NOFOLLOW, Mode::empty(), resolve)
+    };
+    let found = match look_up(ResolveFlags::CACHED) {
+        // On a disk what is not cached may be asked for. Other devices have no major number (FUSE, NFS): the name is
+        // asked of a server each time, which is not done, and it counts as gone.
+        Err(Errno::AGAIN | Errno::INVAL) if rustix::fs::major(dev) != 0 => look_up(ResolveFlags::empty()),
+        found => found,
+    };
+    match found {
+        Ok(found) => {
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            rustix::fs::statx(found, c"", flags, StatxFlags::BASIC_STATS).ok()
+        }
+        // Before Linux 5.6, or forbidden by a filter that does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) if rustix::fs::major(dev) != 0 => {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::statx(base, &below, flags, StatxFlags::BASIC_STATS).ok()
+        }
+        Err(_) => None,
+    }
 }
 
 /// `path` beneath `root`.
@@ -53,22 +92,27 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let name = root.path().join("x (deleted)");
         std::fs::write(&name, b"1").unwrap();
-        let ino = std::fs::metadata(&name).unwrap().ino();
-        assert_eq!(named(b"/x (deleted)", ino, Some(1), root.path()), ("/x (deleted)".into(), false));
-        assert_eq!(named(b"/x (deleted)", ino, None, root.path()), ("/x (deleted)".into(), false));
+        let meta = std::fs::metadata(&name).unwrap();
+        let ino = |ino| Inode { dev: meta.dev(), ino };
+        let (same, other) = (ino(meta.ino()), ino(meta.ino() + 1));
+        assert_eq!(named(b"/x (deleted)", same, Some(1), root.path()), ("/x (deleted)".into(), false));
+        assert_eq!(named(b"/x (deleted)", same, None, root.path()), ("/x (deleted)".into(), false));
         // Another file took that name, or none has it: the mark was the kernel's.
-        assert_eq!(named(b"/x (deleted)", ino + 1, Some(1), root.path()), ("/x".into(), true));
-        assert_eq!(named(b"/y (deleted)", ino, Some(1), root.path()), ("/y".into(), true));
+        assert_eq!(named(b"/x (deleted)", other, Some(1), root.path()), ("/x".into(), true));
+        assert_eq!(named(b"/y (deleted)", same, Some(1), root.path()), ("/y".into(), true));
         // It was really named so and is deleted now: one mark goes.
-        assert_eq!(named(b"/x (deleted) (deleted)", 1, Some(0), root.path()), ("/x (deleted)".into(), true));
+        assert_eq!(
+            named(b"/x (deleted) (deleted)", same, Some(0), root.path()),
+            ("/x (deleted)".into(), true)
+        );
     }
 
     #[test]
     fn an_unmarked_name_is_gone_only_without_links() {
-        let root = Path::new("/");
-        assert_eq!(named(b"/y", 1, Some(0), root), ("/y".into(), true));
-        assert_eq!(named(b"/y", 1, Some(1), root), ("/y".into(), false));
-        assert_eq!(named(b"/y", 1, None, root), ("/y".into(), false));
+        let (root, inode) = (Path::new("/"), Inode { dev: 1, ino: 1 });
+        assert_eq!(named(b"/y", inode, Some(0), root), ("/y".into(), true));
+        assert_eq!(named(b"/y", inode, Some(1), root), ("/y".into(), false));
+        assert_eq!(named(b"/y", inode, None, root), ("/y".into(), false));
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl ProcRoot {
     /// Which file is behind a descriptor; `None` when it is closed, the process ended, or stat is refused.
     /// Never waits for a network file system's server.
     pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
-        stat_link(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
+        stat_quietly(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
     }
 
     /// The regular files the process holds open, by ascending descriptor.
@@ -185,7 +185,7 @@ impl ProcRoot {
         if deleted::is_no_file(text) || !selection.has_name(target) {
             return None;
         }
-        let stat = stat_link(&self.fd_path(pid, fd)).ok()?;
+        let stat = stat_quietly(&self.fd_path(pid, fd)).ok()?;
         let inode = inode_of(&stat);
         if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile
             || !selection.has_inode(inode)
@@ -198,7 +198,7 @@ impl ProcRoot {
         if differs && self.inode_behind(pid, fd) != Some(inode) {
             return None;
         }
-        let (path, deleted) = deleted::named(text, stat.stx_ino, Some(stat.stx_nlink), root);
+        let (path, deleted) = deleted::named(text, inode, Some(stat.stx_nlink), root);
         Some(OpenFile {
             fd,
             path,
@@ -216,11 +216,11 @@ impl ProcRoot {
 }
 
 /// Stats the file behind a link without asking a network file system's server, which might never answer.
-fn stat_link(link: &Path) -> rustix::io::Result<Statx> {
+pub(super) fn stat_quietly(link: &Path) -> rustix::io::Result<Statx> {
     rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
 }
 
-fn inode_of(stat: &Statx) -> Inode {
+pub(super) fn inode_of(stat: &Statx) -> Inode {
     Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
 }
 

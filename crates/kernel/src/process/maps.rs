@@ -9,6 +9,9 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use rustix::fs::Statx;
+
+use super::fds::{inode_of, stat_quietly};
 use super::reading::each_line;
 use super::{ProcRoot, deleted, mounts};
 use crate::{Inode, Result};
@@ -50,7 +53,7 @@ impl ProcRoot {
         let mut mappings = Vec::new();
         self.each_mapping(pid, |line| {
             let text = mounts::unescape(line.text);
-            let (path, deleted) = deleted::named(&text, line.inode.ino, None, &root);
+            let (path, deleted) = deleted::named(&text, line.inode, None, &root);
             mappings.push(Mapping {
                 path,
                 deleted,
@@ -99,9 +102,9 @@ impl ProcRoot {
             return true;
         }
         let magic = self.mapping_path(pid, &line.addresses);
-        let by_path = || deleted::beneath(&self.root(pid), &mounts::unescape(line.text));
-        let stat = rustix::fs::stat(&magic).or_else(|_| rustix::fs::lstat(by_path()));
-        stat.is_ok_and(|stat| Inode::of(&stat) == inode)
+        let by_name = || deleted::look_up(&self.root(pid), &mounts::unescape(line.text), line.inode.dev);
+        let stat = stat_quietly(&magic).ok().or_else(by_name);
+        stat.is_some_and(|stat| inode_of(&stat) == inode)
     }
 
     /// The link to the very file behind a mapping. Following it needs `CAP_CHECKPOINT_RESTORE` (`CAP_SYS_ADMIN` before Linux
@@ -111,15 +114,16 @@ impl ProcRoot {
     }
 
     /// A path that leads to the file behind a mapping, and its stat; `None` where it can't be reached.
-    pub(super) fn behind_mapping(&self, pid: u32, mapping: &Mapping) -> Option<(PathBuf, rustix::fs::Stat)> {
-        let same = |stat: &rustix::fs::Stat| stat.st_ino == mapping.inode.ino;
+    pub(super) fn behind_mapping(&self, pid: u32, mapping: &Mapping) -> Option<(PathBuf, Statx)> {
+        let same = |stat: &Statx| stat.stx_ino == mapping.inode.ino;
         let magic = self.mapping_path(pid, &mapping.addresses);
-        if let Some(stat) = rustix::fs::stat(&magic).ok().filter(same) {
+        if let Some(stat) = stat_quietly(&magic).ok().filter(same) {
             return Some((magic, stat));
         }
         // The kernel's paths hold no links, so this lookup can't leave the process's root.
-        let named = deleted::beneath(&self.root(pid), mapping.path.as_os_str().as_bytes());
-        rustix::fs::lstat(&named).ok().filter(same).map(|stat| (named, stat))
+        let name = mapping.path.as_os_str().as_bytes();
+        let found = deleted::look_up(&self.root(pid), name, mapping.inode.dev).filter(same)?;
+        Some((deleted::beneath(&self.root(pid), name), found))
     }
 
     fn each_mapping(&self, pid: u32, mut each: impl FnMut(MapsLine<'_>)) -> Result<()> {

@@ -33,6 +33,27 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Whether a server, or a program, answers for it, which may never do so.
+    pub fn is_remote(&self) -> bool {
+        matches!(
+            self.kind.as_str(),
+            "nfs"
+                | "nfs4"
+                | "cifs"
+                | "smb3"
+                | "smbfs"
+                | "ceph"
+                | "9p"
+                | "afs"
+                | "lustre"
+                | "gpfs"
+                | "beegfs"
+                | "virtiofs"
+                | "fuse"
+                | "autofs"
+        ) || self.kind.starts_with("fuse.")
+    }
+
     /// Whether the file system has this option.
     pub fn has_option(&self, name: &str) -> bool {
         self.each_option().any(|option| option == name.as_bytes())

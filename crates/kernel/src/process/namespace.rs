@@ -14,10 +14,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::fds::{inode_of, stat_quietly};
 use super::{ProcRoot, malformed};
+use crate::hang::asking;
 use crate::open::descend;
 use crate::text::unescaped;
-use crate::{Error, Expected, Handle, Inode, Result};
+use crate::{Error, Expected, Handle, Result};
 
 impl ProcRoot {
     /// The id of the mount namespace the process lives in.
@@ -38,7 +40,7 @@ impl ProcRoot {
     /// Whether a path means the same to that process and to this one: same mount namespace, same root directory.
     pub fn same_root(&self, pid: u32) -> Result<bool> {
         let inode = |path: PathBuf| {
-            rustix::fs::stat(&path).map(|stat| Inode::of(&stat)).map_err(|e| Error::call("stat", path, e))
+            stat_quietly(&path).map(|stat| inode_of(&stat)).map_err(|e| Error::call("stat", path, e))
         };
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
@@ -70,7 +72,7 @@ impl ProcRoot {
     pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
         if path.is_relative() {
             let cwd = self.of(pid, "cwd");
-            rustix::fs::stat(&cwd).map_err(|e| Error::call("stat", &cwd, e))?;
+            stat_quietly(&cwd).map_err(|e| Error::call("stat", &cwd, e))?;
             return Ok(cwd.join(path));
         }
         if self.same_root(pid)? {
@@ -122,8 +124,9 @@ impl ProcRoot {
         };
         let handle = OFlags::PATH | OFlags::CLOEXEC;
         let base = rustix::fs::openat(CWD, &start, handle | OFlags::DIRECTORY, Mode::empty())
-            .map_err(|e| Error::call("open", start, e))?;
+            .map_err(|e| Error::call("open", &start, e))?;
         let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
+        let _asking = asking(&start.join(path.strip_prefix("/").unwrap_or(path)))?;
         let found = match rustix::fs::openat2(&base, path, handle, Mode::empty(), resolve) {
             // Where links end is certain without openat2 in one case only: the process sees what this one does.
             Err(Errno::NOSYS | Errno::PERM)

@@ -16,6 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::fds::inode_of;
 use super::{Mapping, OpenFile, ProcRoot};
 use crate::{Error, Inode, Result};
 
@@ -173,10 +174,12 @@ impl ProcRoot {
             return Some(MappedFile { mapping, inode, reached: None });
         }
         let (path, stat) = self.behind_mapping(pid, &mapping)?;
-        let inode = Inode::of(&stat);
-        // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        selection.has_inode(inode).then_some(MappedFile { mapping, inode, reached: Some((path, size)) })
+        let inode = inode_of(&stat);
+        selection.has_inode(inode).then_some(MappedFile {
+            mapping,
+            inode,
+            reached: Some((path, stat.stx_size)),
+        })
     }
 }
 
@@ -275,7 +278,7 @@ mod tests {
         (tree, proc)
     }
 
-    fn inode_of(path: &Path) -> Inode {
+    fn inode_at(path: &Path) -> Inode {
         Inode::of(&rustix::fs::stat(path).unwrap())
     }
 
@@ -294,7 +297,7 @@ mod tests {
         let (_tree, proc) = fake(&[(7, &[&paths[0], &paths[2]]), (8, &[&paths[1]]), (9, &[&paths[2]])]);
         let mut wanted = InodeSet::default();
         assert!(wanted.is_empty());
-        wanted.insert(inode_of(&paths[2]), inode_of(&paths[2]));
+        wanted.insert(inode_at(&paths[2]), inode_at(&paths[2]));
         let is_log = |path: &Path| path.extension().is_some_and(|extension| extension == "log");
         let open = |selection| {
             let found = OpenFilesScan::of_all(&proc, selection).unwrap().finish();
@@ -349,7 +352,7 @@ mod tests {
         let (_dir, paths) = files(&["a", "b"]);
         let (tree, proc) = fake(&[(7, &[])]);
         let line = |at: u32, index: usize| {
-            let (ino, path) = (inode_of(&paths[index]).ino, paths[index].display());
+            let (ino, path) = (inode_at(&paths[index]).ino, paths[index].display());
             format!("{at}000-{at}800 r--s 00000000 00:fe {ino} {path}\n")
         };
         let gone = "9000-9800 r--s 00000000 00:fe 1 /nowhere/c\n";
@@ -362,16 +365,16 @@ mod tests {
         assert!(shown.iter().all(|mapped| mapped.inode == mapped.mapping.inode && mapped.reached.is_none()));
         let resolved = mapped(&by(Mappings::Resolved));
         assert_eq!(resolved.len(), 2);
-        assert_eq!(resolved[1].inode, inode_of(&paths[1]));
+        assert_eq!(resolved[1].inode, inode_at(&paths[1]));
         assert_eq!(resolved[1].reached.as_ref().unwrap().1, 5);
 
-        let other = Inode { dev: rustix::fs::makedev(0, 0xfe), ino: inode_of(&paths[1]).ino };
-        for on_file_system in [other, inode_of(&paths[1])] {
+        let other = Inode { dev: rustix::fs::makedev(0, 0xfe), ino: inode_at(&paths[1]).ino };
+        for on_file_system in [other, inode_at(&paths[1])] {
             let mut wanted = InodeSet::default();
-            wanted.insert(inode_of(&paths[1]), on_file_system);
+            wanted.insert(inode_at(&paths[1]), on_file_system);
             let selection = Selection { inodes: Some(&wanted), ..by(Mappings::Resolved) };
             let found = mapped(&selection);
-            assert_eq!(found.iter().map(|mapped| mapped.inode).collect::<Vec<_>>(), [inode_of(&paths[1])]);
+            assert_eq!(found.iter().map(|mapped| mapped.inode).collect::<Vec<_>>(), [inode_at(&paths[1])]);
         }
     }
 

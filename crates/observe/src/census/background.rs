@@ -2,7 +2,7 @@
 //! files whose name is not known yet; slowly, within its share of one processor.
 //!
 //! Invariants: of the time of one processor it takes [`SHARE`](super::SHARE) at most, seen over seconds; no lock is held
-//! over I/O; it ends when it is dropped, after the directory it is at.
+//! over I/O; it ends when it is dropped, after the directory it is at, or when it is known to hang there.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
-use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::processes::{self, ProcessSnapshot};
@@ -82,6 +83,7 @@ pub(super) struct Background {
 }
 
 /// What it works on.
+#[derive(Clone)]
 pub(super) struct BackgroundWork {
     pub(super) proc: ProcRoot,
     pub(super) scope: SharedScope,
@@ -99,7 +101,12 @@ impl Background {
         let mailbox = Arc::new(Mailbox::default());
         let its = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("pk-census".to_owned()).spawn(move || {
-            Worker { work, mailbox: its, queue: Vec::new(), known: Vec::new(), search: None }.run();
+            // Where a file system hangs it begins anew, without that.
+            let _ended = hang::patiently(|| {
+                let (work, mailbox) = (work.clone(), Arc::clone(&its));
+                let worker = Worker { work, mailbox, queue: Vec::new(), known: Vec::new(), search: None };
+                move || worker.run()
+            });
         })?;
         Ok(Self { mailbox, thread: Some(thread) })
     }
@@ -250,7 +257,7 @@ impl Worker {
         };
         for directory in &asked {
             let changed = change_of(&directory.path);
-            let gone = changed.is_none() && !directory.path.exists();
+            let gone = changed.is_none() && stat_of_name(&directory.path).is_err_and(|error| error.is_gone());
             if gone || (changed.is_some() && changed == directory.changed) {
                 continue;
             }

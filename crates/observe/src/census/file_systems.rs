@@ -9,9 +9,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 use pagekeeper_kernel::text::unescaped;
+use pagekeeper_kernel::{Inode, stat_of_name};
 
 /// A file system with files to walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,13 +55,10 @@ enum FileSystemUse {
     Nothing,
 }
 
-fn use_of(kind: &str) -> FileSystemUse {
-    match kind {
+fn use_of(mount: &Mount) -> FileSystemUse {
+    match mount.kind.as_str() {
+        _ if mount.is_remote() => FileSystemUse::Network,
         "overlay" => FileSystemUse::Overlay,
-        "nfs" | "nfs4" | "cifs" | "smb3" | "smbfs" | "ceph" | "9p" | "afs" | "lustre" | "gpfs" | "beegfs"
-        | "virtiofs" | "fuse" | "autofs" => FileSystemUse::Network,
-        "fuseblk" => FileSystemUse::Local,
-        _ if kind.starts_with("fuse.") => FileSystemUse::Network,
         "proc" | "sysfs" | "cgroup" | "cgroup2" | "devpts" | "devtmpfs" | "tmpfs" | "debugfs" | "tracefs"
         | "securityfs" | "pstore" | "bpf" | "mqueue" | "configfs" | "fusectl" | "binfmt_misc"
         | "hugetlbfs" | "rpc_pipefs" | "efivarfs" | "nsfs" | "selinuxfs" | "nfsd" | "resctrl" => {
@@ -80,21 +78,26 @@ fn visible_layer(mount: &Mount) -> Option<PathBuf> {
     let lowers: Vec<&Path> = lowers.map(directory).collect();
     let layer = upper.or(lowers.first().copied())?;
     if layer.is_absolute() {
-        return layer.is_dir().then(|| layer.to_path_buf());
+        return is_directory(layer).then(|| layer.to_path_buf());
     }
     let relative: Vec<&Path> = upper.into_iter().chain(work).chain(lowers).collect();
     let base = mount.point.ancestors().find(|base| is_base_of(mount, base, &relative))?;
     Some(base.join(layer))
 }
 
+/// Whether a layer is there: a link to one is as good.
+fn is_directory(path: &Path) -> bool {
+    asking(path).is_ok_and(|_asking| path.is_dir())
+}
+
 /// Whether the layers of an overlay are named relative to this directory, as container runtimes do where there are many: all
 /// are there, and its root shows the number of one of them.
 fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
-    let Ok(root) = rustix::fs::lstat(&mount.point).map(|stat| Inode::of(&stat)) else { return false };
+    let Ok(root) = stat_of_name(&mount.point).map(|stat| Inode::of(&stat)) else { return false };
     let layers: Vec<_> = layers.iter().map(|layer| base.join(layer)).collect();
     root.dev == mount.dev
-        && layers.iter().all(|layer| layer.is_dir())
-        && layers.iter().any(|layer| rustix::fs::stat(layer).is_ok_and(|stat| stat.st_ino == root.ino))
+        && layers.iter().all(|layer| is_directory(layer))
+        && layers.iter().any(|layer| stat_of_name(layer).is_ok_and(|stat| stat.st_ino == root.ino))
 }
 
 impl FileSystems {
@@ -133,6 +136,7 @@ impl FileSystems {
         let mounts = proc.own_mounts()?;
         let mut file_systems = Self { scoped: true, ..Self::default() };
         for directory in directories {
+            let _asking = asking(directory)?;
             let point = std::fs::canonicalize(directory)
                 .map_err(|error| pagekeeper_kernel::Error::call("realpath", directory, error))?;
             let Some(mount) = mount_of(&mounts, &point) else { continue };
@@ -148,7 +152,7 @@ impl FileSystems {
             if !below {
                 continue;
             }
-            match use_of(&mount.kind) {
+            match use_of(mount) {
                 FileSystemUse::Network if !network => file_systems.network.push(mount.point.clone()),
                 // Found by its files' device once the walk is there.
                 FileSystemUse::Local | FileSystemUse::Network | FileSystemUse::Overlay => {
@@ -172,7 +176,7 @@ impl FileSystems {
         let reach = |point: &Path| reach(root, point);
         for mount in mounts {
             file_systems.excluded.insert(reach(&mount.point));
-            let wanted = match use_of(&mount.kind) {
+            let wanted = match use_of(mount) {
                 FileSystemUse::Local => true,
                 FileSystemUse::Overlay => match visible_layer(mount) {
                     Some(layer) => {

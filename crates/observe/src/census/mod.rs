@@ -47,6 +47,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_trace::{
@@ -54,7 +55,7 @@ use pagekeeper_trace::{
     Tracer,
 };
 
-use crate::visibility::of_denied_processes;
+use crate::visibility::{of_denied_processes, unanswered};
 use crate::{ObserveError, VisibilityGap};
 use background::{Background, BackgroundWork, Message};
 use file_systems::FileSystems;
@@ -353,7 +354,9 @@ impl Census {
             }
         }
         for (dev, layer) in &file_systems.overlays {
-            if let Ok(stat) = rustix::fs::stat(layer) {
+            if let Ok(_asking) = hang::asking(layer)
+                && let Ok(stat) = rustix::fs::stat(layer)
+            {
                 self.devices.overlays.insert(*dev, stat.st_dev);
             }
         }
@@ -690,6 +693,7 @@ impl Census {
                 None,
             );
         }
+        gaps.extend(unanswered());
         gaps
     }
 }

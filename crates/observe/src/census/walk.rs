@@ -5,12 +5,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
+use pagekeeper_kernel::hang::{asking, asking_from};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, Result, WalkOptions, open_directory, residency, walk};
@@ -147,6 +149,7 @@ impl WalkScope {
 /// show, or where it is not known.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
     const MOMENT: i128 = 3_000_000_000;
+    let _asking = asking(path).ok()?;
     let stat = rustix::fs::stat(path).ok()?;
     let changed = i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_nanos();
@@ -272,7 +275,9 @@ pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut entries = rustix::fs::RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut names = Vec::new();
-    while let Some(Ok(entry)) = entries.next() {
+    while let Ok(_asking) = asking_from(directory.as_fd(), path)
+        && let Some(Ok(entry)) = entries.next()
+    {
         if numbers.contains(&entry.ino()) {
             names.push((entry.ino(), OsStr::from_bytes(entry.file_name().to_bytes()).into()));
             if names.len() == numbers.len() {

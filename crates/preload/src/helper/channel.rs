@@ -27,6 +27,7 @@ const LEAVE: u32 = 5;
 const DROP: u32 = 6;
 const CHECK: u32 = 7;
 const BEHIND: u32 = 8;
+const AHEAD: u32 = 9;
 
 /// What a message can count.
 const COUNTED: [Count; 4] =
@@ -193,6 +194,7 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             (message.release, message.count) = (u32::from(*release), index_of(*count));
         }
         Job::Behind { place } => (message.kind, message.number) = (BEHIND, *place),
+        Job::Ahead { index } => (message.kind, message.number) = (AHEAD, *index),
     }
     place.take();
     let sent = send(message, Some(file));
@@ -307,6 +309,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         DROP => Job::Drop { range, count, number: message.number },
         WATCH => Job::Watch { flags: message.flags, release, count },
         BEHIND => Job::Behind { place: message.number },
+        AHEAD => Job::Ahead { index: message.number },
         DRAIN => return Received::Drain,
         CHECK => return Received::Check,
         LEAVE => return Received::Leave,
@@ -321,6 +324,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         match job {
             Job::Drop { number, .. } => super::saw_to(number, false),
             Job::Behind { place } => drop(super::behind::take(place)),
+            Job::Ahead { index } => super::ahead::was_refused(index),
             Job::AfterClose { .. } | Job::Release { .. } | Job::Watch { .. } => {}
         }
         Received::Nothing

@@ -17,6 +17,7 @@
 //!    that the process may not open anew, since it gave up its rights. Without /proc, and where that can't be asked before (Linux 5.8), the
 //!    helper is off from then on.
 
+mod ahead;
 mod behind;
 mod channel;
 mod drop;
@@ -36,6 +37,7 @@ use crate::counters::Count;
 use crate::large::LargeRead;
 use crate::{process, sys};
 
+pub use ahead::{Ahead, Calls};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::{before_fork, forked};
 pub(crate) use held::has_no_name;
@@ -126,6 +128,11 @@ pub enum Job {
     Behind {
         /// Where the read was put.
         place: u32,
+    },
+    /// Reads ahead of a reader.
+    Ahead {
+        /// Its place.
+        index: u32,
     },
 }
 
@@ -256,6 +263,7 @@ pub fn after_fork() {
     forks::after_fork();
     held::after_fork();
     behind::after_fork();
+    ahead::after_fork();
     SENT.store(0, Ordering::Relaxed);
     DONE.store(0, Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);

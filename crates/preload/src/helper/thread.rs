@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
 
+use super::ahead::Readers;
 use super::behind::Behind;
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
@@ -142,6 +143,7 @@ fn serve(socket: c_int) {
     let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
     let mut watches = Watches::none();
     let mut behind = Behind::NONE;
+    let mut readers = Readers::none();
     let mut sampled_at = sys::now();
     loop {
         // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
@@ -150,9 +152,11 @@ fn serve(socket: c_int) {
             sampled_at = sys::now();
         }
         let idle = (queue.length > 0).then_some(IDLE);
-        let wait = [idle, watches.due(sys::now()), behind.due()].into_iter().flatten().min();
+        let now = sys::now();
+        let wait = [idle, watches.due(now), behind.due(), readers.due(now)].into_iter().flatten().min();
         if !sys::readable(socket, wait) {
             behind.release();
+            readers.go_on();
             if wait == Some(0) || watches.due(sys::now()) == Some(0) {
                 watches.check(sys::now());
             }
@@ -187,11 +191,16 @@ fn serve(socket: c_int) {
                     behind.add(read, file, place);
                     super::done();
                 }
+                Job::Ahead { index } => {
+                    readers.add(index, file, place);
+                    super::done();
+                }
             },
             Received::Check => {
                 queue.let_go();
                 watches.let_go();
                 behind.let_go();
+                readers.let_go();
                 super::done();
             }
             Received::Drain => {
@@ -199,6 +208,7 @@ fn serve(socket: c_int) {
                     queue.finish_oldest();
                 }
                 watches.end();
+                readers.go_on();
                 super::done();
             }
             Received::Nothing => super::done(),

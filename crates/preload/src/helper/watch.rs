@@ -430,7 +430,7 @@ fn release<const PARTLY: usize>(file: c_int, ranges: Ranges<'_, PARTLY>, count: 
 }
 
 /// Where the program is in the file that its descriptor names.
-fn position_of(fd: c_int) -> Option<u64> {
+pub(super) fn position_of(fd: c_int) -> Option<u64> {
     let path = sys::DescriptorPath::new(b"/proc/self/fdinfo/", fd);
     let info = sys::open(path.as_c_str(), libc::O_RDONLY).ok()?;
     let mut text = [0; 64];

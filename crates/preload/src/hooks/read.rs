@@ -158,7 +158,10 @@ pub(super) fn follow_copy(
     if let Some(slot) = slot
         && rules::before_read(slot, fd, at, length as u64) == How::Uncached
     {
-        rules::uncached_refused(slot);
+        match at {
+            Some(at) => rules::before_uncached_copy(slot, fd, at, length as u64),
+            None => rules::uncached_refused(slot),
+        }
     }
     let result = make();
     if let Some(slot) = slot {

@@ -191,6 +191,15 @@ pub fn uncached_refused(slot: &Slot) {
     slot.with(|state| state.reader.uncached_refused());
 }
 
+/// Before the kernel copies `length` bytes at `at` by itself, of a file whose residency isn't seen.
+pub fn before_uncached_copy(slot: &Slot, fd: c_int, at: u64, length: u64) {
+    slot.with(|state| {
+        if !state.reader.before_copy(fd, at, length) {
+            state.reader.uncached_refused();
+        }
+    });
+}
+
 /// Before the program has a part of the file be read ahead.
 pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
     if slot.role() == Some(FileRole::Stream) {

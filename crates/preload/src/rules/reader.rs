@@ -2,7 +2,9 @@
 //!
 //! Windows are sampled by cachestat(2); where that isn't to be had, or counts nothing (overlayfs), or a window is resident in part, by
 //! mincore(2) of a mapping that is made for it. Both are right only for who owns the file or may write to it. For others reads are uncached
-//! (`RWF_DONTCACHE`) where the file system can; else what they bring in stays, and is counted as not seen.
+//! (`RWF_DONTCACHE`) where the file system can, and what is resident is probed where reads are of no whole pages, or can't be uncached;
+//! both by the helper, ahead of who reads in order ([`Ahead`]). Where there is none, what can't be uncached stays, and is counted as
+//! not seen.
 //!
 //! A call that reads more than a stream's windows can tell of is sampled whole, and released behind by the helper while it is made
 //! ([`crate::large`]).
@@ -24,10 +26,11 @@ use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, PAGE, Stream};
 
 use super::{FILES, How};
 use crate::counters::Count;
+use crate::helper::{self, Ahead, Calls};
 use crate::large::{self, LargeRead};
 use crate::process::count;
 use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
-use crate::{helper, sys};
+use crate::sys;
 
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
@@ -44,7 +47,7 @@ static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 enum By {
     /// cachestat(2), and mincore(2) for windows resident in part.
     Kernel,
-    /// Not at all: reads are uncached.
+    /// Not at all here: reads are uncached, or the helper sees to what they bring in ([`Ahead`]).
     Uncached,
     /// Not at all.
     Nothing,
@@ -76,6 +79,13 @@ pub struct Reader {
     unseen: Option<(u64, u64)>,
     /// The large read that is being made.
     large: Option<LargeRead>,
+    /// Reading ahead of uncached reads, and what was read in a row without.
+    ahead: Option<Ahead>,
+    is_plain: bool,
+    /// Whether the kernel copies.
+    is_copy: bool,
+    run: u64,
+    next: u64,
 }
 
 impl Reader {
@@ -95,6 +105,11 @@ impl Reader {
         sampled_at: 0,
         unseen: None,
         large: None,
+        ahead: None,
+        is_plain: false,
+        is_copy: false,
+        run: 0,
+        next: 0,
     };
 
     /// The file was opened, with its size.
@@ -118,7 +133,49 @@ impl Reader {
                 self.sample(fd, &range);
             }
         }
-        if self.by == By::Uncached { How::Uncached } else { How::Plain }
+        if self.by == By::Uncached {
+            self.is_copy = false;
+            self.before_uncached(fd, at, length);
+            let is_plain = self.ahead.as_ref().is_some_and(Ahead::is_plain);
+            return if is_plain { How::Plain } else { How::Uncached };
+        }
+        How::Plain
+    }
+
+    /// Before an uncached read at `at`: who reads in order, by whole pages, is read ahead of.
+    fn before_uncached(&mut self, fd: c_int, at: u64, length: u64) {
+        if at != self.next {
+            (self.ahead, self.run) = (None, 0);
+        }
+        self.next = at;
+        // A file that is read from its beginning is read in order.
+        let is_in_order = self.run >= IN_ORDER || at == 0;
+        // Of a call that ends within a page, that page would go, and be read again with others behind it.
+        let is_whole =
+            !self.is_plain && at.is_multiple_of(PAGE) && (length.is_multiple_of(PAGE) || length > IN_ORDER);
+        let calls = if is_whole { Calls::Uncached } else { Calls::Plain };
+        if !is_whole && self.ahead.as_ref().is_some_and(|ahead| !ahead.is_plain()) {
+            self.ahead = None;
+        }
+        if self.ahead.is_none() && is_in_order && self.size.saturating_sub(at) > IN_ORDER {
+            self.ahead = Ahead::begin(fd, at, calls);
+        }
+        if let Some(ahead) = &self.ahead {
+            // Or the kernel would read ahead itself.
+            ahead.wait_for(at.saturating_add(length).min(self.size));
+        }
+    }
+
+    /// Before the kernel copies a part of a file whose residency isn't seen: whether what it brings in will go.
+    pub fn before_copy(&mut self, fd: c_int, at: u64, length: u64) -> bool {
+        self.before_uncached(fd, at, length);
+        if self.ahead.is_none() {
+            let calls = if self.is_plain { Calls::Plain } else { Calls::Uncached };
+            self.ahead = Ahead::begin(fd, at, calls);
+        }
+        let end = at.saturating_add(length).min(self.size);
+        self.is_copy = true;
+        self.ahead.as_ref().is_some_and(|ahead| ahead.wait_to_copy(end))
     }
 
     /// Before the program has `length` bytes at `at` be read ahead: that moves no reader.
@@ -133,12 +190,24 @@ impl Reader {
     /// The file is read by calls that are not seen, from its position on: whether that is seen to as it is closed. Else it is to be
     /// watched.
     pub fn is_unseen(&mut self, fd: c_int) -> bool {
-        if self.unseen.is_none() && self.size <= AGAIN && self.by == By::Kernel {
-            let Ok(position) = sys::position(fd) else { return false };
+        if self.unseen.is_some() {
+            return true;
+        }
+        let Ok(position) = sys::position(fd) else { return false };
+        let can_see = self.size == 0
+            || self.by == By::Kernel && self.probe.can_see(fd, self.size, FILES.has_counts(fd));
+        if can_see && self.size <= AGAIN {
             if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, self.size) {
                 self.sample(fd, &range);
             }
             self.unseen = Some((position, self.sampled_at));
+        } else if !can_see {
+            self.by = By::Uncached;
+            self.ahead = Ahead::begin(fd, position, Calls::Unseen);
+            if let Some(ahead) = &self.ahead {
+                ahead.wait_for(position.saturating_add(IN_ORDER));
+                self.unseen = Some((position, sys::now()));
+            }
         }
         self.unseen.is_some()
     }
@@ -149,7 +218,22 @@ impl Reader {
         count(Count::StreamRead, done);
         match self.by {
             By::Kernel => {}
-            By::Uncached => return count(Count::StreamUncached, done),
+            By::Uncached => {
+                if at.is_none() {
+                    let _ = self.was_read(fd, done);
+                }
+                self.next = self.next.saturating_add(done);
+                self.run = self.run.saturating_add(done);
+                if let Some(ahead) = &self.ahead {
+                    if !self.is_copy {
+                        ahead.reads();
+                    }
+                    ahead.passed(self.next);
+                }
+                let is_plain = self.ahead.as_ref().is_some_and(Ahead::is_plain);
+                count(Count::StreamUncached, if is_plain { 0 } else { done });
+                return;
+            }
             By::Nothing => return count(Count::StreamUnobserved, done),
         }
         if done > 0 && self.stream.is_idle() && self.large.is_none() {
@@ -277,7 +361,9 @@ impl Reader {
         {
             let done = position - from;
             count(Count::StreamRead, done);
-            if self.by != By::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX {
+            if let Some(ahead) = &self.ahead {
+                ahead.passed(position);
+            } else if self.by != By::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX {
                 count(Count::StreamUnobserved, done);
                 self.stream.forget();
             } else {
@@ -297,6 +383,7 @@ impl Reader {
         }
         self.stream.forget();
         self.stayed = 0;
+        self.ahead = None;
     }
 
     /// Whether the rule sees to all pages that the program brought in so far.
@@ -395,7 +482,9 @@ impl Reader {
         self.sampled_at = inside(|| {
             self.probe.has_counts = FILES.has_counts(fd);
             if !self.probe.sample(&mut self.stream, fd, range, self.size) {
-                self.by = if sys::reads_uncached(fd, self.size) { By::Uncached } else { By::Nothing };
+                // Without uncached reads, all are plain.
+                self.is_plain = !sys::reads_uncached(fd, self.size);
+                self.by = By::Uncached;
             }
             sys::now()
         });

@@ -1,11 +1,12 @@
-//! A thread for what may hang: calls into the file systems of watched databases.
+//! A thread for jobs that may hang: calls into file systems.
 //!
 //! A network file system whose server is gone, or one in user space that never answers, holds a thread for as long as it likes.
 //! Jobs are done by one worker, in turn. If one does not come back in time the worker is left to it, and the next job gets a
 //! new one; what the job gives in the end can still be had.
 //!
-//! Invariants: nobody waits for a job longer than he said; no lock is held meanwhile. A worker that was left ends with its
-//! job, or with the process: a wait in such a file system ends by a kill.
+//! Invariants: nobody waits for a job longer than was said; no lock is held meanwhile. A worker that was left ends with its
+//! job, or with the process: a wait in such a file system ends by a kill, unless its request was read by a program that
+//! keeps it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -14,7 +15,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// The worker, once there was a job.
 #[derive(Debug, Default)]
-pub(crate) struct Crew {
+pub struct Crew {
     tasks: Option<Sender<Task>>,
 }
 
@@ -24,9 +25,23 @@ impl Crew {
     /// # Panics
     ///
     /// If the job does.
-    pub(crate) fn run<T: Send + 'static>(
+    pub fn run<T: Send + 'static>(
         &mut self,
         patience: Duration,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Receiver<T>> {
+        self.run_while(patience, || false, job)
+    }
+
+    /// The same, but asks each time that it has waited so long whether to wait on.
+    ///
+    /// # Panics
+    ///
+    /// If the job does.
+    pub fn run_while<T: Send + 'static>(
+        &mut self,
+        pause: Duration,
+        mut wait_on: impl FnMut() -> bool,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Receiver<T>> {
         let (give, take) = channel();
@@ -45,13 +60,16 @@ impl Crew {
         if let Some(task) = unsent {
             task();
         }
-        match take.recv_timeout(patience) {
-            Ok(done) => Ok(done),
-            Err(RecvTimeoutError::Timeout) => {
-                self.tasks = None;
-                Err(take)
+        loop {
+            match take.recv_timeout(pause) {
+                Ok(done) => return Ok(done),
+                Err(RecvTimeoutError::Timeout) if wait_on() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    self.tasks = None;
+                    return Err(take);
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!("a job that may hang panicked"),
             }
-            Err(RecvTimeoutError::Disconnected) => panic!("a job of the guard's panicked"),
         }
     }
 }
