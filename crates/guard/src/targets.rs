@@ -199,6 +199,12 @@ impl Targets {
         self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
     }
 
+    /// Whether a directory may be watched, of a process that was found or `named`: for what looks on beside the guard.
+    pub fn watches(&self, proc: &ProcRoot, pid: Option<u32>, directory: &Path, named: bool) -> bool {
+        let process = pid.map(|pid| self.traits_of(proc, pid));
+        self.refusal(process.as_ref(), directory, named).is_none()
+    }
+
     /// Whether what is decided for a directory is done, and not only reported.
     pub(crate) fn acts_on(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.canary.as_ref().is_none_or(|canary| canary.matches(process, directory) == Some(true))

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::ProcRoot;
 
+use crate::ObserverOptions;
+use crate::subjects::Subject;
 use crate::tree::{DirectoryTree, Key, ScanContext};
 use crate::visibility::VisibilityGaps;
 
@@ -23,17 +23,21 @@ pub(crate) struct DirectoryTrees {
     number: u64,
     began: Option<Instant>,
     time: Duration,
+    /// Of one tree.
+    max_files: usize,
     /// Files that a process had open at the snapshot before.
     busy: HashSet<Inode>,
 }
 
 impl DirectoryTrees {
     /// Begins a snapshot of `directories` trees; trees that the last snapshot did not scan are forgotten.
-    pub(crate) fn begin(&mut self, directories: usize) {
+    /// Together they keep `max_files`.
+    pub(crate) fn begin(&mut self, directories: usize, max_files: usize) {
         let now = Instant::now();
         let last = self.number;
         self.trees.retain(|_, (scanned_in, _)| *scanned_in == last);
         self.number += 1;
+        self.max_files = max_files / directories.max(1);
         let between = self.began.replace(now).map_or(Duration::ZERO, |began| now.duration_since(began));
         self.time = (between / SHARE).max(MIN_TIME) / u32::try_from(directories.max(1)).unwrap_or(u32::MAX);
     }
@@ -46,13 +50,21 @@ impl DirectoryTrees {
     pub(crate) fn scan(
         &mut self,
         key: Key,
-        proc: &ProcRoot,
-        profile: &Profile,
+        options: &ObserverOptions,
+        subject: &Subject,
         excluded: &HashSet<&Path>,
         gaps: &mut VisibilityGaps,
     ) -> &DirectoryTree {
-        let context =
-            ScanContext { proc, profile, excluded, busy: &self.busy, number: self.number, time: self.time };
+        let context = ScanContext {
+            proc: &options.roots.proc,
+            profile: &subject.profile,
+            excluded,
+            selects: &|directory| options.selects.selects(subject.pid, directory),
+            busy: &self.busy,
+            number: self.number,
+            time: self.time,
+            max_files: self.max_files,
+        };
         let (scanned_in, tree) =
             self.trees.entry(key.clone()).or_insert_with(|| (0, DirectoryTree::new(key)));
         *scanned_in = self.number;

@@ -14,7 +14,7 @@ use crate::held::{Held, reach};
 use crate::sample::FileSample;
 use crate::subjects::Subject;
 use crate::visibility::{GapKind, VisibilityGaps};
-use crate::{File, Opener, OpenerKind};
+use crate::{File, ObserverOptions, Opener, OpenerKind};
 
 /// The files of one snapshot.
 #[derive(Debug, Default)]
@@ -30,14 +30,14 @@ impl Files {
     /// Adds all files in the directories of a database.
     pub(crate) fn take_directories(
         &mut self,
-        roots: &SysRoots,
+        options: &ObserverOptions,
         subjects: &[Subject],
         index: usize,
         trees: &mut DirectoryTrees,
         devices: &mut Devices,
         gaps: &mut VisibilityGaps,
     ) {
-        let subject = &subjects[index];
+        let (roots, subject) = (&options.roots, &subjects[index]);
         let through = subject.through(&roots.proc);
         let others: HashSet<&Path> = subjects
             .iter()
@@ -47,7 +47,7 @@ impl Files {
             .collect();
         for directory in &subject.directories {
             let key = (through, directory.clone());
-            let tree = trees.scan(key, &roots.proc, &subject.profile, &others, gaps);
+            let tree = trees.scan(key, options, subject, &others, gaps);
             if tree.inode.is_some_and(|inode| !self.added.insert(inode)) {
                 // The same directory by another way.
                 continue;

@@ -61,6 +61,6 @@ pub use census::{
 };
 pub use error::ObserveError;
 pub use observer::Observer;
-pub use options::{ObserverOptions, Scope};
+pub use options::{ObserverOptions, Scope, Selects};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 pub use visibility::{VisibilityGap, unanswered};

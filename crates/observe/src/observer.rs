@@ -132,15 +132,22 @@ impl State {
     ) -> Result<Found, ObserveError> {
         let roots = &options.roots;
         let mut gaps = VisibilityGaps::default();
-        let mut subjects =
-            subjects::find(&roots.proc, &options.scope, profiles, &mut self.earlier, &mut gaps)?;
+        let mut subjects = subjects::find(
+            &roots.proc,
+            &options.scope,
+            &options.selects,
+            profiles,
+            &mut self.earlier,
+            &mut gaps,
+        )?;
         let mut files = Files::default();
-        self.trees.begin(subjects.iter().map(|subject| subject.directories.len()).sum());
+        let directories = subjects.iter().map(|subject| subject.directories.len()).sum();
+        self.trees.begin(directories, options.max_files);
         if full {
             self.trees.remove_time_limit();
         }
         for index in 0..subjects.len() {
-            files.take_directories(roots, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
+            files.take_directories(options, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
         }
         for (index, subject) in subjects.iter().enumerate() {
             files.take_held(roots, subject, index, &mut self.devices, &mut gaps);

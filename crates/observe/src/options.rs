@@ -1,6 +1,8 @@
 //! What to observe, and where the kernel's file systems are.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -18,6 +20,38 @@ pub enum Scope {
     Directories(Vec<PathBuf>),
 }
 
+/// Of a process, or of none, and a directory.
+type Question = dyn Fn(Option<u32>, &Path) -> bool + Send + Sync;
+
+/// Which directories may be touched: of a process, or of none where one was named.
+#[derive(Clone)]
+pub struct Selects(Arc<Question>);
+
+impl Selects {
+    /// By a function that is given a directory as the process sees it, without links.
+    pub fn new(selects: impl Fn(Option<u32>, &Path) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(selects))
+    }
+
+    /// Whether it may be touched.
+    pub fn selects(&self, pid: Option<u32>, directory: &Path) -> bool {
+        (self.0)(pid, directory)
+    }
+}
+
+impl Default for Selects {
+    /// All of them.
+    fn default() -> Self {
+        Self::new(|_, _| true)
+    }
+}
+
+impl fmt::Debug for Selects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Selects")
+    }
+}
+
 /// How to observe.
 #[derive(Debug, Clone)]
 pub struct ObserverOptions {
@@ -27,6 +61,11 @@ pub struct ObserverOptions {
     pub profiles: Vec<Profile>,
     /// What to observe. By default all.
     pub scope: Scope,
+    /// Which directories may be touched; what lies in others is left out, and nothing of it is asked. By default all.
+    pub selects: Selects,
+    /// The most files that are kept of all directories together, some 1 KiB each; of more, those of each directory are
+    /// left out that are beyond its part. By default a million.
+    pub max_files: usize,
     /// What to trace between two snapshots. By default nothing.
     pub trace: Option<TraceOptions>,
 }
@@ -37,6 +76,8 @@ impl Default for ObserverOptions {
             roots: SysRoots::default(),
             profiles: Profile::built_in(),
             scope: Scope::default(),
+            selects: Selects::default(),
+            max_files: 1_000_000,
             trace: None,
         }
     }

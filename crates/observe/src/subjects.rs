@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use rustix::fs::FileType;
 
 use crate::held::{Held, held_by, reach};
 use crate::visibility::VisibilityGaps;
-use crate::{ObserveError, OpenerKind, Scope};
+use crate::{ObserveError, OpenerKind, Scope, Selects};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACES: &str = "pg_tblspc";
@@ -39,6 +40,8 @@ pub(crate) struct Subject {
     pub(crate) directories: Vec<PathBuf>,
     /// What its processes hold, and which process does.
     pub(crate) held: Vec<(u32, Held)>,
+    /// Some of that was left out, since it may not be touched.
+    pub(crate) is_left_out: bool,
 }
 
 impl Subject {
@@ -54,7 +57,15 @@ impl Subject {
 
     fn of_process(proc: &ProcRoot, pid: u32, profile: Arc<Profile>, workers: Vec<u32>) -> Self {
         let name = proc.name(pid).unwrap_or_default();
-        Self { pid: Some(pid), name, workers, profile, directories: Vec::new(), held: Vec::new() }
+        Self {
+            pid: Some(pid),
+            name,
+            workers,
+            profile,
+            directories: Vec::new(),
+            held: Vec::new(),
+            is_left_out: false,
+        }
     }
 
     /// A directory that no process was found for yet, with the profile that its logs fit.
@@ -68,7 +79,15 @@ impl Subject {
             profile,
             directories: vec![directory],
             held: Vec::new(),
+            is_left_out: false,
         })
+    }
+
+    /// Leaves out what it holds in directories that may not be touched.
+    fn leave_out(&mut self, selects: &Selects) {
+        let (pid, before) = (self.pid, self.held.len());
+        self.held.retain(|(_, held)| selects.selects(pid, held.path.parent().unwrap_or(&held.path)));
+        self.is_left_out = self.held.len() < before;
     }
 
     /// Takes a process for that of a directory.
@@ -107,6 +126,7 @@ impl Earlier {
 pub(crate) fn find(
     proc: &ProcRoot,
     scope: &Scope,
+    selects: &Selects,
     profiles: &[Arc<Profile>],
     earlier: &mut Earlier,
     gaps: &mut VisibilityGaps,
@@ -115,10 +135,10 @@ pub(crate) fn find(
         Scope::Directories(directories) => {
             return directories
                 .iter()
-                .map(|path| {
-                    let resolved = named_directory(path, earlier, gaps)?;
-                    Subject::of_directory(resolved, profiles)
-                })
+                .filter(|path| selects.selects(None, path))
+                .map(|path| named_directory(path, earlier, gaps))
+                .filter(|resolved| resolved.as_ref().map_or(true, |path| selects.selects(None, path)))
+                .map(|resolved| Subject::of_directory(resolved?, profiles))
                 .collect();
         }
         Scope::All => earlier
@@ -139,8 +159,10 @@ pub(crate) fn find(
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     for subject in &mut subjects {
         read_held(proc, subject, gaps);
-        subject.directories = directories_of(proc, subject, gaps);
+        subject.leave_out(selects);
+        subject.directories = directories_of(proc, subject, selects, gaps);
     }
+    subjects.retain(|subject| !subject.is_left_out || !subject.directories.is_empty());
     Ok(subjects)
 }
 
@@ -213,7 +235,12 @@ fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) 
 }
 
 /// The directories that a database's files are in.
-fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
+fn directories_of(
+    proc: &ProcRoot,
+    subject: &Subject,
+    selects: &Selects,
+    gaps: &mut VisibilityGaps,
+) -> Vec<PathBuf> {
     let Some(pid) = subject.pid else { return subject.directories.clone() };
     let profile = &subject.profile;
     let mut found = BTreeSet::new();
@@ -241,10 +268,13 @@ fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps)
         found.insert(base.to_path_buf());
     }
     let mut linked = Vec::new();
-    if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd)) {
+    if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd))
+        && selects.selects(Some(pid), &cwd)
+    {
         let is_there = |name: &PathBuf| proc.open_directory_in_namespace(pid, &cwd.join(name)).is_ok();
         if profile.directories.iter().any(is_there) {
             linked = linked_directories(proc, pid, profile, &cwd);
+            linked.retain(|link| leads_to(proc, pid, link).is_some_and(|to| selects.selects(Some(pid), &to)));
             found.insert(cwd);
         }
     }
@@ -275,6 +305,13 @@ fn directories_of(proc: &ProcRoot, subject: &Subject, gaps: &mut VisibilityGaps)
     widest.retain(|path| identity(path).is_none_or(|inode| !linked_to.contains(&inode)));
     widest.extend(linked);
     widest
+}
+
+/// Where a link leads to, as the process sees it; nothing there is opened.
+fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
+    let found = proc.handle_in_namespace(pid, link).ok()?;
+    let own = PathBuf::from(format!("/proc/self/fd/{}", found.as_fd().as_raw_fd()));
+    Some(proc.as_seen_by(pid, &std::fs::read_link(own).ok()?))
 }
 
 /// Whether it is open for writing.
@@ -363,7 +400,12 @@ mod tests {
         ];
         let held: Vec<_> = held.iter().map(|(path, deleted)| (path.as_path(), *deleted)).collect();
         let subject = subject(proc.path(), "mariadb", dir.path(), &held);
-        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default());
+        let found = directories_of(
+            &ProcRoot::at(proc.path()),
+            &subject,
+            &Selects::default(),
+            &mut VisibilityGaps::default(),
+        );
         assert_eq!(found, [path("data"), path("logs"), path("redo")]);
     }
 
@@ -386,7 +428,12 @@ mod tests {
         ];
         let held: Vec<_> = held.iter().map(|path| (path.as_path(), false)).collect();
         let subject = subject(proc.path(), "postgresql", &path("data"), &held);
-        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default());
+        let found = directories_of(
+            &ProcRoot::at(proc.path()),
+            &subject,
+            &Selects::default(),
+            &mut VisibilityGaps::default(),
+        );
         assert_eq!(found, [path("data"), path("other"), path("data/pg_tblspc/16384"), path("data/pg_wal")]);
     }
 
@@ -412,7 +459,7 @@ mod tests {
         }
         let mut subject = subject(proc.path(), "postgresql", &path("data"), &[]);
         let mut gaps = VisibilityGaps::default();
-        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &mut gaps);
+        let found = directories_of(&ProcRoot::at(proc.path()), &subject, &Selects::default(), &mut gaps);
         assert_eq!(found, [path("data"), path("data/pg_tblspc/2")]);
         assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
         // What it only reads of another's is not its own either.
@@ -427,7 +474,12 @@ mod tests {
         };
         subject.held.push((7, read));
         assert_eq!(
-            directories_of(&ProcRoot::at(proc.path()), &subject, &mut VisibilityGaps::default()),
+            directories_of(
+                &ProcRoot::at(proc.path()),
+                &subject,
+                &Selects::default(),
+                &mut VisibilityGaps::default()
+            ),
             found
         );
     }

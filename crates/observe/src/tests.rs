@@ -10,7 +10,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_testing::Opens;
 
 use crate::testing::{Holder, as_nobody, disk_dir, open_direct, skip};
-use crate::{ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope, Snapshot};
+use crate::{ObserveError, Observer, ObserverOptions, Opener, OpenerKind, Scope, Selects, Snapshot};
 
 fn snapshot(scope: Scope) -> Snapshot {
     Observer::start(ObserverOptions { scope, ..ObserverOptions::default() }).unwrap().snapshot().unwrap()
@@ -385,4 +385,24 @@ fn files_of_a_directory_that_was_named_by_a_link_are_opened() {
     let seen = snapshot(Scope::Directories(vec![link]));
     let found = file(&seen, &data.join("table.ibd"));
     assert_eq!((found.reach.as_path(), found.open().unwrap().size()), (found.path.as_path(), 8192));
+}
+
+#[test]
+fn what_is_left_out_is_not_touched() {
+    let (dir, private) = (disk_dir(), disk_dir());
+    let (path, elsewhere) = (dir.path().to_path_buf(), private.path().to_path_buf());
+    std::fs::create_dir(path.join("private")).unwrap();
+    for name in ["1.ibd", "private/2.ibd"] {
+        std::fs::write(path.join(name), [1; 4096]).unwrap();
+    }
+    std::fs::write(elsewhere.join("3.ibd"), [1; 4096]).unwrap();
+    let left_out = [path.join("private"), elsewhere.clone()];
+    let opens = left_out.each_ref().map(|path| pagekeeper_testing::Opens::of(path));
+    let scope = Scope::Directories(vec![path.clone(), elsewhere.clone()]);
+    let selects = Selects::new(move |_, directory| !left_out.iter().any(|left| directory.starts_with(left)));
+    let options = ObserverOptions { scope, selects, ..ObserverOptions::default() };
+    let snapshot = Observer::start(options).unwrap().snapshot().unwrap();
+    let names: Vec<_> = snapshot.files.iter().map(|file| file.path.strip_prefix(&path).unwrap()).collect();
+    assert_eq!(names, [Path::new("1.ibd")]);
+    assert!(!opens.iter().any(pagekeeper_testing::Opens::any), "it was opened or listed");
 }

@@ -16,6 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
@@ -50,6 +51,8 @@ pub(crate) struct DirectoryTree {
     /// When each was changed last, if it was listed and has settled since.
     directories: HashMap<PathBuf, Option<SystemTime>>,
     files: HashMap<PathBuf, TreeFile>,
+    /// How many files of each directory were left out when it was last listed.
+    left_out: HashMap<PathBuf, usize>,
 }
 
 /// A file.
@@ -68,12 +71,16 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) profile: &'a Profile,
     /// Directories that are not entered, as the database sees them.
     pub(crate) excluded: &'a HashSet<&'a Path>,
+    /// Whether a directory, as the database sees it, may be entered.
+    pub(crate) selects: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Files that a process has open.
     pub(crate) busy: &'a HashSet<Inode>,
     /// The number of the snapshot, from 1 on.
     pub(crate) number: u64,
     /// How long known files may be sampled.
     pub(crate) time: Duration,
+    /// The most files that are kept.
+    pub(crate) max_files: usize,
 }
 
 impl DirectoryTree {
@@ -85,6 +92,7 @@ impl DirectoryTree {
             profile: String::new(),
             directories: HashMap::new(),
             files: HashMap::new(),
+            left_out: HashMap::new(),
         }
     }
 
@@ -103,6 +111,11 @@ impl DirectoryTree {
         };
         self.list(context, &start, gaps);
         self.resample(context, &start);
+        let left_out: usize = self.left_out.values().sum();
+        if left_out > 0 {
+            let what = format!("all files in {}", escaped(&self.key.1));
+            gaps.add(&what, format!("{left_out} of them are more than are kept of one directory"), None);
+        }
         for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
         {
             gaps.count(gap.kind, &escaped(&self.key.1.join(below)).to_string(), &gap.why);
@@ -112,6 +125,7 @@ impl DirectoryTree {
     fn forget(&mut self) {
         self.directories.clear();
         self.files.clear();
+        self.left_out.clear();
     }
 
     /// Opens it, where the process has another root through that, and learns what path leads to it.
@@ -144,13 +158,16 @@ impl DirectoryTree {
 
     /// Lists the directories that changed since they were listed.
     fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) {
-        let changed = self.changed_directories(start);
+        let changed = self.changed_directories(start, self.files.len() < context.max_files);
         if changed.is_empty() {
             return;
         }
         let here = &self.key.1;
         let (known, directories) = (&self.files, Mutex::new(&mut self.directories));
         let names: Mutex<HashSet<PathBuf>> = Mutex::default();
+        // Known ones that are gone by now count too, until the next scan.
+        let (room, taken) = (context.max_files.saturating_sub(known.len()), AtomicUsize::new(0));
+        let left_out: Mutex<HashMap<PathBuf, usize>> = Mutex::default();
         let filter = |path: &Path, is_directory: bool| {
             let Ok(below) = path.strip_prefix(&start.path) else { return false };
             if !is_directory {
@@ -158,10 +175,17 @@ impl DirectoryTree {
                 if is_known {
                     lock(&names).insert(below.to_path_buf());
                 }
-                return !is_known;
+                let is_taken = !is_known && taken.fetch_add(1, Ordering::Relaxed) < room;
+                if !is_known && !is_taken {
+                    let parent = below.parent().unwrap_or(below).to_path_buf();
+                    *lock(&left_out).entry(parent).or_default() += 1;
+                }
+                return is_taken;
             }
             // What was entered before is entered again only if it changed itself.
-            !context.excluded.contains(here.join(below).as_path())
+            let directory = here.join(below);
+            !context.excluded.contains(directory.as_path())
+                && (context.selects)(&directory)
                 && !lock(&directories).contains_key(below)
                 && {
                     let settled = settled_change(path);
@@ -203,6 +227,8 @@ impl DirectoryTree {
             }
         }
         self.files.extend(ignore_poison(found.into_inner()));
+        self.left_out.retain(|below, _| !changed.contains(below) && self.directories.contains_key(below));
+        self.left_out.extend(ignore_poison(left_out.into_inner()));
         for error in ignore_poison(problems.into_inner()) {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
@@ -214,8 +240,9 @@ impl DirectoryTree {
         }
     }
 
-    /// The directories that are to be listed; those that are gone are forgotten.
-    fn changed_directories(&mut self, start: &Start) -> Vec<PathBuf> {
+    /// The directories that are to be listed, with those of which files were left out if there is room; those that are gone
+    /// are forgotten.
+    fn changed_directories(&mut self, start: &Start, has_room: bool) -> Vec<PathBuf> {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
         }
@@ -225,7 +252,8 @@ impl DirectoryTree {
             match stat_of_name(&path) {
                 Ok(found) if below.as_os_str().is_empty() || is_directory(&found) => {
                     let now = settled_change(&path);
-                    if listed.is_none() || *listed != now {
+                    let lacks = has_room && self.left_out.contains_key(below);
+                    if lacks || listed.is_none() || *listed != now {
                         changed.push(below.clone());
                     }
                     *listed = now;
@@ -362,9 +390,11 @@ mod tests {
                 proc: &ProcRoot::default(),
                 profile: &self.profile,
                 excluded: &HashSet::new(),
+                selects: &|_| true,
                 busy: &busy,
                 number: self.number,
                 time,
+                max_files: 1000,
             };
             self.tree.scan(&context, &mut VisibilityGaps::default());
             let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
@@ -433,9 +463,11 @@ mod tests {
             proc: &ProcRoot::default(),
             profile: &scans.profile,
             excluded: &HashSet::new(),
+            selects: &|_| true,
             busy: &busy,
             number: 2,
             time: Duration::from_secs(1),
+            max_files: 1000,
         };
         let due: Vec<_> = scans.tree.due(&context);
         let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();
@@ -446,6 +478,26 @@ mod tests {
         assert_eq!(due[..first.len()], first);
         assert_eq!(due[first.len()], "3");
         assert_eq!(due.len(), 4);
+    }
+
+    #[test]
+    fn of_very_many_files_some_are_kept_and_the_rest_counted() {
+        let dir = disk_dir();
+        for name in 0..1500 {
+            std::fs::write(dir.path().join(name.to_string()), b"").unwrap();
+        }
+        let mut scans = Scans::at(dir.path());
+        for _ in 0..3 {
+            scans.scan(Duration::from_secs(100), &[]);
+            assert_eq!((scans.tree.files.len(), scans.tree.left_out.values().sum()), (1000, 500));
+        }
+        for name in 0..800 {
+            std::fs::remove_file(dir.path().join(name.to_string())).unwrap();
+        }
+        // Room is there once it is known what is gone.
+        scans.scan(Duration::from_secs(100), &[]);
+        scans.scan(Duration::from_secs(100), &[]);
+        assert_eq!((scans.tree.files.len(), scans.tree.left_out.values().sum()), (700, 0));
     }
 
     #[test]

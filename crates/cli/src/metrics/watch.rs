@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Options;
-use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Snapshot};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Selects, Snapshot};
 use pagekeeper_trace::TraceOptions;
 
 use super::digest::Digest;
@@ -24,6 +25,8 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 const SHARE: u32 = 50;
 /// But no later than this after it.
 const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5 * 60);
+/// Files that are kept: some 1 KiB each, of the 256 MiB that the service with metrics may have.
+const MAX_FILES: usize = 100_000;
 /// Kinds of things said that are remembered.
 const SENTENCES: usize = 200;
 
@@ -52,6 +55,8 @@ impl Wanted {
         let observer = ObserverOptions {
             profiles: options.profiles.iter().filter(named).cloned().collect(),
             scope,
+            selects: selects(options),
+            max_files: MAX_FILES,
             trace: Some(trace),
             ..ObserverOptions::default()
         };
@@ -85,6 +90,17 @@ impl Wanted {
         let mut named = named.into_iter();
         snapshot.databases.retain(|_| named.next().unwrap_or(false));
     }
+}
+
+/// What the guard's own lists leave alone is left alone.
+fn selects(options: &Options) -> Selects {
+    let (targets, proc) = (options.targets.clone(), ProcRoot::default());
+    let (pids, directories) = (options.pids.clone(), options.directories.clone());
+    Selects::new(move |pid, directory| {
+        let named = pid.is_none_or(|pid| pids.contains(&pid))
+            || directories.iter().any(|named| directory.starts_with(named));
+        targets.watches(&proc, pid, directory, named)
+    })
 }
 
 /// Samples until nobody wants it any more; `changes` brings what to sample from then on.
@@ -214,6 +230,30 @@ mod tests {
         assert_eq!(profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>(), ["generic"]);
         let both = Wanted::of(&options(false, &[7], &["/a"]));
         assert_eq!((both.observer.scope, both.only), (Scope::All, Some((vec![7], vec!["/a".into()]))));
+    }
+
+    #[test]
+    fn what_is_never_to_be_watched_is_not_sampled() {
+        let targets = |only: &[&str], never: &[&str]| pagekeeper_guard::Targets {
+            only: only.iter().map(|text| text.parse().unwrap()).collect(),
+            never: never.iter().map(|text| text.parse().unwrap()).collect(),
+            canary: None,
+        };
+        let own = std::process::id();
+        for (only, never, directory, found, named) in [
+            (&[][..], &[][..], "/d", true, true),
+            (&[], &["dir:/d"], "/d/below", false, false),
+            (&[], &["dir:/d"], "/e", true, true),
+            (&["dir:/d"], &[], "/d", true, true),
+            (&["dir:/d"], &[], "/e", false, true),
+        ] {
+            let samples = |find: bool| {
+                let pids = if find { Vec::new() } else { vec![own] };
+                let options = Options { find, pids, targets: targets(only, never), ..Options::default() };
+                Wanted::of(&options).observer.selects.selects(Some(own), directory.as_ref())
+            };
+            assert_eq!((samples(true), samples(false)), (found, named), "{only:?} {never:?} {directory}");
+        }
     }
 
     #[test]
