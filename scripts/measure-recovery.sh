@@ -109,7 +109,7 @@ mariadb*)
         yes "$row" | mariadb --no-defaults -S "$place/socket" -u root shop >/dev/null 2>&1
     }
     logs() { find "$data" -maxdepth 1 -type f \( -name 'ib_logfile*' -o -name 'binlog.0*' -o -name 'aria_log.0*' \); }
-    tables() { echo "$data/shop" "$data/ibdata1" "$data"/undo*; }
+    tables() { find "$data" -maxdepth 1 \( -name shop -o -name ibdata1 -o -name 'undo*' \); }
     processes() { echo "$server"; }
     ;;
 esac
