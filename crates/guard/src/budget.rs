@@ -5,8 +5,8 @@
 //! nor keep the guard from the other databases.
 //!
 //! Invariants:
-//! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`]. A database
-//!    that has more is served in part.
+//! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`], and one more for
+//!    each directory, of which there are at most [`ALL_DIRECTORIES`]. A database that has more is served in part.
 //! 2. In the long run all databases together take no more processor time than [`ALL_TIME`], beside what they earn by
 //!    bytes that were released ([`EARNED`]), and one no more than [`TIME`]. What one does not need is the others'.
 //! 3. Nothing here does I/O. Work measures itself, by a [`Turn`] in the thread that does it.
@@ -25,8 +25,16 @@ pub(crate) const ALL_NAMES: usize = 32_768;
 pub(crate) const WINDOWS: usize = 8192;
 /// And of all together.
 pub(crate) const ALL_WINDOWS: usize = 32_768;
-/// The least of either for a database, however many there are.
-const LEAST: usize = 32;
+/// Directories that are watched of one database.
+pub(crate) const DIRECTORIES: usize = 1024;
+/// Of all databases of one user.
+pub(crate) const DIRECTORIES_OF_USER: usize = 2048;
+/// And of all together.
+pub(crate) const ALL_DIRECTORIES: usize = 4096;
+/// Descriptors of log files that are kept in mind of one process.
+pub(crate) const DESCRIPTORS: usize = 8192;
+/// And of all processes together that are no databases.
+pub(crate) const DESCRIPTORS_OF_OTHERS: usize = 16_384;
 
 /// Processor time for one database, as one part of so many.
 const TIME: u32 = 100;
@@ -60,11 +68,15 @@ pub enum Budget {
     Windows,
     /// Processor time, or time in which its file system answers: all is done later.
     Time,
+    /// Directories with logs: the rest are left alone.
+    Directories,
+    /// Descriptors of log files: of the rest no position is known.
+    Descriptors,
 }
 
 impl Budget {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Names, Self::Windows, Self::Time];
+    pub const ALL: [Self; 5] = [Self::Names, Self::Windows, Self::Time, Self::Directories, Self::Descriptors];
 
     /// Its name, as in JSON.
     pub fn name(self) -> &'static str {
@@ -72,6 +84,8 @@ impl Budget {
             Self::Names => "names",
             Self::Windows => "windows",
             Self::Time => "time",
+            Self::Directories => "directories",
+            Self::Descriptors => "descriptors",
         }
     }
 }
@@ -81,6 +95,8 @@ impl fmt::Display for Budget {
         f.write_str(match self {
             Self::Names => "more log files than the guard watches of one database: only those with the highest numbers are",
             Self::Windows => "more of its logs is resident than the guard keeps in mind of one database: it is released part by part",
+            Self::Directories => "more directories of logs than the guard watches of one database, or of one user: the rest are left alone",
+            Self::Descriptors => "more of its log files are open than the guard keeps in mind of one database: where its writers and followers are is known in part",
             Self::Time => "its logs take more time than the guard gives to one database: they are sampled and released more slowly",
         })
     }
@@ -88,7 +104,7 @@ impl fmt::Display for Budget {
 
 /// How much of `all` one of so many databases may have, and no more than `most`.
 pub(crate) fn share(all: usize, most: usize, databases: usize) -> usize {
-    (all / databases.max(1)).clamp(LEAST, most)
+    (all / databases.max(1)).clamp(1, most)
 }
 
 /// The processor time that one database may take now.
@@ -307,6 +323,8 @@ mod tests {
         assert_eq!(share(ALL_NAMES, NAMES, 0), NAMES);
         assert_eq!(share(ALL_NAMES, NAMES, 8), NAMES);
         assert_eq!(share(ALL_NAMES, NAMES, 64), 512);
-        assert_eq!(share(ALL_NAMES, NAMES, usize::MAX), LEAST);
+        assert_eq!(share(ALL_NAMES, NAMES, ALL_DIRECTORIES) * ALL_DIRECTORIES, ALL_NAMES);
+        assert_eq!(share(ALL_WINDOWS, WINDOWS, ALL_DIRECTORIES) * ALL_DIRECTORIES, ALL_WINDOWS);
+        assert_eq!(share(ALL_NAMES, NAMES, usize::MAX), 1);
     }
 }

@@ -5,7 +5,8 @@
 //! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
 //! [`SHARE`] of the time, at least every [`MOST`]. It goes in slices of processor time, so a process with very many takes
 //! some ticks, and keeps no other waiting. In between only the descriptors known to be of log files are read, at most
-//! [`POLLED`] of a process in one tick. A process that ended has no descriptors; one that may not be inspected is reported
+//! [`POLLED`] of a process in one tick. No more of one process than [`DESCRIPTORS`] are kept in mind, and of all that are no
+//! databases together [`DESCRIPTORS_OF_OTHERS`]. A process that ended has no descriptors; one that may not be inspected is reported
 //! by its error.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,6 +19,7 @@ use pagekeeper_kernel::process::{Access, FdRounds, FdVisitor, OpenFile, ProcRoot
 use pagekeeper_kernel::{Inode, Result};
 use pagekeeper_policy::FileId;
 
+use crate::budget::{DESCRIPTORS, DESCRIPTORS_OF_OTHERS};
 use crate::directory::{Directory, Entry};
 
 /// A listing that takes a millisecond is repeated after this many.
@@ -122,12 +124,14 @@ pub(crate) struct Others {
     pub(crate) schedule: Schedule,
     rounds: FdRounds<Listing>,
     cost: Duration,
+    /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
+    left_out: Vec<u32>,
 }
 
 impl Others {
     pub(crate) fn new(now: Instant) -> Self {
         let (known, cost) = (BTreeMap::new(), Duration::ZERO);
-        Self { known, schedule: Schedule::new(now), rounds: FdRounds::default(), cost }
+        Self { known, schedule: Schedule::new(now), rounds: FdRounds::default(), cost, left_out: Vec::new() }
     }
 
     /// All descriptors that are known.
@@ -138,6 +142,11 @@ impl Others {
     /// Whether a listing of all processes is under way, but for those with very many descriptors.
     pub(crate) fn is_listing(&self) -> bool {
         self.schedule.running.is_some()
+    }
+
+    /// Which processes were found to have more of them open than are kept in mind.
+    pub(crate) fn left_out(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.left_out)
     }
 
     /// As [`Descriptors::poll`].
@@ -174,11 +183,17 @@ impl Others {
         // That some may not be inspected was reported at the start.
         for done in lister.done {
             self.cost += done.cost;
-            let known: Vec<Descriptor> =
+            let mut known: Vec<Descriptor> =
                 done.open.iter().filter_map(|file| descriptor(done.pid, file, &names)).collect();
-            if known.is_empty() {
-                self.known.remove(&done.pid);
-            } else {
+            self.known.remove(&done.pid);
+            let room = DESCRIPTORS_OF_OTHERS.saturating_sub(self.known().count());
+            // Some room stays for whoever comes next.
+            let most = known.len().min(room / 2);
+            if done.left_out || most < known.len() {
+                self.left_out.push(done.pid);
+            }
+            known.truncate(most);
+            if !known.is_empty() {
                 self.known.insert(done.pid, (known, 0));
             }
         }
@@ -193,6 +208,7 @@ impl Others {
 pub(crate) struct Listing {
     pid: u32,
     open: Vec<OpenFile>,
+    left_out: bool,
 }
 
 /// What was listed of a process.
@@ -201,6 +217,8 @@ pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
     /// Its descriptors of regular files whose names passed.
     pub(crate) open: Vec<OpenFile>,
+    /// Whether it has more of them than are kept in mind.
+    pub(crate) left_out: bool,
     /// Whether all could be read.
     pub(crate) read: Result<()>,
     /// The processor time that it took.
@@ -230,18 +248,23 @@ impl FdVisitor for Lister<'_> {
     type Process = Listing;
 
     fn begin(&mut self, pid: u32) -> Option<Listing> {
-        Some(Listing { pid, open: Vec::new() })
+        Some(Listing { pid, open: Vec::new(), left_out: false })
     }
 
     fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
         if (self.wanted)(listing.pid, target) {
+            if listing.open.len() >= DESCRIPTORS {
+                listing.left_out = true;
+                return;
+            }
             let file = self.proc.open_file_at(listing.pid, fd, target);
             listing.open.extend(file.filter(|file| (self.kept)(file)));
         }
     }
 
     fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        self.done.push(ListedProcess { pid, open: listing.open, read, cost });
+        let Listing { open, left_out, .. } = listing;
+        self.done.push(ListedProcess { pid, open, left_out, read, cost });
     }
 }
 

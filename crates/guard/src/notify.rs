@@ -26,11 +26,26 @@ pub(crate) struct WatchMaker {
 
 impl WatchMaker {
     /// Watches a directory that is open, also if it is watched already; `None` if no watch can be had.
-    pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<WatchDescriptor> {
+    pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<MadeWatch> {
         let wanted = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
         // Through the descriptor: the very directory, whatever its name leads to by now.
         let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
-        self.watches.as_mut()?.add(path, wanted | WatchMask::ONLYDIR).ok()
+        let watches = self.watches.as_mut()?;
+        let watch = watches.add(path, wanted | WatchMask::ONLYDIR).ok()?;
+        Some(MadeWatch(Some((watches.clone(), watch))))
+    }
+}
+
+/// A watch that was made: it ends, unless it is taken note of.
+#[derive(Debug)]
+pub(crate) struct MadeWatch(Option<(Watches, WatchDescriptor)>);
+
+impl Drop for MadeWatch {
+    fn drop(&mut self) {
+        if let Some((mut watches, watch)) = self.0.take() {
+            // The kernel has ended it already if the directory is gone.
+            let _ = watches.remove(watch);
+        }
     }
 }
 
@@ -56,8 +71,10 @@ impl<K: PartialEq> Notifications<K> {
     }
 
     /// Takes note of the key of a watch that was made.
-    pub(crate) fn made(&mut self, watch: WatchDescriptor, key: K) {
-        self.keys.insert(watch, key);
+    pub(crate) fn made(&mut self, mut watch: MadeWatch, key: K) {
+        if let Some((_, watch)) = watch.0.take() {
+            self.keys.insert(watch, key);
+        }
     }
 
     /// Ends the watches of a directory.
@@ -168,6 +185,24 @@ mod tests {
         assert_eq!(changes_of(&mut notifications), [""; 0]);
         std::fs::write(calm.path().join("b"), b"").unwrap();
         assert_eq!(changes_of(&mut notifications).len(), 1);
+    }
+
+    #[test]
+    fn a_watch_that_nobody_takes_note_of_ends() {
+        let watches_of = |notifications: &Notifications<u8>| {
+            let fd = notifications.inotify.as_ref().unwrap().as_raw_fd();
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+            info.lines().filter(|line| line.starts_with("inotify ")).count()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let mut notifications = Notifications::new();
+        let fd = std::fs::File::open(dir.path()).unwrap();
+        let made = notifications.maker().watch(fd.as_fd()).unwrap();
+        assert_eq!(watches_of(&notifications), 1);
+        drop(made);
+        assert_eq!(watches_of(&notifications), 0);
+        watch(&mut notifications, dir.path(), 7);
+        assert_eq!(watches_of(&notifications), 1);
     }
 
     #[test]

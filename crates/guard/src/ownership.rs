@@ -100,6 +100,11 @@ impl ProcessRight {
         self.user == Some(0) || self.is(user)
     }
 
+    /// Whether both are of one user, or neither is known to be of one.
+    pub(crate) fn is_same_user(&self, other: &Self) -> bool {
+        self.user == other.user
+    }
+
     /// Whether it is this user.
     pub(crate) fn is(&self, user: u32) -> bool {
         self.user == Some(user)

@@ -4,6 +4,7 @@
 //! An act that fails is reported, and keeps no other from being done. What there is no time for is left: it is decided anew
 //! at the next tick, so that signals are heeded in between.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, st
 use pagekeeper_policy::FileId;
 
 use super::report::Report;
-use super::serve::Job;
+use super::serve::{Job, Place};
 use super::watched::Watched;
 use crate::budget::{Slice, Turn};
 use crate::config::Settings;
@@ -29,13 +30,16 @@ const MOST_TIME: Duration = Duration::from_secs(1);
 /// Longer ranges are released in pieces of this many bytes, between which the time is checked.
 const PIECE: u64 = 1 << 30;
 
+/// Ranges of files.
+type Ranges = Vec<(FileId, Range<u64>)>;
+
 /// What became of a decision.
 #[derive(Debug, Default)]
 pub(super) struct CarriedOut {
     /// Bytes.
     pub(super) released: u64,
-    /// What there was no time for.
-    pub(super) not_done: Vec<(FileId, Range<u64>)>,
+    /// What there was no time for, or hangs.
+    pub(super) not_done: Ranges,
 }
 
 /// Carries out what was decided, or reports it.
@@ -66,9 +70,14 @@ pub(super) fn carry_out(
     for act in done {
         by_database.entry(watched.directories[act.directory].database()).or_default().push(act);
     }
+    let ranges =
+        |acts: &[FileAct]| -> Ranges { acts.iter().map(|act| (act.file, act.range.clone())).collect() };
+    // What has not come back.
+    let away: RefCell<HashMap<DatabaseKey, Ranges>> = RefCell::default();
     let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Directory]| {
         let waiting = u32::try_from(by_database.len()).unwrap_or(u32::MAX);
         let mut acts = by_database.remove(key)?;
+        away.borrow_mut().insert(key.clone(), ranges(&acts));
         for act in &mut acts {
             act.directory = indices.iter().position(|index| *index == act.directory)?;
         }
@@ -76,10 +85,11 @@ pub(super) fn carry_out(
         let left = deadline.saturating_duration_since(Instant::now()) / waiting.max(1);
         let slice = watched.turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
         let proc = watched.proc.clone();
-        let job: Job<Acts> = Box::new(move |own| Acts::carry_out(acts, own, &proc, slice));
+        let job: Job<Acts> = Box::new(move |own, place| Acts::carry_out(acts, own, place, &proc, slice));
         Some(job)
     };
     let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Directory], acts: Acts| {
+        away.borrow_mut().remove(key);
         let released = acts.done.iter().map(|done| done.released).sum();
         watched.turns.spend_on_release(key, acts.spent, released);
         carried_out.released += released;
@@ -92,6 +102,8 @@ pub(super) fn carry_out(
         }
     };
     watched.serve(prepare, done);
+    carried_out.not_done.extend(by_database.into_values().flat_map(|acts| ranges(&acts)));
+    carried_out.not_done.extend(away.into_inner().into_values().flatten());
     carried_out
 }
 
@@ -99,7 +111,7 @@ pub(super) fn carry_out(
 #[derive(Default)]
 struct Acts {
     done: Vec<DoneAct>,
-    not_done: Vec<(FileId, Range<u64>)>,
+    not_done: Ranges,
     problems: Vec<(PathBuf, Error)>,
     spent: Duration,
 }
@@ -114,7 +126,13 @@ struct DoneAct {
 impl Acts {
     /// Does what was decided for one database, as far as its turn lasts; nothing without one. Directories go by their
     /// indices in `own`.
-    fn carry_out(acts: Vec<FileAct>, own: &mut [Directory], proc: &ProcRoot, slice: Option<Slice>) -> Self {
+    fn carry_out(
+        acts: Vec<FileAct>,
+        own: &mut [Directory],
+        place: &Place,
+        proc: &ProcRoot,
+        slice: Option<Slice>,
+    ) -> Self {
         let mut all = Self::default();
         let turn = slice.map(|slice| (Turn::begin(slice), Instant::now() + slice.wall));
         // Acts on one file follow each other.
@@ -124,6 +142,7 @@ impl Acts {
                 all.not_done.push((act.file, act.range));
                 continue;
             };
+            place.at(act.directory);
             let directory = &mut own[act.directory];
             match all.do_act(&act, directory, &mut opened, *deadline, proc) {
                 Ok(Some((released, kept))) => all.done.push(DoneAct { act, released, kept }),

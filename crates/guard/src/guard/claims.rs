@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
 use super::watched::{Database, Watched};
+use crate::budget::{ALL_DIRECTORIES, Budget, DIRECTORIES, DIRECTORIES_OF_USER};
 use crate::config::Settings;
 use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
@@ -173,14 +174,18 @@ impl Watched {
         let began = Instant::now();
         let mut by_inode: HashMap<Inode, usize> = HashMap::new();
         let mut is_new = false;
-        for index in 0..self.databases.len() {
+        // Behind the one that had more than there was time for, so that it keeps no other waiting.
+        let count = self.databases.len();
+        let from = std::mem::take(&mut self.claims_from).min(count);
+        for index in (from..count).chain(0..from) {
             let todo = std::mem::take(&mut self.databases[index].claimant.todo);
             let Some(claimant) = (!todo.is_empty()).then(|| Arc::new(Examined::of(self, index))) else {
                 continue;
             };
             let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
+            let key = DatabaseKey::Process(claimant.pid);
             for path in todo {
-                if began.elapsed() >= SLICE {
+                if began.elapsed() >= SLICE || self.turns.slice(&key).is_none() {
                     left.insert(path);
                     continue;
                 }
@@ -194,6 +199,9 @@ impl Watched {
                 }
                 self.databases[index].reported |= !matches!(claim, Claim::Refused(_));
                 self.databases[index].claims.insert(path, claim);
+            }
+            if !left.is_empty() && self.claims_from == 0 {
+                self.claims_from = index + 1;
             }
             self.databases[index].claimant.todo = left;
             if !taken.is_empty() {
@@ -253,17 +261,23 @@ impl Watched {
         );
         directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(now + AGAIN);
+        if !self.has_room_for(claimant) {
+            report.in_part(&directory, Budget::Directories);
+            return refused;
+        }
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
         let key = DatabaseKey::Process(claimant.pid);
-        let opened = self.find_out(key, &asked, move || {
+        let opened = self.find_out(key.clone(), &asked, move || {
+            let before = thread_cpu_time();
             let opened = directory.resolve(&proc).map(|(found, identity)| {
                 let evidence = examined.evidence(&proc, found.as_fd(), &directory.path);
                 (identity, evidence)
             });
-            (directory, opened)
+            (directory, opened, thread_cpu_time().saturating_sub(before))
         });
         // It hangs, as its path or its file system does.
-        let Some((opened_directory, opened)) = opened else { return refused };
+        let Some((opened_directory, opened, spent)) = opened else { return refused };
+        self.turns.spend(&key, spent);
         let mut directory = opened_directory;
         let (identity, evidence) = match opened {
             Ok(opened) => opened,
@@ -326,6 +340,18 @@ impl Watched {
         by_inode.insert(identity.pin.inode, self.directories.len());
         self.directories.push(directory);
         Claim::Held(strength)
+    }
+
+    /// Whether one more directory may be watched for this database.
+    fn has_room_for(&self, claimant: &Examined) -> bool {
+        let (mut of_process, mut of_user) = (0, 0);
+        for directory in &self.directories {
+            of_process += usize::from(directory.owner == Some(claimant.pid));
+            of_user += usize::from(
+                matches!(&directory.right, Right::Process(right) if right.is_same_user(&claimant.right)),
+            );
+        }
+        of_process < DIRECTORIES && of_user < DIRECTORIES_OF_USER && self.directories.len() < ALL_DIRECTORIES
     }
 
     /// How good the claim is that a directory is watched by; none where its database has ended.

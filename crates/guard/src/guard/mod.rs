@@ -14,6 +14,8 @@ mod carry_out;
 mod claim_tests;
 mod claims;
 mod decide;
+#[cfg(test)]
+mod limit_tests;
 mod report;
 mod sampling;
 #[cfg(test)]
@@ -45,6 +47,9 @@ use crate::visibility;
 
 /// Ticks without any news after which the guard takes samples less often.
 const IDLE_AFTER: u32 = 20;
+
+/// After so long [`Guard::has_seen_all`] no longer waits for what comes anew.
+const SEEN_WITHIN: Duration = Duration::from_secs(60);
 
 /// What the caller of [`Guard::run`] wants next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,9 +186,16 @@ impl Guard {
             && self.report.ticks() > 0
     }
 
-    /// Whether everything that there is to be found has been: else some ticks more are needed.
-    pub fn has_seen_all(&self) -> bool {
-        self.report.ticks() > 0 && self.watched.has_seen_all(&self.settings)
+    /// Whether everything that there is to be found has been: else some ticks more are needed. After a minute it is given up,
+    /// and reported: there may always be something new.
+    pub fn has_seen_all(&mut self) -> bool {
+        let seen = self.watched.has_seen_all(&self.settings);
+        let late = self.report.seconds() >= SEEN_WITHIN.as_secs_f64();
+        if late && !seen {
+            let problem = "not everything could be seen within a minute: what comes anew is left";
+            self.report.problem(self.watched.proc.path().to_path_buf(), &problem);
+        }
+        self.report.ticks() > 0 && (seen || late)
     }
 
     /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released or

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
@@ -60,13 +60,15 @@ impl Report {
 
     /// Reports that a database is served in part, once for each budget.
     pub(super) fn in_part(&mut self, directory: &Directory, budget: Budget) {
-        if self.in_part.len() < PROBLEMS_REMEMBERED && self.in_part.insert((directory.database(), budget)) {
-            self.events.push(Event::InPart {
-                pid: directory.owner,
-                profile: directory.profile.name.clone(),
-                path: directory.path.clone(),
-                budget,
-            });
+        self.database_in_part(directory.database(), &directory.profile.name, &directory.path, budget);
+    }
+
+    /// The same of a database that was seen to be so at this path.
+    pub(super) fn database_in_part(&mut self, key: DatabaseKey, profile: &str, path: &Path, budget: Budget) {
+        let pid = key.pid();
+        if self.in_part.len() < PROBLEMS_REMEMBERED && self.in_part.insert((key, budget)) {
+            let (profile, path) = (profile.to_owned(), path.to_path_buf());
+            self.events.push(Event::InPart { pid, profile, path, budget });
         }
     }
 

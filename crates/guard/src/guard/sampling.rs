@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use inotify::WatchDescriptor;
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
@@ -19,14 +18,19 @@ use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
 use crate::descriptors::{Descriptor, ListedProcess, Lister, Names};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
-use crate::notify::Change;
+use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
 
 impl Watched {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         self.take_back(settings, report, now);
-        self.turns.begin_tick(&self.directories, now);
+        let has_ended = |key: &DatabaseKey| match key {
+            DatabaseKey::Process(pid) => self.databases.iter().all(|database| database.pid != *pid),
+            // Only the operator makes these.
+            DatabaseKey::Named(_) => false,
+        };
+        self.turns.begin_tick(&self.directories, has_ended, now);
         if now >= self.list_due {
             self.list_due = now + LIST_AGAIN;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);
@@ -101,13 +105,14 @@ impl Watched {
     /// Lists those directories of a database for which that was begun.
     fn listing_job(&self, slice: Slice, limit: usize, now: Instant) -> Job<ListingDone> {
         let (proc, ids, mut maker) = (self.proc.clone(), self.ids.clone(), self.notifications.maker());
-        Box::new(move |own| {
+        Box::new(move |own, place| {
             let turn = Turn::begin(slice);
             let mut done = ListingDone::default();
             for (index, directory) in own.iter_mut().enumerate() {
                 if !directory.is_listed_now() || turn.is_over() {
                     continue;
                 }
+                place.at(index);
                 let listed = directory.resolve(&proc).and_then(|(found, identity)| {
                     if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
                         directory.forget_files();
@@ -153,6 +158,11 @@ impl Watched {
             {
                 report.problem(self.proc.root(listed.pid), &denied(error, listed.pid));
             }
+            if listed.left_out {
+                let (key, root) = (DatabaseKey::Process(listed.pid), self.proc.root(listed.pid));
+                let profile = &self.databases[index].profile.name;
+                report.database_in_part(key, profile, &root, Budget::Descriptors);
+            }
             self.note_claims(index, listed.open, settings, report, now);
         }
         self.examine_claims(settings, report, now);
@@ -163,6 +173,10 @@ impl Watched {
             let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
             let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
             self.others.list(&self.proc, others, &self.directories, now);
+        }
+        for pid in self.others.left_out() {
+            let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
+            report.problem(self.proc.root(pid), &problem);
         }
         positions(self) != before
     }
@@ -235,13 +249,14 @@ impl Watched {
     /// Samples the files of a database that are due.
     fn sampling_job(&self, slice: Slice, room: Room, busy: Arc<HashSet<FileId>>) -> Job<SamplingDone> {
         let proc = self.proc.clone();
-        Box::new(move |own| {
+        Box::new(move |own, place| {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
                 if turn.is_over() {
                     break;
                 }
+                place.at(index);
                 let Ok(fd) = directory.open(&proc) else {
                     // Gone, or out of reach for now.
                     directory.forget_files();
@@ -266,7 +281,7 @@ impl Watched {
 /// What came of listing the directories of a database, by their indices among its own.
 #[derive(Default)]
 struct ListingDone {
-    watches: Vec<(WatchDescriptor, usize)>,
+    watches: Vec<(MadeWatch, usize)>,
     listed: Vec<(usize, Result<Listed>)>,
     /// Processes' directories whose path leads elsewhere now.
     moved: Vec<(u32, PathBuf)>,

@@ -2,16 +2,18 @@
 //!
 //! A database's directories go with each job into the worker's thread ([`Crew`]) and come back with it. One whose job does
 //! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
-//! again. Databases on the same file system are left alone until then, if it has all of its directories on one.
+//! again. Databases on the file system that its job is at are left alone until then.
 //!
 //! What is not done so: the first sight of a process (its names, descriptors and root), streams, the disk profile for a
 //! warning, and the headers that say where a checkpoint is.
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
-//! directory is not opened while [`MOST_HUNG`] are hung.
+//! directory is not opened while [`MOST_HUNG`] of its user are hung. Those of processes that have ended count as one user's.
+//! Where no thread can be had nothing is done.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -27,18 +29,31 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// From when on it is reported that it does not answer, and after how many times that again.
 const REPORTED: Duration = Duration::from_secs(5);
 const REPORTED_AGAIN: u32 = 12;
-/// Hung databases from which on no new directory is opened.
-const MOST_HUNG: usize = 16;
+/// Hung databases of one user from which on no new directory of its databases is opened, and of all together.
+const MOST_HUNG: (usize, usize) = (16, 128);
 
 /// What is done to the directories of one database, in the worker's thread.
-pub(super) type Job<R> = Box<dyn FnOnce(&mut Vec<Directory>) -> R + Send>;
+pub(super) type Job<R> = Box<dyn FnOnce(&mut Vec<Directory>, &Place) -> R + Send>;
+
+/// Which of its directories a job is at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    /// Takes note that the job goes on with the directory of this index.
+    pub(super) fn at(&self, index: usize) {
+        self.0.store(index, Ordering::Relaxed);
+    }
+}
 
 /// A database whose job has not come back.
 pub(super) struct Hung {
     key: DatabaseKey,
     path: PathBuf,
     profile: Option<String>,
-    devices: BTreeSet<u64>,
+    /// The devices of its directories, as far as they are known, and which of them it hangs at.
+    devices: Vec<Option<u64>>,
+    place: Place,
     since: Instant,
     report_after: Duration,
     reported: bool,
@@ -58,12 +73,17 @@ impl Hung {
         key: DatabaseKey,
         path: PathBuf,
         profile: Option<String>,
-        devices: BTreeSet<u64>,
+        (devices, place): (Vec<Option<u64>>, Place),
         since: Instant,
         back: Box<dyn FnMut() -> Back>,
     ) -> Self {
         let (report_after, reported, dropped) = (REPORTED, false, false);
-        Self { key, path, profile, devices, since, report_after, reported, dropped, back }
+        Self { key, path, profile, devices, place, since, report_after, reported, dropped, back }
+    }
+
+    /// The device that does not answer, if it is known.
+    fn device(&self) -> Option<u64> {
+        self.devices.get(self.place.0.load(Ordering::Relaxed)).copied().flatten()
     }
 }
 
@@ -89,7 +109,8 @@ impl Watched {
             std::mem::take(&mut self.directories).into_iter().map(Some).collect();
         for (key, indices) in order {
             let mut own: Vec<Directory> = indices.iter().filter_map(|index| slots[*index].take()).collect();
-            let job = if self.is_hung(&own) { None } else { prepare(self, &key, &indices, &mut own) };
+            let may_begin = !self.is_hung(&own) && self.crew.is_ready();
+            let job = if may_begin { prepare(self, &key, &indices, &mut own) } else { None };
             if let Some(job) = job {
                 let Some((mut back, result)) = self.attempt(&key, own, job) else { continue };
                 done(self, &key, &mut back, result);
@@ -111,20 +132,18 @@ impl Watched {
     ) -> Option<(Vec<Directory>, R)> {
         let first = own.first()?;
         let (path, profile) = (first.path.clone(), first.profile.name.clone());
-        let mut devices: BTreeSet<u64> =
-            own.iter().filter_map(|directory| Some(directory.pin?.inode.dev)).collect();
-        if devices.len() > 1 {
-            // Which of them hangs is not known, and others on the rest are not to suffer for it.
-            devices.clear();
-        }
+        let devices = own.iter().map(|directory| Some(directory.pin?.inode.dev)).collect();
+        let place = Place::default();
+        let of_job = place.clone();
         let since = Instant::now();
         let outcome = self.crew.run(PATIENCE, move || {
             let mut own = own;
-            let result = job(&mut own);
+            let result = job(&mut own, &of_job);
             (own, result)
         });
         *self.took.entry(key.clone()).or_default() += since.elapsed();
-        let hangs = |waiting| Hung::new(key.clone(), path, Some(profile), devices, since, back(waiting));
+        let hangs =
+            |waiting| Hung::new(key.clone(), path, Some(profile), (devices, place), since, back(waiting));
         outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
@@ -135,12 +154,13 @@ impl Watched {
         path: &Path,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> Option<R> {
-        if self.may_not_open(&key) {
+        if self.may_not_open(&key) || !self.crew.is_ready() {
             return None;
         }
         let since = Instant::now();
         let outcome = self.crew.run(PATIENCE, move || (Vec::new(), job()));
-        let hangs = |waiting| Hung::new(key, path.to_path_buf(), None, BTreeSet::new(), since, back(waiting));
+        let known = (Vec::new(), Place::default());
+        let hangs = |waiting| Hung::new(key, path.to_path_buf(), None, known, since, back(waiting));
         outcome.map(|(_, result)| result).map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
@@ -148,14 +168,26 @@ impl Watched {
     fn is_hung(&self, directories: &[Directory]) -> bool {
         let on_hung = |directory: &Directory| {
             let device = directory.pin.map(|pin| pin.inode.dev);
-            self.hung.iter().any(|hung| device.is_some_and(|device| hung.devices.contains(&device)))
+            device.is_some() && self.hung.iter().any(|hung| hung.device() == device)
         };
         directories.iter().any(on_hung)
     }
 
     /// Whether a new directory of a database is not to be opened now.
     pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
-        self.hung.len() >= MOST_HUNG || self.hung.iter().any(|hung| hung.key == *key)
+        let right = |key: &DatabaseKey| {
+            let database = self.databases.iter().find(|database| Some(database.pid) == key.pid());
+            database.map(Database::right)
+        };
+        let own = right(key);
+        let is_same = |hung: &&Hung| match (&own, right(&hung.key)) {
+            (Some(own), Some(other)) => own.is_same_user(&other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        self.hung.len() >= MOST_HUNG.1
+            || self.hung.iter().any(|hung| hung.key == *key)
+            || self.hung.iter().filter(is_same).count() >= MOST_HUNG.0
     }
 
     /// The databases whose file systems do not answer.
@@ -171,6 +203,10 @@ impl Watched {
 
     /// Takes back what answers again, and reports what does not.
     pub(super) fn take_back(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+        if !self.crew.is_ready() {
+            let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
+            report.problem(self.proc.path().to_path_buf(), &problem);
+        }
         for mut hung in std::mem::take(&mut self.hung) {
             let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
             hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
@@ -195,7 +231,16 @@ impl Watched {
                         self.select_again(index, settings, report, now);
                     }
                 }
-                Back::Never => {}
+                Back::Never => {
+                    let problem = "the guard failed at its files: it is examined anew";
+                    report.problem(hung.path, &problem);
+                    if let Some(database) =
+                        self.databases.iter_mut().find(|database| Some(database.pid) == hung.key.pid())
+                    {
+                        database.claims.clear();
+                        database.descriptors.schedule.ask();
+                    }
+                }
                 Back::NotYet => {
                     if !hung.dropped && hung.since.elapsed() >= hung.report_after {
                         hung.reported = true;

@@ -2,7 +2,7 @@
 //!
 //! Each tick begins with another database, so that none is always the last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, WINDOWS, share};
@@ -13,11 +13,13 @@ const WAITED: u32 = 8;
 /// What is released may be paid for later, up to so much: else samples alone could take all of a small budget.
 const ON_ACCOUNT: Duration = Duration::from_millis(50);
 
-/// The accounts of all databases that have directories.
+/// The accounts of all databases that have or had directories.
 pub(super) struct Turns {
     purse: Purse,
     accounts: BTreeMap<DatabaseKey, Account>,
     first: Option<DatabaseKey>,
+    /// How many databases have directories.
+    present: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -29,19 +31,22 @@ struct Account {
 
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
-        Self { purse: Purse::new(now), accounts: BTreeMap::new(), first: None }
+        Self { purse: Purse::new(now), accounts: BTreeMap::new(), first: None, present: 0 }
     }
 
-    /// Begins a tick: databases that are gone lose what they saved, all others get what they may spend.
-    pub(super) fn begin_tick(&mut self, directories: &[Directory], now: Instant) {
-        let mut before = std::mem::take(&mut self.accounts);
-        for directory in directories {
-            let key = directory.database();
-            if let Some(account) = before.remove(&key) {
-                self.accounts.insert(key, account);
-            }
-        }
-        self.purse.fill(self.accounts.values_mut().map(|account| &mut account.credit), now);
+    /// Begins a tick: those with directories get what they may spend. Databases that have ended lose their account; one whose
+    /// directories are away keeps what it owes.
+    pub(super) fn begin_tick(
+        &mut self,
+        directories: &[Directory],
+        has_ended: impl Fn(&DatabaseKey) -> bool,
+        now: Instant,
+    ) {
+        let present: BTreeSet<DatabaseKey> = directories.iter().map(Directory::database).collect();
+        self.accounts.retain(|key, _| present.contains(key) || !has_ended(key));
+        self.present = present.len();
+        let accounts = self.accounts.iter_mut().filter(|(key, _)| present.contains(*key));
+        self.purse.fill(accounts.map(|(_, account)| &mut account.credit), now);
         let next = self.order(directories).into_iter().nth(1);
         self.first = next.map(|(key, _)| key).or_else(|| self.first.take());
     }
@@ -88,12 +93,12 @@ impl Turns {
 
     /// How many log files may be watched in each of so many directories of one database.
     pub(super) fn names(&self, directories: usize) -> usize {
-        (share(ALL_NAMES, NAMES, self.accounts.len()) / directories.max(1)).max(1)
+        (share(ALL_NAMES, NAMES, self.present) / directories.max(1)).max(1)
     }
 
     /// How many windows are kept of one database.
     pub(super) fn windows(&self) -> usize {
-        share(ALL_WINDOWS, WINDOWS, self.accounts.len())
+        share(ALL_WINDOWS, WINDOWS, self.present)
     }
 
     /// The account of a database; one that was found in this tick opens it.
@@ -101,7 +106,28 @@ impl Turns {
         if !self.accounts.contains_key(key) {
             let credit = self.purse.open();
             self.accounts.insert(key.clone(), Account { credit, waited: 0 });
+            self.present += 1;
         }
         self.accounts.get_mut(key).expect("it was just inserted")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_stays_owed_while_the_directories_are_away() {
+        let now = Instant::now();
+        let mut turns = Turns::new(now);
+        let key = DatabaseKey::Process(7);
+        assert!(turns.slice(&key).is_some());
+        turns.spend(&key, Duration::from_secs(30));
+        assert!(turns.slice(&key).is_none());
+        // Its directory is renamed, and back.
+        turns.begin_tick(&[], |_| false, now + Duration::from_secs(1));
+        assert!(turns.slice(&key).is_none(), "it opened a new account");
+        turns.begin_tick(&[], |_| true, now + Duration::from_secs(2));
+        assert!(turns.accounts.is_empty(), "it has ended");
     }
 }

@@ -86,6 +86,8 @@ pub(super) struct Watched {
     pub(super) turns: Turns,
     pub(super) crew: Crew,
     pub(super) hung: Vec<Hung>,
+    /// With which database the examination of claims begins.
+    pub(super) claims_from: usize,
     /// How long the last tick took, by database.
     pub(super) took: BTreeMap<DatabaseKey, Duration>,
     pub(super) discovery: Discovery,
@@ -111,6 +113,7 @@ impl Watched {
             turns: Turns::new(now),
             crew: Crew::default(),
             hung: Vec::new(),
+            claims_from: 0,
             took: BTreeMap::new(),
             discovery: Discovery::default(),
             unsettled: Some(now),

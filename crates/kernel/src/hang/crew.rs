@@ -20,6 +20,14 @@ pub struct Crew {
 }
 
 impl Crew {
+    /// Whether there is a worker, or one can be had: without one a job is done in the caller's thread.
+    pub fn is_ready(&mut self) -> bool {
+        if self.tasks.is_none() {
+            self.tasks = start();
+        }
+        self.tasks.is_some()
+    }
+
     /// Does a job, and waits for it so long; then gives what will have its answer.
     ///
     /// # Panics
@@ -49,9 +57,7 @@ impl Crew {
             // Nobody may want it any more.
             let _ = give.send(job());
         });
-        if self.tasks.is_none() {
-            self.tasks = start();
-        }
+        self.is_ready();
         let unsent = match &self.tasks {
             Some(tasks) => tasks.send(task).err().map(|error| error.0),
             None => Some(task),

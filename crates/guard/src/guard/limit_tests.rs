@@ -1,0 +1,162 @@
+//! What is kept within limits, and what becomes of a job that does not come back.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_testing::disk_dir;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::Guard;
+use super::carry_out::carry_out;
+use super::claim_tests::{Watch, scratch};
+use crate::budget::DIRECTORIES;
+use crate::config::Options;
+use crate::directory::{DatabaseKey, Directory};
+use crate::event::Event;
+
+/// A process that holds a log open in each of more directories than are watched of one.
+#[test]
+fn of_very_many_directories_some_are_watched_and_that_is_reported_once() {
+    let Some(scratch) = scratch("a database of very many directories") else { return };
+    let wanted = DIRECTORIES + 40;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.maximum.is_some_and(|most| most < 2 * wanted as u64) {
+        return pagekeeper_testing::skip(format_args!("this process may have no {} descriptors", 2 * wanted));
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let held: Vec<File> = (0..wanted)
+        .map(|number| {
+            let directory = scratch.path().join(number.to_string());
+            std::fs::create_dir(&directory).unwrap();
+            let log = File::create_new(directory.join("ib_logfile0")).unwrap();
+            fcntl_setfd(&log, FdFlags::empty()).unwrap();
+            log
+        })
+        .collect();
+    let program = scratch.path().join("mariadbd");
+    std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+    let mut child = Command::new("setpriv")
+        .args(["--pdeathsig=KILL", "--"])
+        .arg(&program)
+        .arg("600")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(held);
+    let mut watch = Watch::with(Options { find: false, pids: vec![child.id()], ..Options::default() });
+    let began = Instant::now();
+    while watch.guard.watched.directories.len() < DIRECTORIES && began.elapsed() < Duration::from_secs(120) {
+        watch.tick();
+    }
+    watch.ticks();
+    let watched = watch.guard.watched.directories.len();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(watched, DIRECTORIES);
+    let reports = watch.said.iter().filter(|said| said.contains("InPart") && said.contains("Directories"));
+    assert_eq!(reports.count(), 1, "{:#?}", watch.said);
+}
+
+/// A guard on directories with logs that may be released.
+fn guard_on(directories: &[&tempfile::TempDir]) -> Guard {
+    for directory in directories {
+        std::fs::write(directory.path().join("binlog.index"), "").unwrap();
+        for number in 1..=2 {
+            let log = directory.path().join(format!("binlog.{number:06}"));
+            std::fs::write(&log, vec![1; 4 << 20]).unwrap();
+            File::open(&log).unwrap().sync_all().unwrap();
+        }
+    }
+    let options = Options {
+        find: false,
+        directories: directories.iter().map(|dir| dir.path().canonicalize().unwrap()).collect(),
+        profile: Some("generic".to_owned()),
+        ..Options::default()
+    };
+    Guard::new(options, ProcRoot::default()).unwrap()
+}
+
+fn take(guard: &mut Guard) -> (DatabaseKey, Vec<Directory>) {
+    let directory = guard.watched.directories.remove(0);
+    (directory.database(), vec![directory])
+}
+
+#[test]
+fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    let (key, own) = take(&mut guard);
+    let fails = Box::new(|_: &mut Vec<Directory>, _: &_| {
+        std::thread::sleep(Duration::from_secs(3));
+        panic!("as a job that fails does");
+    });
+    assert!(guard.watched.attempt::<()>(&key, own, fails).is_none());
+    assert_eq!((guard.watched.directories.len(), guard.watched.hung_databases()), (0, 1));
+    let mut said = Vec::new();
+    let began = Instant::now();
+    while guard.watched.directories.is_empty() && began.elapsed() < Duration::from_secs(60) {
+        guard.tick(&mut |event| said.push(event.clone()));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!((guard.watched.directories.len(), guard.watched.hung_databases()), (1, 0));
+    let failed =
+        |event: &Event| matches!(event, Event::Problem { problem, .. } if problem.contains("failed"));
+    assert_eq!(said.iter().filter(|event| failed(event)).count(), 1, "{said:#?}");
+}
+
+#[test]
+fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
+    let (hangs, beside) = (disk_dir(), disk_dir());
+    let mut guard = guard_on(&[&hangs, &beside]);
+    let (facts, _) = guard.sample(Instant::now());
+    assert!(facts.resident() > 0, "nothing to release");
+    let (key, own) = take(&mut guard);
+    let (answer, question) = std::sync::mpsc::channel::<()>();
+    let waits = Box::new(move |_: &mut Vec<Directory>, _: &_| question.recv().unwrap_or(()));
+    assert!(guard.watched.attempt(&key, own, waits).is_none());
+    let decision = guard.decider.decide(&facts, &guard.watched, &guard.settings);
+    let decided = decision.acts.len();
+    assert!(decided > 0, "nothing was decided");
+    let done = carry_out(decision, &mut guard.watched, &guard.settings, &mut guard.report);
+    assert_eq!((done.released, done.not_done.len()), (0, decided), "on the same device as what hangs");
+    drop(answer);
+}
+
+#[test]
+fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
+    let (hangs, beside) = (disk_dir(), disk_dir());
+    let Ok(other_device) = tempfile::tempdir_in("/dev/shm") else {
+        return pagekeeper_testing::skip("another file system at /dev/shm");
+    };
+    let mut guard = guard_on(&[&hangs, &beside, &other_device]);
+    guard.tick(&mut |_| {});
+    let on = |guard: &Guard, dir: &tempfile::TempDir| {
+        let path = dir.path().canonicalize().unwrap();
+        guard.watched.directories.iter().position(|directory| directory.path == path).unwrap()
+    };
+    // One database with a directory on each: it hangs at the second.
+    let second = on(&guard, &other_device);
+    let second = guard.watched.directories.remove(second);
+    let (key, mut own) = take(&mut guard);
+    own.push(second);
+    let (answer, question) = std::sync::mpsc::channel::<()>();
+    let waits = Box::new(move |_: &mut Vec<Directory>, place: &super::serve::Place| {
+        place.at(1);
+        question.recv().unwrap_or(());
+    });
+    assert!(guard.watched.attempt(&key, own, waits).is_none());
+    let mut served = 0;
+    guard.watched.serve::<()>(
+        |_, _, _, _| {
+            served += 1;
+            None
+        },
+        |_, _, _, ()| {},
+    );
+    assert_eq!(served, 1, "the one beside is on the file system that answers");
+    drop(answer);
+}
