@@ -30,6 +30,8 @@ const STEP: u64 = KEPT / 2;
 const INTERVAL_MIN: Duration = Duration::from_millis(5);
 /// Where nothing comes in.
 const INTERVAL_MAX: Duration = Duration::from_millis(50);
+/// Bytes that nobody waits for: they go with the group.
+const NEGLIGIBLE: u64 = 1 << 20;
 /// Whoever waits for the report waits so long for what is still being written.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// Longer than that, some process of the command goes on.
@@ -178,7 +180,12 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
     }
     group.lift();
     drain(group, totals, report);
+    // The one that waited for the report is in it, too, and what it uses can't go before it.
     let ended = Instant::now();
+    while !group.is_unused(None) && ended.elapsed() < GIVEN_UP_AFTER {
+        std::thread::sleep(INTERVAL_MIN);
+    }
+    group.empty();
     while !group.remove() && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MAX);
     }
@@ -192,17 +199,21 @@ fn drain(group: &Group, mut totals: Totals, mut report: &PipeWriter) {
     let mut left = group.file_bytes();
     totals.peak = totals.peak.max(left);
     loop {
-        group.empty();
-        let now = group.file_bytes();
-        totals.released += left.saturating_sub(now);
-        left = now;
-        let is_over = left == 0 || ended.elapsed() > GIVEN_UP_AFTER;
-        if !is_reported && (is_over || ended.elapsed() > REPORTED_AFTER) {
+        if left > NEGLIGIBLE {
+            group.reclaim(left - NEGLIGIBLE / 2);
+        }
+        let Figures { pages, unwritten, .. } = group.figures().unwrap_or_default();
+        totals.released += left.saturating_sub(pages);
+        // What is mapped and in use by others stays with them.
+        let is_over = pages <= NEGLIGIBLE || (unwritten == 0 && pages >= left);
+        left = pages;
+        let ended = ended.elapsed();
+        if !is_reported && (is_over || ended > REPORTED_AFTER) {
             // Nobody reads it where this process's parent became the command.
             let _ = report.write_all(&Totals { left, ..totals }.encode());
             is_reported = true;
         }
-        if is_over {
+        if is_over || ended > GIVEN_UP_AFTER {
             return;
         }
         std::thread::sleep(interval);
