@@ -67,6 +67,11 @@ fn locks_leases_and_watchers_notice_nothing() {
 }
 
 #[test]
+fn what_another_opener_would_break_is_not_opened() {
+    compare("apart");
+}
+
+#[test]
 fn moving_bytes_in_the_kernel_is_the_same() {
     compare("moves");
 }

@@ -134,18 +134,64 @@ pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     }
 }
 
-/// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
-/// their pages are the layer's below. True where it can't be known.
+/// What kind of file system a file is on (statfs(2)); `None` if it can't be asked.
 #[allow(unsafe_code, reason = "a system call")]
-pub fn has_counts(fd: c_int) -> bool {
-    /// `OVERLAYFS_SUPER_MAGIC`.
-    const OVERLAY: u64 = 0x794c_7630;
+pub fn file_system(fd: c_int) -> Option<u64> {
     let mut system = core::mem::MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `system` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
     unsafe {
-        let done = call(libc::SYS_fstatfs, [of(fd), system.as_mut_ptr() as usize, 0, 0, 0, 0]);
-        done.is_err() || system.assume_init().f_type as u64 != OVERLAY
+        call(libc::SYS_fstatfs, [of(fd), system.as_mut_ptr() as usize, 0, 0, 0, 0]).ok()?;
+        Some(system.assume_init().f_type as u64)
     }
+}
+
+/// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
+/// their pages are the layer's below. True where it can't be known.
+pub fn has_counts(fd: c_int) -> bool {
+    /// `OVERLAYFS_SUPER_MAGIC`.
+    const OVERLAY: u64 = 0x794c_7630;
+    file_system(fd) != Some(OVERLAY)
+}
+
+/// Whether a file is of the kernel's making (proc, sysfs, cgroups and their like): no page of it is anywhere, and to open it may do
+/// something.
+pub fn is_of_the_kernel(fd: c_int) -> bool {
+    /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, SELinux, smackfs,
+    /// resctrl, binfmt_misc, functionfs.
+    const MADE: [u64; 16] = [
+        0x9fa0,
+        0x6265_6572,
+        0x7472_6163,
+        0x6462_6720,
+        0x0027_e0eb,
+        0x6367_7270,
+        0x6265_6570,
+        0x7363_6673,
+        0x6165_676c,
+        0xde5e_81e4,
+        0xcafe_4a11,
+        0xf97c_ff8c,
+        0x4341_5d53,
+        0x0765_5821,
+        0x4249_4e4d,
+        0x0a64_7361,
+    ];
+    file_system(fd).is_some_and(|kind| MADE.contains(&kind))
+}
+
+/// Whether the file's close may take an error of its writeback, also of who has not written it: FUSE, whose flush does.
+pub fn close_takes_errors(fd: c_int) -> bool {
+    /// `FUSE_SUPER_MAGIC`.
+    const FUSE: u64 = 0x6573_5546;
+    file_system(fd) == Some(FUSE)
+}
+
+/// Whether the program has a lease on the open file, which another opener would break (fcntl(2), `F_GETLEASE`).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn has_lease(fd: c_int) -> bool {
+    // SAFETY: no pointers.
+    unsafe { call(libc::SYS_fcntl, [of(fd), libc::F_GETLEASE as usize, 0, 0, 0, 0]) }
+        .is_ok_and(|lease| lease as c_int != libc::F_UNLCK)
 }
 
 /// Flags of the open file: fcntl(2), `F_GETFL`.
@@ -305,10 +351,15 @@ impl DescriptorPath {
     }
 }
 
-/// A descriptor of the file that `fd` names in the calling thread's table: another open file, read-only.
+/// A descriptor of the file that `fd` names in the calling thread's table: another open file, read-only, which leaves the file's times
+/// alone where the user may have that.
 pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     let path = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    open(path.as_c_str(), libc::O_RDONLY | libc::O_NONBLOCK)
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK;
+    match open(path.as_c_str(), flags | libc::O_NOATIME) {
+        Err(Errno(libc::EPERM)) => open(path.as_c_str(), flags),
+        opened => opened,
+    }
 }
 
 /// A descriptor that only names the file of another (`O_PATH`): closing it leaves the process its record locks on the file, which

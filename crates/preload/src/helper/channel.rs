@@ -147,6 +147,10 @@ fn index_of(count: Count) -> u32 {
 }
 
 pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
+    // What another opener would break, or whose error its close would take, is not opened anew.
+    if sys::has_lease(fd) || sys::close_takes_errors(fd) {
+        return false;
+    }
     // Until the file's name is closed.
     let Some(_moment) = Moment::begin() else { return false };
     let file = match sys::name_of(fd) {

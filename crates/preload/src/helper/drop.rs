@@ -152,15 +152,8 @@ fn drop_window(
 }
 
 /// Whether the file has no place but memory (tmpfs, ramfs): its pages never go.
-#[allow(unsafe_code, reason = "a system call")]
 fn is_in_memory(file: c_int) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;
-    let mut system = core::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: `system` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
-    unsafe {
-        let args = [file as usize, system.as_mut_ptr() as usize, 0, 0, 0, 0];
-        sys::call(libc::SYS_fstatfs, args).is_ok()
-            && matches!(system.assume_init().f_type as u64, TMPFS | RAMFS)
-    }
+    matches!(sys::file_system(file), Some(TMPFS | RAMFS))
 }

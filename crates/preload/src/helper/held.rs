@@ -110,6 +110,16 @@ pub fn let_go(place: FileHash) {
     }
 }
 
+/// A lease on the file that `fd` names is about to be taken, which is refused while others have it open.
+pub fn let_go_of(fd: c_int) {
+    if holds_some()
+        && process::is_on()
+        && let Ok(stat) = sys::fstat(fd)
+    {
+        let_go(FileHash::of(&stat));
+    }
+}
+
 /// A file system is about to be unmounted: the helper does what it was given, as long as the process's end would wait for that, and then
 /// holds nothing.
 pub fn let_go_of_all() {

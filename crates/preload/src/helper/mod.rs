@@ -41,7 +41,7 @@ pub use ahead::{Ahead, Calls};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::{before_fork, forked};
 pub(crate) use held::has_no_name;
-pub use held::{FileHash, holds_some, let_go, let_go_of_all};
+pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all};
 pub use start::{Find, set_up};
 
 /// Nanoseconds that the end of a process waits for the helper, at most.

@@ -138,6 +138,10 @@ macro_rules! control {
             unsafe extern "C" fn hooked(fd: c_int, command: c_int, argument: c_long) -> c_int {
                 // SAFETY: no pointers.
                 let next = || unsafe { real::$name.get()(fd, command, argument) };
+                if command == libc::F_SETLEASE {
+                    super::keeping_errno(|| helper::let_go_of(fd));
+                    return next();
+                }
                 if command == libc::F_SETFL {
                     return set_flags(fd, argument as c_int, &next);
                 }
@@ -145,7 +149,7 @@ macro_rules! control {
                 duplicated(fd, new);
                 new
             }
-            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL)
+            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL | libc::F_SETLEASE)
                 && process::concern() != Concern::Nothing
             {
                 // SAFETY: with what the program gave.

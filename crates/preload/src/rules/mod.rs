@@ -123,7 +123,7 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
 /// Follows a regular file.
 fn follow(fd: c_int, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG || sys::is_of_the_kernel(fd) {
         return;
     }
     let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
