@@ -22,7 +22,10 @@ use super::sys;
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
 const PREFIX: &str = "libpagekeeper-";
-const SUFFIX: &str = ".so";
+/// `AddressSanitizer`'s library starts no program where another library comes first, but one whose path has `libasan.so` in it.
+const SUFFIX: &str = "-before-libasan.so";
+/// What earlier versions had.
+const SUFFIXES: [&str; 2] = [SUFFIX, ".so"];
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -76,8 +79,9 @@ fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Resul
 /// Whether a file of that name is the library, of whatever version.
 pub(crate) fn is_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    let hash = name.strip_prefix(PREFIX.as_bytes()).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
-    hash.is_some_and(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
+    let rest = name.strip_prefix(PREFIX.as_bytes());
+    let mut hashes = SUFFIXES.iter().filter_map(|suffix| rest?.strip_suffix(suffix.as_bytes()));
+    hashes.any(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
 }
 
 fn places_here() -> Vec<PathBuf> {
@@ -293,6 +297,7 @@ mod tests {
         for (path, expected) in [
             ("/run/pagekeeper/libpagekeeper-0123456789abcdef.so", true),
             ("libpagekeeper-0123456789abcdef.so", true),
+            ("/run/pagekeeper/libpagekeeper-0123456789abcdef-before-libasan.so", true),
             ("/x/libpagekeeper-0123456789abcde.so", false),
             ("/x/libpagekeeper-0123456789abcdeg.so", false),
             ("/libpagekeeper-0123456789abcdef.so/x", false),
