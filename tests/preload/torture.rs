@@ -4,9 +4,12 @@
 //! What is random goes by a seed, which a failure's message names; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
 //! `make test-preload` asks for them.
 
+use std::path::Path;
+
 use crate::support;
+use crate::support::command::finish;
 use crate::support::compare::{Left, Way, assert_same, built, built_library, difference, left_by, ways};
-use crate::support::loop_images::LoopImage;
+use crate::support::loop_images::{LoopImage, QuickDisk};
 use pagekeeper_testing::Seed;
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
@@ -87,6 +90,45 @@ fn what_is_closed_is_closed_at_once() {
 #[test]
 fn cancelled_threads_are_cancelled_where_they_were() {
     compare("cancel", &[]);
+}
+
+#[test]
+fn handlers_that_jump_away_leave_nothing_behind() {
+    compare("jumps", &[]);
+}
+
+#[test]
+fn programs_with_address_sanitizer_start() {
+    if !support::can_start("programs with AddressSanitizer", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let program = built("read", &["-O1", "-fsanitize=address"]);
+    let way = Way::run(&["--as", "stream"], "stream.file");
+    let outcome = finish(way.command(&program).arg("file").current_dir(scratch.path()));
+    assert!(!outcome.stderr.contains("AddressSanitizer") && !outcome.stderr.contains("ASan"), "{outcome:?}");
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+}
+
+/// Python 3.12 and later warn of that.
+#[test]
+fn who_forks_has_no_second_thread() {
+    if !support::can_start("who forks", &["python3"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let disk = QuickDisk::new();
+    let text = r"
+import os
+for size in (1, 1000, 10 << 20):
+    file = open('file', 'wb'); file.write(bytes(size)); file.close()
+    child = os.fork()
+    if child == 0: os._exit(0)
+    print(len(os.listdir('/proc/self/task'))); os.wait()
+";
+    let mut command = Way::run(&["--as", "stream"], "").command(Path::new("python3"));
+    let said = finish(command.args(["-c", text]).current_dir(disk.path())).fine();
+    assert_eq!(said, "1\n1\n1\n");
 }
 
 #[test]

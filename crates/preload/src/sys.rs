@@ -79,6 +79,60 @@ pub fn thread() -> usize {
     pointer | 1
 }
 
+/// Where the calling thread's stack ends now.
+#[allow(unsafe_code, reason = "reads a register")]
+#[inline]
+pub fn stack_pointer() -> usize {
+    let at: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: copies a register.
+    unsafe {
+        asm!("mov {}, rsp", out(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: copies a register.
+    unsafe {
+        asm!("mov {}, sp", out(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    at
+}
+
+/// Whether the calling thread is on a stack for signal handlers (`sigaltstack(2)`).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn is_on_other_stack() -> bool {
+    let mut stack = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: nothing is changed; `stack` has room for what is written, and all bits are valid.
+    unsafe {
+        call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
+            && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0
+    }
+}
+
+/// As long as it is there, the calling thread takes no signal, and so is interrupted by no handler, which might never return.
+pub struct Undisturbed(u64);
+
+impl Undisturbed {
+    /// From now on.
+    #[allow(unsafe_code, reason = "a system call")]
+    pub fn begin() -> Self {
+        let (all, mut before) = (u64::MAX, 0_u64);
+        let args =
+            [libc::SIG_SETMASK as usize, (&raw const all) as usize, (&raw mut before) as usize, 8, 0, 0];
+        // SAFETY: both are sets of signals as the kernel has them, of 8 bytes, and live over the call.
+        let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
+        Self(before)
+    }
+}
+
+impl Drop for Undisturbed {
+    #[allow(unsafe_code, reason = "a system call")]
+    fn drop(&mut self) {
+        let args = [libc::SIG_SETMASK as usize, (&raw const self.0) as usize, 0, 8, 0, 0];
+        // SAFETY: a set of signals as the kernel has it.
+        let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
+    }
+}
+
 fn length(range: &Range<u64>) -> usize {
     range.end.saturating_sub(range.start) as usize
 }
@@ -156,8 +210,8 @@ pub fn has_counts(fd: c_int) -> bool {
 /// Whether a file is of the kernel's making (proc, sysfs, cgroups and their like): no page of it is anywhere, and to open it may do
 /// something.
 pub fn is_of_the_kernel(fd: c_int) -> bool {
-    /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, SELinux, smackfs,
-    /// resctrl, binfmt_misc, functionfs.
+    /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, `SELinux`, smackfs,
+    /// resctrl, `binfmt_misc`, functionfs.
     const MADE: [u64; 16] = [
         0x9fa0,
         0x6265_6572,

@@ -7,7 +7,8 @@
 //! 1. An entry is 0, or one more than the index of a slot in use.
 //! 2. A slot's `refs` is the number of entries that name it; at 0 it is free again, or will be once `busy` is given up.
 //! 3. What is known of a file ([`Slot::with`]) is touched only by who set `busy`. Nobody waits for it: who finds it set leaves the
-//!    rule aside for this call. So a signal handler in the middle of a rule, or a thread that was ended there, holds nobody up. A child
+//!    rule aside for this call. So a signal handler in the middle of a rule, or a thread that was ended there, holds nobody up; a thread whose
+//!    handler jumped out of the middle finds that out at its next call, and begins anew. A child
 //!    of fork takes it from threads that it doesn't have ([`Table::after_fork`]).
 //! 4. A program that closes descriptors behind our back leaves stale entries. What a rule then does to another file is advice that
 //!    loses no byte; an entry is set anew whenever its number is handed out by a call that is seen.
@@ -110,6 +111,8 @@ pub struct Slot<S> {
     refs: AtomicU32,
     /// The thread that works on it ([`sys::thread`]); 0: none.
     busy: AtomicUsize,
+    /// Where its stack ended then.
+    stack: AtomicUsize,
     role: AtomicU8,
     counts: AtomicBool,
     /// Which of the plan's rules is for it.
@@ -149,15 +152,33 @@ impl<S: Fresh> Slot<S> {
         self.refs.load(Ordering::Acquire) <= 1
     }
 
-    fn set_busy(&self) -> bool {
-        self.busy.compare_exchange(0, sys::thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    /// Sets `busy`. `Some(true)`: it was this thread's, which jumped out of the middle of it (siglongjmp), so that nobody knows what
+    /// `state` is. A thread that is deeper in the same stack is its signal handler.
+    #[inline]
+    fn set_busy(&self) -> Option<bool> {
+        let (thread, stack) = (sys::thread(), sys::stack_pointer());
+        let was_left = match self.busy.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => false,
+            Err(busy) => {
+                let is_left =
+                    busy == thread && self.stack.load(Ordering::Relaxed) < stack && !sys::is_on_other_stack();
+                if !is_left {
+                    return None;
+                }
+                true
+            }
+        };
+        self.stack.store(stack, Ordering::Relaxed);
+        Some(was_left)
     }
 
     /// Works on what is known of the file, unless somebody else does now.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     pub fn with<R>(&self, act: impl FnOnce(&mut S) -> R) -> Option<R> {
-        if !self.set_busy() {
-            return None;
+        let was_left = self.set_busy()?;
+        if was_left {
+            // SAFETY: `busy` is ours; what it was is not dropped, since it may be half changed.
+            unsafe { (*self.state.get()).write(S::FRESH) };
         }
         // SAFETY: `busy` was ours to set, and is given up below; nobody else touches `state` meanwhile. It is set: a slot is found by
         // its references, of which the first is there only once `begin` had set `busy`, and it gave that up with `state` set.
@@ -170,15 +191,13 @@ impl<S: Fresh> Slot<S> {
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     fn begin(&self, role: FileRole, device: u64, inode: u64) -> bool {
         // Nobody can be busy with a slot without references, but for who came too late: it is left alone then.
-        if !self.set_busy() {
-            return false;
-        }
+        let Some(was_left) = self.set_busy() else { return false };
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_free {
             // SAFETY: `busy` was ours to set, so that nobody else touches `state`, which was set if the slot ever had a role.
             unsafe {
                 let state = &mut *self.state.get();
-                if self.role.load(Ordering::Relaxed) == 0 {
+                if was_left || self.role.load(Ordering::Relaxed) == 0 {
                     state.write(S::FRESH);
                 } else {
                     // What it held is dropped.

@@ -28,6 +28,7 @@ const DROP: u32 = 6;
 const CHECK: u32 = 7;
 const BEHIND: u32 = 8;
 const AHEAD: u32 = 9;
+const FINISH: u32 = 10;
 
 /// What a message can count.
 const COUNTED: [Count; 4] =
@@ -57,6 +58,8 @@ pub(super) enum Received {
     Job { job: Job, file: c_int, fd: c_int, size: u64, place: FileHash },
     /// Everything is to be done now.
     Drain,
+    /// Closed files are to be seen to now.
+    Finish,
     /// Some file is to be let go of.
     Check,
     /// The helper is to end.
@@ -151,6 +154,8 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
     if sys::has_lease(fd) || sys::close_takes_errors(fd) {
         return false;
     }
+    // A handler that jumps away (siglongjmp) would leave all of this half done.
+    let _undisturbed = sys::Undisturbed::begin();
     // Until the file's name is closed.
     let Some(_moment) = Moment::begin() else { return false };
     let file = match sys::name_of(fd) {
@@ -316,6 +321,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         AHEAD => Job::Ahead { index: message.number },
         DRAIN => return Received::Drain,
         CHECK => return Received::Check,
+        FINISH => return Received::Finish,
         LEAVE => return Received::Leave,
         _ => return Received::Nothing,
     };
@@ -338,6 +344,11 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
 /// Sends the order to end.
 pub(super) fn send_leave() -> bool {
     send(Message { kind: LEAVE, ..Message::default() }, None)
+}
+
+/// Has the helper see to closed files now.
+pub(super) fn send_finish() -> bool {
+    send(Message { kind: FINISH, ..Message::default() }, None)
 }
 
 /// Has the helper check whether it is to let go of a file.

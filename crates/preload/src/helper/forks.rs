@@ -59,7 +59,7 @@ impl Drop for Moment {
 }
 
 /// A thread is about to fork.
-pub fn before_fork() {
+pub(super) fn before_fork() {
     FORKING.fetch_add(1, Ordering::SeqCst);
     let mut end = None;
     loop {

@@ -7,11 +7,11 @@
 //!
 //! How it fails: what can't be read, and a handler that has ended, count as one that runs: that call makes no helper.
 
-#![allow(unsafe_code, reason = "system calls, and the read of a register")]
+#![allow(unsafe_code, reason = "system calls")]
 
 use core::mem::size_of;
 
-use crate::introspection;
+use crate::{introspection, sys};
 
 /// Bytes of the stack that are searched: a handler's own calls, between its frame and here, take far less.
 const REACH: usize = 256 << 10;
@@ -25,7 +25,7 @@ pub(super) fn may_be_under_way() -> bool {
     if marks.are_none() {
         return false;
     }
-    let start = stack_pointer();
+    let start = sys::stack_pointer() / WORD * WORD;
     let mut at = start;
     while at < start.saturating_add(REACH) {
         let count = WORDS - at / WORD % WORDS;
@@ -41,22 +41,6 @@ pub(super) fn may_be_under_way() -> bool {
         at = at.saturating_add(count * WORD);
     }
     false
-}
-
-#[cfg(target_arch = "x86_64")]
-fn stack_pointer() -> usize {
-    let at: usize;
-    // SAFETY: copies a register.
-    unsafe { core::arch::asm!("mov {}, rsp", out(reg) at, options(nomem, nostack, preserves_flags)) };
-    at / WORD * WORD
-}
-
-#[cfg(target_arch = "aarch64")]
-fn stack_pointer() -> usize {
-    let at: usize;
-    // SAFETY: copies a register.
-    unsafe { core::arch::asm!("mov {}, sp", out(reg) at, options(nomem, nostack, preserves_flags)) };
-    at
 }
 
 /// What a frame is known by: it begins with the address that its handler returns to, which the C library gave the kernel with the
@@ -87,7 +71,7 @@ impl Marks {
             let mut action = [0_usize; 4];
             let args = [signal, 0, action.as_mut_ptr() as usize, SET, 0, 0];
             // SAFETY: nothing is changed; `action` has room for what is written.
-            unsafe { crate::sys::call(libc::SYS_rt_sigaction, args) }.ok()?;
+            unsafe { sys::call(libc::SYS_rt_sigaction, args) }.ok()?;
             let [_, flags, restorer, _] = action;
             if flags & RESTORER != 0 && restorer != 0 && !restorers.contains(&restorer) {
                 *restorers.iter_mut().find(|free| **free == 0)? = restorer;

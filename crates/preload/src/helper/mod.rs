@@ -39,7 +39,7 @@ use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
-pub use forks::{before_fork, forked};
+pub use forks::forked;
 pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all};
 pub use start::{Find, set_up};
@@ -78,6 +78,8 @@ static DONE: AtomicU32 = AtomicU32::new(0);
 static ASKED: AtomicU32 = AtomicU32::new(0);
 static SEEN_TO: AtomicU32 = AtomicU32::new(0);
 static STAYED: AtomicU32 = AtomicU32::new(0);
+/// Files that the helper has in hand for longer: those that it watches, and those whose reader it follows.
+static LASTING: AtomicU32 = AtomicU32::new(0);
 /// Whether somebody waits for a change of `DONE`.
 static AWAITED: AtomicBool = AtomicBool::new(false);
 
@@ -256,6 +258,14 @@ pub fn leave_now() {
     }
 }
 
+/// A thread is about to fork.
+pub fn before_fork() {
+    if STATE.load(Ordering::Acquire) & STATES == ON && process::is_on() {
+        start::rest();
+    }
+    forks::before_fork();
+}
+
 /// This is a child of fork: it has its parent's descriptors and memory, and no helper.
 pub fn after_fork() {
     SENDING.store(0, Ordering::Relaxed);
@@ -270,6 +280,7 @@ pub fn after_fork() {
     SEEN_TO.store(0, Ordering::Relaxed);
     STAYED.store(0, Ordering::Relaxed);
     AWAITED.store(false, Ordering::Relaxed);
+    LASTING.store(0, Ordering::Relaxed);
     start::after_fork();
     // The count of makings starts anew too.
     STATE.store(NONE, Ordering::Release);

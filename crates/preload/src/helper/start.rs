@@ -9,13 +9,14 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, pthread_attr_t, pthread_key_t, pthread_t, sigset_t};
 
 use super::forks::Moment;
 use super::{
-    NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, held, thread,
+    LASTING, NONE, OFF, ON, OWN_TABLE, SENDER, SENDER_INODE, STARTING, STATE, STATES, channel, handler, held,
+    thread,
 };
 use crate::counters::Count;
 use crate::{process, sys};
@@ -32,6 +33,11 @@ const START_MAX: u64 = 1_000_000_000;
 /// Nanoseconds that are waited for its end, at most, and between two checks.
 const LEAVE_MAX: u64 = 1_000_000_000;
 const PAUSE: u64 = 100_000;
+/// Nanoseconds that a fork waits for it to have nothing in hand, at most.
+const REST_MAX: u64 = 50_000_000;
+/// Nanoseconds after a fork that waited in vain in which none waits; and until when that is.
+const BUSY: u64 = 2_000_000_000;
+static BUSY_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How often it is asked to leave.
 const ORDERS: u32 = 1000;
 /// Bytes of its stack: part of them are the thread-local data of the program's libraries. Untouched pages cost nothing.
@@ -197,13 +203,39 @@ pub(super) fn leave_and_wait() {
     }
 }
 
+/// Sends the helper away until it is needed again, if it has nothing in hand, or soon: who forks would find a second thread.
+pub(super) fn rest() {
+    if LASTING.load(Ordering::Acquire) > 0 || handler::may_be_under_way() {
+        return;
+    }
+    let now = sys::now();
+    let end = now.saturating_add(REST_MAX);
+    if held::holds_some() && (now < BUSY_UNTIL.load(Ordering::Relaxed) || !channel::send_finish()) {
+        return;
+    }
+    while held::holds_some() {
+        let now = sys::now();
+        if now >= end {
+            BUSY_UNTIL.store(now.saturating_add(BUSY), Ordering::Relaxed);
+            return;
+        }
+        sys::sleep(PAUSE);
+    }
+    leave_and_wait();
+    let state = STATE.load(Ordering::Acquire);
+    if state & STATES == OFF && THREAD.load(Ordering::Acquire) == 0 && !LEFT.load(Ordering::Acquire) {
+        let _ = MADE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |made| made.checked_sub(1));
+        let _ = STATE.compare_exchange(state, state - OFF + NONE, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 /// Makes the helper. `false`: it is being made by another thread, or it can't be.
 pub(super) fn start() -> bool {
     let state = STATE.load(Ordering::Acquire);
     let Some(calls) = calls() else {
         return false;
     };
-    if sys::descriptor_limit() < FEW || is_on_other_stack() || handler::may_be_under_way() {
+    if sys::descriptor_limit() < FEW || sys::is_on_other_stack() || handler::may_be_under_way() {
         return false;
     }
     let starting = (state & !STATES).wrapping_add(STATES + 1) | STARTING;
@@ -224,19 +256,8 @@ pub(super) fn start() -> bool {
     is_on
 }
 
-/// Whether this is a stack for signal handlers (`sigaltstack(2)`): to make a thread takes more of it than there may be, and so does
-/// looking for a handler's frame.
-#[allow(unsafe_code, reason = "a system call")]
-fn is_on_other_stack() -> bool {
-    let mut stack = MaybeUninit::<libc::stack_t>::zeroed();
-    // SAFETY: nothing is changed; `stack` has room for what is written, and all bits are valid.
-    unsafe {
-        sys::call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
-            && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0
-    }
-}
-
 fn make(calls: Calls, starting: u32) -> bool {
+    let _undisturbed = sys::Undisturbed::begin();
     // Until the receiving end is closed, and what is left is known. Made all the same where a fork takes long.
     let _moment = Moment::begin();
     let Ok((sending, receiving)) = channel::pair() else {

@@ -14,7 +14,7 @@ use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
 use super::watch::{Subject, Watches};
-use super::{Job, OWN_TABLE, STARTING, STATE};
+use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
 use crate::{process, sys};
 
@@ -153,6 +153,8 @@ fn serve(socket: c_int) {
         }
         let idle = (queue.length > 0).then_some(IDLE);
         let now = sys::now();
+        let lasting = watches.due(now).is_some() || behind.due().is_some() || readers.due(now).is_some();
+        LASTING.store(u32::from(lasting), Ordering::Release);
         let wait = [idle, watches.due(now), behind.due(), readers.due(now)].into_iter().flatten().min();
         if !sys::readable(socket, wait) {
             behind.release();
@@ -201,6 +203,12 @@ fn serve(socket: c_int) {
                 watches.let_go();
                 behind.let_go();
                 readers.let_go();
+                super::done();
+            }
+            Received::Finish => {
+                while queue.length > 0 {
+                    queue.finish_oldest();
+                }
                 super::done();
             }
             Received::Drain => {
