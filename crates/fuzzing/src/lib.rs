@@ -21,6 +21,7 @@ mod entry;
 mod innodb_header;
 mod machine;
 mod page;
+mod page_map;
 mod pattern;
 mod pg_control;
 mod process;
@@ -49,11 +50,12 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
     Target { name: "machine", fuzz_one: machine::fuzz_one, seeds: machine::seeds },
     Target { name: "page", fuzz_one: page::fuzz_one, seeds: seeds::page },
+    Target { name: "page_map", fuzz_one: page_map::fuzz_one, seeds: seeds::page_map },
     Target { name: "pattern", fuzz_one: pattern::fuzz_one, seeds: seeds::pattern },
     Target { name: "pg_control", fuzz_one: pg_control::fuzz_one, seeds: pg_control::seeds },
     Target { name: "process", fuzz_one: process::fuzz_one, seeds: process::seeds },

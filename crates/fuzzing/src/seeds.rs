@@ -67,6 +67,12 @@ pub(crate) fn settings() -> Vec<Vec<u8>> {
     ])
 }
 
+/// The second write of a block, as of commit 300, with a doubt, and three entries.
+pub(crate) fn page_map() -> Vec<Vec<u8>> {
+    owned(&[b"\x02\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+        \x01\0\0\0\x04\x03\x02\x01\0\0\0\0"])
+}
+
 /// Two ranges.
 pub(crate) fn warm() -> Vec<Vec<u8>> {
     owned(&[b"\0\x01\x02\x80\x01"])

@@ -27,6 +27,7 @@ use crate::commit::TAIL_OVERHEAD;
 use crate::core::{CheckpointStart, Core};
 use crate::data::{Run, WritesInFlight};
 use crate::depth::{self, Depth};
+use crate::format::page;
 use crate::format::superblock::Superblock;
 use crate::page::Page;
 use crate::version::{Content, Whole};
@@ -120,6 +121,8 @@ impl Core {
         }
         debug_assert!(self.journal.durable_lsn() >= start.lsn, "a checkpoint of what is not durable");
         debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
+        let depth = Depth::of(self.config.options.disk.as_ref(), false);
+        self.map.flush(start.meta.pages, start.seq, depth)?;
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
         self.checkpoints.advance(start);
@@ -172,7 +175,7 @@ impl Core {
                 if self.stopping() {
                     return Err(Halt::Interrupted);
                 }
-                writes.start(std::mem::take(&mut runs))?;
+                self.start_writes(&writes, std::mem::take(&mut runs))?;
                 written.take(&mut writes, self);
                 // What waits for the sync takes up memory.
                 if written.bytes >= self.config.max_unapplied_bytes / 4 {
@@ -185,7 +188,7 @@ impl Core {
             run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
         }
         runs.extend(run.map(|run| run.close(self.config.page_size)));
-        writes.start(runs)?;
+        self.start_writes(&writes, runs)?;
         writes.wait(0);
         written.take(&mut writes, self);
         writes.check()?;
@@ -261,6 +264,15 @@ impl Core {
         Ok(Some((self.whole(page, version)?, of)))
     }
 
+    fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<Run>) -> Result<(), Error> {
+        for run in &runs {
+            // Until the sync a reader may find them, or what was there before.
+            let crcs = run.bytes.chunks(self.config.page_size).map(page::crc);
+            self.map.accept((run.first..).zip(crcs));
+        }
+        writes.start(runs)
+    }
+
     /// Makes durable what was written: it is in the cache then, and no longer in the index. Gives the number of pages.
     fn sync_written(&self, written: &mut Written) -> Result<usize, Error> {
         if injected!(self.config.options, AppliedBeforeSync) {
@@ -279,6 +291,11 @@ impl Core {
     }
 
     fn release_written(&self, pages: &[(PageNo, Seq)]) {
+        let crc = |(page, seq): &(PageNo, Seq)| {
+            let version = self.index.get(*page, *seq)?;
+            if let Content::Whole(whole) = version.content { Some((*page, whole.crc())) } else { None }
+        };
+        self.map.set(&pages.iter().filter_map(crc).collect::<Vec<_>>());
         let needed = self.snapshots.needed();
         for (page, seq) in pages {
             // Where it can't be had it is loaded when it is read.

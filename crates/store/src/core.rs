@@ -67,6 +67,7 @@ use crate::index::Index;
 use crate::opening::Opening;
 use crate::options::StoreOptions;
 use crate::page::Page;
+use crate::page_map::PageMap;
 use crate::snapshots::{Live, Snapshots};
 use crate::superblocks::Superblocks;
 use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
@@ -196,6 +197,8 @@ pub(crate) struct Core {
     pub(crate) journal: RedoLog,
     /// With a lock of its own, for growing.
     pub(crate) data: DataFile,
+    /// With locks of its own. Written under `checkpoints.under_way`.
+    pub(crate) map: Arc<PageMap>,
     pub(crate) superblocks: Mutex<Superblocks>,
     /// With locks of its own, as the next.
     pub(crate) cache: PageCache,
@@ -386,10 +389,11 @@ impl Core {
     }
 }
 
-/// What the cache asks of each page of the data file that it loads.
-pub(crate) fn verify_page(bytes: &[u8], page: PageNo, store: u64) -> Result<(), String> {
-    match page::check(bytes, page, store) {
-        Ok(_) | Err(PageFault::NeverWritten) => Ok(()),
+/// What the cache asks of each page of the data file that it loads: that it is whole, and the one that was written last.
+pub(crate) fn verify_page(bytes: &[u8], page: PageNo, store: u64, map: &PageMap) -> Result<(), String> {
+    let found = page::check(bytes, page, store);
+    match &found {
+        Ok(_) | Err(PageFault::NeverWritten) => map.check(page, &found).map_err(|fault| fault.to_string()),
         Err(fault) => Err(fault.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! The data file: growing it, and writing pages wide.
+//! The data file, and the page map's: growing it, and writing pages wide.
 //!
 //! Invariants: it has room for all pages that a commit may name, durably, before that commit; writes are of whole pages, and
 //! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's: the kernel reports
@@ -35,8 +35,10 @@ pub(crate) struct DataFile {
     page_size: u64,
     /// Each page is written by a write of its own that is there as a whole after a crash, or not at all.
     pub(crate) atomic: bool,
-    /// Its length in bytes, durably.
+    /// Its length in bytes.
     len: AtomicU64,
+    /// As much of it as is known to be durable.
+    durable: AtomicU64,
     /// Held by one who makes it longer, until that is durable. The first sync that failed.
     growing: Mutex<Option<Error>>,
     #[cfg(test)]
@@ -47,10 +49,11 @@ impl DataFile {
     pub(crate) fn open(
         io: &Arc<dyn Io>,
         directory: &std::path::Path,
+        name: &str,
         create: Create,
         page_size: usize,
     ) -> Result<Self, Error> {
-        let file = open_writable_past_cache(&**io, &directory.join(NAME), create)?;
+        let file = open_writable_past_cache(&**io, &directory.join(name), create)?;
         let len = AtomicU64::new(file.stat()?.size);
         Ok(Self {
             file,
@@ -58,6 +61,7 @@ impl DataFile {
             page_size: page_size as u64,
             atomic: false,
             len,
+            durable: AtomicU64::new(0),
             growing: Mutex::new(None),
             #[cfg(test)]
             injected_fault: None,
@@ -74,26 +78,45 @@ impl DataFile {
         self.len.load(Ordering::Acquire) / self.page_size
     }
 
+    /// A commit or superblock says that it is so long, durably. What was found behind that may be what a kill has left.
+    pub(crate) fn is_durable_upto(&self, bytes: u64) {
+        self.durable.fetch_max(bytes, Ordering::AcqRel);
+    }
+
+    /// Its length in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
     /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         let mut failed = lock(&self.growing);
-        let len = self.len.load(Ordering::Acquire);
         let needed = pages.saturating_mul(self.page_size);
-        if needed <= len {
+        if needed <= self.durable.load(Ordering::Acquire) {
             return Ok(());
         }
-        let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
-        let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
-        let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(len..end) };
-        match grown {
-            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => self.file.set_len(end)?,
-            grown => grown?,
+        let len = self.len.load(Ordering::Acquire);
+        if needed > len {
+            self.extend(len, needed, sparse)?;
         }
         if let Err(error) = self.file.sync_all() {
             return Err(failed.get_or_insert(error.into()).clone());
         }
         if let Some(error) = &*failed {
             return Err(error.clone());
+        }
+        self.is_durable_upto(self.len.load(Ordering::Acquire));
+        Ok(())
+    }
+
+    /// Makes it longer than `len`.
+    fn extend(&self, len: u64, needed: u64, sparse: bool) -> Result<(), Error> {
+        let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
+        let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
+        let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(len..end) };
+        match grown {
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => self.file.set_len(end)?,
+            grown => grown?,
         }
         self.len.store(end, Ordering::Release);
         Ok(())

@@ -88,6 +88,19 @@ pub enum Error {
         /// What it says.
         version: u16,
     },
+    /// A file of the store is shorter than what was written to it. Nothing was changed.
+    #[error(
+        "{}: {found} bytes long, and the store has {expected} bytes of it: it was cut off, and what stood there is lost; it is left as it is: restore the last backup",
+        escaped(path)
+    )]
+    CutOff {
+        /// The file.
+        path: PathBuf,
+        /// Its length, in bytes.
+        found: u64,
+        /// What it should be at least, in bytes.
+        expected: u64,
+    },
     /// The store has pages of another size than was asked for.
     #[error("{}: pages of {found} bytes, not of {wanted}", escaped(path))]
     OtherPageSize {
@@ -208,6 +221,7 @@ impl Error {
             | Self::LostSuperblock { .. }
             | Self::UnknownVersion { .. }
             | Self::OldVersion { .. }
+            | Self::CutOff { .. }
             | Self::OtherPageSize { .. }
             | Self::Setting { .. }
             | Self::Corrupt { .. }

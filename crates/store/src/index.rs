@@ -232,6 +232,24 @@ impl Index {
         })
     }
 
+    /// Pages that can only be put together with what the data file has of them, each with the checksums of the versions that it may have
+    /// of them by now.
+    pub(crate) fn diffed(&self) -> Vec<(PageNo, Vec<u32>)> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            for (page, versions) in ignore_poison(shard.read()).iter() {
+                for version in versions {
+                    if let Content::Replay(replay) = &version.content
+                        && replay.needs_base()
+                    {
+                        found.push((*page, replay.checksums()));
+                    }
+                }
+            }
+        }
+        found
+    }
+
     /// How many pages have a version that is not applied.
     pub(crate) fn unapplied_pages(&self) -> u64 {
         let count = |shard: &RwLock<Shard>| {

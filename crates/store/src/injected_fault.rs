@@ -41,6 +41,8 @@ pub(crate) enum InjectedFault {
     NoSyncAtOpen,
     /// Checksums of pages are not verified.
     NoPageChecksum,
+    /// Pages are not compared with the page map.
+    NoPageMap,
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
 }

@@ -148,15 +148,19 @@ impl Core {
 
     /// The page as the snapshot has it, where these are its bytes in the data file.
     fn page_info(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
-        match page::check(bytes, page, self.config.store_id) {
-            Ok(header) if header.seq <= live.seq && !newer => {
+        let read = page::check(bytes, page, self.config.store_id);
+        let is_last = newer || self.map.check(page, &read).is_ok();
+        match read {
+            Ok(header) if header.seq <= live.seq && !newer && is_last => {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
             }
-            Err(PageFault::NeverWritten) if !newer => return Ok(PageInfo::never_written(page, bytes)),
+            Err(PageFault::NeverWritten) if !newer && is_last => {
+                return Ok(PageInfo::never_written(page, bytes));
+            }
             Ok(_) | Err(_) => {}
         }
         // Not applied yet, being written, or damaged.
-        match self.page_of(live, page) {
+        match self.page_read_again(live, page) {
             Ok(Some(read)) => Ok(PageInfo::whole(page, read.kind(), read.bytes(), !newer)),
             Ok(None) => Ok(PageInfo::never_written(page, bytes)),
             Err(Error::Damaged { reason, .. }) => Ok(PageInfo::damaged(page, bytes, reason)),

@@ -42,6 +42,7 @@ mod open;
 mod opening;
 mod options;
 mod page;
+mod page_map;
 mod read;
 mod snapshots;
 mod stat;

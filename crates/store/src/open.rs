@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use pagekeeper_cache::{OpenOptions, OwnedFile, PageCache};
+use pagekeeper_cache::{LoadedPage, OpenOptions, OwnedFile, PageCache};
 use pagekeeper_io::{Create as CreateFile, Io, Lock, open_past_cache};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
@@ -29,6 +29,7 @@ use crate::format::superblock::{Found, Meta, Superblock, VERSION};
 use crate::index::Index;
 use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
+use crate::page_map::{self, PageMap};
 use crate::snapshots::Snapshots;
 use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
 use crate::{Error, Store};
@@ -37,11 +38,12 @@ use crate::{Error, Store};
 pub(crate) const JOURNAL: &str = "journal";
 const LOCK: &str = "lock";
 /// What a store's directory may have.
-const OURS: [&str; 9] = [
+const OURS: [&str; 10] = [
     superblocks::NAME,
     superblocks::UNFINISHED,
     superblocks::REPLACEMENT,
     data::NAME,
+    page_map::NAME,
     JOURNAL,
     LOCK,
     crate::warm::NAME,
@@ -50,8 +52,8 @@ const OURS: [&str; 9] = [
     "lost+found",
 ];
 /// What is there only where a superblock was, or its making was under way.
-const REMAINS: [&str; 5] =
-    [JOURNAL, data::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
+const REMAINS: [&str; 6] =
+    [JOURNAL, data::NAME, page_map::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
 /// Bytes of the journal that may be appended and not synced: behind its end an opening searches no more than so many.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Files of the journal.
@@ -176,9 +178,11 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     for name in remains {
         io.remove(&journal.join(name))?;
     }
-    match io.remove(&directory.join(data::NAME)) {
-        Err(error) if error.errno() == Some(libc::ENOENT) => {}
-        removed => removed?,
+    for name in [data::NAME, page_map::NAME] {
+        match io.remove(&directory.join(name)) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            removed => removed?,
+        }
     }
     let max_journal_bytes = options.journal_bytes;
     // Beside the limit: the last padding, and what rounding takes.
@@ -191,8 +195,9 @@ fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<()
     let journal_id = made.id();
     made.close()?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
-    let file = DataFile::open(io, directory, CreateFile::New, page_size)?;
+    let file = DataFile::open(io, directory, data::NAME, CreateFile::New, page_size)?;
     file.file.sync_all()?;
+    PageMap::create(io, directory)?;
     io.sync_dir(directory)?;
     let may_be = options
         .disk_of(directory, &*file.file)
@@ -254,7 +259,7 @@ fn start(
     }
     let max_journal_bytes = newest.max_journal_bytes;
     let path = directory.join(JOURNAL);
-    let mut data = DataFile::open(&io, directory, CreateFile::Never, page_size)?;
+    let mut data = DataFile::open(&io, directory, data::NAME, CreateFile::Never, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {
@@ -264,7 +269,13 @@ fn start(
                 sync_names(&*io, directory)?;
             }
         }
-        cached(options, &io, directory, newest)
+        let of = (newest.store, newest.checkpoint_seq, newest.meta.pages);
+        let map = PageMap::open(&io, directory, of, map_share(options.memory))?;
+        #[cfg(test)]
+        let map = map.with_injected_fault(options.injected_fault);
+        let map = Arc::new(map);
+        let (cache, cached) = cached(options, &io, directory, newest, &map)?;
+        Ok::<_, Error>((map, cache, cached))
     };
     let (found, prepared) = std::thread::scope(|scope| {
         let thread = Builder::new().name("store_opener".to_owned());
@@ -276,19 +287,18 @@ fn start(
         };
         (found, prepared)
     });
-    let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (cache, cached)) =
+    let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cache, cached)) =
         (found?, prepared?);
+    data.atomic = newest.first_diffs && data.is_atomic();
+    check_data(&data, &found, newest, directory)?;
+    for (page, crcs) in found.index.diffed() {
+        map.accept(crcs.into_iter().map(|crc| (page, crc)));
+    }
     superblocks.complete(&*io, directory, read)?;
     // A crash came between the two. What commits may fill is counted from what the superblock says.
     if journal.checkpoint_lsn() < newest.checkpoint_lsn {
         journal.checkpoint(newest.checkpoint_lsn)?;
     }
-    data.atomic = newest.first_diffs && data.is_atomic();
-    if newest.first_diffs && !data.atomic && found.index.needs_bases() {
-        return Err(Error::NotAtomic { path: directory.to_path_buf() });
-    }
-    // It may have been truncated to what was durable.
-    data.grow(found.meta.pages, true)?;
     #[cfg(test)]
     let (data, superblocks) = {
         let (mut data, mut superblocks) = (data, superblocks);
@@ -325,6 +335,7 @@ fn start(
         config,
         journal,
         data,
+        map,
         superblocks: Mutex::new(superblocks),
         cache,
         cached,
@@ -338,6 +349,19 @@ fn start(
         poison: OnceLock::new(),
     };
     Store::start(core)
+}
+
+/// Whether the data file is such that the journal can be applied to it.
+fn check_data(data: &DataFile, found: &Replayed, newest: &Superblock, directory: &Path) -> Result<(), Error> {
+    let (len, expected) = (data.bytes(), found.meta.pages.saturating_mul(newest.page_size.into()));
+    if len < expected {
+        return Err(Error::CutOff { path: directory.join(data::NAME), found: len, expected });
+    }
+    data.is_durable_upto(expected);
+    if newest.first_diffs && !data.atomic && found.index.needs_bases() {
+        return Err(Error::NotAtomic { path: directory.to_path_buf() });
+    }
+    Ok(())
 }
 
 /// The journal, and what it says.
@@ -378,6 +402,7 @@ fn cached(
     io: &Arc<dyn Io>,
     directory: &Path,
     newest: &Superblock,
+    map: &Arc<PageMap>,
 ) -> Result<(PageCache, OwnedFile), Error> {
     let cache = cache(options, io, newest.page_size as usize)?;
     let file = open_past_cache(&**io, &directory.join(data::NAME))?;
@@ -386,8 +411,11 @@ fn cached(
     let checks = options.injected_fault != Some(crate::injected_fault::InjectedFault::NoPageChecksum);
     #[cfg(not(test))]
     let checks = true;
-    let verifier = OpenOptions::new()
-        .verifier(move |page| if checks { verify_page(page.bytes(), page.page(), store) } else { Ok(()) });
+    let map = Arc::clone(map);
+    let verify = move |page: &LoadedPage<'_>| {
+        if checks { verify_page(page.bytes(), page.page(), store, &map) } else { Ok(()) }
+    };
+    let verifier = OpenOptions::new().verifier(verify);
     let cached = cache.open_owned_with(file, MAX_CACHED_PAGES, verifier)?;
     Ok((cache, cached))
 }
@@ -402,6 +430,11 @@ fn unapplied_share(memory: u64) -> u64 {
     memory / 4
 }
 
+/// Bytes that the page map may take up, beside what is to be written of it.
+fn map_share(memory: u64) -> u64 {
+    memory / 64
+}
+
 /// Bytes that are on their way: entries that are made, pages that are being written, and what an allocator has between.
 fn in_transit_share(memory: u64) -> u64 {
     (memory / 8).min(64 << 20)
@@ -410,8 +443,10 @@ fn in_transit_share(memory: u64) -> u64 {
 /// The cache gets what is left of the budget.
 fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
     let memory = options.memory;
-    let others =
-        unapplied_share(memory) + in_transit_share(memory) + buffer_bytes(memory, u64::MAX >> 1) as u64;
+    let others = unapplied_share(memory)
+        + map_share(memory)
+        + in_transit_share(memory)
+        + buffer_bytes(memory, u64::MAX >> 1) as u64;
     let rest = memory - others;
     // No cache works with less: of very large pages a small budget holds too few.
     let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));

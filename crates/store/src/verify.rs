@@ -12,6 +12,7 @@ use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::superblock::Found;
 use crate::format::trunk;
 use crate::inspect::{InFile, PIECE};
+use crate::page::Page;
 use crate::snapshots::Live;
 use crate::superblocks::SlotRead;
 use crate::{Error, PageNo, data};
@@ -94,6 +95,7 @@ impl Core {
         let meta = &live.meta;
         let mut found = Verification::default();
         self.verify_superblocks(&mut found)?;
+        self.map.faults(meta.pages).into_iter().for_each(|fault| found.fault(fault));
         let mut free = Vec::new();
         self.verify_pages(live, &mut found, &mut free)?;
         let listed = self.walk_free_list(live, &mut found)?;
@@ -156,11 +158,12 @@ impl Core {
                         continue;
                     }
                 };
+                let is_last = newer || self.map.check(page, &read).is_ok();
                 let kind = match read {
-                    Ok(header) if header.seq <= live.seq && !newer => Some(header.kind),
-                    Err(PageFault::NeverWritten) if !newer => None,
-                    // Not applied yet, or being written.
-                    Ok(_) | Err(_) => match self.page_of(live, page) {
+                    Ok(header) if header.seq <= live.seq && !newer && is_last => Some(header.kind),
+                    Err(PageFault::NeverWritten) if !newer && is_last => None,
+                    // Not applied yet, being written, or damaged: what memory has of it does not count.
+                    Ok(_) | Err(_) => match self.page_read_again(live, page) {
                         Ok(page) => page.map(|page| page.kind()),
                         Err(Error::SnapshotTooOld) => return Err(Error::SnapshotTooOld),
                         Err(error) => {
@@ -180,6 +183,12 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// The page as a snapshot sees it; what it needs of the data file is read again.
+    pub(crate) fn page_read_again(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
+        self.cached.discard(page);
+        self.page_of(live, page)
     }
 
     /// The pages of the free list, trunks among them, sorted.

@@ -27,6 +27,11 @@ impl Whole {
         &self.bytes
     }
 
+    /// The checksum in its header.
+    pub(crate) fn crc(&self) -> u32 {
+        page::crc(&self.bytes)
+    }
+
     pub(crate) fn payload(&self) -> &[u8] {
         &self.bytes[HEADER..]
     }
@@ -57,6 +62,14 @@ impl Replay {
     /// Whether the page as it stands in the data file is needed.
     pub(crate) fn needs_base(&self) -> bool {
         matches!(self.changes.first(), Some(Change::Diff { .. }))
+    }
+
+    /// The checksum of the page after each change.
+    pub(crate) fn checksums(&self) -> Vec<u32> {
+        let crc = |change: &Change| match change {
+            Change::FullPageImage { crc, .. } | Change::Diff { crc, .. } | Change::Free { crc } => *crc,
+        };
+        self.changes.iter().map(crc).collect()
     }
 
     /// What it takes up beside the journal's own bytes, about.

@@ -142,6 +142,7 @@ fn a_store_that_relies_on_atomic_writes_is_not_applied_where_there_are_none() {
     for name in [
         "superblock",
         "data",
+        "map",
         "journal/control",
         "journal/redo.000",
         "journal/redo.001",

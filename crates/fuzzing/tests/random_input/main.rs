@@ -137,6 +137,11 @@ fn random_lines_of_tracing_end_no_parser() {
 }
 
 #[test]
+fn random_page_maps_end_no_parser() {
+    random_input_for("page_map");
+}
+
+#[test]
 fn random_warm_sets_end_no_parser() {
     random_input_for("warm");
 }

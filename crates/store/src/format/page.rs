@@ -86,6 +86,11 @@ pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: u64, seq: u64, store:
     crc
 }
 
+/// The checksum in a page's header.
+pub(crate) fn crc(bytes: &[u8]) -> u32 {
+    bytes.first_chunk().map_or(0, |crc| u32::from_le_bytes(*crc))
+}
+
 /// Reads a whole page as page number `page` of a store.
 pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, PageFault> {
     let header = bytes.first_chunk::<HEADER>().ok_or(PageFault::Checksum)?;

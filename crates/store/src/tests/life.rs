@@ -85,7 +85,7 @@ pub(super) fn live(
     let is_new = rng.one_in(10);
     let max_pages = if rng.one_in(6) { 100 } else { 8 + rng.index(30) };
     let memory = if rng.one_in(4) { 2 << 20 } else { 1 << 20 };
-    let even = rng.one_in(4);
+    let even = rng.one_in(3);
     let setting = Setting { even, max_pages, memory, is_new, warm: rng.one_in(40), ..*setting };
     let mut world = World::new(setting, injected_fault, (!is_new).then_some(disk));
     let lived = catch_unwind(AssertUnwindSafe(|| go_on(&mut world, &mut rng, crashes)));
@@ -118,6 +118,9 @@ fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
         world.crash(random_crash(rng, world.power_is_off()));
         if rng.one_in(25) {
             (0..=rng.of(0..3)).for_each(|_| world.rot(rng));
+        }
+        if rng.one_in(6) {
+            world.keep_data();
         }
         if rng.one_in(12) {
             world.rot_superblock(rng);

@@ -28,6 +28,7 @@ const BUGS: &[InjectedFault] = &[
     InjectedFault::NoFullPages,
     InjectedFault::NoSyncAtOpen,
     InjectedFault::NoPageChecksum,
+    InjectedFault::NoPageMap,
     InjectedFault::Journal(OfJournal::NoSyncAtOpen),
     InjectedFault::Journal(OfJournal::NoEpoch),
     InjectedFault::Journal(OfJournal::AckBeforeSync),

@@ -91,8 +91,7 @@ impl Oracle {
     /// Panics if this error should not be, with the store as of `seq`.
     pub(super) fn excuse(&self, error: &Error, seq: Seq) {
         let is_excused = match error {
-            // What was never written is found where that was written over a page.
-            Error::Damaged { page, .. } | Error::NeverWritten { page } => self.is_rotten(*page, seq),
+            Error::Damaged { page, .. } => self.is_rotten(*page, seq),
             Error::Poisoned { cause } => {
                 self.has_failed()
                     || matches!(**cause, Error::Damaged { page, .. } if self.is_rotten(page, seq))
@@ -268,7 +267,6 @@ impl Oracle {
             }
             (Err(Error::NotAllocated { .. }), Slot::Free)
             | (Err(Error::NeverWritten { .. }), Slot::Blank) => {}
-            (Err(Error::NeverWritten { .. }), _) if self.is_rotten(page, seq) => {}
             (Ok(_), slot) => panic!("page {page} of commit {seq} can be read, and is {slot:?}"),
             (Err(error @ (Error::NotAllocated { .. } | Error::NeverWritten { .. })), _) => {
                 panic!("page {page} of commit {seq}: {error}");

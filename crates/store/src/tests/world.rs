@@ -130,6 +130,8 @@ pub(super) struct World {
     oracle: Arc<Mutex<Oracle>>,
     pub(super) story: Vec<Step>,
     pub(super) crashes: u64,
+    /// The data file as it was at a crash before.
+    earlier: Vec<u8>,
 }
 
 impl World {
@@ -150,6 +152,7 @@ impl World {
             oracle: Arc::new(Mutex::new(Oracle::new(disk, setting.max_pages, setting.even))),
             story: Vec::new(),
             crashes: 0,
+            earlier: Vec::new(),
         }
     }
 
@@ -351,6 +354,14 @@ impl World {
         }
     }
 
+    /// Keeps the data file as it is, for its pages to be found again as they are now.
+    pub(super) fn keep_data(&mut self) {
+        let Ok(file) = self.disk().open(&dir().join("data"), Access::Direct) else { return };
+        let mut bytes = AlignedBuf::new(PAGE * self.setting.max_pages);
+        let got = file.read_at(0, &mut bytes).expect("no fault is planned");
+        self.earlier = bytes[..got - got % PAGE].to_vec();
+    }
+
     /// Spoils a page of the data file on the medium.
     pub(super) fn rot(&mut self, rng: &mut Rng) {
         let mut oracle = lock(&self.oracle);
@@ -363,16 +374,28 @@ impl World {
         }
         let page = rng.of(0..in_use);
         let mut bytes = AlignedBuf::new(PAGE);
-        let is_another = rng.one_in(3);
-        if is_another {
-            let other = (page + 1 + rng.of(0..in_use - 1)) % in_use;
-            file.read_at(other * PAGE as u64, &mut bytes).expect("no fault is planned");
-        }
-        // A copy of it that came to another place before is an older version, whole: nobody can detect that.
-        if !is_another || bytes[8..16] == page.to_le_bytes() {
-            file.read_at(page * PAGE as u64, &mut bytes).expect("no fault is planned");
-            let bit = rng.index(PAGE * 8);
-            bytes[bit / 8] ^= 1 << (bit % 8);
+        let offset = page * PAGE as u64;
+        let read = |offset: u64, bytes: &mut [u8]| {
+            file.read_at(offset, bytes).expect("no fault is planned");
+        };
+        match rng.of(0..8) {
+            // Another page: the write of that went astray.
+            0..2 => {
+                let other = (page + 1 + rng.of(0..in_use - 1)) % in_use;
+                read(other * PAGE as u64, &mut bytes);
+            }
+            // The page as it was: the last write of it was lost.
+            2..6 if self.earlier.len() as u64 > offset => {
+                let at = usize::try_from(offset).expect("small");
+                bytes.copy_from_slice(&self.earlier[at..at + PAGE]);
+            }
+            // Zeros.
+            6 => {}
+            _ => {
+                read(offset, &mut bytes);
+                let bit = rng.index(PAGE * 8);
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
         }
         file.write_at(page * PAGE as u64, &bytes, WriteMode::Plain).expect("no fault is planned");
         file.sync_data().expect("no fault is planned");

@@ -1,0 +1,34 @@
+//! The page map of a store: any bytes are read or refused, and what is read is written and read again as the same.
+//!
+//! The bytes are tried as they are, and as what a block holds, with a checksum that holds, which mutations never meet.
+
+use crate::format::page_map::{BLOCK, MapBlock};
+
+const STORE: u64 = 7;
+const NUMBER: u64 = 3;
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    try_reading(data);
+    let mut sealed = vec![0; BLOCK];
+    MapBlock::newest([None, None], 0).encode(NUMBER, STORE, &mut sealed);
+    let room = &mut sealed[24..];
+    let len = data.len().min(room.len());
+    room[..len].copy_from_slice(&data[..len]);
+    let crc = crc32c::crc32c(&sealed[4..]);
+    sealed[..4].copy_from_slice(&crc.to_le_bytes());
+    try_reading(&sealed);
+}
+
+fn try_reading(bytes: &[u8]) {
+    for place in 0..2 {
+        let Some(found) = MapBlock::decode(bytes, NUMBER, STORE, place) else { continue };
+        if found.number > 0 {
+            let mut again = vec![0xee; BLOCK];
+            found.encode(NUMBER, STORE, &mut again);
+            assert_eq!(MapBlock::decode(&again, NUMBER, STORE, place), Some(found.clone()));
+        }
+        let newest = MapBlock::newest([Some(found.clone()), None], u64::MAX);
+        assert_eq!((newest.number, newest.seq, newest.entries), (found.number, found.seq, found.entries));
+    }
+}

@@ -1,0 +1,234 @@
+//! The page map: of each page the checksum that was written last, held apart from the page, so that an old page that is whole (a write
+//! that was lost, or went elsewhere) is distinguished from the right one.
+//!
+//! Blocks of 4096 bytes, each with two places in the file, written in turn. Block b has the pages from b × 1008 on.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..4 | CRC-32C of all bytes behind it |
+//! | 4..7 | `pkm` |
+//! | 7 | version, 1 |
+//! | 8..16 | number of the block |
+//! | 16..24 | id of the store |
+//! | 24..32 | number of the write of this block, from 1: it stands in place (number modulo 2) |
+//! | 32..40 | seq: it is as of this commit |
+//! | 40..48, 48..56 | doubt: above the first seq and up to the second a page may be newer than its entry |
+//! | 56..64 | zeros |
+//! | 64.. | for each page 4 bytes: 0: never written; 1: not known; else its checksum, where 0 and 1 stand as 2 and 3 |
+//!
+//! Invariant: a place of zeros was never written, and is a block of pages that never were.
+
+use super::page::{PageFault, PageHeader};
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 4096;
+const HEADER: usize = 64;
+/// Pages of a block.
+pub(crate) const PAGES: usize = (BLOCK - HEADER) / 4;
+
+const MAGIC: [u8; 4] = *b"pkm\x01";
+
+/// What an entry says of a page that was never written, and of one that nothing is known of.
+pub(crate) const NEVER: u32 = 0;
+pub(crate) const UNKNOWN: u32 = 1;
+
+/// The entry of a page with this checksum.
+pub(crate) const fn entry(crc: u32) -> u32 {
+    if crc < 2 { crc + 2 } else { crc }
+}
+
+/// A block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MapBlock {
+    /// How often it was written; 0: never.
+    pub(crate) number: u64,
+    pub(crate) seq: u64,
+    /// Pages of commits above the first and up to the second may be newer than their entries; not empty.
+    pub(crate) doubt: Option<(u64, u64)>,
+    pub(crate) entries: Box<[u32; PAGES]>,
+}
+
+/// Why a page that is whole is not the one that was written last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MapFault {
+    #[error("it was written, and is all zeros: what was written is lost")]
+    Blank,
+    #[error(
+        "it is whole, as of commit {0}, but not what was written there last: a write was lost or went elsewhere"
+    )]
+    Other(u64),
+    #[error("it is whole, as of commit {0}, and was never written")]
+    Unexpected(u64),
+}
+
+impl MapBlock {
+    /// Of pages that were never written, or of which nothing is known.
+    pub(crate) fn of(entry: u32) -> Self {
+        Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; PAGES]) }
+    }
+
+    /// What is taken where neither place is whole: as if it had been written twice, and nothing is known.
+    fn lost() -> Self {
+        Self { number: 2, ..Self::of(UNKNOWN) }
+    }
+
+    /// Whether neither place was whole.
+    pub(crate) fn is_lost(&self) -> bool {
+        *self == Self::lost()
+    }
+
+    /// The bytes of a place.
+    pub(crate) fn encode(&self, block: u64, store: u64, bytes: &mut [u8]) {
+        bytes.fill(0);
+        bytes[4..8].copy_from_slice(&MAGIC);
+        let (above, upto) = self.doubt.unwrap_or((0, 0));
+        let numbers = [block, store, self.number, self.seq, above, upto];
+        for (room, number) in bytes[8..].chunks_mut(8).zip(numbers) {
+            room.copy_from_slice(&number.to_le_bytes());
+        }
+        for (room, entry) in bytes[HEADER..].chunks_mut(4).zip(self.entries.iter()) {
+            room.copy_from_slice(&entry.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[4..]);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Reads a place, 0 or 1; `None` if it is not whole. What lies behind the file's end was never written.
+    pub(crate) fn decode(bytes: &[u8], block: u64, store: u64, place: u64) -> Option<Self> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Some(Self::of(NEVER));
+        }
+        let bytes = bytes.first_chunk::<BLOCK>()?;
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+        let is_whole = crc32c::crc32c(&bytes[4..]) == word(0)
+            && bytes[4..8] == MAGIC
+            && (long(8), long(16)) == (block, store)
+            && long(24) > 0
+            && long(24) % 2 == place;
+        is_whole.then(|| Self {
+            number: long(24),
+            seq: long(32),
+            doubt: Some((long(40), long(48))).filter(|(above, upto)| above < upto),
+            entries: Box::new(std::array::from_fn(|at| word(HEADER + 4 * at))),
+        })
+    }
+
+    /// The block of what both places hold, where all is known up to the commit `upto`: an older one may lack what came behind it.
+    pub(crate) fn newest(places: [Option<Self>; 2], upto: u64) -> Self {
+        let (found, is_older) = match places {
+            [Some(first), Some(second)] => {
+                let (older, newer) =
+                    if first.number > second.number { (second, first) } else { (first, second) };
+                // A second write of it may have become zeros.
+                let is_older = older.number == 0 && newer.number > 0;
+                (newer, is_older)
+            }
+            [Some(found), None] | [None, Some(found)] => (found, true),
+            [None, None] => (Self::lost(), false),
+        };
+        let mut found = found;
+        if is_older && found.seq < upto {
+            let (above, before) = found.doubt.unwrap_or((found.seq, upto));
+            found.doubt = Some((above.min(found.seq), before.max(upto)));
+        }
+        found
+    }
+
+    /// Whether a page that was read is the one that its entry says.
+    pub(crate) fn check(&self, entry: u32, found: &Result<PageHeader, PageFault>) -> Result<(), MapFault> {
+        let is_doubtful = |seq: u64| self.doubt.is_some_and(|(above, upto)| above < seq && seq <= upto);
+        match found {
+            _ if entry == UNKNOWN => Ok(()),
+            Ok(header) if self::entry(header.crc) == entry || is_doubtful(header.seq) => Ok(()),
+            Ok(header) if entry == NEVER => Err(MapFault::Unexpected(header.seq)),
+            Ok(header) => Err(MapFault::Other(header.seq)),
+            Err(PageFault::NeverWritten) if entry != NEVER => Err(MapFault::Blank),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::page::PageKind;
+    use super::*;
+
+    const STORE: u64 = 7;
+
+    fn block(number: u64, seq: u64) -> MapBlock {
+        MapBlock { number, seq, ..MapBlock::of(NEVER) }
+    }
+
+    fn encoded(block: &MapBlock) -> Vec<u8> {
+        let mut bytes = vec![0xee; BLOCK];
+        block.encode(3, STORE, &mut bytes);
+        bytes
+    }
+
+    /// The bytes as they are on disks: what was written once must be read forever.
+    #[test]
+    fn a_block_looks_as_it_always_did() {
+        let mut given = MapBlock { doubt: Some((4, 5)), ..block(9, 300) };
+        (given.entries[0], given.entries[1007]) = (UNKNOWN, 0x0102_0304);
+        let mut expected =
+            b"pkm\x01\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
+        expected.extend(b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01");
+        expected.resize(BLOCK - 8, 0);
+        expected.extend(b"\x04\x03\x02\x01");
+        let expected = [&crc32c::crc32c(&expected).to_le_bytes(), &expected[..]].concat();
+        assert_eq!(encoded(&given), expected);
+        assert_eq!(MapBlock::decode(&expected, 3, STORE, 1), Some(given));
+        for (block, store, place) in [(2, STORE, 1), (3, 8, 1), (3, STORE, 0)] {
+            assert_eq!(MapBlock::decode(&expected, block, store, place), None);
+        }
+        for bit in (0..BLOCK * 8).step_by(7) {
+            let mut rotten = expected.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(MapBlock::decode(&rotten, 3, STORE, 1), None, "bit {bit}");
+        }
+        assert_eq!(MapBlock::decode(&[], 3, STORE, 1), Some(MapBlock::of(NEVER)));
+    }
+
+    #[test]
+    fn the_newer_place_counts_and_an_older_one_is_doubted() {
+        let (old, new) = (block(4, 10), block(5, 20));
+        let newest = |first: Option<&MapBlock>, second: Option<&MapBlock>| {
+            let found = MapBlock::newest([first.cloned(), second.cloned()], 20);
+            (found.number, found.doubt)
+        };
+        assert_eq!(newest(Some(&old), Some(&new)), (5, None));
+        assert_eq!(newest(Some(&old), None), (4, Some((10, 20))));
+        assert_eq!(newest(None, Some(&new)), (5, None));
+        assert_eq!(newest(Some(&block(0, 0)), Some(&block(1, 10))), (1, Some((10, 20))));
+        assert_eq!(newest(Some(&block(0, 0)), Some(&block(0, 0))), (0, None));
+        assert_eq!(newest(Some(&block(0, 0)), Some(&block(3, 10))), (3, Some((10, 20))));
+        assert_eq!(newest(None, None), (2, None));
+        assert!(MapBlock::newest([None, None], 20).entries.iter().all(|entry| *entry == UNKNOWN));
+    }
+
+    #[test]
+    fn a_page_must_be_the_one_that_was_written_last() {
+        let of = |crc, seq| Ok(PageHeader { crc, kind: PageKind::Data, page: 0, seq, store: STORE });
+        let doubtful = MapBlock { doubt: Some((4, 6)), ..block(1, 4) };
+        let check = |entry, found| doubtful.check(entry, &found);
+        assert_eq!(check(77, of(77, 3)), Ok(()));
+        assert_eq!(check(entry(1), of(1, 3)), Ok(()));
+        assert_eq!(check(77, of(78, 3)), Err(MapFault::Other(3)));
+        assert_eq!([5, 6].map(|seq| check(77, of(78, seq))), [Ok(()); 2]);
+        assert_eq!([4, 7].map(|seq| check(77, of(78, seq)).is_err()), [true; 2]);
+        assert_eq!(check(NEVER, of(78, 3)), Err(MapFault::Unexpected(3)));
+        assert_eq!(check(77, Err(PageFault::NeverWritten)), Err(MapFault::Blank));
+        assert_eq!(check(NEVER, Err(PageFault::NeverWritten)), Ok(()));
+        assert_eq!(check(UNKNOWN, of(78, 3)), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK + 10), block: u64, store: u64, place in 0_u64..2) {
+            let _ = MapBlock::decode(&bytes, block, store, place);
+        }
+    }
+}
