@@ -426,6 +426,19 @@ mod tests {
     }
 
     #[test]
+    fn durable_writes_are_believed_only_where_they_are_known_to_be() {
+        let io = Threads::new();
+        assert!(!honours_durable_writes(&io, Path::new("/dev/shm")));
+        assert!(!honours_durable_writes(&io, Path::new("/proc")));
+        assert!(!honours_durable_writes(&io, Path::new("/nowhere")));
+        assert!(honours_durable_writes(&SimDisk::new(), Path::new("/nowhere")));
+        for kind in ["ext4", "xfs", "btrfs"] {
+            let Some(mounted) = Mounted::new(kind) else { continue };
+            assert!(honours_durable_writes(&io, mounted.path()), "{kind}");
+        }
+    }
+
+    #[test]
     fn reasons_are_sentences() {
         assert_eq!(Offer::Real.why_not(), None);
         for offer in [Offer::Refused(Errno::INVAL), Offer::Unconfirmed, Offer::Stays, Offer::Unseen] {

@@ -31,4 +31,12 @@ pub(super) enum InjectedFault {
     AppendAfterTorn,
     /// A group counts though its end is missing.
     TornGroups,
+    /// Past the end of a segment that was left open no record is searched that knows better.
+    #[cfg(test)]
+    NoSearchBehindEnd,
+    /// A block that can't be read is one in which no record stands.
+    #[cfg(test)]
+    UnreadableIsEmpty,
+    /// The records of a sealed segment are not checked as they are read.
+    NoChecksum,
 }

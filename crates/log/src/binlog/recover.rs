@@ -193,6 +193,15 @@ fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
     };
     let len = file.stat()?.size;
     let mut reader = Reader::new(Scanned { file, len }, HEADER, segment.salt);
+    #[cfg(test)]
+    {
+        use crate::injected_fault::InjectedFault as OfReader;
+        reader.injected_fault = match store.options.injected_fault {
+            Some(InjectedFault::NoSearchBehindEnd) => Some(OfReader::NoSearchBehindEnd),
+            Some(InjectedFault::UnreadableIsEmpty) => Some(OfReader::UnreadableIsEmpty),
+            _ => None,
+        };
+    }
     // Behind the last group that is whole.
     let mut end = HEADER;
     let mut torn = false;

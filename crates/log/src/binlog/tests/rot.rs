@@ -4,6 +4,7 @@ use pagekeeper_io::{Access, Create, Damage, Io, SimDisk, WriteMode};
 use pagekeeper_testing::{Rng, Seed};
 
 use super::support::{DIR, append, group, options, read_groups};
+use crate::binlog::injected_fault::InjectedFault;
 use crate::record::{Kind, encode};
 use crate::{BinLog, Error, Position, Purge};
 
@@ -136,8 +137,13 @@ fn what_a_newer_pagekeeper_wrote_is_left_as_it_is() {
 }
 
 /// A log, damaged at random: what is found is what was appended, or an error; or it ends early, and all that is missing was hit.
-fn damaged(mut rng: Rng) -> Result<(), String> {
+fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let disk = SimDisk::new();
+    let options = |disk: &SimDisk| {
+        let mut options = options(disk);
+        options.injected_fault = injected_fault;
+        options
+    };
     let log = options(&disk).open(DIR).unwrap();
     let count = rng.of(1..12);
     let mut ends = Vec::new();
@@ -182,15 +188,29 @@ fn damaged(mut rng: Rng) -> Result<(), String> {
             && hit.start < end.offset.next_multiple_of(4096)
             && (from.segment < last || from.offset < hit.end)
     };
-    let excused = !closed && ends[found.len()..].iter().all(is_hit);
+    // What can't be read is never taken for what was never there.
+    let readable = !matches!(damage, Damage::Unreadable(_));
+    let excused = !closed && readable && ends[found.len()..].iter().all(is_hit);
     if found.len() == expected.len() || excused { Ok(()) } else { context("lost in silence") }
 }
 
 #[test]
 fn damages_are_found_or_do_no_harm() {
     let seed = Seed::new();
-    let lives = std::env::var("PAGEKEEPER_CRASHES").ok().map_or(6000, |lives| lives.parse().unwrap());
+    let lives = std::env::var("PAGEKEEPER_CRASHES").ok().map_or(9000, |lives| lives.parse().unwrap());
     for which in 0..lives {
-        damaged(seed.rng(which)).unwrap_or_else(|error| panic!("life {which}: {error}"));
+        damaged(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
+    }
+}
+
+#[test]
+fn injected_faults_that_only_damage_shows_are_found() {
+    let seed = Seed(7);
+    for fault in
+        [InjectedFault::NoSearchBehindEnd, InjectedFault::UnreadableIsEmpty, InjectedFault::NoChecksum]
+    {
+        let found = (0..9000).find(|which| damaged(seed.rng(*which), Some(fault)).is_err());
+        println!("{fault:?}: found in life {found:?}");
+        assert!(found.is_some(), "{fault:?}");
     }
 }

@@ -301,7 +301,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
 #[test]
 fn damages_are_found_or_do_no_harm() {
     let seed = Seed::new();
-    for which in 0..lives(8000) {
+    for which in 0..lives(12_000) {
         damaged(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
     }
 }
