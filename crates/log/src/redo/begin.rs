@@ -4,7 +4,8 @@
 //! 1. Before anything is appended the control file says, durably and in both slots, that the log is in use, up to where it is settled,
 //!    and, if it was not closed, under which new salt it goes on: what a crash left past the end is no record under that.
 //! 2. A log that is said to be closed ends where it says: nothing is written to it before the first invariant holds again.
-//! 3. An opening that appends nothing changes nothing.
+//! 3. No record is appended that is longer than the control file says records are.
+//! 4. An opening that appends nothing changes nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,10 +20,31 @@ use super::salt;
 use super::state::{Due, Epochs, WritingMode};
 use crate::injected_fault::injected_fault;
 use crate::mode::honours_durable_writes;
-use crate::record::{self, BLOCK, EpochAt};
+use crate::record::{BLOCK, EpochAt};
 use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
 
+/// Bytes of the longest record that is allowed for from the beginning: past the end so much is searched at the least.
+pub(super) const FIRST_LONGEST: u64 = 1 << 20;
+
 impl Core {
+    /// Notes that a record may be so long, before the first such one is appended.
+    pub(super) fn note_longest(&self, len: u64) -> Result<(), Error> {
+        let mut control = lock(&self.checkpoint.control);
+        if len <= self.epoch.longest.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let longest = len.next_power_of_two();
+        if self.epoch.begun.load(Ordering::SeqCst) {
+            self.check()?;
+            let state = ControlState { longest, ..control.state().clone() };
+            control
+                .write(state)
+                .map_err(|error| if is_passing(&error) { error } else { self.poison(error) })?;
+        }
+        self.epoch.longest.store(longest, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// How the files are written.
     pub(super) fn writing_mode(&self) -> WritingMode {
         *self.write.mode.get_or_init(|| {
@@ -61,7 +83,7 @@ impl Core {
             phase: Phase::InUse,
             salt: next.first,
             settled: self.config.start - self.config.start % BLOCK,
-            longest: record::size(self.longest()).max(2 * BLOCK),
+            longest: self.epoch.longest.load(Ordering::Relaxed),
             epochs: noted,
             ..now
         };

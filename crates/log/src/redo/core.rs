@@ -122,6 +122,9 @@ impl Core {
             return Err(Error::RecordTooLarge { bytes: body.len() as u64, max: self.longest() as u64 });
         }
         let len = record::size(body.len());
+        if len > self.epoch.longest.load(Ordering::Relaxed) {
+            self.note_longest(len)?;
+        }
         // Before the room is reserved: others wait behind it until it is filled.
         let body_crc = crc32c::crc32c(body);
         let span = self.room_for(len, wait)?;

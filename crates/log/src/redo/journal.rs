@@ -27,8 +27,10 @@ use crate::convert::to_usize;
 use crate::record::{BLOCK, HEADER, Header, Reach, Source, Unreadable};
 use bytes::Bytes;
 
-/// Bytes of the first step: as many pieces as a wide disk serves at once. Many logs have no more.
+/// Bytes of the first step at most: as many pieces as a wide disk serves at once.
 const FIRST: u64 = 32 << 20;
+/// Bytes of the first step at the least.
+const FIRST_LEAST: u64 = 2 << 20;
 /// Bytes of each further one. With more, what is read past the end for nothing is more, too.
 const STEP: u64 = 16 << 20;
 /// Steps that are in flight while another is processed: together as many pieces as the first.
@@ -76,13 +78,15 @@ pub(super) struct Journal {
     asked: u64,
     /// The first step was taken.
     is_begun: bool,
+    /// Bytes of it.
+    first: u64,
     checked: Range<u64>,
     salt: u32,
 }
 
 impl Journal {
-    /// From the block of `lsn` on. Without threads all is done by the caller.
-    pub(super) fn new(source: RingSource, lsn: u64, has_threads: bool) -> Self {
+    /// From the block of `lsn` on, of which so many bytes are likely to be needed. Without threads all is done by the caller.
+    pub(super) fn new(source: RingSource, lsn: u64, likely: u64, has_threads: bool) -> Self {
         Self {
             source: Arc::new(source),
             has_threads,
@@ -94,6 +98,7 @@ impl Journal {
             coming: VecDeque::new(),
             asked: lsn - lsn % BLOCK,
             is_begun: false,
+            first: likely.clamp(FIRST_LEAST, FIRST).next_multiple_of(BLOCK),
             checked: 0..0,
             salt: 0,
         }
@@ -113,7 +118,7 @@ impl Journal {
 
     /// What the next step reads.
     fn next_step(&self, limit: u64) -> Range<u64> {
-        let step = if self.is_begun { STEP } else { FIRST };
+        let step = if self.is_begun { STEP } else { self.first };
         self.asked..(self.asked + step).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
     }
 
@@ -366,7 +371,7 @@ mod tests {
             let epochs = || epochs.iter().copied().take(known);
             let expected = all(Reader::new(source(), 0, 1).with_longest(longest).with_epochs(epochs()));
             for has_threads in [false, true] {
-                let reader = Reader::over(Journal::new(source(), 0, has_threads), 0, 1);
+                let reader = Reader::over(Journal::new(source(), 0, 0, has_threads), 0, 1);
                 prop_assert_eq!(&all(reader.with_longest(longest).with_epochs(epochs())), &expected);
             }
         }

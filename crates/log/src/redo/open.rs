@@ -132,7 +132,9 @@ fn walk(
     state: &ControlState,
     mut wanted: Option<Wanted<'_>>,
 ) -> Result<Walked, Error> {
-    let journal = Journal::new(source, state.checkpoint, options.threads);
+    // What is known to be there, and what is searched behind it.
+    let likely = state.settled.saturating_sub(state.checkpoint).saturating_add(2 * state.longest);
+    let journal = Journal::new(source, state.checkpoint, likely, options.threads);
     let mut reader = Reader::over(journal, state.checkpoint, state.salt)
         .with_epochs(state.epochs.iter().copied())
         .with_longest(state.longest);
@@ -238,6 +240,7 @@ fn start(
             epochs: Mutex::new(epochs),
             salt: AtomicU32::new(found.salt),
             begun: AtomicBool::new(false),
+            longest: AtomicU64::new(super::begin::FIRST_LONGEST),
             ring_limit: AtomicU64::new(ring_limit),
         },
         release: ReleaseState {

@@ -78,6 +78,9 @@ pub(super) struct EpochState {
     pub(super) salt: AtomicU32,
     /// Appending was begun: the control file says that the log is in use, and from where on.
     pub(super) begun: AtomicBool,
+    /// Bytes of the longest record that may be appended before the control file says another. It is raised under the lock of
+    /// `control` only.
+    pub(super) longest: AtomicU64,
     /// Where the ring wraps around to the checkpoint's block.
     pub(super) ring_limit: AtomicU64,
 }

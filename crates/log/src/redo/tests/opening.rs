@@ -62,16 +62,16 @@ fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     assert!(latencies <= 3, "{latencies}");
 }
 
-/// Besides what it has, as much as a record can be long is searched; then one file and the control file are synced.
+/// Besides what it has, as much as a record was long, or twice that, is searched; then one file and the control file are synced.
 #[test]
 fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_ring() {
     let ([_, killed], options) = wide(0);
-    let step = 32 * MIB;
-    assert_eq!(opened(&killed, &options, 1), (1 + step / PIECE, 8192 + step, 64, 4));
+    // Twice the longest record there can be.
+    assert_eq!(opened(&killed, &options, 1), (1 + 4 * MIB / PIECE, 8192 + 4 * MIB, 8, 4));
     let ([_, killed], options) = wide(35);
     let (_, bytes, width, latencies) = opened(&killed, &options, 36);
-    assert!(bytes > 8192 + (36 + 16) * MIB && bytes <= 8192 + 2 * (36 + 16) * MIB, "{bytes}");
-    assert!((width, latencies) == (64, 7), "{width} {latencies}");
+    assert!(bytes > 8192 + 38 * MIB && bytes <= 8192 + (36 + 32) * MIB, "{bytes}");
+    assert!(width >= 32 && latencies <= 8, "{width} {latencies}");
 }
 
 /// What was read ahead and is not needed may be unreadable; a block in which a record may have been may not.
