@@ -122,3 +122,41 @@ fn files_that_may_only_be_read_leave_nothing() {
         assert!(after >= hot && after <= hot + size / 50, "{line}: {hot} bytes were hot, {after} are");
     }
 }
+
+/// As runtimes make them that don't call the C library's functions: node's, for one.
+#[test]
+fn calls_by_their_numbers_leave_nothing() {
+    if !support::can_start("calls by their numbers", &["python3", "dd", "fincore"])
+        || cfg!(not(target_arch = "x86_64"))
+    {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let (file, copy) = (here.join("file"), here.join("copy"));
+    std::fs::write(&file, vec![0x5a; 100 << 20]).expect("write");
+    let text = r"
+import ctypes, os, sys
+call, fill = ctypes.CDLL(None).syscall, ctypes.create_string_buffer(1 << 20)
+source, to = os.open('file', os.O_RDONLY), os.open('copy', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+number = ctypes.c_long
+while (done := {
+    'copy_file_range': lambda: call(number(326), source, None, to, None, number(100 << 20), 0),
+    'sendfile': lambda: call(number(40), to, source, None, number(64 << 20)),
+    'read': lambda: call(number(0), source, fill, number(1 << 20)),
+}[sys.argv[1]]()) > 0: pass
+assert done == 0 and os.lseek(source, 0, os.SEEK_CUR) == 100 << 20
+";
+    for how in ["copy_file_range", "sendfile", "read"] {
+        evict(&file);
+        finish(&mut stream(&["python3", "-c", text, how], here)).fine();
+        let left = resident(&file) + resident(&copy);
+        assert!(left <= 2 * MIB, "{how}: {left} bytes stay");
+        assert!(
+            how == "read" || std::fs::read(&copy).expect("read") == std::fs::read(&file).expect("read"),
+            "{how}"
+        );
+        std::fs::remove_file(&copy).expect("remove the copy");
+    }
+}

@@ -7,8 +7,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::descriptors::closing_all;
 use super::{closing, duplicated, keeping_errno, names, opened};
+use crate::parts::MAX_TRANSFER;
 use crate::process::Concern;
-use crate::rules::FILES;
+use crate::rules::{FILES, How};
 use crate::settings::Part;
 use crate::{helper, introspection, process, real, rules};
 
@@ -159,6 +160,11 @@ fn is_hooked(number: c_long) -> bool {
             | libc::SYS_renameat
             | libc::SYS_renameat2
             | libc::SYS_umount2
+            | libc::SYS_sendfile
+            | libc::SYS_copy_file_range
+            | libc::SYS_splice
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
     ) || is_left_for(number)
 }
 
@@ -194,11 +200,16 @@ unsafe extern "C" fn hooked(
 ) -> c_long {
     let on = process::is_on();
     if on {
-        before_call(number, [a, b, c]);
+        before_call(number, [a, b, c, d]);
         names::before_call(number, [a, b, c, d], e);
     }
-    // SAFETY: with what the program gave.
-    let done = unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
+    // SAFETY: with what the program gave; of a copy a shorter length.
+    let next = |d, e| unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
+    let copy = |length| if number == libc::SYS_sendfile { next(length, e) } else { next(d, length) };
+    if on && let Some(done) = super::copy::by_number(number, [a, b, c, d, e], &copy) {
+        return done;
+    }
+    let done = next(d, e);
     if on {
         after_call(number, [a, b, c, d], done);
     }
@@ -206,8 +217,10 @@ unsafe extern "C" fn hooked(
 }
 
 /// Before a call is made.
-fn before_call(number: c_long, [a, b, c]: [c_long; 3]) {
+fn before_call(number: c_long, [a, b, c, d]: [c_long; 4]) {
     match number {
+        libc::SYS_read => reading(a as c_int, None, c),
+        libc::SYS_pread64 => reading(a as c_int, u64::try_from(d).ok(), c),
         libc::SYS_close if FILES.is_followed(a as c_int) => closing(a as c_int),
         libc::SYS_close_range if c == 0 => closing_all(a as c_uint, b as c_uint),
         libc::SYS_io_submit => submitting(b, c as usize),
@@ -215,6 +228,15 @@ fn before_call(number: c_long, [a, b, c]: [c_long; 3]) {
         libc::SYS_prctl if filters_by_prctl([a, b, c]) => filtering(),
         _ if is_left_for(number) => leaving(),
         _ => {}
+    }
+}
+
+/// A part of a file is about to be read; by this call it can't be uncached.
+fn reading(fd: c_int, at: Option<u64>, length: c_long) {
+    if let (Some(slot), Ok(length)) = (FILES.slot_of(fd), u64::try_from(length))
+        && rules::before_read(slot, fd, at, length.min(MAX_TRANSFER as u64)) == How::Uncached
+    {
+        rules::uncached_refused(slot);
     }
 }
 
@@ -273,6 +295,7 @@ fn after_call(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
         libc::SYS_pwrite64 | libc::SYS_pwritev | libc::SYS_pwritev2 => {
             rules::after_write(slot, fd, at, done as isize);
         }
+        libc::SYS_ftruncate | libc::SYS_fallocate if done == 0 => super::write::resized(slot, fd),
         libc::SYS_fsync | libc::SYS_fdatasync => rules::after_sync(slot, fd, done as c_int),
         _ => {}
     }

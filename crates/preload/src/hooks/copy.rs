@@ -4,7 +4,7 @@
 //! position over such a call (as it does over a read or a write). All other copies stay one call, which a signal interrupts as it would
 //! have: between two parts a signal would interrupt nothing, and the second part may wait for ever.
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_long, c_uint};
 
 use super::read::follow_copy;
 use crate::parts::{self, MAX_TRANSFER, PART};
@@ -175,4 +175,27 @@ macro_rules! copy {
 copy! {
     copy_file_range in_parts true;
     splice in_parts false;
+}
+
+/// The same calls by their numbers (`syscall(2)`), with the arguments as they came; `plain` makes one of so many bytes. `None`: of no file
+/// that is followed, or another call.
+pub(super) fn by_number(
+    number: c_long,
+    [a, b, c, d, length]: [c_long; 5],
+    plain: &dyn Fn(c_long) -> c_long,
+) -> Option<c_long> {
+    let given = |address: c_long| core::ptr::with_exposed_provenance_mut::<i64>(address as usize);
+    let ((from, from_at), (to, to_at), length, in_parts) = match number {
+        libc::SYS_sendfile => ((b, given(c)), (a, core::ptr::null_mut()), d, true),
+        libc::SYS_copy_file_range => ((a, given(b)), (c, given(d)), length, true),
+        libc::SYS_splice => ((a, given(b)), (c, given(d)), length, false),
+        _ => return None,
+    };
+    let (from, to) = (from as c_int, to as c_int);
+    if !FILES.is_followed(from) && !FILES.is_followed(to) {
+        return None;
+    }
+    let ends = (End::new(from, from_at), End::new(to, to_at));
+    let one = |length: usize| plain(length as c_long) as isize;
+    Some(follow(&ends.0, &ends.1, length as usize, in_parts, &one) as c_long)
 }

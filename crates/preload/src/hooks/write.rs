@@ -70,7 +70,7 @@ macro_rules! pwritev2 {
 pwritev2!(pwritev2 pwritev64v2);
 
 /// The file has been truncated, or lengthened.
-fn resized(slot: &Slot, fd: c_int) {
+pub(super) fn resized(slot: &Slot, fd: c_int) {
     if process::is_on()
         && let Ok(stat) = sys::fstat(fd)
     {
