@@ -1,5 +1,5 @@
 //! The promises of the page on security: each row of a table with the heading `test` names tests that are in the
-//! sources.
+//! sources, and that `make test` runs.
 
 use std::path::Path;
 
@@ -14,8 +14,25 @@ pub(super) fn without_test(root: &Path) -> (Vec<String>, usize) {
     let page = std::fs::read_to_string(root.join("docs/src/security.md")).expect("a page");
     let names = names(&page);
     let count = names.len();
-    let missing = names.into_iter().filter(|name| !sources.contains(&format!("fn {name}(")));
+    let missing = names.into_iter().filter(|name| !is_run(&sources, name));
     (missing.map(str::to_owned).collect(), count)
+}
+
+/// Whether a function of this name is a test that is not ignored.
+fn is_run(sources: &str, name: &str) -> bool {
+    sources.match_indices(&format!("fn {name}(")).any(|(at, _)| {
+        let before = sources[..at].lines().rev().map(str::trim);
+        // The rest of its own line comes first, `pub(crate)` or nothing.
+        let attributes: Vec<&str> =
+            before.skip_while(|line| line.is_empty()).take_while(|line| is_above(line)).collect();
+        attributes.iter().any(|line| line.starts_with("#[test]"))
+            && !attributes.iter().any(|line| line.starts_with("#[ignore"))
+    })
+}
+
+/// Whether a line belongs to the function below it.
+fn is_above(line: &str) -> bool {
+    line.starts_with("#[") || line.starts_with("//")
 }
 
 /// The tests that the tables of a page name; an empty name for a row that names none.
@@ -44,4 +61,14 @@ fn names_are_found_in_tables_of_promises_alone() {
     let page = "| who | what |\n|---|---|\n| `a` | `b` |\n\n| promise | test |\n|---|---|\n| x `y` | `one`, `two` |\n\
                 | x | none |\n\n| a | `b` |\n";
     assert_eq!(names(page), ["one", "two", ""]);
+}
+
+#[test]
+fn only_a_test_that_is_run_holds_a_promise() {
+    let sources = "    /// It holds.\n    #[test]\n    #[cfg(unix)]\n    fn held() {}\n\nfn helper() {}\n\n\
+                   #[test]\n#[ignore = \"long\"]\nfn ignored() {}\n";
+    assert!(is_run(sources, "held"));
+    for name in ["helper", "ignored", "missing"] {
+        assert!(!is_run(sources, name), "{name}");
+    }
 }
