@@ -1,4 +1,4 @@
-//! What comes before the first record that is appended, and after the last: how the control file is told of them.
+//! What comes before the first record that is appended, and after the last: what the control file then says of them.
 //!
 //! Invariants:
 //! 1. Before anything is appended the control file says, durably and in both slots, that the log is in use, up to where it is settled,
