@@ -160,3 +160,27 @@ assert done == 0 and os.lseek(source, 0, os.SEEK_CUR) == 100 << 20
         std::fs::remove_file(&copy).expect("remove the copy");
     }
 }
+
+#[test]
+fn many_streams_of_the_c_library_leave_nothing() {
+    if !support::can_start("many streams of the C library", &["paste", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    // Larger than what is seen to as it is closed.
+    let line = "something of sixty-four bytes, the same again and again: a line\n".repeat(20 << 14);
+    let names: Vec<String> = (0..14).map(|n| format!("file-{n}")).collect();
+    let files: Vec<_> = names.iter().map(|name| here.join(name)).collect();
+    for file in &files {
+        std::fs::write(file, &line).expect("write");
+        evict(file);
+    }
+    let mut words = vec!["paste"];
+    words.extend(names.iter().map(String::as_str));
+    let mut command = stream(&words, here);
+    finish(command.stdout(std::process::Stdio::null())).fine();
+    let (left, size) = (support::resident_bytes(&files), support::size_bytes(&files));
+    assert!(left <= size / 20, "{left} of {size} bytes stay");
+}

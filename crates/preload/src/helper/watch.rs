@@ -22,7 +22,7 @@ use crate::residency::{ResidencyProbe, STALE};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
-const WATCHES: usize = 8;
+const WATCHES: usize = 16;
 /// Nanoseconds between checks of a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
 /// part of the time that it hasn't.
 const SOON: u64 = 25_000_000;
@@ -121,7 +121,7 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// None: 70 KiB, made in place, since a constant of them would be in the library's file.
+    /// None: 140 KiB, made in place, since a constant of them would be in the library's file.
     pub fn none() -> Self {
         Self { files: core::array::from_fn(|_| WatchedFile::NONE), count: 0 }
     }
