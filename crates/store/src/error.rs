@@ -238,10 +238,10 @@ impl Error {
         }
     }
 
-    /// Whether the device is full, and refused what it was asked to do: the one failure of the disk that is not forever. A sync
+    /// Whether the device is full, or the file would be too large, and what was asked for was refused: the one failure of the disk that is not forever. A sync
     /// that fails so is another thing: what was written before it may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))
-            && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+            && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
     }
 }

@@ -88,6 +88,32 @@ fn a_data_file_that_can_not_grow_costs_one_transaction() {
 }
 
 #[test]
+fn a_data_file_that_would_be_too_large_costs_one_transaction() {
+    let disk = SimDisk::new();
+    let store = store(&disk);
+    disk.inject("/store/data", 0..u64::MAX, WriteFault::Allocate(libc::EFBIG), Times::Once).unwrap();
+    let mut txn = store.begin().unwrap();
+    let refused = (0..10_000).find_map(|_| txn.allocate().err()).unwrap();
+    assert_eq!(refused.errno(), Some(libc::EFBIG));
+    drop(txn);
+    change(&store, 0, 8);
+
+    // More than ext4 has; where the file system takes it there is nothing to see.
+    let temp = pagekeeper_testing::disk_dir();
+    let options = Store::options().page_size(64 << 10).memory(8 << 20).journal_bytes(1 << 20);
+    let store = options.open(&temp.path().join("store")).unwrap();
+    let mut txn = store.begin().unwrap();
+    let refused = txn.allocate_run((1 << 32) - 2).err();
+    drop(txn);
+    if let Some(refused) = refused {
+        assert_eq!(refused.errno(), Some(libc::EFBIG), "{refused}");
+    }
+    let mut txn = store.begin().unwrap();
+    txn.allocate().unwrap();
+    txn.commit(Durability::Sync).unwrap();
+}
+
+#[test]
 fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
     let disk = SimDisk::builder().atomic_writes(64 << 10).build();
     let store = store(&disk);
