@@ -68,7 +68,8 @@ impl Cache {
         }
     }
 
-    /// What is a window behind the reader is held no more.
+    /// What is a window behind the reader is held no more, even of the read that brought it in: that returns when its pages are
+    /// read. (Linux 6.18, cold reads of 2 to 3 MB with and without read-ahead: of two million pages 4 stayed so far behind.)
     fn unlock(&mut self, before: u64) {
         let pages = self.pages(&(0..before));
         self.locked[pages].fill(false);
@@ -98,8 +99,8 @@ impl Cache {
             self.show(stream, &range);
         }
         let done = length.min(self.size.saturating_sub(at));
-        self.unlock((at + done).saturating_sub(WINDOW));
         self.read(at..at + done, ahead, length);
+        self.unlock((at + done).saturating_sub(WINDOW));
         self.release(stream.passed(at, done));
     }
 
@@ -114,6 +115,29 @@ fn warm() -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((0..40_000_u64, prop_oneof![1..20_u64, 400..3000_u64]), 0..60)
 }
 
+/// The cache after a file was read from its beginning to its end, and closed.
+fn read_in_order(size: u64, warm: &[(u64, u64)], reads: &[(u64, u64)]) -> Cache {
+    let (mut cache, mut stream) = (Cache::new(size, warm), Stream::NEW);
+    let (mut at, mut next) = (0, reads.iter().cycle());
+    while at < size {
+        let &(length, ahead) = next.next().unwrap();
+        cache.stream(&mut stream, at, length, ahead);
+        at += length;
+    }
+    cache.close(&stream);
+    cache
+}
+
+/// One read that begins two windows before the one it ends in: what it passed is released once.
+#[test]
+fn a_read_of_more_than_a_window_leaves_nothing() {
+    for (size, long) in [(4_194_304, 2_371_008), (5_000_000, 2_400_000)] {
+        let cache = read_in_order(size, &[], &[(1_823_296, 0), (long, 0)]);
+        let left: Vec<_> = (0..cache.resident.len()).filter(|&page| cache.resident[page]).collect();
+        assert!(left.is_empty(), "pages {left:?} of {size} bytes stay");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -123,14 +147,7 @@ proptest! {
         warm in warm(),
         reads in prop::collection::vec((1..3_000_000_u64, 0..READ_AHEAD), 1..40),
     ) {
-        let (mut cache, mut stream) = (Cache::new(size, &warm), Stream::NEW);
-        let (mut at, mut next) = (0, reads.iter().cycle());
-        while at < size {
-            let &(length, ahead) = next.next().unwrap();
-            cache.stream(&mut stream, at, length, ahead);
-            at += length;
-        }
-        cache.close(&stream);
+        let cache = read_in_order(size, &warm, &reads);
         prop_assert!(cache.resident == cache.before, "the cache is not as it was");
     }
 
