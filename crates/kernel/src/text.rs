@@ -95,14 +95,34 @@ fn is_plain(c: char) -> bool {
         return !c.is_ascii_control();
     }
     !c.is_control()
-        && !matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' // soft hyphen, Arabic letter mark, Mongolian vowel separator
-            | '\u{200b}'..='\u{200f}'         // zero width, marks of direction
-            | '\u{2028}'..='\u{202e}'         // line and paragraph separator, embeddings and overrides
-            | '\u{2060}'..='\u{206f}'         // word joiner, invisible operators, isolates
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' // byte order mark, annotations
-            | '\u{e0000}'..='\u{e007f}'       // tags
+        && !is_ignorable(c)
+        && !matches!(
+            c,
+            '\u{2028}' | '\u{2029}'           // line and paragraph separator
+            | '\u{2800}'                      // a Braille pattern without dots
+            | '\u{fff9}'..='\u{fffb}' // annotations
         )
+}
+
+/// What is drawn as nothing where it has no effect: two names may differ in such characters alone, and look the same.
+/// The property `Default_Ignorable_Code_Point` of Unicode 14 (`DerivedCoreProperties.txt`), the code points that are
+/// reserved for it included.
+fn is_ignorable(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}'      // soft hyphen, grapheme joiner, Arabic letter mark
+        | '\u{115f}'..='\u{1160}'             // Hangul fillers
+        | '\u{17b4}'..='\u{17b5}'             // Khmer inherent vowels
+        | '\u{180b}'..='\u{180f}'             // Mongolian variation selectors and vowel separator
+        | '\u{200b}'..='\u{200f}'             // zero width, marks of direction
+        | '\u{202a}'..='\u{202e}'             // embeddings and overrides
+        | '\u{2060}'..='\u{206f}'             // word joiner, invisible operators, isolates
+        | '\u{3164}'                          // Hangul filler
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' // variation selectors, byte order mark
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' // halfwidth Hangul filler, reserved
+        | '\u{1bca0}'..='\u{1bca3}'           // controls of shorthand
+        | '\u{1d173}'..='\u{1d17a}'           // controls of musical notation
+        | '\u{e0000}'..='\u{e0fff}'           // tags, variation selectors, reserved
+    )
 }
 
 /// Text of others as one word of a command line that is offered for pasting.
@@ -254,6 +274,36 @@ mod tests {
             ("\u{202e}!", r"$'\342\200\256\041'"),
         ] {
             assert_eq!(shell_quoted(word).to_string(), quoted);
+        }
+    }
+
+    /// Two names that look the same on a terminal have to differ in what is printed.
+    #[test]
+    fn what_cannot_be_seen_is_spelled_out() {
+        let ranges = [
+            0xad..=0xad,
+            0x34f..=0x34f,
+            0x61c..=0x61c,
+            0x115f..=0x1160,
+            0x17b4..=0x17b5,
+            0x180b..=0x180f,
+            0x200b..=0x200f,
+            0x2028..=0x202e,
+            0x2060..=0x206f,
+            0x2800..=0x2800,
+            0x3164..=0x3164,
+            0xfe00..=0xfe0f,
+            0xfeff..=0xfeff,
+            0xffa0..=0xffa0,
+            0xfff0..=0xfffb,
+            0x1bca0..=0x1bca3,
+            0x1d173..=0x1d17a,
+            0xe0000..=0xe0fff,
+        ];
+        for code in ranges.into_iter().flatten() {
+            let name = format!("ib{}log", char::from_u32(code).unwrap());
+            assert_eq!(escaped(&name).to_string(), format!(r"ib\u{{{code:x}}}log"));
+            assert!(shell_quoted(&name).to_string().is_ascii(), "{code:x}");
         }
     }
 
