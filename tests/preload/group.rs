@@ -16,11 +16,11 @@ use crate::support::{
 };
 
 /// Bytes of a stream.
-const SIZE: u64 = 256 * MIB;
+const SIZE: u64 = 512 * MIB;
 /// Bytes of what others use.
 const HOT: u64 = 128 * MIB;
 /// What all of a test shares: less than the stream and what is hot.
-const LIMIT: u64 = HOT + 256 * MIB;
+const LIMIT: u64 = HOT + 448 * MIB;
 /// A disk may be slow to take what was written.
 const SOON: Duration = Duration::from_secs(120);
 
@@ -69,13 +69,13 @@ fn kinds(directory: &Path) -> Vec<Kind> {
             "io_uring",
             &["--as=stream"],
             "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=io_uring --iodepth=32 --output=/dev/null \
-             --name=w --stonewall --filename=DST --rw=write --size=256m --bs=256k --ioengine=io_uring --iodepth=32",
+             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=io_uring --iodepth=32",
         ),
         kind(
             "mmap",
             &["--as=stream"],
             "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=mmap --output=/dev/null \
-             --name=w --stonewall --filename=DST --rw=write --size=256m --bs=256k --ioengine=mmap",
+             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=mmap",
         ),
     ]
 }
@@ -317,6 +317,17 @@ fn a_governor_that_is_killed_is_replaced_and_leaves_no_limit() {
             (limit.trim().parse::<u64>().unwrap() > 1 << 60).then_some(())
         });
     }
+    // A service's or a terminal's end reaches them, too.
+    let both = governors(&child);
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP]
+    {
+        for &pid in &both {
+            let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+            rustix::process::kill_process(pid, signal).unwrap();
+        }
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(governors(&child), both);
     drop(child.stdin.take());
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
@@ -373,6 +384,15 @@ fn who_may_make_no_group_is_warned_and_refused_by_require() {
         "{warned:?}"
     );
     assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
+    // What the library reaches has the rules, and the report says what it lacks.
+    let mut reached = Command::new("setpriv");
+    reached.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program);
+    let reached =
+        finish(reached.args(["run", "--as=stream", "--require", "--report", "--", "cat", "/etc/passwd"]));
+    assert!(
+        reached.code == 0 && reached.stderr.contains("not covered what the library does not see"),
+        "{reached:?}"
+    );
     let refused = as_nobody(&["--require"]);
     assert!(
         refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains("--require"),

@@ -6,24 +6,55 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names;
 use pagekeeper_preload::settings::{Role, Settings};
 
+use super::find;
 use super::obstacle::{self, Obstacle};
 
 /// Programs that start another without the library: as another user and with another environment, or below another root.
-const WRAPPERS: [&str; 11] =
-    ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap", "env", "machinectl"];
+const WRAPPERS: [&str; 10] =
+    ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap", "env"];
+
+/// Programs that become another, with the library if that can have it.
+const PREFIXES: [&str; 13] = [
+    "env",
+    "nice",
+    "ionice",
+    "chrt",
+    "taskset",
+    "timeout",
+    "nohup",
+    "setsid",
+    "stdbuf",
+    "time",
+    "setpriv",
+    "flock",
+    "systemd-run",
+];
+/// Prefixes of prefixes that are followed.
+const DEPTH_MAX: usize = 4;
 
 /// Programs that are many in one: which one their first word says.
 const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
 
 /// Programs that have another process start a command, which is no descendant of theirs.
-const ELSEWHERE: [&str; 10] =
-    ["docker", "podman", "nerdctl", "kubectl", "crictl", "ctr", "lxc", "systemd-run", "at", "batch"];
+const ELSEWHERE: [&str; 11] = [
+    "docker",
+    "podman",
+    "nerdctl",
+    "kubectl",
+    "crictl",
+    "ctr",
+    "lxc",
+    "machinectl",
+    "systemd-run",
+    "at",
+    "batch",
+];
 
 /// Bytes of a process's name that the kernel keeps.
 const COMM_MAX: usize = 15;
@@ -68,6 +99,34 @@ pub(crate) struct Cover {
 
 /// How the command is reached whose program is this file.
 pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
+    let (mut file, mut command) = (file.to_path_buf(), command);
+    for _ in 0..DEPTH_MAX {
+        match behind_prefix(command) {
+            Some((inner, rest)) => (file, command) = (inner, rest),
+            None => break,
+        }
+    }
+    cover_plain(&file, command, settings)
+}
+
+/// What a prefix becomes: the first of its words that is a program, which its options and their values are not.
+fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
+    let (name, rest) = command.split_first()?;
+    let name = base(name);
+    let is_prefix = PREFIXES.iter().any(|prefix| OsStr::new(prefix) == name);
+    let loses =
+        name == "env" && !keeps_environment(name, rest) || name == "systemd-run" && !is_in_scope(rest);
+    if !is_prefix || loses {
+        return None;
+    }
+    rest.iter().enumerate().find_map(|(at, word)| {
+        let is_option = word.as_bytes().starts_with(b"-") || word.as_bytes().contains(&b'=');
+        let file = (!is_option).then(|| find::find(word).ok())??;
+        Some((file, &rest[at..]))
+    })
+}
+
+fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
     let name = command.first().map_or(OsStr::new(""), |name| base(name));
     let is_one_of = |names: &[&str]| names.iter().any(|known| OsStr::new(known) == name);
     let rest = command.get(1..).unwrap_or_default();
@@ -116,7 +175,13 @@ fn is_in_scope(rest: &[OsString]) -> bool {
 /// env(1) starts its command with the library unless it is to clear the environment, or take that variable out;
 /// unshare(1) and nsenter(1) unless they enter another root or tree of files, where the library may not be.
 fn keeps_environment(name: &OsStr, rest: &[OsString]) -> bool {
-    let options = || rest.iter().map(|word| word.as_bytes()).take_while(|word| word.starts_with(b"-"));
+    // Up to the program: values of options, and variables, stand between.
+    let end = rest.iter().position(|word| {
+        let is_option = word.as_bytes().starts_with(b"-") || word.as_bytes().contains(&b'=');
+        !is_option && find::find(word).is_ok()
+    });
+    let before = rest.get(..end.unwrap_or(rest.len())).unwrap_or_default();
+    let options = || before.iter().map(|word| word.as_bytes()).filter(|word| word.starts_with(b"-"));
     let has = |letters: &[u8], words: &[&[u8]]| {
         options().any(|option| match option {
             [b'-', b'-', ..] => words.iter().any(|word| option.starts_with(word)),
@@ -171,6 +236,8 @@ mod tests {
             (&["su", "-", "db", "-c", "cd /d; tar -c ."], true),
             (&["env", "-i", "tar"], true),
             (&["env", "-", "tar"], true),
+            (&["env", "-C", "/", "-i", "A=b", "tar"], true),
+            (&["nice", "sudo", "tar"], true),
             (&["chroot", "/r", "tar"], true),
             (&["unshare", "-pR", "/r", "tar"], true),
             (&["nsenter", "-t1", "-m", "tar"], true),

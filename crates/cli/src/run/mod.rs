@@ -100,16 +100,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(refuse(&error)),
     };
     let Cover { hindrance, wants_group } = cover::cover(&file, &args.command, &settings);
-    let group = if wants_group { Some(in_group(args.report.is_some())) } else { None };
     let library = match &hindrance {
         // It may yet reach what a wrapper starts.
         None | Some(Hindrance::Wrapper(_)) => library(),
         Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(String::new()),
     };
+    let kept = if hindrance.is_none() && library.is_ok() { group::KEPT_BESIDE_LIBRARY } else { group::KEPT };
+    let group = wants_group.then(|| in_group(kept, args.report.is_some()));
     let problem = match (&hindrance, &group) {
-        (Some(_), Some(Ok(_))) | (None, _) => {
-            library.as_ref().err().filter(|sentence| !sentence.is_empty()).cloned()
-        }
+        (_, Some(Ok(_))) => None,
+        (None, None | Some(Err(_))) => library.as_ref().err().cloned(),
         (Some(hindrance), Some(Err(refusal))) => Some(format!("{hindrance} ({refusal})")),
         (Some(hindrance), None) => Some(format!("{hindrance} ({})", instead(hindrance))),
     };
@@ -120,11 +120,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         output::complain(format_args!("{sentence}; it is started without the rules"));
     }
-    let governor = group.and_then(Result::ok);
+    let (governor, refusal) = match group {
+        Some(Ok(governor)) => (Some(governor), None),
+        Some(Err(refusal)) => (None, Some(refusal.to_string())),
+        None => (None, None),
+    };
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);
-    group::forget_scope(&mut command);
     if let Some(to) = &args.report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         if let Ok(library) = &library {
@@ -133,7 +136,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut governed = None;
         return match parent::run(&mut command, || governed = governor.map(Governor::begin))? {
             Ok(ended) => {
-                report.end(governed.map(Governed::end));
+                report.end(governed.map(Governed::end), refusal);
                 Ok(ended.pass_on())
             }
             Err(error) => Ok(refuse(&NotFound::of(name, &error))),
@@ -146,8 +149,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Has this process join a group of its own, with a governor beside it. It `stays` where the command is its child.
-fn in_group(stays: bool) -> Result<Governor, Refusal> {
-    let group = Group::make()?;
+fn in_group(kept: u64, stays: bool) -> Result<Governor, Refusal> {
+    let group = Group::make(kept)?;
     let governor = Governor::start(&group, stays).map_err(Refusal::Denied);
     match governor.and_then(|governor| group.join().map(|()| governor).map_err(Refusal::Denied)) {
         Ok(governor) => Ok(governor),

@@ -115,6 +115,8 @@ impl std::fmt::Display for OfGroup {
 struct Summary {
     /// Where the command had a memory cgroup of its own.
     group: Option<OfGroup>,
+    /// Why it had none, where it was to have one.
+    no_group: Option<String>,
     /// Whether the library was there at all.
     rules: bool,
     /// Whether the processes had something to count in.
@@ -152,9 +154,9 @@ impl Pending {
         self.counting.as_ref().map(|(_, file)| file.path().to_path_buf())
     }
 
-    /// Prints it; `group` is what the governor of the command's group counted, where it had one.
-    pub(crate) fn end(mut self, group: Option<GroupEnd>) {
-        let text = match self.text(group.map(OfGroup::of)) {
+    /// Prints it; `group` is what the governor of the command's group counted, where it had one, and `no_group` why it had none.
+    pub(crate) fn end(mut self, group: Option<GroupEnd>, no_group: Option<String>) {
+        let text = match self.text(group.map(OfGroup::of), no_group) {
             Ok(text) => text,
             Err(error) => {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
@@ -170,12 +172,12 @@ impl Pending {
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    fn text(&self, group: Option<OfGroup>) -> io::Result<String> {
+    fn text(&self, group: Option<OfGroup>, no_group: Option<String>) -> io::Result<String> {
         let summary = match &self.counting {
             Some((report, _)) => Summary::of(&report.processes()?, report.claimed()?),
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
-        let summary = Summary { group, ..summary };
+        let summary = Summary { group, no_group, ..summary };
         Ok(if self.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
     }
 }
@@ -199,6 +201,7 @@ impl Summary {
         });
         Self {
             group: None,
+            no_group: None,
             rules: true,
             counted: true,
             total,
@@ -321,7 +324,13 @@ impl std::fmt::Display for Summary {
             }
             return group.fmt(f);
         }
-        self.fmt_rules(f)
+        self.fmt_rules(f)?;
+        match &self.no_group {
+            Some(why) => {
+                writeln!(f, "  not covered what the library does not see, as io_uring and mappings ({why})")
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -186,18 +186,13 @@ pub(crate) fn may_execute(file: &File) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Where it can't be started, or this process has other threads.
+/// Where it can't be started or left alone, or this process has other threads.
 pub(crate) fn apart(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<()> {
     let child = fork(|| {
         // SAFETY: it takes nothing and touches no memory.
         unsafe { libc::setsid() };
         // The one that is forked here is left to init as this one ends.
-        fork(|| {
-            if stand_apart(kept).is_ok() {
-                work();
-            }
-        })
-        .is_ok()
+        stand_apart(kept).is_ok() && fork(work).is_ok()
     })?;
     wait(child)
         .and_then(|is_fine| if is_fine { Ok(()) } else { Err(io::Error::other("no process can be started")) })
@@ -278,16 +273,22 @@ fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
         if first < fd {
             // SAFETY: whatever is open there is never used again: this process ends without another look at what it inherited but `kept`.
             // `null` is among them, and is not closed once more.
-            unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+            if unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) } != 0 {
+                // A pipe that stays open would never end for others.
+                return Err(io::Error::last_os_error());
+            }
         }
         first = fd.saturating_add(1);
     }
     std::mem::forget(null);
     let set = empty_set();
-    // SAFETY: `set` is a set; both are actions of these signals.
+    // SAFETY: `set` is a set; both are actions of all these signals.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        // What ends a command's whole service or terminal is not to end what cleans up behind it.
+        for signal in [libc::SIGPIPE, libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
     }
     // Ahead of what it watches, also on a busy machine; without the right to it the command's own priority has to do.

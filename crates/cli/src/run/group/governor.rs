@@ -19,9 +19,13 @@ use crate::run::sys;
 
 /// File pages that a group may keep, in bytes: the windows of read-ahead of some readers, and what waits to be written. With 32 MiB
 /// programs that read by `io_uring`, 128 requests deep, took three times as long; 256 MiB gained nothing.
-const KEPT: u64 = 64 << 20;
-/// File pages beyond which writers wait for the disk, in bytes, once half of [`KEPT`] waits for it: reclaim, too, waits for pages that do.
-const HELD: u64 = 3 * KEPT;
+pub(crate) const KEPT: u64 = 64 << 20;
+/// What it may keep where the library releases most of it anyway: a program may ask for so much ahead (`POSIX_FADV_WILLNEED`), and
+/// would have to read it again.
+pub(crate) const KEPT_BESIDE_LIBRARY: u64 = 4 * KEPT;
+/// File pages beyond those that are kept at which writers wait for the disk, in bytes, once half of [`KEPT`] waits for it: reclaim, too,
+/// waits for pages that do.
+const HELD_BEYOND: u64 = 2 * KEPT;
 /// What is left to come in where there is more already: a limit below what is used would be waited for, here.
 const MARGIN: u64 = 4 << 20;
 /// The least that one reclaim takes, so that figures of a few pages do not cost one each.
@@ -36,8 +40,8 @@ const NEGLIGIBLE: u64 = 1 << 20;
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// Longer than that, some process of the command goes on.
 const ANSWERED_AFTER: Duration = Duration::from_secs(4);
-/// The kernel writes what is dirty after 30 seconds (`dirty_expire_centisecs`), looking every 5.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
+/// The kernel writes what is dirty after 30 seconds (`dirty_expire_centisecs`), looking every 5; reclaim has it write sooner.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(40);
 /// How often a governor that was killed is replaced.
 const STARTS_MAX: usize = 16;
 
@@ -149,6 +153,7 @@ fn supervise(group: &Group, parent: Option<u32>, begin: &PipeReader, report: &Pi
 }
 
 fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &PipeWriter) {
+    let kept = group.kept;
     let _ = begin.read(&mut [0]);
     let mut totals = Totals::default();
     let (mut interval, mut last) = (INTERVAL_MIN, 0);
@@ -158,23 +163,22 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
         // What can't be read any more is about to end.
         let Figures { pages, unwritten, others } = group.figures().unwrap_or_default();
         totals.peak = totals.peak.max(pages);
-        held = (pages > KEPT || unwritten > KEPT / 2 || (held.is_some() && unwritten > KEPT / 4))
-            .then(|| HELD.max(held.unwrap_or(u64::MAX).min(pages + MARGIN)));
+        held = (pages > kept || unwritten > KEPT / 2 || (held.is_some() && unwritten > KEPT / 4))
+            .then(|| (kept + HELD_BEYOND).max(held.unwrap_or(u64::MAX).min(pages + MARGIN)));
         match held {
             Some(most) => group.hold(others + most),
             None => group.lift(),
         }
         // Reclaim waits for pages that are being written, and would be late for others.
-        if pages > KEPT && unwritten <= KEPT / 2 {
-            group.reclaim(pages - KEPT + STEP);
+        if pages > kept && unwritten <= KEPT / 2 {
+            group.reclaim(pages - kept + STEP);
         }
-        if pages > KEPT {
+        if pages > kept {
             totals.released += pages.saturating_sub(group.file_bytes());
-            interval = INTERVAL_MIN;
-        } else {
-            let grows = pages > last + KEPT / 64;
-            interval = if grows { INTERVAL_MIN } else { (interval * 2).min(INTERVAL_MAX) };
         }
+        // A limit has to follow what else the command takes.
+        let hurries = held.is_some() || pages > last + KEPT / 64;
+        interval = if hurries { INTERVAL_MIN } else { (interval * 2).min(INTERVAL_MAX) };
         last = pages;
         std::thread::sleep(interval);
     }

@@ -5,10 +5,11 @@
 //! Page Accounting"). So the file pages of this group are those that the command brought in: a process beside it, the [`governor`], has
 //! the kernel reclaim all but some of them again and again.
 //!
-//! Invariants: the command is never killed or swapped for it. On version 1, which has no other way to reclaim, the group has a limit
-//! for as long as it takes to lift it again. Only while much of what it wrote waits for the disk, its writers are held up by a limit
-//! (`memory.high` on version 2), which leaves room for those pages and follows its other memory. What the command starts stays in
-//! the group, and the group goes when all of that has ended. Fails, before anything is started, where no group can be made ([`Refusal`]).
+//! Invariants: the command is never killed or swapped for it. A limit, the one way to have version 1 reclaim, holds for as long as it
+//! takes to lift it again. Only while much of what it wrote waits for the disk, or more comes in than can be reclaimed, its processes
+//! are held up by a limit, which leaves room for those pages and follows its other memory; whoever outruns it waits, and is not killed
+//! (`memory.oom_control`). What the command starts stays in the group, and the group goes when all of that has ended. Fails, before
+//! anything is started, where no group can be made ([`Refusal`]). If both governors are killed, a limit that holds just then stays.
 
 mod governor;
 mod place;
@@ -20,15 +21,17 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 
-pub(crate) use governor::{Governed, Governor, GroupEnd};
-pub(crate) use place::{Refusal, forget_scope};
+pub(crate) use governor::{Governed, Governor, GroupEnd, KEPT, KEPT_BESIDE_LIBRARY};
+pub(crate) use place::Refusal;
+
+/// The file of a group's limit.
+const LIMIT: &str = "memory.limit_in_bytes";
 
 /// A memory cgroup that this process made.
 pub(crate) struct Group {
-    version: CgroupVersion,
     directory: PathBuf,
-    /// Whether the kernel reclaims at a word (`memory.reclaim`, version 2, Linux 5.19), and takes how much to swap (Linux 6.9).
-    swappiness: bool,
+    /// Bytes of file pages that are left to it.
+    kept: u64,
     /// The limit that holds, in bytes.
     held: Cell<Option<u64>>,
 }
@@ -45,27 +48,18 @@ struct Figures {
 }
 
 impl Group {
-    /// Makes a group beside or below this process's own.
+    /// Makes a group below this process's own, of which so many bytes of file pages are left alone.
     ///
     /// # Errors
     ///
-    /// Where this process may not, or the host has no memory cgroups.
-    pub(crate) fn make() -> Result<Self, Refusal> {
-        let (version, directory) = place::make()?;
-        let mut group = Self { version, directory, swappiness: true, held: Cell::new(None) };
-        // Only pages of files are to go.
-        let (name, value) = match version {
-            CgroupVersion::V1 => ("memory.swappiness", "0"),
-            CgroupVersion::V2 => ("memory.swap.max", "0"),
-        };
-        // Without swap there may be no such file, and no need of it.
-        let _ = group.write(name, value);
-        if version == CgroupVersion::V2 {
-            group.swappiness = group.write("memory.reclaim", "1 swappiness=0").is_ok();
-            let reclaims = group.swappiness || group.directory.join("memory.reclaim").exists();
-            if !reclaims {
+    /// Where this process may not, or the host has no memory cgroups of version 1.
+    pub(crate) fn make(kept: u64) -> Result<Self, Refusal> {
+        let group = Self { directory: place::make()?, kept, held: Cell::new(None) };
+        // Only pages of files are to go; and whoever outruns the governor waits for it.
+        for (name, value) in [("memory.swappiness", "0"), ("memory.oom_control", "1")] {
+            if let Err(error) = group.write(name, value) {
                 group.remove();
-                return Err(Refusal::NoReclaim);
+                return Err(Refusal::Denied(error));
             }
         }
         Ok(group)
@@ -87,7 +81,7 @@ impl Group {
 
     /// What is charged to it.
     fn figures(&self) -> io::Result<Figures> {
-        let group = MemoryCgroup::at(self.version, &self.directory).map_err(io::Error::other)?;
+        let group = MemoryCgroup::at(CgroupVersion::V1, &self.directory).map_err(io::Error::other)?;
         let pages = group.inactive_file + group.active_file;
         let unwritten = group.dirty.unwrap_or_default() + group.writeback.unwrap_or_default();
         Ok(Figures { pages, unwritten, others: group.usage.saturating_sub(pages) })
@@ -101,44 +95,7 @@ impl Group {
     /// Has those who bring in file pages wait, beyond so many bytes of all kinds, until some are written and reclaimed.
     fn hold(&self, bytes: u64) {
         if self.held.replace(Some(bytes)) != Some(bytes) {
-            let _ = self.write(self.limit(), &bytes.to_string());
-        }
-    }
-
-    fn limit(&self) -> &'static str {
-        match self.version {
-            CgroupVersion::V1 => "memory.limit_in_bytes",
-            CgroupVersion::V2 => "memory.high",
-        }
-    }
-
-    /// Has the kernel reclaim about so many bytes of it. That fewer could be reclaimed is no error: they are dirty, or mapped and in use.
-    fn reclaim(&self, bytes: u64) {
-        match self.version {
-            // Setting a limit reclaims in this process, until the limit holds (`mem_cgroup_resize_max` of `mm/memcontrol-v1.c`): so the
-            // group's own processes are not held up, and the limit can be lifted at once.
-            CgroupVersion::V1 => {
-                if let Ok(usage) = self.read_number("memory.usage_in_bytes") {
-                    let _ = self.write(self.limit(), &usage.saturating_sub(bytes).to_string());
-                }
-                self.limit_again();
-            }
-            CgroupVersion::V2 => {
-                let swappiness = if self.swappiness { " swappiness=0" } else { "" };
-                let _ = self.write("memory.reclaim", &format!("{bytes}{swappiness}"));
-            }
-        }
-    }
-
-    /// Has the kernel reclaim all that it can.
-    fn empty(&self) {
-        match self.version {
-            CgroupVersion::V1 => {
-                let _ = self.write("memory.force_empty", "1");
-            }
-            CgroupVersion::V2 => {
-                self.reclaim(self.file_bytes());
-            }
+            self.limit_again();
         }
     }
 
@@ -151,14 +108,25 @@ impl Group {
 
     /// Sets the limit that is to hold: none, most of the time.
     fn limit_again(&self) {
-        let none = match self.version {
-            CgroupVersion::V1 => "-1",
-            CgroupVersion::V2 => "max",
-        };
         let _ = match self.held.get() {
-            Some(bytes) => self.write(self.limit(), &bytes.to_string()),
-            None => self.write(self.limit(), none),
+            Some(bytes) => self.write(LIMIT, &bytes.to_string()),
+            None => self.write(LIMIT, "-1"),
         };
+    }
+
+    /// Has the kernel reclaim about so many bytes of it. That fewer could be reclaimed is no error: they are dirty, or mapped and in use.
+    fn reclaim(&self, bytes: u64) {
+        // Setting a limit reclaims in this process, until the limit holds (`mem_cgroup_resize_max` of `mm/memcontrol-v1.c`): so the
+        // group's own processes are not held up, and the limit can be lifted at once.
+        if let Ok(usage) = self.read_number("memory.usage_in_bytes") {
+            let _ = self.write(LIMIT, &usage.saturating_sub(bytes).to_string());
+        }
+        self.limit_again();
+    }
+
+    /// Has the kernel reclaim all that it can.
+    fn empty(&self) {
+        let _ = self.write("memory.force_empty", "1");
     }
 
     /// Whether no process is in it `besides` that one, nor in groups below it, which the command may have made.
