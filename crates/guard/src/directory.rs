@@ -123,7 +123,7 @@ pub(crate) struct Directory {
 pub(crate) struct Listed {
     /// Whether files were taken up.
     pub(crate) grown: bool,
-    /// A log file that was not, since it is not the database's.
+    /// A log file that was not, since it is not the database's; no name if that holds for the directory.
     pub(crate) refused: Option<OsString>,
     /// Whether there are more log files than may be watched.
     pub(crate) left_out: bool,
@@ -246,7 +246,8 @@ impl Directory {
     /// Opens it for one tick's use. Fails as if it were gone where its path leads to another directory than before.
     pub(crate) fn open(&self, proc: &ProcRoot) -> Result<OwnedFd> {
         let (directory, identity) = self.resolve(proc)?;
-        if self.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+        let is_another = self.pin.is_some_and(|pin| !pin.is(&identity.pin));
+        if is_another || !self.right.may_enter(identity.user) {
             return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
         }
         directory.open_directory(Expected::Inode(identity.pin.inode))
@@ -407,7 +408,7 @@ impl Directory {
     /// Whether a file counts as the database's by itself.
     fn is_its_own(&self, file: &NewFile) -> bool {
         match &self.right {
-            Right::Operator => true,
+            Right::Operator | Right::Owner(_) => self.right.may_enter(file.user),
             Right::Process(right) => right.has_rights_of(file.user) || right.writes.contains(&file.inode),
         }
     }

@@ -6,15 +6,17 @@
 //! 2. the process has that very file open for writing, or
 //! 3. it has a file of the same log open for writing, in a directory that is not open to all for writing.
 //!
-//! Directories that the operator named are the operator's word: all files in them count.
+//! Directories that the operator named are the operator's word: all files in them count. What lies below such a one was put
+//! there by whoever owns it: only files of the first owner on the way down who is not root count there.
 //! A directory is known by its [`Pin`], not by its path, which may lead elsewhere at any moment.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcessUsers;
+use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
 /// The id that stands for users that have none in this user namespace (`/proc/sys/kernel/overflowuid`), and for `nobody`.
@@ -73,12 +75,48 @@ pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
 }
 
 /// Which files of a directory count as the database's.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Right {
     /// All: the operator named the directory.
     Operator,
+    /// Those of a user, where the directory is that user's, too, and lies below one that the operator named; root's are all.
+    /// Nobody's, if it isn't known whose they are.
+    Owner(Option<u32>),
     /// Those of a database's process.
     Process(Arc<ProcessRight>),
+}
+
+impl Right {
+    /// Of a directory that was found by its name at or below one that the operator named, by a path that holds no links. Who owns a
+    /// directory on the way decides where the next name leads, and a link counts as its maker's.
+    pub(crate) fn below(named: &Path, directory: &Path) -> Self {
+        let Ok(rest) = directory.strip_prefix(named) else { return Self::Owner(None) };
+        if rest.as_os_str().is_empty() {
+            return Self::Operator;
+        }
+        let mut path = named.to_path_buf();
+        let mut components = rest.components();
+        loop {
+            match stat_of_name(&path) {
+                Ok(stat) if stat.st_uid != 0 => return Self::Owner(known_user(stat.st_uid)),
+                Ok(_) => {}
+                Err(_) => return Self::Owner(None),
+            }
+            match components.next() {
+                Some(component) => path.push(component),
+                None => return Self::Owner(Some(0)),
+            }
+        }
+    }
+
+    /// Whether what this user owns may be looked into.
+    pub(crate) fn may_enter(&self, user: u32) -> bool {
+        match self {
+            // A process's claim to the directory was examined before.
+            Self::Operator | Self::Process(_) => true,
+            Self::Owner(owner) => *owner == Some(0) || *owner == Some(user),
+        }
+    }
 }
 
 /// What a process may be credited with.
@@ -113,7 +151,12 @@ impl ProcessRight {
 
 /// The one user that a process is, if it is one and is known.
 pub(crate) fn one_user(users: ProcessUsers) -> Option<u32> {
-    users.one().filter(|user| *user != NOBODY || all_users_are_known())
+    users.one().and_then(known_user)
+}
+
+/// The user, unless the id may stand for any.
+fn known_user(user: u32) -> Option<u32> {
+    (user != NOBODY || all_users_are_known()).then_some(user)
 }
 
 /// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.

@@ -16,6 +16,8 @@ mod claims;
 mod decide;
 #[cfg(test)]
 mod limit_tests;
+#[cfg(test)]
+mod named_tests;
 mod report;
 mod sampling;
 #[cfg(test)]

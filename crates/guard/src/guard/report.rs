@@ -85,7 +85,7 @@ impl Report {
             self.in_part(directory, Budget::Names);
         }
         if let Some(name) = &listed.refused {
-            let path = directory.path_of(name);
+            let path = if name.is_empty() { directory.path.clone() } else { directory.path_of(name) };
             self.refused(directory.owner, &directory.profile.name, path, Refusal::NotOwner);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -123,6 +124,11 @@ impl Watched {
                         }
                         // The operator's word is the path: it is listed from the beginning.
                         directory.begin_listing(limit, now);
+                    }
+                    if !directory.right.may_enter(identity.user) {
+                        directory.forget_files();
+                        directory.pin = None;
+                        return Ok(Listed { refused: Some(OsString::new()), ..Listed::default() });
                     }
                     directory.pin = Some(identity.pin);
                     let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;

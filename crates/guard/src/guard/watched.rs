@@ -4,7 +4,7 @@
 //! time for each tick.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -330,7 +330,10 @@ impl Watched {
                 // The profile that was chosen once stays: its files may all be purged by now.
                 let chosen = known.into_iter().find(|(other, _)| *other == path);
                 let chosen = chosen.map_or(candidates, |(_, profile)| vec![profile]);
-                let found = logs_below(&path, &chosen);
+                let found = logs_below(&path, &chosen).map(|(profile, directories)| {
+                    let right = |directory: PathBuf| (Right::below(&path, &directory), directory);
+                    (profile, directories.into_iter().map(right).collect::<Vec<_>>())
+                });
                 Ok::<_, (PathBuf, std::io::Error)>((path, found))
             });
             let (path, found) = match found {
@@ -346,12 +349,15 @@ impl Watched {
                     .problem(path, &"no file in it looks like a log of any profile: name one with --profile");
                 continue;
             };
+            for (right, path) in &found {
+                self.credit(path, right);
+            }
             let watched = |path: &PathBuf| {
                 self.directories.iter().any(|other| other.owner.is_none() && other.path == *path)
                     || self.may_not_open(&DatabaseKey::Named(path.clone()))
             };
-            found.retain(|path| !watched(path));
-            found.retain(|path| {
+            found.retain(|(_, path)| !watched(path));
+            found.retain(|(_, path)| {
                 let refusal = settings.options.targets.refusal(None, path, true);
                 refusal.inspect(|reason| report.refused(None, &profile.name, path.clone(), *reason)).is_none()
             });
@@ -361,16 +367,28 @@ impl Watched {
             report.events.push(Event::Found {
                 pid: None,
                 profile: profile.name.clone(),
-                directories: found.clone(),
+                directories: found.iter().map(|(_, path)| path.clone()).collect(),
             });
-            for directory in found {
+            for (right, directory) in found {
                 let acts = settings.options.targets.acts_on(None, &directory);
-                let right = Right::Operator;
                 let mut named =
                     Directory::new(directory, None, None, Arc::clone(&profile), Vec::new(), right);
                 named.acts = acts;
                 self.directories.push(named);
             }
+        }
+    }
+}
+
+impl Watched {
+    /// Takes in what counts in a named directory that is watched, or one below: its owner may be another than before. What the
+    /// operator named by itself stays the operator's word.
+    fn credit(&mut self, path: &Path, right: &Right) {
+        let named = self.directories.iter_mut().filter(|other| other.owner.is_none() && other.path == path);
+        for directory in named.filter(|other| other.right != Right::Operator && other.right != *right) {
+            directory.right = right.clone();
+            directory.came_back();
+            directory.forget_files();
         }
     }
 }

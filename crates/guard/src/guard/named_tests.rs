@@ -1,0 +1,75 @@
+//! What lies below a directory that was named, where it belongs to somebody who would have files of others acted on. As root.
+
+use std::os::unix::fs::{lchown, symlink};
+use std::path::{Path, PathBuf};
+
+use super::claim_tests::{DATABASE, OTHER, Watch, directory, log, resident, scratch, whole};
+use crate::config::Options;
+
+/// Two segments of a log, of which the first is needed no more.
+fn segments(directory: &Path, user: u32) -> [PathBuf; 2] {
+    [1, 2].map(|number| log(directory.join(format!("00000001000000000000000{number}")), user, 0o600))
+}
+
+fn watch(directory: &Path) -> Watch {
+    Watch::with(Options { find: false, directories: vec![directory.to_path_buf()], ..Options::default() })
+}
+
+fn refused(watch: &Watch) -> usize {
+    let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("NotOwner");
+    watch.said.iter().filter(refused).count()
+}
+
+#[test]
+fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
+    let Some(dir) = scratch("a link below a named directory") else { return };
+    let secret = directory(dir.path().join("secret"), 0, 0o700);
+    let theirs = segments(&secret, 0);
+    let data = directory(dir.path().join("data"), OTHER, 0o755);
+    symlink(&secret, data.join("pg_wal")).unwrap();
+    let mut first = watch(&data);
+    first.ticks();
+    assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
+    assert_eq!(refused(&first), 1, "{:#?}", first.said);
+    // In a directory of root's that all may write to, the link is still of who made it.
+    let shared = directory(dir.path().join("shared"), 0, 0o1777);
+    let link = shared.join("pg_wal");
+    symlink(&secret, &link).unwrap();
+    lchown(&link, Some(OTHER), Some(OTHER)).unwrap();
+    let mut second = watch(&shared);
+    second.ticks();
+    assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
+    assert_eq!(refused(&second), 1, "{:#?}", second.said);
+}
+
+#[test]
+fn a_directory_below_a_named_one_that_is_exchanged_is_examined_anew() {
+    let Some(dir) = scratch("an exchange below a named directory") else { return };
+    // Readable for all, so that the directory alone would be no hindrance.
+    let secret = directory(dir.path().join("secret"), OTHER, 0o755);
+    let [theirs, _] = segments(&secret, 0);
+    let data = directory(dir.path().join("data"), OTHER, 0o755);
+    let wal = directory(data.join("pg_wal"), OTHER, 0o755);
+    let [own, _] = segments(&wal, OTHER);
+    let mut watch = watch(&data);
+    watch.until_released(&own);
+    std::fs::rename(&wal, data.join("was")).unwrap();
+    symlink(&secret, &wal).unwrap();
+    watch.ticks();
+    assert_eq!(resident(&theirs), whole(), "{:#?}", watch.said);
+}
+
+#[test]
+fn what_root_has_set_up_below_a_named_directory_is_served() {
+    let Some(dir) = scratch("a link of root's below a named directory") else { return };
+    let disk = directory(dir.path().join("disk"), DATABASE, 0o700);
+    let [own, _] = segments(&disk, DATABASE);
+    let data = directory(dir.path().join("data"), 0, 0o755);
+    symlink(&disk, data.join("pg_wal")).unwrap();
+    watch(&data).until_released(&own);
+    // And a database's own link to another disk.
+    let [again, _] = segments(&disk, DATABASE);
+    let data = directory(dir.path().join("theirs"), DATABASE, 0o700);
+    symlink(&disk, data.join("pg_wal")).unwrap();
+    watch(&data).until_released(&again);
+}
