@@ -74,6 +74,17 @@ pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
+/// Whose part of what the guard has for all of them something counts to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Party {
+    /// The operator, who named it or a directory above it.
+    Operator,
+    /// The one user that a process is.
+    User(u32),
+    /// All processes that are not known to be of one user.
+    Unknown,
+}
+
 /// Which files of a directory count as the database's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Right {
@@ -117,6 +128,14 @@ impl Right {
             Self::Owner(owner) => *owner == Some(0) || *owner == Some(user),
         }
     }
+
+    /// Whose part it counts to.
+    pub(crate) fn party(&self) -> Party {
+        match self {
+            Self::Operator | Self::Owner(_) => Party::Operator,
+            Self::Process(right) => right.party(),
+        }
+    }
 }
 
 /// What a process may be credited with.
@@ -138,9 +157,9 @@ impl ProcessRight {
         self.user == Some(0) || self.is(user)
     }
 
-    /// Whether both are of one user, or neither is known to be of one.
-    pub(crate) fn is_same_user(&self, other: &Self) -> bool {
-        self.user == other.user
+    /// Whose part the process's directories count to.
+    pub(crate) fn party(&self) -> Party {
+        self.user.map_or(Party::Unknown, Party::User)
     }
 
     /// Whether it is this user.

@@ -347,9 +347,7 @@ impl Watched {
         let (mut of_process, mut of_user) = (0, 0);
         for directory in &self.directories {
             of_process += usize::from(directory.owner == Some(claimant.pid));
-            of_user += usize::from(
-                matches!(&directory.right, Right::Process(right) if right.is_same_user(&claimant.right)),
-            );
+            of_user += usize::from(directory.right.party() == claimant.right.party());
         }
         of_process < DIRECTORIES && of_user < DIRECTORIES_OF_USER && self.directories.len() < ALL_DIRECTORIES
     }

@@ -8,7 +8,7 @@
 //! warning, and the headers that say where a checkpoint is.
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
-//! directory is not opened while [`MOST_HUNG`] of its user are hung. Those of processes that have ended count as one user's.
+//! directory is not opened while [`MOST_HUNG`] of its user are hung, whose they stay when their processes have ended.
 //! Where no thread can be had nothing is done.
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
-use crate::ownership::Right;
+use crate::ownership::{Party, Right};
 
 /// How long a tick waits for one database.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,6 +49,8 @@ impl Place {
 /// A database whose job has not come back.
 pub(super) struct Hung {
     key: DatabaseKey,
+    /// Whose it was when the job began.
+    party: Party,
     path: PathBuf,
     profile: Option<String>,
     /// The devices of its directories, as far as they are known, and which of them it hangs at.
@@ -70,7 +72,7 @@ enum Back {
 
 impl Hung {
     fn new(
-        key: DatabaseKey,
+        (key, party): (DatabaseKey, Party),
         path: PathBuf,
         profile: Option<String>,
         (devices, place): (Vec<Option<u64>>, Place),
@@ -78,7 +80,7 @@ impl Hung {
         back: Box<dyn FnMut() -> Back>,
     ) -> Self {
         let (report_after, reported, dropped) = (REPORTED, false, false);
-        Self { key, path, profile, devices, place, since, report_after, reported, dropped, back }
+        Self { key, party, path, profile, devices, place, since, report_after, reported, dropped, back }
     }
 
     /// The device that does not answer, if it is known.
@@ -94,6 +96,13 @@ fn back<R: 'static>(waiting: Receiver<(Vec<Directory>, R)>) -> Box<dyn FnMut() -
         Err(TryRecvError::Empty) => Back::NotYet,
         Err(TryRecvError::Disconnected) => Back::Never,
     })
+}
+
+/// Whether so many are hung that nothing new of this database is to be opened.
+fn are_too_many(hung: &[Hung], key: &DatabaseKey, party: Party) -> bool {
+    hung.len() >= MOST_HUNG.1
+        || hung.iter().any(|one| one.key == *key)
+        || hung.iter().filter(|one| one.party == party).count() >= MOST_HUNG.0
 }
 
 impl Watched {
@@ -132,6 +141,7 @@ impl Watched {
     ) -> Option<(Vec<Directory>, R)> {
         let first = own.first()?;
         let (path, profile) = (first.path.clone(), first.profile.name.clone());
+        let whose = (key.clone(), first.right.party());
         let devices = own.iter().map(|directory| Some(directory.pin?.inode.dev)).collect();
         let place = Place::default();
         let of_job = place.clone();
@@ -142,8 +152,7 @@ impl Watched {
             (own, result)
         });
         *self.took.entry(key.clone()).or_default() += since.elapsed();
-        let hangs =
-            |waiting| Hung::new(key.clone(), path, Some(profile), (devices, place), since, back(waiting));
+        let hangs = |waiting| Hung::new(whose, path, Some(profile), (devices, place), since, back(waiting));
         outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
@@ -158,9 +167,10 @@ impl Watched {
             return None;
         }
         let since = Instant::now();
+        let party = self.party(&key);
         let outcome = self.crew.run(PATIENCE, move || (Vec::new(), job()));
         let known = (Vec::new(), Place::default());
-        let hangs = |waiting| Hung::new(key, path.to_path_buf(), None, known, since, back(waiting));
+        let hangs = |waiting| Hung::new((key, party), path.to_path_buf(), None, known, since, back(waiting));
         outcome.map(|(_, result)| result).map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
@@ -175,19 +185,14 @@ impl Watched {
 
     /// Whether a new directory of a database is not to be opened now.
     pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
-        let right = |key: &DatabaseKey| {
-            let database = self.databases.iter().find(|database| Some(database.pid) == key.pid());
-            database.map(Database::right)
-        };
-        let own = right(key);
-        let is_same = |hung: &&Hung| match (&own, right(&hung.key)) {
-            (Some(own), Some(other)) => own.is_same_user(&other),
-            (None, None) => true,
-            (Some(_), None) | (None, Some(_)) => false,
-        };
-        self.hung.len() >= MOST_HUNG.1
-            || self.hung.iter().any(|hung| hung.key == *key)
-            || self.hung.iter().filter(is_same).count() >= MOST_HUNG.0
+        are_too_many(&self.hung, key, self.party(key))
+    }
+
+    /// Whose a database is.
+    fn party(&self, key: &DatabaseKey) -> Party {
+        let Some(pid) = key.pid() else { return Party::Operator };
+        let database = self.databases.iter().find(|database| database.pid == pid);
+        database.map_or(Party::Unknown, |database| database.right().party())
     }
 
     /// The databases whose file systems do not answer.
@@ -280,5 +285,31 @@ impl Watched {
         for hung in &mut self.hung {
             hung.dropped = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Options;
+    use crate::guard::Guard;
+    use pagekeeper_kernel::process::ProcRoot;
+
+    #[test]
+    fn hung_databases_stay_their_users_when_their_processes_have_ended() {
+        let mut guard = Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
+        let watched = &mut guard.watched;
+        let attacker = Party::User(54_321);
+        for pid in 0..u32::try_from(MOST_HUNG.0).unwrap() {
+            // None of these is among the databases: they have ended.
+            let whose = (DatabaseKey::Process(u32::MAX - pid), attacker);
+            let nothing = (Vec::new(), Place::default());
+            let never_back = Box::new(|| Back::NotYet);
+            watched.hung.push(Hung::new(whose, "/".into(), None, nothing, Instant::now(), never_back));
+        }
+        let key = DatabaseKey::Process(1);
+        assert!(are_too_many(&watched.hung, &key, attacker));
+        assert!(!are_too_many(&watched.hung, &key, Party::User(54_322)));
+        assert!(!watched.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
     }
 }
