@@ -4,11 +4,13 @@
 //! its thread for good, and no signal ends it. So what looks at files of others does it as a job ([`patiently`]) in a
 //! thread that may be left behind. In a job, each call that may ask a file system is announced ([`asking`]); all of this
 //! crate's are. If one is not back within [`PATIENCE`], its file system counts as *unanswered* in the whole process until
-//! that call returns: whatever would ask it is refused ([`Error::NoAnswer`]), and the job is begun anew without it.
+//! that call returns: whatever would ask it is refused ([`Error::NoAnswer`]), and the job is begun anew without it, be it
+//! that it answers again by then: one that takes a little longer than that each time would have it begun without end.
 //!
 //! Invariants: no lock is held over a call; to find out on which file system a path lies none is asked: names are looked
-//! up in the kernel's cache alone (`RESOLVE_CACHED`), and a mount's root needs no look-up. No more than [`MOST`] threads
-//! are left behind: then every file system that needs somebody's answer is refused. Outside of jobs nothing changes.
+//! up in the kernel's cache alone (`RESOLVE_CACHED`), and a mount's root needs no look-up. Once [`MOST`] threads are left
+//! behind every file system that needs somebody's answer is refused, and at twice as many (a disk hangs, or whose
+//! answer is needed could not be found out) every one. Outside of jobs nothing changes.
 
 mod crew;
 
@@ -31,6 +33,8 @@ pub use crew::Crew;
 pub const PATIENCE: Duration = Duration::from_secs(3);
 /// Calls that may hang at once before no file system is asked any more that needs somebody's answer.
 pub const MOST: usize = 8;
+/// And before none is asked at all.
+const MOST_OF_ANY: usize = 2 * MOST;
 /// Between two looks at what a job does.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,11 +52,27 @@ pub struct Unanswered {
 /// A call that did not come back.
 struct Entry {
     call: u64,
+    asked: Asked,
+    mount: Option<Mount>,
+    since: Instant,
+}
+
+/// What a call asked that took too long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
     path: PathBuf,
     /// Of its file system, where that is one that needs somebody's answer.
     dev: Option<u64>,
-    mount: Option<Mount>,
-    since: Instant,
+}
+
+impl Asked {
+    /// Whether a call asks it, too.
+    fn is_asked_by(&self, devices: &[u64], path: &Path) -> bool {
+        match self.dev {
+            Some(hung) => devices.contains(&hung),
+            None => path.starts_with(self.path.parent().unwrap_or(&self.path)),
+        }
+    }
 }
 
 static UNANSWERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
@@ -71,6 +91,8 @@ struct Call {
 #[derive(Debug, Default)]
 pub(crate) struct Job {
     under_way: Mutex<BTreeMap<u64, Call>>,
+    /// What took too long when the job was begun before, even if it answers by now.
+    refused: Vec<Asked>,
 }
 
 thread_local! {
@@ -137,21 +159,19 @@ fn announce(path: &Path, from: impl FnOnce() -> Option<u64>) -> Result<Asking> {
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
     let from = from();
     lock(&job.under_way).insert(number, Call { path: path.to_path_buf(), from, since: Instant::now() });
-    let asking = Asking(Some((job, number)));
-    if lock(&UNANSWERED).is_empty() {
+    let asking = Asking(Some((Arc::clone(&job), number)));
+    if job.refused.is_empty() && lock(&UNANSWERED).is_empty() {
         return Ok(asking);
     }
     let devices: Vec<u64> = from.into_iter().chain(device_without_asking(path)).collect();
-    let (is_hung, are_too_many) = {
+    let is_asked = |asked: &Asked| asked.is_asked_by(&devices, path);
+    let (is_hung, left) = {
         let unanswered = lock(&UNANSWERED);
-        let is_hung = |entry: &Entry| match entry.dev {
-            Some(hung) => devices.contains(&hung),
-            None => path.starts_with(entry.path.parent().unwrap_or(&entry.path)),
-        };
-        (unanswered.iter().any(is_hung), unanswered.len() >= MOST)
+        (unanswered.iter().any(|entry| is_asked(&entry.asked)), unanswered.len())
     };
     let may_hang = |dev: &u64| is_remote(*dev, mount_of(*dev, path).as_ref());
-    if is_hung || (are_too_many && devices.iter().any(may_hang)) {
+    let are_too_many = left >= MOST_OF_ANY || (left >= MOST && devices.iter().any(may_hang));
+    if is_hung || are_too_many || job.refused.iter().any(is_asked) {
         return Err(Error::NoAnswer { path: path.to_path_buf() });
     }
     Ok(asking)
@@ -166,7 +186,7 @@ fn is_remote(dev: u64, mount: Option<&Mount>) -> bool {
 pub fn unanswered() -> Vec<Unanswered> {
     let mut found: Vec<Unanswered> = Vec::new();
     for entry in lock(&UNANSWERED).iter() {
-        let point = entry.mount.as_ref().map_or(&entry.path, |mount| &mount.point).clone();
+        let point = entry.mount.as_ref().map_or(&entry.asked.path, |mount| &mount.point).clone();
         let kind = entry.mount.as_ref().map(|mount| mount.kind.clone());
         if found.iter().all(|known| (&known.point, &known.kind) != (&point, &kind)) {
             found.push(Unanswered { point, kind, time: entry.since.elapsed() });
@@ -195,9 +215,10 @@ pub fn patiently<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
     mut begin: impl FnMut() -> J,
 ) -> Result<T> {
     let mut crew = Crew::default();
-    let mut hung = PathBuf::new();
+    let mut refused: Vec<Asked> = Vec::new();
     for _ in 0..=MOST {
-        let (job, work) = (Arc::new(Job::default()), begin());
+        let (job, work) = (Job { refused: refused.clone(), ..Job::default() }, begin());
+        let job = Arc::new(job);
         let mut overdue = None;
         let wait_on = || {
             overdue = job.overdue();
@@ -214,17 +235,16 @@ pub fn patiently<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
             Ok(done) => return Ok(done),
             Err(_left) => {
                 if let Some((number, call)) = overdue {
-                    hung.clone_from(&call.path);
-                    give_up(&job, number, call);
+                    refused.push(give_up(&job, number, call));
                 }
             }
         }
     }
-    Err(Error::NoAnswer { path: hung })
+    Err(Error::NoAnswer { path: refused.pop().map(|asked| asked.path).unwrap_or_default() })
 }
 
-/// Notes that the file system that a call asks does not answer.
-fn give_up(job: &Job, number: u64, call: Call) {
+/// Notes that the file system that a call asks does not answer, and gives which one that is.
+fn give_up(job: &Job, number: u64, call: Call) -> Asked {
     // Where even that can't be asked (NFS may be asked for the end of a link of the kernel's), the path alone counts.
     let asked = call.clone();
     let found = Crew::default().run(Duration::from_secs(1), move || {
@@ -234,12 +254,13 @@ fn give_up(job: &Job, number: u64, call: Call) {
         found.find(|(dev, mount)| is_remote(*dev, mount.as_ref()))
     });
     let (dev, mount) = found.ok().flatten().map_or((None, None), |(dev, mount)| (Some(dev), mount));
+    let asked = Asked { path: call.path, dev };
     let mut unanswered = lock(&UNANSWERED);
     // Unless it came back at this moment.
     if lock(&job.under_way).contains_key(&number) {
-        let Call { path, since, .. } = call;
-        unanswered.push(Entry { call: number, path, dev, mount, since });
+        unanswered.push(Entry { call: number, asked: asked.clone(), mount, since: call.since });
     }
+    asked
 }
 
 /// The mount of a device, as this process or the one that a path begins with sees it.
@@ -292,6 +313,25 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(patiently(job).unwrap().0.is_ok());
+    }
+
+    #[test]
+    fn what_answers_late_each_time_is_asked_once() {
+        let (here, asked) = (tempfile::tempdir().unwrap(), Arc::new(AtomicU64::new(0)));
+        let job = || {
+            let (path, asked) = (here.path().join("file"), Arc::clone(&asked));
+            move || {
+                // The slow one is left at the first, and is back before the job begun anew gets there.
+                std::thread::sleep(Duration::from_millis(500));
+                let _asking = asking(&path)?;
+                asked.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(PATIENCE + Duration::from_millis(300));
+                Ok(())
+            }
+        };
+        let done: Result<()> = patiently(job).unwrap();
+        assert!(matches!(done, Err(Error::NoAnswer { .. })), "{done:?}");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     #[test]

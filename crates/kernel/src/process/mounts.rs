@@ -50,8 +50,10 @@ impl Mount {
                 | "beegfs"
                 | "virtiofs"
                 | "fuse"
+                | "fuseblk"
                 | "autofs"
         ) || self.kind.starts_with("fuse.")
+            || self.kind.starts_with("fuseblk.")
     }
 
     /// Whether the file system has this option.
