@@ -18,8 +18,9 @@ use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
+use super::room::{Room, room_for};
 use super::watched::{Database, Watched};
-use crate::budget::{ALL_DIRECTORIES, Budget, DIRECTORIES, DIRECTORIES_OF_USER};
+use crate::budget::Budget;
 use crate::config::Settings;
 use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
@@ -261,12 +262,12 @@ impl Watched {
         );
         directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(now + AGAIN);
-        if !self.has_room_for(claimant) {
+        let key = DatabaseKey::Process(claimant.pid);
+        if self.room_for(claimant) == Room::Full {
             report.in_part(&directory, Budget::Directories);
             return refused;
         }
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
-        let key = DatabaseKey::Process(claimant.pid);
         let opened = self.find_out(key.clone(), &asked, move || {
             let before = thread_cpu_time();
             let opened = directory.resolve(&proc).map(|(found, identity)| {
@@ -325,10 +326,7 @@ impl Watched {
                 report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::OtherDatabase);
                 return refused;
             }
-            self.give_up(at, now);
-            by_inode.clear();
-            let others = self.directories.iter().enumerate();
-            by_inode.extend(others.filter_map(|(at, other)| Some((other.pin?.inode, at))));
+            self.give_up_known(at, by_inode, now);
             report.events.push(Event::TakenOver {
                 pid: claimant.pid,
                 profile: profile.name.clone(),
@@ -336,20 +334,26 @@ impl Watched {
                 from: held_by,
             });
         }
+        // Only now that the claim is a good one.
+        if let Room::InPlaceOf(at) = self.room_for(claimant) {
+            report.in_part(&self.directories[at], Budget::Directories);
+            self.give_up_known(at, by_inode, now);
+        }
         directory.pin = Some(identity.pin);
         by_inode.insert(identity.pin.inode, self.directories.len());
         self.directories.push(directory);
         Claim::Held(strength)
     }
 
-    /// Whether one more directory may be watched for this database.
-    fn has_room_for(&self, claimant: &Examined) -> bool {
-        let (mut of_process, mut of_user) = (0, 0);
-        for directory in &self.directories {
-            of_process += usize::from(directory.owner == Some(claimant.pid));
-            of_user += usize::from(directory.right.party() == claimant.right.party());
-        }
-        of_process < DIRECTORIES && of_user < DIRECTORIES_OF_USER && self.directories.len() < ALL_DIRECTORIES
+    /// What room there is for one more directory of this database; finding that out is paid for by it.
+    fn room_for(&mut self, claimant: &Examined) -> Room {
+        let before = thread_cpu_time();
+        let of = |directory: &Directory| (directory.owner, directory.right.party());
+        let watched: Vec<_> = self.directories.iter().map(of).collect();
+        let room = room_for(&watched, claimant.pid, claimant.right.party());
+        let spent = thread_cpu_time().saturating_sub(before);
+        self.turns.spend(&DatabaseKey::Process(claimant.pid), spent);
+        room
     }
 
     /// How good the claim is that a directory is watched by; none where its database has ended.
@@ -372,6 +376,14 @@ impl Watched {
         if let Some(database) = database {
             database.claims.insert(directory.path, Claim::Refused(now + AGAIN));
         }
+    }
+
+    /// The same where they are known by inode.
+    fn give_up_known(&mut self, at: usize, by_inode: &mut HashMap<Inode, usize>, now: Instant) {
+        self.give_up(at, now);
+        by_inode.clear();
+        let others = self.directories.iter().enumerate();
+        by_inode.extend(others.filter_map(|(at, other)| Some((other.pin?.inode, at))));
     }
 
     /// Forgets directories whose path leads elsewhere now: what it leads to is another claim, examined as such.

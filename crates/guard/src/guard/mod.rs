@@ -19,6 +19,7 @@ mod limit_tests;
 #[cfg(test)]
 mod named_tests;
 mod report;
+mod room;
 mod sampling;
 #[cfg(test)]
 mod selection_tests;

@@ -297,7 +297,8 @@ mod tests {
 
     #[test]
     fn hung_databases_stay_their_users_when_their_processes_have_ended() {
-        let mut guard = Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
+        let mut guard =
+            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
         let watched = &mut guard.watched;
         let attacker = Party::User(54_321);
         for pid in 0..u32::try_from(MOST_HUNG.0).unwrap() {
