@@ -480,7 +480,7 @@ pub fn name_thread(name: &CStr) {
 }
 
 /// mincore(2) of a range, which begins at a page: whether each of its pages is resident, in the lowest bit of a byte. It maps the
-/// range for this. Who neither owns the file nor may write to it is given all as resident.
+/// range for this, which no child of fork inherits. Who neither owns the file nor may write to it is given all as resident.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     let length = length(range);
@@ -495,6 +495,7 @@ pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Er
             libc::SYS_mmap,
             [0, length, protection, libc::MAP_SHARED as usize, of(fd), range.start as usize],
         )?;
+        let _ = call(libc::SYS_madvise, [at, length, libc::MADV_DONTFORK as usize, 0, 0, 0]);
         let seen = call(libc::SYS_mincore, [at, length, pages.as_mut_ptr() as usize, 0, 0, 0]);
         let _ = call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]);
         seen.map(drop)
@@ -535,7 +536,7 @@ pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64
 /// Which pages of a window were resident, each in the lowest bit of a byte, for who may not see that by cachestat(2) or mincore(2). Of
 /// an open file with `POSIX_FADV_RANDOM`: it brings in the first page of each 16, by reads that don't wait and say whether it was
 /// there; then it has these mapped, with which the kernel maps those of the 16 that are resident (`fault_around_bytes`), and reads in
-/// /proc/self/pagemap which these were.
+/// /proc/self/pagemap which these were. No child of fork inherits that mapping: it would keep the file.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     const EACH: usize = 16;
@@ -568,7 +569,9 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     let done = unsafe {
         call(libc::SYS_mmap, [0, length, access, libc::MAP_SHARED as usize, of(fd), window.start as usize])
             .map(|at| {
-                let _ = call(libc::SYS_madvise, [at, length, libc::MADV_RANDOM as usize, 0, 0, 0]);
+                for advice in [libc::MADV_DONTFORK, libc::MADV_RANDOM] {
+                    let _ = call(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]);
+                }
                 let mut bytes = [0_u8; BLOCKS];
                 let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BLOCKS };
                 let firsts: [libc::iovec; BLOCKS] = core::array::from_fn(|nth| libc::iovec {
