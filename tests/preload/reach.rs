@@ -123,6 +123,75 @@ fn files_that_may_only_be_read_leave_nothing() {
     }
 }
 
+/// Whose file the helper lets go of, for names that are removed, is read on at once: each call once waited for what nobody began any more.
+#[test]
+fn files_that_may_only_be_read_are_read_on_as_names_are_removed() {
+    if !support::can_run("names that are removed", &["setpriv", "perl"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let home = support::scratch();
+    for path in [here, home.path()] {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("give the directory away");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("set permissions");
+    }
+    let program = home.path().join("pagekeeper");
+    support::copy_program(&support::command::program(), &program);
+    let text = r#"
+use Time::HiRes 'time';
+sub read_on { while (sysread($_[0], my $bytes, 128 << 10)) { unlink(pop @names) or die for 1..$_[1] } }
+sub begin {
+    open(my $file, '<', $_[0]) or die;
+    sysread($file, my $bytes, 128 << 10) == 128 << 10 or die for 1..16;
+    return $file;
+}
+@names = map { "name-$_" } 1..2000;
+for (@names) { open(my $made, '>', $_) or die }
+my $before = time;
+# Some of so many have the hash by which the helper counts a file.
+read_on(begin('file-0'), 4);
+my $first = begin('file-1');
+unlink('file-1') or die;
+# Takes the place that the first one had, and keeps it as that ends.
+my $second = begin('file-2');
+close($first);
+read_on($second, 0);
+my $third = begin('file-3');
+unlink('file-3') or die;
+read_on($third, 0);
+print(time - $before);
+"#;
+    let files: Vec<_> = (0..4).map(|n| here.join(format!("file-{n}"))).collect();
+    let mut took = Vec::new();
+    for wrapped in [false, true] {
+        for file in &files {
+            std::fs::write(file, vec![0x5a; 64 << 20]).expect("write");
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o644)).expect("set permissions");
+            evict(file);
+        }
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        if wrapped {
+            command.arg(&program).args(["run", "--as", "stream", "--"]);
+        }
+        command.args(["perl", "-e", text]);
+        command.env("HOME", home.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
+        let said = finish(command.current_dir(here)).fine();
+        took.push(said.trim().parse::<f64>().unwrap_or_else(|error| panic!("{error}: {said}")));
+        for name in std::fs::read_dir(here).expect("list") {
+            let path = name.expect("list").path();
+            if path.is_file() {
+                std::fs::remove_file(path).expect("remove");
+            }
+        }
+    }
+    let [plain, wrapped] = took[..] else { unreachable!("two runs") };
+    eprintln!("{plain} s plain, {wrapped} s as a stream");
+    assert!(wrapped <= plain * 20.0 + 10.0, "{plain} s plain, {wrapped} s as a stream");
+}
+
 /// As runtimes make them that don't call the C library's functions: node's, for one.
 #[test]
 fn calls_by_their_numbers_leave_nothing() {

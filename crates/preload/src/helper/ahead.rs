@@ -10,10 +10,12 @@
 //! are resident before are probed ([`sys::probe`]): one page of 16 is read by itself for it. So they are of who reads by calls that are not
 //! seen, which might otherwise get ahead of the helper before it notices.
 //!
-//! Invariants: what is done for a reader ends with its place in [`PLACES`]; what was read ahead and not come to goes then.
+//! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`Ahead`]) and the helper's ([`Reader`]);
+//! what was read ahead and not come to goes as the helper does. Nobody waits for what the helper doesn't begin any more: it says when it
+//! has left, and the program begins anew.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
@@ -44,8 +46,11 @@ const POLL: u64 = 100_000;
 
 /// What a reader and the helper know of each other.
 struct Place {
-    is_taken: AtomicBool,
+    /// The sides that have it: [`BOTH`] at first, 0 where it is free.
+    sides: AtomicU32,
+    /// Whether the program's side has given it up, and the helper's.
     is_over: AtomicBool,
+    is_left: AtomicBool,
     /// Whether what was read is to be dropped behind it: the kernel's copies drop nothing.
     copies: AtomicBool,
     /// Whether calls end within pages, and so are plain.
@@ -58,10 +63,14 @@ struct Place {
     begun: AtomicU64,
 }
 
+/// The program's side and the helper's.
+const BOTH: u32 = 2;
+
 static PLACES: [Place; READERS] = [const {
     Place {
-        is_taken: AtomicBool::new(false),
+        sides: AtomicU32::new(0),
         is_over: AtomicBool::new(false),
+        is_left: AtomicBool::new(false),
         copies: AtomicBool::new(false),
         is_plain: AtomicBool::new(false),
         unseen: AtomicI32::new(-1),
@@ -70,6 +79,32 @@ static PLACES: [Place; READERS] = [const {
         begun: AtomicU64::new(0),
     }
 }; READERS];
+
+impl Place {
+    /// One side gives it up.
+    fn give_up(&self) {
+        // A child of fork that was born in the middle of this has none left.
+        let _ = self.sides.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |sides| sides.checked_sub(1));
+    }
+
+    /// The helper's side gives it up: it begins to read nothing more there.
+    fn leave(&self) {
+        self.is_left.store(true, Ordering::Release);
+        self.begun.store(u64::MAX, Ordering::Release);
+        self.give_up();
+    }
+}
+
+/// What came of a wait for the helper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// All was begun to be read, or nearly; or never can be.
+    Begun,
+    /// The helper has let go of the file: it may be asked anew.
+    Left,
+    /// It took too long.
+    InVain,
+}
 
 /// How a file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +125,12 @@ impl Ahead {
     /// Has the helper read ahead of who is at `position` of the file that `fd` names. `None`: there is no helper, or no place.
     pub fn begin(fd: c_int, position: u64, calls: Calls) -> Option<Self> {
         let is_free = |place: &Place| {
-            place.is_taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            place.sides.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         let index = if prepare() { PLACES.iter().position(is_free) } else { None }?;
         let place = PLACES.get(index)?;
         place.is_over.store(false, Ordering::Relaxed);
+        place.is_left.store(false, Ordering::Relaxed);
         place.copies.store(false, Ordering::Relaxed);
         place.is_plain.store(calls != Calls::Uncached, Ordering::Relaxed);
         place.unseen.store(if calls == Calls::Unseen { fd } else { -1 }, Ordering::Relaxed);
@@ -102,7 +138,7 @@ impl Ahead {
             at.store(position, Ordering::Relaxed);
         }
         if !send(fd, &Job::Ahead { index: index as u32 }) {
-            place.is_taken.store(false, Ordering::Release);
+            place.sides.store(0, Ordering::Release);
             return None;
         }
         Some(Self(index))
@@ -124,24 +160,22 @@ impl Ahead {
         }
     }
 
-    /// Waits until all up to `end` was begun to be read, or nearly; for a moment at most. Whether it was.
-    pub fn wait_for(&self, end: u64) -> bool {
-        let Some(place) = self.place() else { return false };
+    /// Waits until all up to `end` was begun to be read, or nearly; for [`WAIT_MAX`] at most.
+    pub fn wait_for(&self, end: u64) -> Waited {
+        let Some(place) = self.place() else { return Waited::Left };
         let beyond = if self.is_plain() { AGAIN } else { 0 };
         let end = end.saturating_add(beyond);
         let end = end.min(place.position.load(Ordering::Relaxed).saturating_add(WANTED_MAX));
         place.wanted.store(end, Ordering::Release);
-        if place.begun.load(Ordering::Acquire) >= end {
-            return true;
-        }
-        let until = sys::now().saturating_add(WAIT_MAX);
+        let mut until = None;
         while place.begun.load(Ordering::Acquire) < end {
-            if sys::now() > until {
-                return false;
+            let now = sys::now();
+            if now > *until.get_or_insert(now.saturating_add(WAIT_MAX)) {
+                return Waited::InVain;
             }
             sys::sleep(POLL);
         }
-        true
+        if place.is_left.load(Ordering::Acquire) { Waited::Left } else { Waited::Begun }
     }
 
     /// The reader goes on by reads, which drop what they have touched.
@@ -152,7 +186,7 @@ impl Ahead {
     }
 
     /// The same, for a copy by the kernel, behind which the helper drops what the reader brought in.
-    pub fn wait_to_copy(&self, end: u64) -> bool {
+    pub fn wait_to_copy(&self, end: u64) -> Waited {
         if let (false, Some(place)) = (self.is_plain(), self.place()) {
             place.copies.store(true, Ordering::Relaxed);
         }
@@ -164,21 +198,28 @@ impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some(place) = self.place() {
             place.is_over.store(true, Ordering::Release);
+            place.give_up();
         }
     }
 }
 
-/// The file could not be opened anew: nobody reads ahead there. The place is not given out again.
+/// The file could not be opened anew: nobody reads ahead there. That would come of another attempt, too.
 pub(super) fn was_refused(index: u32) {
     if let Some(place) = PLACES.get(index as usize) {
         place.begun.store(u64::MAX, Ordering::Release);
+        place.give_up();
     }
 }
 
-/// In a child of fork nobody reads ahead.
+/// In a child of fork nobody reads ahead: what its parent had is the program's alone.
 pub(super) fn after_fork() {
     for place in &PLACES {
-        place.is_taken.store(false, Ordering::Relaxed);
+        // What is not written to stays shared with the parent.
+        if place.sides.load(Ordering::Relaxed) > 0 {
+            place.is_left.store(true, Ordering::Relaxed);
+            place.begun.store(u64::MAX, Ordering::Relaxed);
+            place.sides.store(u32::from(!place.is_over.load(Ordering::Relaxed)), Ordering::Relaxed);
+        }
     }
 }
 
@@ -300,7 +341,7 @@ impl Reader {
             }
             place.begun.store(self.begun, Ordering::Release);
         }
-        if self.begun >= size {
+        if self.begun >= size || self.is_refused {
             place.begun.store(u64::MAX, Ordering::Release);
         }
         true
@@ -360,7 +401,7 @@ impl Drop for Reader {
         sys::close(self.file);
         self.hash.give_back();
         if let Some(place) = PLACES.get(self.index) {
-            place.is_taken.store(false, Ordering::Release);
+            place.leave();
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::counters::Count;
 use crate::large::LargeRead;
 use crate::{process, sys};
 
-pub use ahead::{Ahead, Calls};
+pub use ahead::{Ahead, Calls, Waited};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::forked;
 pub(crate) use held::has_no_name;

@@ -26,7 +26,7 @@ use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, PAGE, Stream};
 
 use super::{FILES, How};
 use crate::counters::Count;
-use crate::helper::{self, Ahead, Calls};
+use crate::helper::{self, Ahead, Calls, Waited};
 use crate::large::{self, LargeRead};
 use crate::process::count;
 use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
@@ -40,6 +40,8 @@ const UNSEEN_MAX: u64 = 30_000_000_000;
 /// are no more.
 const PAUSES: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
 const IN_VAIN_MAX: u32 = 8;
+/// Bytes after a wait for the helper in vain that are read without it.
+const ALONE: u64 = 64 << 20;
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
 /// By what residency is seen.
@@ -86,6 +88,8 @@ pub struct Reader {
     is_copy: bool,
     run: u64,
     next: u64,
+    /// Up to where the helper isn't asked again to read ahead.
+    alone_until: u64,
 }
 
 impl Reader {
@@ -110,6 +114,7 @@ impl Reader {
         is_copy: false,
         run: 0,
         next: 0,
+        alone_until: 0,
     };
 
     /// The file was opened, with its size.
@@ -157,13 +162,36 @@ impl Reader {
         if !is_whole && self.ahead.as_ref().is_some_and(|ahead| !ahead.is_plain()) {
             self.ahead = None;
         }
-        if self.ahead.is_none() && is_in_order && self.size.saturating_sub(at) > IN_ORDER {
+        // Once more where the helper has let go of the file since.
+        for _ in 0..2 {
+            if self.ahead.is_none() && is_in_order && self.size.saturating_sub(at) > IN_ORDER {
+                self.begin_ahead(fd, at, calls);
+            }
+            // Or the kernel would read ahead itself.
+            let end = at.saturating_add(length).min(self.size);
+            if self.waited(at, |ahead| ahead.wait_for(end)) != Some(Waited::Left) {
+                return;
+            }
+        }
+    }
+
+    /// Has the helper read ahead from `at` on, unless it was waited for in vain not long before.
+    fn begin_ahead(&mut self, fd: c_int, at: u64, calls: Calls) {
+        if at >= self.alone_until {
             self.ahead = Ahead::begin(fd, at, calls);
         }
-        if let Some(ahead) = &self.ahead {
-            // Or the kernel would read ahead itself.
-            ahead.wait_for(at.saturating_add(length).min(self.size));
+    }
+
+    /// Waits for the helper; where it has left, or that is in vain, it reads ahead no more. `None`: it doesn't.
+    fn waited(&mut self, at: u64, wait: impl FnOnce(&Ahead) -> Waited) -> Option<Waited> {
+        let waited = wait(self.ahead.as_ref()?);
+        if waited != Waited::Begun {
+            self.ahead = None;
         }
+        if waited == Waited::InVain {
+            self.alone_until = at.saturating_add(ALONE);
+        }
+        Some(waited)
     }
 
     /// Before the kernel copies a part of a file whose residency isn't seen: whether what it brings in will go.
@@ -171,11 +199,11 @@ impl Reader {
         self.before_uncached(fd, at, length);
         if self.ahead.is_none() {
             let calls = if self.is_plain { Calls::Plain } else { Calls::Uncached };
-            self.ahead = Ahead::begin(fd, at, calls);
+            self.begin_ahead(fd, at, calls);
         }
         let end = at.saturating_add(length).min(self.size);
         self.is_copy = true;
-        self.ahead.as_ref().is_some_and(|ahead| ahead.wait_to_copy(end))
+        self.waited(at, |ahead| ahead.wait_to_copy(end)) == Some(Waited::Begun)
     }
 
     /// Before the program has `length` bytes at `at` be read ahead: that moves no reader.
