@@ -276,13 +276,13 @@ impl Core {
     /// Makes durable what was written: it is in the cache then, and no longer in the index. Gives the number of pages.
     fn sync_written(&self, written: &mut Written) -> Result<usize, Error> {
         if injected!(self.config.options, AppliedBeforeSync) {
-            self.release_written(&written.pages);
+            self.release_written(&written.pages)?;
         }
         if !injected!(self.config.options, NoSyncOfData) {
             self.data.sync()?;
         }
         let Written { pages, .. } = std::mem::take(written);
-        self.release_written(&pages);
+        self.release_written(&pages)?;
         // Those who wait for room need not wait for the checkpoint's end.
         if !pages.is_empty() {
             self.checkpoints.notify_done();
@@ -290,12 +290,12 @@ impl Core {
         Ok(pages.len())
     }
 
-    fn release_written(&self, pages: &[(PageNo, Seq)]) {
+    fn release_written(&self, pages: &[(PageNo, Seq)]) -> Result<(), Error> {
         let crc = |(page, seq): &(PageNo, Seq)| {
             let version = self.index.get(*page, *seq)?;
             if let Content::Whole(whole) = version.content { Some((*page, whole.crc())) } else { None }
         };
-        self.map.set(&pages.iter().filter_map(crc).collect::<Vec<_>>());
+        self.map.set(pages.iter().filter_map(crc).collect())?;
         let needed = self.snapshots.needed();
         for (page, seq) in pages {
             // Where it can't be had it is loaded when it is read.
@@ -307,6 +307,7 @@ impl Core {
             }
             self.index.applied(*page, *seq, &needed);
         }
+        Ok(())
     }
 }
 

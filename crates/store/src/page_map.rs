@@ -5,16 +5,17 @@
 //! 1. The entry of a page is that of what the data file has durably, before its versions leave the index.
 //! 2. A block that differs from what the disk has stays in memory. It is written to the place that does not hold its newest; what
 //!    a crash leaves of that is in the journal as well, so that the older place is as good.
-//! 3. A place that can't be read, or is not whole, fails nothing: the other one is taken, and a page that is newer than it believed.
+//! 3. A place that is not whole fails nothing: the other one is taken, and a page that is newer than it believed. Nor does one that
+//!    can't be read, if it is the one that is written next; else what it holds may count later, and nothing is taken for the block.
 //!
-//! Writing fails as the disk does.
+//! Reading a block fails where its newer place may be the one that can't be read; writing fails as the disk does.
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
-use pagekeeper_io::{AlignedBuf, BatchRead, Create, Io, IoFile};
+use pagekeeper_io::{AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile};
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use crate::data::{DataFile, Run, WritesInFlight};
@@ -41,6 +42,15 @@ struct Loaded {
 
 type Shard = HashMap<u64, Loaded>;
 
+/// Why a page does not count.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckFault {
+    #[error(transparent)]
+    Page(#[from] MapFault),
+    #[error("what was written there last is not known: {0}")]
+    Unreadable(#[from] IoError),
+}
+
 /// The map of a store.
 pub(crate) struct PageMap {
     file: DataFile,
@@ -48,8 +58,8 @@ pub(crate) struct PageMap {
     source: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     store: u64,
-    /// The commit up to which the map was complete when it was opened.
-    upto: Seq,
+    /// The commit up to which the disk has the map: that of the last flush.
+    upto: AtomicU64,
     shards: Box<[RwLock<Shard>]>,
     /// Blocks that are kept at most, beside those that are to be written.
     max_kept: usize,
@@ -93,7 +103,7 @@ impl PageMap {
             file,
             io: Arc::clone(io),
             store,
-            upto,
+            upto: AtomicU64::new(upto),
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             max_kept,
             kept: AtomicUsize::new(0),
@@ -115,7 +125,12 @@ impl PageMap {
     /// Each of these pages may also have this checksum by now, until it is applied.
     pub(crate) fn accept(&self, pages: impl Iterator<Item = (PageNo, u32)>) {
         let mut also = ignore_poison(self.also.write());
-        pages.for_each(|(page, crc)| also.entry(page).or_default().push(crc));
+        for (page, crc) in pages {
+            let crcs = also.entry(page).or_default();
+            if !crcs.contains(&crc) {
+                crcs.push(crc);
+            }
+        }
     }
 
     fn shard(&self, block: u64) -> &RwLock<Shard> {
@@ -124,32 +139,36 @@ impl PageMap {
     }
 
     /// Whether a page that was read is the one that was written last.
-    pub(crate) fn check(&self, page: PageNo, found: &Result<PageHeader, PageFault>) -> Result<(), MapFault> {
+    pub(crate) fn check(
+        &self,
+        page: PageNo,
+        found: &Result<PageHeader, PageFault>,
+    ) -> Result<(), CheckFault> {
         if injected!(self, NoPageMap) {
             return Ok(());
         }
         let (number, at) = place_of(page);
-        let checked = self.with(number, |block| block.check(block.entries[at], found));
+        let checked = self.with(number, |block| block.check(block.entries[at], found))?;
         match (checked, found) {
             (Err(fault), Ok(header)) => {
                 let also = ignore_poison(self.also.read());
                 let is_accepted = also.get(&page).is_some_and(|crcs| crcs.contains(&header.crc));
-                if is_accepted { Ok(()) } else { Err(fault) }
+                if is_accepted { Ok(()) } else { Err(fault.into()) }
             }
-            (checked, _) => checked,
+            (checked, _) => Ok(checked?),
         }
     }
 
     /// Does something with a block, which is loaded for it.
-    fn with<T>(&self, number: u64, what: impl Fn(&MapBlock) -> T) -> T {
+    fn with<T>(&self, number: u64, what: impl Fn(&MapBlock) -> T) -> Result<T, IoError> {
         if let Some(loaded) = ignore_poison(self.shard(number).read()).get(&number) {
-            return what(&loaded.block);
+            return Ok(what(&loaded.block));
         }
         let generation = self.generation();
-        let block = self.read(number);
+        let block = self.read(number)?;
         let done = what(&block);
         self.keep(number, block, generation);
-        done
+        Ok(done)
     }
 
     fn generation(&self) -> u64 {
@@ -157,29 +176,39 @@ impl PageMap {
     }
 
     /// A block as the disk has it.
-    fn read(&self, number: u64) -> MapBlock {
+    fn read(&self, number: u64) -> Result<MapBlock, IoError> {
         let mut bytes = AlignedBuf::new(2 * BLOCK);
         let offset = number * 2 * BLOCK as u64;
         match self.source.read_at(offset, &mut bytes) {
-            Ok(got) => self.decode(number, &bytes[..got]),
+            Ok(got) => Ok(self.decode(number, &bytes[..got])),
             Err(_) => self.read_apart(number),
         }
     }
 
     /// The same, where one of its places may be unreadable.
-    fn read_apart(&self, number: u64) -> MapBlock {
+    fn read_apart(&self, number: u64) -> Result<MapBlock, IoError> {
         let place = |place: u64| {
             let mut bytes = AlignedBuf::new(BLOCK);
-            let got = self.source.read_at((number * 2 + place) * BLOCK as u64, &mut bytes).ok()?;
-            MapBlock::decode(&bytes[..got], number, self.store, place)
+            let got = self.source.read_at((number * 2 + place) * BLOCK as u64, &mut bytes)?;
+            Ok(MapBlock::decode(&bytes[..got], number, self.store, place))
         };
-        MapBlock::newest([place(0), place(1)], self.upto)
+        let places = match (place(0), place(1)) {
+            (Ok(first), Ok(second)) => [first, second],
+            (Err(error), Ok(second)) => [None, Some(written_before(second, 0).ok_or(error)?)],
+            (Ok(first), Err(error)) => [Some(written_before(first, 1).ok_or(error)?), None],
+            (Err(error), Err(_)) => return Err(error),
+        };
+        Ok(MapBlock::newest(places, self.upto()))
+    }
+
+    fn upto(&self) -> Seq {
+        self.upto.load(Ordering::Acquire)
     }
 
     fn decode(&self, number: u64, bytes: &[u8]) -> MapBlock {
         let place = |place: u64, bytes: &[u8]| MapBlock::decode(bytes, number, self.store, place);
         let (first, second) = bytes.split_at(bytes.len().min(BLOCK));
-        MapBlock::newest([place(0, first), place(1, second)], self.upto)
+        MapBlock::newest([place(0, first), place(1, second)], self.upto())
     }
 
     /// Keeps a block, unless it is there by now or was written since it was read, and lets another go for it.
@@ -199,8 +228,11 @@ impl PageMap {
         self.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes note of what the data file has durably now: pages in ascending order, with their checksums.
-    pub(crate) fn set(&self, pages: &[(PageNo, u32)]) {
+    /// Takes note of what the data file has durably now: pages in any order, with their checksums. What the map has of those that
+    /// it fails for can't be read: until the store is opened again they are to be taken for not applied.
+    pub(crate) fn set(&self, mut pages: Vec<(PageNo, u32)>) -> Result<(), Error> {
+        // Writes end in any order; blocks are loaded in theirs, each once.
+        pages.sort_unstable();
         for pages in pages.chunks(AT_ONCE) {
             self.load(pages);
             for (page, crc) in pages {
@@ -212,14 +244,16 @@ impl PageMap {
                         loaded.is_dirty = true;
                         break;
                     }
-                    self.keep(number, self.read(number), self.generation());
+                    let generation = self.generation();
+                    self.keep(number, self.read(number)?, generation);
                 }
             }
             let mut also = ignore_poison(self.also.write());
-            if !also.is_empty() {
-                also.retain(|page, _| pages.binary_search_by_key(page, |(page, _)| *page).is_err());
+            for (page, _) in pages {
+                also.remove(page);
             }
         }
+        Ok(())
     }
 
     /// Loads the blocks of these pages at once.
@@ -246,8 +280,11 @@ impl PageMap {
         drop(reads);
         for ((number, got), bytes) in missing.iter().zip(got).zip(bytes.chunks(2 * BLOCK)) {
             let block =
-                got.map_or_else(|| self.read_apart(*number), |got| self.decode(*number, &bytes[..got]));
-            self.keep(*number, block, generation);
+                got.map_or_else(|| self.read_apart(*number), |got| Ok(self.decode(*number, &bytes[..got])));
+            // One that can't be read is reported where it is needed.
+            if let Ok(block) = block {
+                self.keep(*number, block, generation);
+            }
         }
     }
 
@@ -260,6 +297,7 @@ impl PageMap {
             dirty.extend(shard.iter().filter(|(_, loaded)| loaded.is_dirty).map(|(number, _)| *number));
         }
         if dirty.is_empty() {
+            self.upto.fetch_max(seq, Ordering::AcqRel);
             return Ok(());
         }
         dirty.sort_unstable();
@@ -267,7 +305,7 @@ impl PageMap {
         let writes = WritesInFlight::new(&self.file, depth);
         for number in &dirty {
             let next =
-                self.with(*number, |block| MapBlock { number: block.number + 1, seq, ..block.clone() });
+                self.with(*number, |block| MapBlock { number: block.number + 1, seq, ..block.clone() })?;
             let mut bytes = AlignedBuf::new(BLOCK);
             next.encode(*number, self.store, &mut bytes);
             let place = next.number % 2;
@@ -276,6 +314,8 @@ impl PageMap {
         writes.wait(0);
         writes.check()?;
         self.file.sync()?;
+        // Before any of them may go: one that is read again is judged by what the disk has.
+        self.upto.fetch_max(seq, Ordering::AcqRel);
         self.generation.fetch_add(1, Ordering::AcqRel);
         for number in dirty {
             if let Some(loaded) = ignore_poison(self.shard(number).write()).get_mut(&number) {
@@ -283,16 +323,51 @@ impl PageMap {
                 loaded.is_dirty = false;
             }
         }
+        self.evict(self.max_kept);
         Ok(())
+    }
+
+    /// Lets blocks go that are not to be written, until at most so many are left.
+    pub(crate) fn evict(&self, max: usize) {
+        for shard in &self.shards {
+            if self.kept.load(Ordering::Relaxed) <= max {
+                return;
+            }
+            ignore_poison(shard.write()).retain(|_, loaded| {
+                let stays = loaded.is_dirty || self.kept.load(Ordering::Relaxed) <= max;
+                if !stays {
+                    self.kept.fetch_sub(1, Ordering::Relaxed);
+                }
+                stays
+            });
+        }
+    }
+
+    /// Blocks in memory.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        let kept = self.shards.iter().map(|shard| ignore_poison(shard.read()).len()).sum();
+        assert_eq!(kept, self.kept.load(Ordering::Relaxed));
+        kept
     }
 
     /// Blocks of which nothing is known any more, in words, of a store with so many pages. One place that is not whole is no fault: a
     /// crash leaves that.
     pub(crate) fn faults(&self, pages: u64) -> Vec<String> {
-        let lost = |number: &u64| self.read_apart(*number).is_lost();
-        let fault = |number| format!("page map, block {number}: neither of its two places is whole");
-        (0..pages.div_ceil(PAGES as u64)).filter(lost).map(fault).collect()
+        let fault = |number| match self.read_apart(number) {
+            Ok(block) if block.is_lost() => {
+                Some(format!("page map, block {number}: neither of its two places is whole"))
+            }
+            Ok(_) => None,
+            Err(error) => Some(format!("page map, block {number}: {error}")),
+        };
+        (0..pages.div_ceil(PAGES as u64)).filter_map(fault).collect()
     }
+}
+
+/// What one place holds, if the next write of the block goes to the other one, `unreadable`: else what that may hold would win over it.
+fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> {
+    place.filter(|block| (block.number + 1) % 2 == unreadable)
 }
 
 /// Block and entry of a page.

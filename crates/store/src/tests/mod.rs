@@ -7,6 +7,7 @@ mod index;
 mod life;
 mod mutations;
 mod oracle;
+mod page_map;
 mod recovery;
 mod snapshots;
 mod world;

@@ -1,0 +1,146 @@
+//! Of the page map: what it lets pass after writes that ended in any order, places that are rotten or can't be read, and blocks that
+//! were let go.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, AlignedBuf, Create, Fault, Io, SimDisk, Times, WriteMode};
+
+use crate::depth::Depth;
+use crate::format::page::{PageHeader, PageKind};
+use crate::format::page_map::{BLOCK, PAGES};
+use crate::page_map::{NAME, PageMap};
+use crate::{PageNo, Seq};
+
+const STORE: u64 = 7;
+
+fn path() -> std::path::PathBuf {
+    Path::new("/store").join(NAME)
+}
+
+/// A map of nothing yet.
+fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
+    let io: Arc<dyn Io> = Arc::new(disk.clone());
+    io.create_dir(Path::new("/store")).unwrap();
+    PageMap::create(&io, Path::new("/store")).unwrap();
+    let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
+    file.set_len(crate::page_map::bytes_for(pages)).unwrap();
+    PageMap::open(&io, Path::new("/store"), (STORE, 0, pages), memory).unwrap()
+}
+
+fn passes(map: &PageMap, page: PageNo, crc: u32, seq: Seq) -> bool {
+    map.check(page, &Ok(PageHeader { crc, kind: PageKind::Data, page, seq, store: STORE })).is_ok()
+}
+
+fn flush(map: &PageMap, pages: u64, seq: Seq) {
+    map.flush(pages, seq, Depth::of(None, false)).unwrap();
+}
+
+#[test]
+fn what_was_accepted_ends_with_the_next_write_in_whatever_order_writes_end() {
+    let disk = SimDisk::new();
+    let map = map(&disk, 3000, 0);
+    let pages = [2500, 3, 900, 1, 2, 1500];
+    map.accept(pages.into_iter().map(|page| (page, 10)));
+    map.set(pages.map(|page| (page, 10)).to_vec()).unwrap();
+    // All of them are written once more, and none of that gets to the disk.
+    map.accept(pages.into_iter().map(|page| (page, 20)));
+    map.set(pages.map(|page| (page, 20)).to_vec()).unwrap();
+    for page in pages {
+        assert!(passes(&map, page, 20, 2) && !passes(&map, page, 10, 1), "page {page}");
+    }
+}
+
+/// Also where the commits that the other place does not have came behind the opening.
+#[test]
+fn one_rotten_place_of_a_block_that_was_let_go_hides_no_page() {
+    let disk = SimDisk::new();
+    let map = map(&disk, 1000, 0);
+    for (crc, seq) in [(10, 1), (20, 2)] {
+        map.set(vec![(5, crc), (6, 60)]).unwrap();
+        flush(&map, 1000, seq);
+    }
+    // The second write went to place 0.
+    let mut rotten = AlignedBuf::new(BLOCK);
+    rotten.fill(7);
+    let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
+    file.write_at(0, &rotten, WriteMode::Plain).unwrap();
+    map.evict(0);
+    assert!(passes(&map, 5, 20, 2) && passes(&map, 6, 60, 1));
+    // Also by what is written of it then.
+    map.set(vec![(7, 70)]).unwrap();
+    flush(&map, 1000, 3);
+    map.evict(0);
+    assert!(passes(&map, 5, 20, 2) && passes(&map, 6, 60, 1) && passes(&map, 7, 70, 3));
+    assert!(!passes(&map, 7, 71, 4));
+}
+
+#[test]
+fn a_block_that_can_not_be_read_for_a_while_is_not_written_over() {
+    let disk = SimDisk::new();
+    let map = map(&disk, 1000, 0);
+    for seq in 1..=4 {
+        map.set(vec![(5, 10 * seq)]).unwrap();
+        flush(&map, 1000, seq.into());
+    }
+    map.evict(0);
+    disk.inject(path(), 0..u64::MAX, Fault::EIO, Times::Always).unwrap();
+    assert!(!passes(&map, 5, 40, 4));
+    assert!(!passes(&map, 5, 30, 3));
+    assert_eq!(map.set(vec![(6, 60)]).unwrap_err().errno(), Some(libc::EIO));
+    assert!(map.faults(1000)[0].contains("Input/output error"), "{:?}", map.faults(1000));
+    disk.heal(path()).unwrap();
+    assert_eq!(map.kept(), 0);
+    assert!(passes(&map, 5, 40, 4) && !passes(&map, 5, 30, 3));
+    assert!(map.faults(1000).is_empty());
+}
+
+/// The one that is written next: what it holds never counts.
+#[test]
+fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
+    for writes in 0..3_u32 {
+        for place in 0..2_u64 {
+            let disk = SimDisk::new();
+            let map = map(&disk, 1000, 0);
+            for seq in 1..=writes {
+                map.set(vec![(5, 10 * seq)]).unwrap();
+                flush(&map, 1000, seq.into());
+            }
+            map.evict(0);
+            let range = place * BLOCK as u64..(place + 1) * BLOCK as u64;
+            disk.inject(path(), range, Fault::EIO, Times::Always).unwrap();
+            let set = map.set(vec![(5, 77)]);
+            // Of zeros in place 1, and what can't be read in place 0, nobody knows which was written last.
+            assert_eq!(set.is_err(), writes == 0 && place == 0, "{writes} writes, place {place}");
+            if set.is_ok() {
+                flush(&map, 1000, 9);
+            }
+            disk.heal(path()).unwrap();
+            map.evict(0);
+            if set.is_ok() {
+                assert!(passes(&map, 5, 77, 9) && !passes(&map, 5, 78, 10), "{writes} writes, place {place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_blocks_than_are_kept_go_and_come_back() {
+    let disk = SimDisk::new();
+    let blocks = 150_u32;
+    let pages = u64::from(blocks) * PAGES as u64;
+    let map = map(&disk, pages, 0);
+    let crc = |block: u32, round: u32| 1000 * round + block + 2;
+    let page = |block: u32| u64::from(block) * PAGES as u64 + 11;
+    for round in 1..=3 {
+        map.set((0..blocks).map(|block| (page(block), crc(block, round))).collect()).unwrap();
+        assert_eq!(map.kept(), 150, "what is to be written stays");
+        flush(&map, pages, round.into());
+        assert_eq!(map.kept(), 64);
+        for block in 0..blocks {
+            assert!(passes(&map, page(block), crc(block, round), round.into()), "block {block}");
+            assert!(!passes(&map, page(block), crc(block, round - 1), Seq::from(round) - 1));
+        }
+        assert!(map.kept() < 64 + 16, "{} blocks", map.kept());
+    }
+}
