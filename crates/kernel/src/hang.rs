@@ -2,8 +2,10 @@
 //!
 //! Some file systems are answered for by a server or a program (NFS, FUSE), which may never do so: a call into one holds
 //! its thread for good, and no signal ends it. So what looks at files of others does it as a job ([`patiently`]) in a
-//! thread that may be left behind. In a job, each call that may ask a file system is announced ([`asking`]); all of this
-//! crate's are. If one is not back within [`PATIENCE`], its file system counts as *unanswered* in the whole process until
+//! thread that may be left behind. In a job, each call that may ask a file system is announced ([`asking`]), as this
+//! crate's are that find, open, list, read and measure files. What changes a file's pages is not (advice, writeback,
+//! release), for a slow disk makes it take longer than that, nor are extents and `cachestat` on an opened file: a job
+//! waits for these as long as they take. If an announced one is not back within [`PATIENCE`], its file system counts as *unanswered* in the whole process until
 //! that call returns: whatever would ask it is refused ([`Error::NoAnswer`]), and the job is begun anew without it, be it
 //! that it answers again by then: one that takes a little longer than that each time would have it begun without end.
 //!
