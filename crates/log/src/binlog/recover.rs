@@ -23,6 +23,7 @@ use super::progress::Segment;
 use super::segment::{HEADER, Header, segment_number};
 use super::segment_store::{Begun, Failure, SegmentStore, random};
 use super::writer::{Found, Writer};
+use crate::limits::LOST_AND_FOUND;
 use crate::record::{Reader, Source};
 use crate::{Error, LogMode, Syncs, Use};
 
@@ -100,7 +101,7 @@ fn names(io: &dyn Io, dir: &Path) -> Result<Option<Names>, Error> {
     let mut names = Names::default();
     for name in list {
         match name.to_str() {
-            Some(LOCK | INDEX_NEW) => {}
+            Some(LOCK | INDEX_NEW | LOST_AND_FOUND) => {}
             Some(INDEX) => names.index = true,
             name_str => match name_str.and_then(segment_number) {
                 Some(number) => names.segments.push(number),

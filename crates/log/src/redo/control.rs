@@ -1,7 +1,8 @@
 //! The control file: what a ring is, where reading it begins, which epochs there are, and what is known of its end.
 //!
 //! Two slots of 4096 bytes that say the same: each change is written and synced in the one, then in the other. The newer that is whole
-//! counts, so that either may be torn, rotten or unreadable.
+//! counts, so that either may be torn, rotten or unreadable. What an opening found it syncs, so that
+//! no change is written beside a slot that may not be durable.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|

@@ -20,6 +20,7 @@ use super::{open, ring, salt};
 use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
+use crate::limits::LOST_AND_FOUND;
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
@@ -118,13 +119,13 @@ fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), E
     Ok(())
 }
 
-/// Fails unless the directory has nothing in it but what an interrupted making left: gives the names of that.
+/// Fails unless the directory has nothing in it but what a file system has at its root, and what an interrupted making left: gives the names of that.
 fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     let not_empty = |found: String| Err(Error::NotEmpty { path: directory.to_path_buf(), found });
     let mut left = Vec::new();
     for name in io.list(directory)? {
         match name.to_str() {
-            Some(LOCK) => {}
+            Some(LOCK | LOST_AND_FOUND) => {}
             Some(name) if name == control::NAME || ring::is_name(name) => left.push(name.to_owned()),
             _ => return not_empty(escaped(&name).to_string()),
         }

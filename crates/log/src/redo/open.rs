@@ -5,7 +5,8 @@
 //!    up, whatever comes of it, and needs no room.
 //! 2. What is kept is read from the device, where direct reads work, and synced before anything is acknowledged that comes after it:
 //!    after a kill, or a sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs
-//!    no sync: its content is before the checkpoint, or past the end. Neither does a log that was closed.
+//!    no sync: its content is before the checkpoint, or past the end. Neither do the records of a log that was closed, only its control
+//!    file: a close that was killed may have left a slot that is read and not durable.
 
 use std::ops::Range;
 use std::path::Path;
@@ -90,10 +91,14 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
     let source =
         RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
     let found = walk(options, source, &state, wanted)?;
-    let is_new = state.phase == Phase::Closed;
-    let kept = state.checkpoint - state.checkpoint % BLOCK..found.end.next_multiple_of(BLOCK);
-    // What was closed was synced before.
-    if !(is_new || options.read_only || injected_fault!(options, NoSyncAtOpen)) {
+    let was_closed = state.phase == Phase::Closed;
+    // What was closed was synced before, but for the control file that says so: of a close that was killed a slot may not be durable.
+    let kept = if was_closed {
+        0..0
+    } else {
+        state.checkpoint - state.checkpoint % BLOCK..found.end.next_multiple_of(BLOCK)
+    };
+    if !(options.read_only || injected_fault!(options, NoSyncAtOpen)) {
         sync_kept(state.geometry, &sources, kept, &*control, options.threads)?;
     }
     start(options, directory, held, state, slot, found, sources)

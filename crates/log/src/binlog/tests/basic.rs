@@ -219,6 +219,12 @@ fn directories_of_others_are_refused() {
     disk.create(path("table"), *b"x").unwrap();
     assert_eq!(refused(&disk), Error::NotEmpty { path: DIR.into(), found: "table".into() });
     assert_eq!(names(&disk), ["table"], "not even a lock");
+    // But for what a file system has at its root.
+    let disk = SimDisk::new();
+    disk.create_dir(DIR.as_ref()).unwrap();
+    disk.create(path("lost+found"), *b"").unwrap();
+    options(&disk).open(DIR).unwrap().close().unwrap();
+    options(&disk).open(DIR).unwrap();
 
     let disk = three_segments();
     disk.remove(path("binlog.index")).unwrap();

@@ -102,6 +102,34 @@ fn wraparounds_survive_a_cut_at_any_operation() {
     exhaust(&script, LogMode::Buffered);
 }
 
+/// Whoever opens what a kill left finds writes that nobody synced, and must not add to them before they are.
+#[test]
+fn a_kill_at_any_operation_and_a_power_cut_at_any_after_it_lose_nothing() {
+    use Op::{Append, Checkpoint, Commit, Reopen};
+    let script = [Append(50), Commit, Checkpoint(100), Append(60), Commit, Reopen, Append(9), Commit, Reopen];
+    let start = || World::new(FlushPolicy::EachCommit, LogMode::Buffered, None, false);
+    let mut whole = start();
+    let first = whole.disk.ops();
+    script.iter().try_for_each(|op| whole.run(*op)).unwrap();
+    for kill in first..=whole.disk.ops() {
+        for cut in 0..16 {
+            for seed in 0..4 * Persistence::ALL.len() {
+                let persistence = Persistence::ALL[seed % Persistence::ALL.len()];
+                let context = format!("killed at {kill}, cut at {cut}, {persistence:?}, seed {seed}");
+                let mut world = start();
+                world.disk.cut_power_at(kill);
+                let _ = script.iter().try_for_each(|op| world.run(*op));
+                world.crash(Crash::Kill);
+                world.disk.cut_power_at(cut);
+                let _ =
+                    world.open().and_then(|()| [Append(7), Commit].iter().try_for_each(|op| world.run(*op)));
+                world.crash(Crash::PowerCut(persistence, seed as u64));
+                world.open().unwrap_or_else(|error| panic!("{context}: {error}"));
+            }
+        }
+    }
+}
+
 #[test]
 fn lives_with_random_crashes() {
     let seed = Seed::new();

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use pagekeeper_io::{Error as IoError, Io, RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 
 use super::super::options::FlushPolicy;
+use super::super::state::WritingMode;
 use super::{all, dir, small};
-use crate::Error;
+use crate::{Error, LogMode};
 
 #[test]
 fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
@@ -126,4 +127,21 @@ fn short_and_interrupted_calls_are_gone_on_with() {
     log.close().unwrap();
     let log = small(&disk).open(dir()).unwrap();
     assert_eq!(all(&log).iter().map(|record| record.body[0]).collect::<Vec<_>>(), [48, 49]);
+}
+
+/// A file system that may ignore the flag of a durable write.
+#[test]
+fn where_durable_writes_are_not_known_to_be_durable_a_sync_follows_each_commit() {
+    for honours_durable in [false, true] {
+        let disk = SimDisk::new();
+        let log = small(&disk).without_threads().create(dir()).unwrap();
+        let direct = WritingMode { mode: LogMode::Direct, honours_durable };
+        assert!(log.core.write.mode.set(direct).is_ok());
+        log.append(b"what opens the files and the control file").unwrap();
+        let before = disk.stats().syncs;
+        for _ in 0..5 {
+            log.wait_flushed(log.append(b"x").unwrap()).unwrap();
+        }
+        assert_eq!(disk.stats().syncs - before, if honours_durable { 0 } else { 5 });
+    }
 }

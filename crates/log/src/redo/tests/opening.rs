@@ -50,16 +50,17 @@ fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, u
     (stats.reads, stats.bytes, stats.peak_width, u32::try_from(took).unwrap())
 }
 
-/// One read of the control file, and one as wide as what there is.
+/// One read of the control file, one as wide as what there is, and one sync: of the control file, which a close that was killed may
+/// have left unsynced.
 #[test]
 fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     let ([closed, _], options) = wide(0);
     let live = MIB + 4096;
-    assert_eq!(opened(&closed, &options, 1), (1 + live.div_ceil(PIECE), 8192 + live, 3, 2));
+    assert_eq!(opened(&closed, &options, 1), (1 + live.div_ceil(PIECE), 8192 + live, 3, 3));
     let ([closed, _], options) = wide(35);
     let (reads, bytes, width, latencies) = opened(&closed, &options, 36);
     assert_eq!((bytes, reads, width), (8192 + 36 * live, 1 + (36 * live).div_ceil(PIECE), 64));
-    assert!(latencies <= 3, "{latencies}");
+    assert!(latencies <= 4, "{latencies}");
 }
 
 /// Besides what it has, as much as a record was long, or twice that, is searched; then one file and the control file are synced.

@@ -1,8 +1,9 @@
 //! A medium that rots: whatever is damaged, what is found is right, or an error says what is wrong; and openings that use nothing up.
 
 use std::ops::Range;
+use std::path::Path;
 
-use pagekeeper_io::{Damage, Io, Persistence, SimDisk};
+use pagekeeper_io::{Access, Create, Damage, Io, Persistence, SimDisk, WriteMode};
 use pagekeeper_testing::{Rng, Seed};
 
 use super::super::options::FlushPolicy;
@@ -184,16 +185,35 @@ fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
     let killed = disk.after_kill();
     drop(log);
     let (path, at) = place(lsn);
-    let file = killed
-        .open_writable(path.as_ref(), pagekeeper_io::Access::Buffered, pagekeeper_io::Create::Never)
-        .unwrap();
-    file.write_at(at, &encode(Kind::Unknown(7), b"?", lsn, salt, 0), pagekeeper_io::WriteMode::Plain)
-        .unwrap();
+    let file = killed.open_writable(path.as_ref(), Access::Buffered, Create::Never).unwrap();
+    file.write_at(at, &encode(Kind::Unknown(7), b"?", lsn, salt, 0), WriteMode::Plain).unwrap();
     let before = killed.ops();
     let error = opened(&killed).unwrap_err();
     assert!(matches!(error, Error::UnknownRecord { offset, .. } if offset == at), "{error}");
     assert!(error.to_string().contains("written by a newer pagekeeper"));
     assert_eq!(killed.ops(), before);
+
+    for version in [2_u8, 4] {
+        let other = killed.after_kill();
+        let path = Path::new("/redo/control");
+        let file = other.open_writable(path, Access::Buffered, Create::Never).unwrap();
+        for slot in [0, BLOCK] {
+            // The part that all versions share: its checksum is behind it.
+            let mut head = [0; 56];
+            file.read_at(slot, &mut head).unwrap();
+            head[6] = version;
+            let crc = crc32c::crc32c(&head[..52]);
+            head[52..].copy_from_slice(&crc.to_le_bytes());
+            file.write_at(slot, &head, WriteMode::Plain).unwrap();
+        }
+        let before = other.ops();
+        match opened(&other).unwrap_err() {
+            Error::OldVersion { version: 2, .. } if version == 2 => {}
+            Error::UnknownVersion { version: 4, .. } if version == 4 => {}
+            error => panic!("{version}: {error}"),
+        }
+        assert_eq!(other.ops(), before);
+    }
 }
 
 /// What was committed, and where it stands.

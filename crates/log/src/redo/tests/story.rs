@@ -297,6 +297,13 @@ fn a_directory_of_something_else_is_left_alone() {
     assert_eq!(everything(&disk), before);
     assert!(matches!(small(&disk).open("/nowhere".as_ref()), Err(Error::NoLog { .. })));
 
+    // What a file system has at its root is nobody's.
+    let disk = SimDisk::new();
+    disk.create_dir(dir()).unwrap();
+    disk.create("/redo/lost+found", *b"").unwrap();
+    small(&disk).create(dir()).unwrap().close().unwrap();
+    small(&disk).open(dir()).unwrap();
+
     // A log is no empty directory either, and neither is one that lost its control file.
     let disk = SimDisk::new();
     small(&disk).create(dir()).unwrap().close().unwrap();
