@@ -134,6 +134,8 @@ pub(crate) struct Checkpoints {
     pub(crate) seq: AtomicU64,
     /// Just behind it in the journal: the checkpoint LSN. Written under `under_way`.
     pub(crate) lsn: AtomicU64,
+    /// No page of the data file is of a commit above this one: what the last start covers, or what was recovered.
+    pub(crate) newest_in_file: AtomicU64,
     pub(crate) request: Mutex<CheckpointRequest>,
     /// Notified when the request changes.
     pub(crate) requested: Condvar,
@@ -144,12 +146,13 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The data file has all commits up to `seq`, whose entry ends before `lsn`.
-    pub(crate) fn new(seq: Seq, lsn: u64) -> Self {
+    /// The data file has all commits up to `seq`, whose entry ends before `lsn`, and may have some up to `recovered`.
+    pub(crate) fn new(seq: Seq, lsn: u64, recovered: Seq) -> Self {
         Self {
             under_way: Mutex::new(()),
             seq: AtomicU64::new(seq),
             lsn: AtomicU64::new(lsn),
+            newest_in_file: AtomicU64::new(recovered),
             request: Mutex::new(CheckpointRequest::default()),
             requested: Condvar::new(),
             done: Condvar::new(),
@@ -280,6 +283,13 @@ impl Core {
         })?;
         // Checked when it was loaded; what is there now is its header.
         let Some((kind, seq)) = kind_and_seq(&found) else { return Ok(None) };
+        let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
+        if seq > newest {
+            let reason = format!(
+                "it is whole, as of commit {seq}, and commit {newest} is the last that can be there: commits were lost"
+            );
+            return Err(self.page_id(page, 0).damaged(reason));
+        }
         Ok(Some((Page::cached(kind, found), seq)))
     }
 
@@ -383,6 +393,7 @@ impl Core {
             tail.logged_since_checkpoint = HashSet::new();
         }
         let start = CheckpointStart { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };
+        self.checkpoints.newest_in_file.store(start.seq, Ordering::Release);
         // Before the tail is released: the versions of this start are kept from then on.
         self.snapshots.set_checkpoint(Some(start.seq));
         start

@@ -5,7 +5,8 @@
 //! 2. Nothing is written before all was found to be in order, but for the journal's own new epoch.
 //! 3. Every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data file is
 //!    read: whether it is newer or older does not matter.
-//! 4. A store that has no superblock never had a commit.
+//! 4. A store is made only where neither a superblock nor anything else of one is, or `superblock.new` says that it never had a
+//!    commit. One that has neither of the two has lost it, and is left as it is.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -23,7 +24,7 @@ use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 use crate::buffers::Buffers;
 use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail, verify_page};
 use crate::data::{self, DataFile, MAX_PAGES};
-use crate::format::entry::{Change, EntryReader};
+use crate::format::entry::{self, Change, EntryFault, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Found, Meta, Superblock, VERSION};
 use crate::index::Index;
@@ -93,35 +94,21 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
         }
         Err(error) => return Err(error.into()),
     };
-    let foreign = names.iter().find(|name| !OURS.iter().any(|our| *name == our));
-    let has = |name: &str| names.iter().any(|found| found == name);
-    let is_unfinished = has(superblocks::UNFINISHED);
-    if !has(superblocks::NAME) {
-        if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
-            let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
-            return Err(Error::LostSuperblock { path, found });
-        }
-        match (options.create, foreign) {
-            (Create::Never, _) if is_unfinished => {
-                return Err(Error::Unfinished { path: directory.to_path_buf() });
-            }
-            (Create::Never, _) => return Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
-            (Create::IfMissing | Create::New, Some(found)) => {
-                let found = escaped(&found).to_string();
-                return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
-            }
-            (Create::IfMissing | Create::New, None) => {}
-        }
-    }
+    // Before the lock, whose file is made where no store is to be.
+    is_to_be_made(options, directory, &names)?;
     let held = io.lock(&directory.join(LOCK))?;
+    // Again, since what another has done meanwhile counts: what is made anew is deleted first.
+    let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
         Some(_) if options.create == Create::New => {
             let found = superblocks::NAME.to_owned();
             return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
         Some(read) => read,
-        None if options.create == Create::Never => {
-            return Err(Error::NoStore { path: directory.join(superblocks::NAME) });
+        // It is gone since, or a link to nothing.
+        None if !is_new => {
+            let (path, found) = (directory.join(superblocks::NAME), superblocks::NAME.to_owned());
+            return Err(Error::LostSuperblock { path, found });
         }
         None => {
             make(options, &io, directory)?;
@@ -144,15 +131,41 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     }
 }
 
+/// Whether a store is to be made where these names are: there is none, and nothing that one leaves but what was never finished.
+fn is_to_be_made(options: &StoreOptions, directory: &Path, names: &[OsString]) -> Result<bool, Error> {
+    let foreign = names.iter().find(|name| !OURS.iter().any(|our| *name == our));
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let is_unfinished = has(superblocks::UNFINISHED);
+    if has(superblocks::NAME) {
+        return Ok(false);
+    }
+    if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
+        let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
+        return Err(Error::LostSuperblock { path, found });
+    }
+    match (options.create, foreign) {
+        (Create::Never, _) if is_unfinished => Err(Error::Unfinished { path: directory.to_path_buf() }),
+        (Create::Never, _) => Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
+        (Create::IfMissing | Create::New, Some(found)) => {
+            let found = escaped(&found).to_string();
+            Err(Error::NotEmpty { path: directory.to_path_buf(), found })
+        }
+        (Create::IfMissing | Create::New, None) => Ok(true),
+    }
+}
+
 /// The directory that this one is in.
 fn above(directory: &Path) -> &Path {
     directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes the store's names durable: who made it may have been killed before that. Later superblocks come after an
-/// opening, so that they are there for good.
-fn sync_names(io: &dyn Io, directory: &Path) -> Result<(), Error> {
+/// Makes the store's names durable: who made it, or put a superblock in the place of one that could not be read, may have been
+/// killed before that. Its own name is there for good once another superblock was written.
+fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<(), Error> {
     io.sync_dir(directory)?;
+    if !is_new {
+        return Ok(());
+    }
     match io.sync_dir(above(directory)) {
         // Then it was there before the store.
         Err(error) if error.errno() == Some(libc::EACCES) => Ok(()),
@@ -265,9 +278,7 @@ fn start(
     let prepare = || {
         if !injected!(options, NoSyncAtOpen) {
             superblocks.sync()?;
-            if newest.number <= MADE {
-                sync_names(&*io, directory)?;
-            }
+            sync_names(&*io, directory, newest.number <= MADE)?;
         }
         let of = (newest.store, newest.checkpoint_seq, newest.meta.pages);
         let map = PageMap::open(&io, directory, of, map_share(options.memory))?;
@@ -344,7 +355,7 @@ fn start(
         snapshots: Snapshots::new(found.seq, meta),
         writer: Mutex::new(()),
         tail: Mutex::new(tail),
-        checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn),
+        checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),
         poison: OnceLock::new(),
     };
@@ -484,10 +495,15 @@ fn replay(
             found.lsn = record.end;
             continue;
         }
-        let read = reader.read(&record.body);
-        let Some(entry) = read.map_err(|fault| corrupt(format!("at LSN {}: {fault}", record.lsn)))? else {
-            continue;
-        };
+        let read = reader.read(&record.body).map_err(|fault| match fault {
+            EntryFault::Version(version) if version > entry::VERSION => Error::UnknownVersion {
+                path: path.to_path_buf(),
+                version: version.into(),
+                known: entry::VERSION.into(),
+            },
+            fault => corrupt(format!("at LSN {}: {fault}", record.lsn)),
+        })?;
+        let Some(entry) = read else { continue };
         if entry.seq != found.seq + 1 {
             let (lsn, due) = (record.lsn, found.seq + 1);
             return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));

@@ -25,7 +25,7 @@ use crate::injected_fault::InjectedFault;
 pub(crate) const NAME: &str = "superblock";
 /// The same while the store is made: only when all else is there does it get its name.
 pub(crate) const UNFINISHED: &str = "superblock.new";
-/// The same while one takes its place whose slots can be read.
+/// The same while one takes its place of which a slot can't be read.
 pub(crate) const REPLACEMENT: &str = "superblock.repaired";
 
 /// The number of the superblock that the making of a store writes.

@@ -4,6 +4,7 @@
 //! reading fails.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use pagekeeper_io::{AlignedBuf, open_past_cache};
 
@@ -159,8 +160,9 @@ impl Core {
                     }
                 };
                 let is_last = newer || self.map.check(page, &read).is_ok();
+                let newest = live.seq.min(self.checkpoints.newest_in_file.load(Ordering::Acquire));
                 let kind = match read {
-                    Ok(header) if header.seq <= live.seq && !newer && is_last => Some(header.kind),
+                    Ok(header) if header.seq <= newest && !newer && is_last => Some(header.kind),
                     Err(PageFault::NeverWritten) if !newer && is_last => None,
                     // Not applied yet, being written, or damaged: what memory has of it does not count.
                     Ok(_) | Err(_) => match self.page_read_again(live, page) {

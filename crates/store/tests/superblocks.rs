@@ -152,6 +152,23 @@ fn one_slot_is_enough_after_a_crash_at_any_operation_of_a_checkpoint() {
     }
 }
 
+#[test]
+fn a_superblock_that_is_a_link_to_nothing_costs_no_store() {
+    let temp = tempfile::tempdir_in(".").unwrap();
+    let dir = &temp.path().join("store");
+    let options = || Store::options().memory(1 << 20).warm(false).without_threads();
+    let store = options().open(dir).unwrap();
+    commit(&store);
+    store.close().unwrap();
+    let (name, elsewhere) = (dir.join("superblock"), temp.path().join("elsewhere"));
+    std::fs::rename(&name, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(temp.path().join("gone"), &name).unwrap();
+    let error = options().open(dir).map(drop).unwrap_err();
+    assert!(matches!(error, Error::LostSuperblock { .. }), "{error}");
+    std::fs::rename(&elsewhere, &name).unwrap();
+    assert_eq!(options().open(dir).unwrap().stat().seq, 1);
+}
+
 /// All files, as they are.
 fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     let read = |name: &str| {

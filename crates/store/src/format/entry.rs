@@ -37,13 +37,13 @@ mod writer;
 use bytes::Bytes;
 
 pub(crate) use diff::{Ranges, diff_ranges};
-pub(crate) use reader::EntryReader;
+pub(crate) use reader::{EntryFault, EntryReader};
 pub(crate) use writer::EntryWriter;
 
 use super::page::PageKind;
 use super::superblock::Meta;
 
-const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 /// Bytes of a record's body before the items.
 pub(crate) const PART_HEADER: usize = 16;
