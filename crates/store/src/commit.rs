@@ -32,7 +32,7 @@ pub enum Durability {
 
 /// Maximum bytes of padding.
 const MAX_PADDING: u64 = 8 << 10;
-/// Bytes of the journal that no commit owns, behind the last one: padding, and the beginning of an epoch.
+/// Bytes of the journal that no commit owns, behind the last one: padding, and the rest of the block at which the next opening goes on.
 pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// What a record takes up beside its body, and to be aligned.
 const RECORD: u64 = 32;

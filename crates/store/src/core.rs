@@ -42,8 +42,8 @@
 //!
 //! Invariants:
 //! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is released.
-//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there are
-//!    padding, and an epoch for each opening.
+//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there is
+//!    padding.
 //! 3. `checkpoints.seq` and `checkpoints.lsn` never fall, and never pass what is durable in the journal.
 //! 4. After the first error of a write or sync nothing is committed any more, and everyone gets that error; a full device is
 //!    the one exception, since what it refused was not half written.

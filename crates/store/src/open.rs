@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Superblocks and journal are read as the device has them, and made durable before anything is built on them.
-//! 2. Nothing is written before all was found to be in order, but for the journal's own new epoch.
+//! 2. Nothing is written before all was found to be in order.
 //! 3. Every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data file is
 //!    read: whether it is newer or older does not matter.
 //! 4. A store is made only where neither a superblock nor anything else of one is, or `superblock.new` says that it never had a

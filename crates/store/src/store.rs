@@ -56,7 +56,7 @@ impl Store {
     }
 
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
-        // What commits leave below the limit, and an opening takes up a block of each time, is half used up.
+        // What commits leave below the limit is half used up.
         if core.bytes_to_recover()
             > core.config.max_journal_bytes + (core.journal.capacity() - core.config.max_journal_bytes) / 2
         {

@@ -160,7 +160,7 @@ impl Ahead {
         }
     }
 
-    /// Waits until all up to `end` was begun to be read, or nearly; for [`WAIT_MAX`] at most.
+    /// Waits until all up to `end` was begun to be read, or nearly; for `WAIT_MAX` at most.
     pub fn wait_for(&self, end: u64) -> Waited {
         let Some(place) = self.place() else { return Waited::Left };
         let beyond = if self.is_plain() { AGAIN } else { 0 };
