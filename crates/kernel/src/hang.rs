@@ -181,7 +181,7 @@ fn announce(path: &Path, from: impl FnOnce() -> Option<u64>) -> Result<Asking> {
 
 /// Whether somebody has to answer for a device; where its mount is not known, whether that may be.
 fn is_remote(dev: u64, mount: Option<&Mount>) -> bool {
-    mount.map_or(rustix::fs::major(dev) == 0, Mount::is_remote)
+    mount.map_or(rustix::fs::major(dev) == 0, Mount::may_never_answer)
 }
 
 /// The file systems that do not answer now, each once, that for longest first.

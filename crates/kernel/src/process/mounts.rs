@@ -33,7 +33,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether a server, or a program, answers for it, which may never do so.
+    /// Whether what it holds is elsewhere, or made by a program as it is read.
     pub fn is_remote(&self) -> bool {
         matches!(
             self.kind.as_str(),
@@ -50,10 +50,13 @@ impl Mount {
                 | "beegfs"
                 | "virtiofs"
                 | "fuse"
-                | "fuseblk"
                 | "autofs"
         ) || self.kind.starts_with("fuse.")
-            || self.kind.starts_with("fuseblk.")
+    }
+
+    /// Whether a server, or a program, answers for it, which may never do so. `fuseblk` is a disk of this host's, and a program answers.
+    pub fn may_never_answer(&self) -> bool {
+        self.is_remote() || self.kind == "fuseblk" || self.kind.starts_with("fuseblk.")
     }
 
     /// Whether the file system has this option.
@@ -156,6 +159,24 @@ mod tests {
         assert_eq!(mount.point, Path::new("/mnt 2\\x"));
         assert_eq!((mount.kind.as_str(), mount.source.to_str().unwrap()), ("ext3", "/dev/a b"));
         assert!(mount.has_option("rw") && !mount.has_option("errors"));
+    }
+
+    #[test]
+    fn what_a_program_or_a_server_answers_for_may_never_answer() {
+        for (kind, is_remote, may_never_answer) in [
+            ("ext4", false, false),
+            ("fuseblk", false, true),
+            ("fuseblk.ntfs", false, true),
+            ("fuse.sshfs", true, true),
+            ("nfs4", true, true),
+        ] {
+            let mount = parse_line(format!("36 35 98:0 / /mnt rw - {kind} source rw").as_bytes()).unwrap();
+            assert_eq!(
+                (mount.is_remote(), mount.may_never_answer()),
+                (is_remote, may_never_answer),
+                "{kind}"
+            );
+        }
     }
 
     #[test]
