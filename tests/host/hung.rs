@@ -15,10 +15,11 @@ const DEADLINE: &str = "100";
 
 /// A database beside one on a file system that can be kept from answering.
 struct Beside {
-    scratch: tempfile::TempDir,
-    hanging: Hanging,
     remote: Database,
     local: Database,
+    hanging: Hanging,
+    // Behind what is mounted in it, which it could not be removed with.
+    scratch: tempfile::TempDir,
 }
 
 impl Beside {
@@ -37,7 +38,7 @@ impl Beside {
         let local = Database::start(scratch.path(), &log(&here));
         let hanging = Hanging::mount(&below, &point, "binlog.index");
         let remote = Database::start(scratch.path(), &point.join("binlog.000001"));
-        Self { scratch, hanging, remote, local }
+        Self { remote, local, hanging, scratch }
     }
 
     fn point(&self) -> PathBuf {
