@@ -26,10 +26,12 @@
 
 #[macro_use]
 mod injected_fault;
+mod budget;
 mod buffers;
 mod checkpoint;
 mod commit;
 mod core;
+mod create;
 mod data;
 mod depth;
 mod error;
@@ -44,6 +46,7 @@ mod options;
 mod page;
 mod page_map;
 mod read;
+mod replay;
 mod snapshots;
 mod stat;
 mod store;

@@ -1,0 +1,144 @@
+//! Making a store where none is.
+//!
+//! Invariant: a store is made only where neither a superblock nor anything else of one is, or `superblock.new` says that it never had a
+//! commit. One that has neither of the two has lost it, and is left as it is. The superblock's name comes last.
+
+use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Create as CreateFile, Io};
+use pagekeeper_kernel::text::escaped;
+
+use crate::Error;
+use crate::data::{self, DataFile};
+use crate::format::superblock::{Meta, Superblock};
+use crate::open::{JOURNAL, LOCK};
+use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
+use crate::page_map::{self, PageMap};
+use crate::replay::journal_options;
+use crate::superblocks;
+
+/// What a store's directory may have.
+const OURS: [&str; 10] = [
+    superblocks::NAME,
+    superblocks::UNFINISHED,
+    superblocks::REPLACEMENT,
+    data::NAME,
+    page_map::NAME,
+    JOURNAL,
+    LOCK,
+    crate::warm::NAME,
+    crate::warm::NEW,
+    // Of the root of a file system.
+    "lost+found",
+];
+/// What is there only where a superblock was, or its making was under way.
+const REMAINS: [&str; 6] =
+    [JOURNAL, data::NAME, page_map::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
+/// Files of the journal.
+const FILES: u32 = 4;
+
+/// Whether a store is to be made where these names are: there is none, and nothing that one leaves but what was never finished.
+pub(crate) fn is_to_be_made(
+    options: &StoreOptions,
+    directory: &Path,
+    names: &[OsString],
+) -> Result<bool, Error> {
+    let foreign = names.iter().find(|name| !OURS.iter().any(|our| *name == our));
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let is_unfinished = has(superblocks::UNFINISHED);
+    if has(superblocks::NAME) {
+        return Ok(false);
+    }
+    if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
+        let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
+        return Err(Error::LostSuperblock { path, found });
+    }
+    match (options.create, foreign) {
+        (Create::Never, _) if is_unfinished => Err(Error::Unfinished { path: directory.to_path_buf() }),
+        (Create::Never, _) => Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
+        (Create::IfMissing | Create::New, Some(found)) => {
+            let found = escaped(&found).to_string();
+            Err(Error::NotEmpty { path: directory.to_path_buf(), found })
+        }
+        (Create::IfMissing | Create::New, None) => Ok(true),
+    }
+}
+
+/// The directory that this one is in.
+pub(crate) fn above(directory: &Path) -> &Path {
+    directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Makes the store's names durable: who made it, or put a superblock in the place of one that could not be read, may have been
+/// killed before that. Its own name is there for good once another superblock was written.
+pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<(), Error> {
+    io.sync_dir(directory)?;
+    if !is_new {
+        return Ok(());
+    }
+    match io.sync_dir(above(directory)) {
+        // Then it was there before the store.
+        Err(error) if error.errno() == Some(libc::EACCES) => Ok(()),
+        synced => Ok(synced?),
+    }
+}
+
+/// Makes a store where none is, or one that was never finished. The superblock's name comes last.
+pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
+    superblocks::begin(&**io, directory)?;
+    let journal = directory.join(JOURNAL);
+    let remains = match io.list(&journal) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
+        names => names?,
+    };
+    let is_ours = |name: &OsString| {
+        name.to_str().is_some_and(|name| name == "control" || name == "lock" || name.starts_with("redo."))
+    };
+    if let Some(foreign) = remains.iter().find(|name| !is_ours(name)) {
+        let found = escaped(foreign).to_string();
+        return Err(Error::NotEmpty { path: journal, found });
+    }
+    for name in remains {
+        io.remove(&journal.join(name))?;
+    }
+    for name in [data::NAME, page_map::NAME] {
+        match io.remove(&directory.join(name)) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            removed => removed?,
+        }
+    }
+    let max_journal_bytes = options.journal_bytes;
+    // Beside the limit: the last padding, and what rounding takes.
+    let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
+    let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
+    let made = journal_options(options, io, max_journal_bytes)
+        .files(FILES)
+        .file_bytes(file_bytes)
+        .create(&journal)?;
+    let journal_id = made.id();
+    made.close()?;
+    let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
+    let file = DataFile::open(io, directory, data::NAME, CreateFile::New, page_size)?;
+    file.file.sync_all()?;
+    PageMap::create(io, directory)?;
+    io.sync_dir(directory)?;
+    let may_be = options
+        .disk_of(directory, &*file.file)
+        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|max| page_size as u64 <= max));
+    let atomic = options.full_page_images == FullPageImages::Auto && may_be && file.is_atomic();
+    let first = Superblock {
+        number: 0,
+        store: RandomState::new().hash_one(std::process::id()),
+        page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
+        checkpoint_seq: 0,
+        checkpoint_lsn: 0,
+        max_journal_bytes,
+        first_diffs: atomic,
+        journal: journal_id,
+        meta: Meta::default(),
+    };
+    superblocks::create(&**io, directory, first)
+}

@@ -1,0 +1,139 @@
+//! What the journal has that the data file may not have: read once, wide, and kept in the index.
+//!
+//! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data
+//! file is read: whether it is newer or older does not matter.
+//!
+//! Fails where commits that were acknowledged are lost, and where a newer version wrote one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::Io;
+use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
+
+use crate::Error;
+use crate::budget::buffer_bytes;
+use crate::format::entry::{self, Change, EntryFault, EntryReader};
+use crate::format::page::HEADER;
+use crate::format::superblock::{Meta, Superblock};
+use crate::index::Index;
+use crate::options::StoreOptions;
+
+/// Bytes of the journal that may be appended and not synced: the most that a crash takes of commits that do not wait. It bounds a record
+/// too, and with that what an opening searches behind the end.
+const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
+pub(crate) fn journal_options(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    max_journal_bytes: u64,
+) -> RedoOptions {
+    let buffer = buffer_bytes(options.memory, max_journal_bytes);
+    let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
+    let journal = journal.max_unsynced(MAX_UNSYNCED_BYTES.min(buffer as u64));
+    // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
+    let journal = journal.mode(LogMode::Auto);
+    #[cfg(test)]
+    let journal = with_injected_fault(journal, options);
+    if options.threads { journal } else { journal.without_threads() }
+}
+
+/// The journal's options for a test.
+#[cfg(test)]
+fn with_injected_fault(journal: RedoOptions, options: &StoreOptions) -> RedoOptions {
+    let journal = match options.injected_fault {
+        Some(crate::injected_fault::InjectedFault::Journal(bug)) => journal.injected_fault(bug),
+        Some(_) | None => journal,
+    };
+    journal.mode(options.journal_mode)
+}
+
+/// The journal, and what it says.
+pub(crate) struct JournalRead {
+    pub(crate) log: RedoLog,
+    pub(crate) took: Duration,
+    pub(crate) bytes: u64,
+    pub(crate) found: Replayed,
+}
+
+pub(crate) fn read_journal(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    newest: &Superblock,
+    path: &Path,
+    page_size: usize,
+) -> Result<JournalRead, Error> {
+    let began = Instant::now();
+    let journal = journal_options(options, io, newest.max_journal_bytes);
+    let (log, records) = journal.recover(path, Some(newest.checkpoint_lsn))?;
+    if log.id() != newest.journal {
+        let what = "it is the journal of another store".to_owned();
+        return Err(Error::Corrupt { path: path.to_path_buf(), what });
+    }
+    if log.checkpoint_lsn() > newest.checkpoint_lsn {
+        let what = "the superblock is older than what of the journal is left".to_owned();
+        return Err(Error::Corrupt { path: path.to_path_buf(), what });
+    }
+    let took = began.elapsed();
+    let bytes = records.last().map_or(0, |last| last.end - newest.checkpoint_lsn);
+    let found = replay(&records, newest, page_size, path)?;
+    Ok(JournalRead { log, took, bytes, found })
+}
+
+/// What the journal says.
+pub(crate) struct Replayed {
+    pub(crate) index: Index,
+    pub(crate) seq: u64,
+    /// Just behind its last entry.
+    pub(crate) lsn: u64,
+    pub(crate) meta: Meta,
+}
+
+fn replay(
+    records: &[Recovered],
+    newest: &Superblock,
+    page_size: usize,
+    path: &Path,
+) -> Result<Replayed, Error> {
+    let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
+    let mut found = Replayed {
+        index: Index::with_room_for(
+            records.iter().map(|record| record.body.len()).sum::<usize>() / page_size,
+        ),
+        seq: newest.checkpoint_seq,
+        lsn: newest.checkpoint_lsn,
+        meta: newest.meta.clone(),
+    };
+    let mut reader = EntryReader::new(page_size - HEADER);
+    for record in records {
+        if record.body.is_empty() {
+            // It says nothing: the end was marked.
+            found.lsn = record.end;
+            continue;
+        }
+        let read = reader.read(&record.body).map_err(|fault| match fault {
+            EntryFault::Version(version) if version > entry::VERSION => Error::UnknownVersion {
+                path: path.to_path_buf(),
+                version: version.into(),
+                known: entry::VERSION.into(),
+            },
+            fault => corrupt(format!("at LSN {}: {fault}", record.lsn)),
+        })?;
+        let Some(entry) = read else { continue };
+        if entry.seq != found.seq + 1 {
+            let (lsn, due) = (record.lsn, found.seq + 1);
+            return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));
+        }
+        for (page, change) in entry.changes {
+            if matches!(change, Change::Diff { .. }) && !newest.first_diffs && !found.index.has(page) {
+                let seq = entry.seq;
+                return Err(corrupt(format!(
+                    "commit {seq} changes a part of page {page}, whose whole is missing"
+                )));
+            }
+            found.index.replay(page, entry.seq, change);
+        }
+        (found.seq, found.lsn, found.meta) = (entry.seq, record.end, entry.meta);
+    }
+    Ok(found)
+}
