@@ -6,6 +6,7 @@ mod support;
 mod demo;
 mod forged_names;
 mod habits;
+mod idle_pages;
 mod nasty_trees;
 mod odd_proc;
 mod odd_settings;

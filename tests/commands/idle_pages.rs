@@ -1,0 +1,89 @@
+//! `scripts/keep-idle-pages.sh`, which stops DAMON for tests and benchmarks: of several runs at a time the last one lets it go on.
+//!
+//! On a directory that looks like DAMON's, so that nothing of this machine changes; runs, locks and signals are real.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::support;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// A run of the script whose command lasts until its input ends.
+struct Run(Child);
+
+impl Run {
+    fn start(scratch: &Path) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/keep-idle-pages.sh");
+        let mut command = Command::new(script);
+        command.args(["sh", "-c", "echo > \"$BEGUN\"; cat; exit 3"]).stdin(Stdio::piped());
+        command.env("KEEP_IDLE_PAGES_DAMON", scratch.join("damon"));
+        command.env("KEEP_IDLE_PAGES_STATE", scratch.join("state"));
+        let begun = scratch.join("begun");
+        let child = command.env("BEGUN", &begun).stderr(Stdio::null()).spawn().expect("start the script");
+        support::eventually("its command runs", SOON, || std::fs::remove_file(&begun).ok());
+        Self(child)
+    }
+
+    /// Lets the command end; the script ends as it does.
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert_eq!(self.0.wait().expect("wait for the script").code(), Some(3));
+    }
+
+    /// Kills the script, which can do nothing more.
+    fn kill(mut self) {
+        self.0.kill().expect("kill the script");
+        self.0.wait().expect("wait for the script");
+    }
+}
+
+/// A thread of DAMON that does this, and the file of its state.
+fn thread(scratch: &Path, name: &str, action: &str, state: &str) -> PathBuf {
+    let thread = scratch.join("damon").join(name);
+    let scheme = thread.join("contexts/0/schemes/0");
+    std::fs::create_dir_all(&scheme).expect("make a directory");
+    std::fs::write(scheme.join("action"), format!("{action}\n")).expect("write");
+    std::fs::write(thread.join("state"), format!("{state}\n")).expect("write");
+    thread.join("state")
+}
+
+fn is(state: &Path, expected: &str) -> bool {
+    std::fs::read_to_string(state).expect("read").trim() == expected
+}
+
+#[test]
+fn damon_stands_still_until_the_last_run_has_ended() {
+    let scratch = tempfile::tempdir().expect("make a directory");
+    let scratch = scratch.path();
+    let paging = thread(scratch, "0", "pageout", "on");
+    let watching = thread(scratch, "1", "stat", "on");
+    let off = thread(scratch, "2", "pageout", "off");
+    let (first, second) = (Run::start(scratch), Run::start(scratch));
+    assert!(is(&paging, "off") && is(&watching, "on"));
+    first.end();
+    assert!(is(&paging, "off"), "one of two has ended");
+    let third = Run::start(scratch);
+    second.end();
+    assert!(is(&paging, "off"), "the third runs");
+    third.end();
+    assert!(is(&paging, "on") && is(&watching, "on"));
+    assert!(is(&off, "off"), "nobody has stopped it");
+}
+
+#[test]
+fn a_run_that_was_killed_counts_no_more() {
+    let scratch = tempfile::tempdir().expect("make a directory");
+    let scratch = scratch.path();
+    let paging = thread(scratch, "0", "pageout", "on");
+    let (killed, other) = (Run::start(scratch), Run::start(scratch));
+    killed.kill();
+    assert!(is(&paging, "off"));
+    other.end();
+    assert!(is(&paging, "on"), "who is left lets go on what another has stopped");
+    Run::start(scratch).kill();
+    assert!(is(&paging, "off"), "nobody is left to let it go on");
+    Run::start(scratch).end();
+    assert!(is(&paging, "on"));
+}
