@@ -4,11 +4,14 @@
 //! known is `None`.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
+use pagekeeper_catalog::checkpoint::postgresql::{self, ControlFile};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
+use pagekeeper_policy::names::WalSegment;
 
 use crate::settings::server_root::ServerRoot;
 use crate::settings::{Engine, Settings};
@@ -89,7 +92,7 @@ pub(super) fn kind_of_log(file: &File) -> Option<&'static str> {
 /// All segments of WAL, where the control file can't be read.
 fn all_wal(files: &[&File]) -> Option<Journal> {
     let segments: Vec<u64> =
-        files.iter().filter(|file| Segment::of(&file.path).is_some()).map(|file| file.size).collect();
+        files.iter().filter(|file| segment(file).is_some()).map(|file| file.size).collect();
     (!segments.is_empty()).then(|| Journal {
         bytes: segments.iter().sum(),
         exact: false,
@@ -97,98 +100,47 @@ fn all_wal(files: &[&File]) -> Option<Journal> {
     })
 }
 
-/// Where the last checkpoint's redo begins, of `global/pg_control`.
-#[derive(Debug, PartialEq, Eq)]
-struct Control {
-    redo: u64,
-    timeline: u32,
-    /// It was shut down: there is nothing to recover.
-    clean: bool,
-}
-
-impl Control {
-    /// The head of `ControlFileData` (`catalog/pg_control.h`), the same from `PostgreSQL` 11 to 18: system identifier
-    /// u64, version u32, catalogue u32, state i32, padding, time i64, checkpoint u64, then its copy: redo u64,
-    /// timeline u32.
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let (checkpoint, redo) = (u64_at(32)?, u64_at(40)?);
-        // The checkpoint's own record is never before its redo: this is another layout, or another byte order.
-        if !(1100..=1800).contains(&u32_at(8)?) || redo == 0 || checkpoint < redo {
-            return None;
-        }
-        // DB_SHUTDOWNED and DB_SHUTDOWNED_IN_RECOVERY.
-        Some(Self { redo, timeline: u32_at(48)?, clean: matches!(u32_at(16)?, 1 | 2) })
-    }
-}
-
-/// A segment of WAL by its name: 8 digits of timeline, then 16 of its root.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Segment {
-    timeline: u32,
-    high: u64,
-    low: u64,
-    path: PathBuf,
-}
-
-impl Segment {
-    fn of(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_str()?;
-        if name.len() != 24 || !name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let hex = |at: std::ops::Range<usize>| u64::from_str_radix(name.get(at)?, 16).ok();
-        let timeline = u32::try_from(hex(0..8)?).ok()?;
-        Some(Self { timeline, high: hex(8..16)?, low: hex(16..24)?, path: path.to_path_buf() })
-    }
-
-    /// Where it begins, for segments of `size` bytes.
-    fn start(&self, size: u64) -> Option<u64> {
-        (self.high << 32).checked_add(self.low.checked_mul(size)?)
-    }
+/// The segment of WAL that a file is, by its name.
+fn segment(file: &File) -> Option<WalSegment> {
+    WalSegment::of_name(file.path.file_name()?.as_bytes())
 }
 
 /// From the redo position of the last checkpoint to the last page that was written.
 fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
-    let control = Control::parse(&root.read_at(&directory.join("global/pg_control"), 0, 64).ok()?)?;
+    let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::LEN).ok()?;
+    let control = ControlFile::parse(&control).ok()?;
     let position = format!("{:X}/{:X}", control.redo >> 32, control.redo & 0xffff_ffff);
     if control.clean {
         let how = "it was shut down: the control file says that there is nothing to recover".to_owned();
         return Some(Journal { bytes: 0, exact: true, how });
     }
-    let mut sizes: Vec<u64> = Vec::new();
-    let mut segments: Vec<Segment> = Vec::new();
+    let size = control.segment_size;
+    let (first, _) = control.place();
+    // By their places in the log; what ends beyond its last position is no segment.
+    let mut segments: Vec<(u64, &Path)> = Vec::new();
     for file in files {
-        if let Some(segment) = Segment::of(&file.path).filter(|segment| segment.timeline == control.timeline)
-        {
-            sizes.push(file.size);
-            segments.push(segment);
+        let Some(segment) = segment(file).filter(|segment| segment.timeline == control.timeline) else {
+            continue;
+        };
+        if file.size != size.bytes() {
+            return None;
+        }
+        let sequence = segment.sequence(Some(size));
+        let end = (sequence + 1).checked_mul(size.bytes());
+        if let Some(end) = end.filter(|_| sequence >= first) {
+            segments.push((end - size.bytes(), &file.path));
         }
     }
-    let size = *sizes.first()?;
-    // Segments are all of one size, a power of two from 1 MiB to 1 GiB.
-    if !size.is_power_of_two()
-        || !(1 << 20..=1 << 30).contains(&size)
-        || sizes.iter().any(|other| *other != size)
-    {
-        return None;
-    }
-    let mut segments: Vec<(u64, Segment)> = segments
-        .into_iter()
-        .filter_map(|segment| Some((segment.start(size)?, segment)))
-        .filter(|(start, _)| start + size > control.redo)
-        .collect();
-    segments.sort_unstable_by_key(|(start, _)| *start);
+    segments.sort_unstable();
     if segments.first()?.0 > control.redo {
         return None;
     }
-    let page = page_size(root, &segments.first()?.1.path)?;
-    let written = |at: u64, segment: &Segment| page_address(root, &segment.path, at % size) == Some(at);
+    let page = page_size(root, segments.first()?.1)?;
+    let written = |at: u64, path: &Path| page_address(root, path, at % size.bytes()) == Some(at);
     // What lies ahead was recycled or made in advance: it holds old pages or none, so that both searches hold.
-    let used = segments.partition_point(|(start, segment)| written(*start, segment));
+    let used = segments.partition_point(|(start, path)| written(*start, path));
     let (start, newest) = segments.get(used.checked_sub(1)?)?;
-    let (mut low, mut high) = (1, size / page);
+    let (mut low, mut high) = (1, size.bytes() / page);
     while low < high {
         let middle = low.midpoint(high);
         if written(start + middle * page, newest) {
@@ -262,10 +214,13 @@ mod tests {
         std::fs::create_dir(dir.path().join("pg_wal")).unwrap();
         let mut control = vec![0; 8192];
         control[8..12].copy_from_slice(&1300_u32.to_le_bytes());
+        control[228..232].copy_from_slice(&(1_u32 << 20).to_le_bytes());
         control[16..20].copy_from_slice(&state.to_le_bytes());
         control[32..40].copy_from_slice(&(redo + 100).to_le_bytes());
         control[40..48].copy_from_slice(&redo.to_le_bytes());
         control[48..52].copy_from_slice(&1_u32.to_le_bytes());
+        let sum = crc32c::crc32c(&control[..288]);
+        control[288..292].copy_from_slice(&sum.to_le_bytes());
         std::fs::write(dir.path().join("global/pg_control"), control).unwrap();
         let mut files = Vec::new();
         for segment in 1..6_u64 {
@@ -323,9 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_known_by_their_names() {
-        let segment = Segment::of(Path::new("/d/pg_wal/00000002000000160000000B")).unwrap();
-        assert_eq!((segment.timeline, segment.start(16 * MIB)), (2, Some((0x16 << 32) + 11 * 16 * MIB)));
-        assert_eq!(Segment::of(Path::new("/d/pg_wal/00000002.history")), None);
+    fn a_segment_at_the_end_of_all_positions_is_none() {
+        let (dir, mut files) = cluster(2 * MIB, 3 * MIB, 6);
+        for low in ["FFE", "FFF"] {
+            let last = dir.path().join(format!("pg_wal/00000001FFFFFFFF00000{low}"));
+            std::fs::copy(&files[0].path, &last).unwrap();
+            files.push(file(last.to_str().unwrap(), FileClass::Wal, MIB, 0));
+        }
+        assert_eq!(journal_in(&dir, files).unwrap().bytes, MIB);
     }
 }

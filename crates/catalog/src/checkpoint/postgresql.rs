@@ -26,7 +26,12 @@ pub struct ControlFile {
     pub timeline: u32,
     /// The size of the WAL's segments.
     pub segment_size: SegmentSize,
+    /// It was shut down: there is nothing to recover.
+    pub clean: bool,
 }
+
+/// `DB_SHUTDOWNED` and `DB_SHUTDOWNED_IN_RECOVERY`.
+const CLEAN: [u32; 2] = [1, 2];
 
 /// Where the checksum is, by the number of the format.
 const CHECKSUMS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
@@ -58,6 +63,7 @@ impl ControlFile {
             timeline: u32::from_le_bytes(array(bytes, 48)?),
             segment_size: SegmentSize::of_file(segment_bytes.into())
                 .ok_or(CheckpointError::Implausible { what: "segment size" })?,
+            clean: CLEAN.contains(&u32::from_le_bytes(array(bytes, 16)?)),
         })
     }
 
@@ -122,6 +128,7 @@ mod tests {
         assert_eq!((control.segment_size, control.place()), (SegmentSize::DEFAULT, (1, 0x50_0718)));
         assert_eq!(control.recovery_bytes(1), (16 << 20) - 0x50_0718);
         assert_eq!(control.recovery_bytes(0), 0, "no such segment is there yet");
+        assert!(control.clean, "initdb shuts it down");
     }
 
     #[test]
