@@ -18,6 +18,7 @@ mod machine_tree;
 mod snapshot_format;
 
 mod entry;
+mod http;
 mod innodb_header;
 mod machine;
 mod page;
@@ -28,6 +29,7 @@ mod process;
 mod profile;
 mod redo;
 mod seeds;
+mod server;
 mod settings;
 mod snapshot;
 mod superblock;
@@ -50,8 +52,9 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
+    Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
     Target { name: "machine", fuzz_one: machine::fuzz_one, seeds: machine::seeds },
     Target { name: "page", fuzz_one: page::fuzz_one, seeds: seeds::page },
@@ -61,6 +64,7 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "process", fuzz_one: process::fuzz_one, seeds: process::seeds },
     Target { name: "profile", fuzz_one: profile::fuzz_one, seeds: seeds::profile },
     Target { name: "redo", fuzz_one: redo::fuzz_one, seeds: seeds::redo },
+    Target { name: "server", fuzz_one: server::fuzz_one, seeds: server::seeds },
     Target { name: "settings", fuzz_one: settings::fuzz_one, seeds: seeds::settings },
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
     Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },

@@ -10,14 +10,20 @@ const FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 /// Reads an input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
-    for (format, end) in FORMATS {
-        let mut sealed = data.to_vec();
-        sealed.resize(LEN, 0);
-        sealed[8..12].copy_from_slice(&format.to_le_bytes());
-        let crc = crc32c::crc32c(&sealed[..end]);
-        sealed[end..end + 4].copy_from_slice(&crc.to_le_bytes());
-        try_reading(&sealed);
+    for format in 0..FORMATS.len() {
+        try_reading(&sealed(data, format));
     }
+}
+
+/// With the number of a format, and a checksum that holds.
+pub(crate) fn sealed(data: &[u8], format: usize) -> Vec<u8> {
+    let (number, end) = FORMATS[format];
+    let mut sealed = data.to_vec();
+    sealed.resize(LEN, 0);
+    sealed[8..12].copy_from_slice(&number.to_le_bytes());
+    let crc = crc32c::crc32c(&sealed[..end]);
+    sealed[end..end + 4].copy_from_slice(&crc.to_le_bytes());
+    sealed
 }
 
 fn try_reading(bytes: &[u8]) {

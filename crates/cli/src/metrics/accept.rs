@@ -1,6 +1,6 @@
 //! Which form of the exposition a client wants, by its header `Accept` (RFC 9110, section 12.5.1).
 
-use super::exposition::Format;
+use super::format::Format;
 
 /// `OpenMetrics` for who asks for it no less than for plain text; else plain text, also for who asks for neither.
 pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {

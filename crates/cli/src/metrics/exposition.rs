@@ -16,29 +16,11 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::digest::{Files, Name, Seen};
 use super::fleet::Fleet;
+use super::format::Format;
 use super::host::RESOURCES;
 use super::own::Own;
 use super::plain::plain;
 use super::state::Known;
-
-/// A form of the exposition, as HTTP names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
-    /// `OpenMetrics` 1.0.
-    OpenMetrics,
-    /// Prometheus' own text format.
-    Plain,
-}
-
-impl Format {
-    /// The header `Content-Type`.
-    pub(super) fn content_type(self) -> &'static str {
-        match self {
-            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
-        }
-    }
-}
 
 /// All metrics.
 pub(super) fn write(known: Known, own: Own, format: Format) -> Result<String, fmt::Error> {

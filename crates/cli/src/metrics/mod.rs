@@ -15,6 +15,7 @@ mod data;
 mod digest;
 mod exposition;
 mod fleet;
+mod format;
 mod histogram;
 mod host;
 mod own;
@@ -22,6 +23,7 @@ mod page;
 mod plain;
 mod server;
 mod state;
+mod this_host;
 mod watch;
 
 use std::cell::Cell;

@@ -33,7 +33,8 @@ pub(super) fn plain(open: &str) -> String {
 #[cfg(test)]
 mod tests {
     use crate::metrics::exposition::tests::full;
-    use crate::metrics::exposition::{Format, write};
+    use crate::metrics::exposition::write;
+    use crate::metrics::format::Format;
     use crate::metrics::own::Own;
 
     #[test]

@@ -9,7 +9,7 @@
 //!    here (DNS rebinding) is refused.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,7 @@ use super::host::Host;
 use super::own::Own;
 use super::page::Page;
 use super::state::{MetricsState, POINT_EVERY};
+use super::this_host::is_this_host;
 
 /// How long a request's head may take, and a connection may be idle.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
@@ -176,14 +177,6 @@ fn text(status: StatusCode, body: &str) -> Response<String> {
 /// Whether a request names this host by an address, or as `localhost`. One without a `Host` comes from no browser.
 fn asks_for_this_host(headers: &HeaderMap) -> bool {
     headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_this_host))
-}
-
-fn is_this_host(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Each parser on random input, with any compiler: its seeds, then mutations of them, for `PAGEKEEPER_FUZZ_SECONDS` (3 without).
+//! Each parser on random input, with any compiler: its seeds, then mutations of them, for `PAGEKEEPER_FUZZ_SECONDS` (3 without) of
+//! processor time, so that as much is tried at a low priority beside something else.
 //!
 //! The inputs follow from `PAGEKEEPER_SEED`, how many of them are tried from the time. What makes a parser panic is printed in
 //! hexadecimal, with the seed and its number.
@@ -6,10 +7,11 @@
 mod mutate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagekeeper_fuzzing::target;
 use pagekeeper_testing::{Rng, Seed};
+use rustix::time::{ClockId, clock_gettime};
 
 /// How many inputs are mutated further, at most.
 const POOL: usize = 512;
@@ -21,6 +23,12 @@ struct Found {
     number: u64,
 }
 
+/// Of this thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("it is not negative")
+}
+
 fn time() -> Duration {
     let given = std::env::var("PAGEKEEPER_FUZZ_SECONDS").ok();
     Duration::from_secs(
@@ -30,7 +38,7 @@ fn time() -> Duration {
 
 /// Tries the seeds, then mutations of them, until one panics or the time is over; how many were tried.
 fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration) -> Result<u64, Found> {
-    let ends = Instant::now() + time;
+    let ends = processor_time() + time;
     let mut number = 0;
     let mut attempt = |input: &[u8]| {
         number += 1;
@@ -43,7 +51,7 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
     }
     let first = seeds.len();
     let mut pool = seeds;
-    while Instant::now() < ends {
+    while processor_time() < ends {
         let mut input = pool[rng.index(pool.len())].clone();
         let other = rng.index(pool.len());
         mutate::mutate(&mut input, &pool[other], rng);
@@ -74,6 +82,11 @@ fn random_input_for(name: &str) {
 #[test]
 fn random_entries_of_a_journal_end_no_parser() {
     random_input_for("entry");
+}
+
+#[test]
+fn random_heads_of_requests_end_no_parser() {
+    random_input_for("http");
 }
 
 #[test]
@@ -114,6 +127,11 @@ fn random_profiles_end_no_parser() {
 #[test]
 fn random_records_of_a_redo_log_end_no_parser() {
     random_input_for("redo");
+}
+
+#[test]
+fn random_files_of_a_server_end_no_parser() {
+    random_input_for("server");
 }
 
 #[test]

@@ -1,0 +1,20 @@
+//! The forms of the exposition, as HTTP names them.
+
+/// A form of the exposition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// `OpenMetrics` 1.0.
+    OpenMetrics,
+    /// Prometheus' own text format.
+    Plain,
+}
+
+impl Format {
+    /// The header `Content-Type`.
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}

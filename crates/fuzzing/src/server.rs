@@ -1,0 +1,166 @@
+//! What the doctor reads of a server: its program, its settings files, and what its WAL says. One file of a fake server is replaced,
+//! or a segment of WAL has another name, and all is read.
+//!
+//! The input: which file (1 byte), and what stands in it, or the name.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use pagekeeper_catalog::Profile;
+use pagekeeper_doctor::journal;
+use pagekeeper_doctor::settings::SettingsReader;
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, SysRoots, VmStat, Watermarks};
+use pagekeeper_observe::{Database, File, Host, Opener, OpenerKind, Snapshot};
+use pagekeeper_policy::FileClass;
+
+use crate::pg_control;
+
+const PID: u32 = 7;
+/// The size of segments that the control file of the seeds names, and where one is.
+const SEGMENT: u64 = 16 << 20;
+const WAL: &str = "pg_wal/000000010000000000000001";
+/// The head of its first page: its position at 8, the size of pages at 36.
+const PAGE: &str = "\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0";
+
+/// The process that has each file, and something that stands in it.
+const FILES: [(&str, &str, &str); 9] = [
+    ("mysqld", "mysqld", "\0mysqld-8.0\0enforce-gtid-consistency\x008.0.29\0client\0mysqld\0"),
+    ("mysqld", "my.cnf", "[mysqld]\nsync-binlog = 1\n!includedir .\n[mysqld-8.0]\nplugin-load=ha_rocksdb\n"),
+    (
+        "mysqld",
+        "mysqld-auto.cnf",
+        r#"{"Version": 2, "mysql_dynamic_variables": {"sync_binlog": {"Value": "7"}}}"#,
+    ),
+    ("postgres", "postgresql.conf", "max_wal_size = '1GB'\ninclude 'postgresql.conf'\ninclude_dir '.'\n"),
+    ("postgres", "postgresql.auto.conf", "wal_recycle off # written by ALTER SYSTEM\n"),
+    ("postgres", "global/pg_control", ""),
+    ("postgres", WAL, PAGE),
+    ("db_bench", "OPTIONS-000005", "[Version]\n  rocksdb_version=7.8.3\n[DBOptions]\n  bytes_per_sync=0\n"),
+    ("tikv-server", "tikv.toml", "[rocksdb]\nbytes-per-sync = \"1MB\"\n[raft-engine]\ndir = \"/r\"\n"),
+];
+
+struct Fake {
+    tree: tempfile::TempDir,
+    host: Host,
+    profiles: Vec<Arc<Profile>>,
+}
+
+thread_local! {
+    // Of a thread, since what is static is never removed.
+    static FAKE: Fake = make();
+}
+
+fn make() -> Fake {
+    let tree = crate::scratch();
+    let process = tree.path().join("proc").join(PID.to_string());
+    std::fs::create_dir_all(&process).unwrap();
+    std::os::unix::fs::symlink("/", process.join("root")).unwrap();
+    std::os::unix::fs::symlink(tree.path(), process.join("cwd")).unwrap();
+    std::os::unix::fs::symlink(tree.path().join("mysqld"), process.join("exe")).unwrap();
+    for (file, (_, name, content)) in FILES.into_iter().enumerate() {
+        let path = tree.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, right(file, content)).unwrap();
+    }
+    let roots = SysRoots::default();
+    let host = Host {
+        memory: MemInfo::read(&roots).unwrap(),
+        watermarks: Watermarks::read(&roots).unwrap(),
+        dirty: DirtyReport::read(&roots).unwrap(),
+        memory_pressure: None,
+        io_pressure: None,
+        vmstat: VmStat::read(&roots).unwrap(),
+        devices: Vec::new(),
+    };
+    Fake { tree, host, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
+}
+
+/// What a file is replaced by.
+fn right(file: usize, content: &str) -> Vec<u8> {
+    match FILES[file].1 {
+        "global/pg_control" => pg_control::seeds().remove(0),
+        _ => content.as_bytes().to_vec(),
+    }
+}
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    let Some((file, content)) = data.split_first() else { return };
+    FAKE.with(|fake| {
+        let file = usize::from(*file) % (FILES.len() + 1);
+        let Some(&(_, name, seed)) = FILES.get(file) else {
+            return read(fake, "postgres", Path::new(crate::text(content)));
+        };
+        let path = fake.tree.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        read(fake, FILES[file].0, Path::new(WAL));
+        if name == "global/pg_control" {
+            std::fs::write(&path, pg_control::sealed(content, 0)).unwrap();
+            read(fake, "postgres", Path::new(WAL));
+        }
+        std::fs::write(&path, right(file, seed)).unwrap();
+    });
+}
+
+fn read(fake: &Fake, process: &str, wal: &Path) {
+    let tree = fake.tree.path();
+    let argument = |name: &str, file: &str| format!("--{name}={}", tree.join(file).display()).into();
+    let (profile, arguments) = match process {
+        "mysqld" => ("mysql", vec![argument("defaults-file", "my.cnf"), argument("datadir", "")]),
+        "postgres" => ("postgresql", Vec::new()),
+        "tikv-server" => ("rocksdb", vec![argument("config", "tikv.toml")]),
+        _ => ("rocksdb", Vec::new()),
+    };
+    let profile = fake.profiles.iter().find(|known| known.name == profile).expect("built in");
+    let database = Database {
+        pid: Some(PID),
+        name: process.to_owned(),
+        profile: Arc::clone(profile),
+        directories: vec![tree.to_path_buf()],
+        command_line: [vec![process.into()], arguments].concat(),
+        uptime: None,
+        cgroup: None,
+        workers: Vec::new(),
+    };
+    let names: &[&Path] =
+        if process == "postgres" { &[Path::new(WAL), wal] } else { &[Path::new("MANIFEST-000004")] };
+    let snapshot = Snapshot {
+        at: SystemTime::UNIX_EPOCH,
+        host: fake.host.clone(),
+        change: None,
+        databases: vec![database],
+        files: names.iter().map(|name| held(tree.join(name))).collect(),
+        visibility_gaps: Vec::new(),
+    };
+    let roots = SysRoots::at(tree);
+    let settings = SettingsReader::default().read(&snapshot.databases[0], &snapshot, &roots);
+    let _ = journal(0, &snapshot, &settings, &roots);
+}
+
+/// A file that the process holds.
+fn held(path: PathBuf) -> File {
+    let inode = Inode { dev: 1, ino: 1 };
+    let kind = OpenerKind::Mapped { writable: true };
+    File {
+        inode,
+        stat_inode: inode,
+        reach: path.clone(),
+        path,
+        size: SEGMENT,
+        database: Some(0),
+        class: Some(FileClass::Wal),
+        residency: None,
+        openers: vec![Opener { pid: PID, name: String::new(), kind, count: 1 }],
+    }
+}
+
+/// Each file as it is, and a name.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let seed = |file: usize, content: &[u8]| [&[u8::try_from(file).unwrap()], content].concat();
+    let mut seeds: Vec<_> =
+        FILES.iter().enumerate().map(|(file, (_, _, content))| seed(file, &right(file, content))).collect();
+    seeds.push(seed(FILES.len(), b"pg_wal/0000000100000000000000FF"));
+    seeds
+}
