@@ -31,25 +31,29 @@ scripts/lint.sh
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
-# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the
-# whole machine, or lowers its dirty limits (tests/host), goes alone after them.
+# A minute of random input for each parser, two or so at a time.
+export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
+
+# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side, and random input
+# takes what they leave. What watches the whole machine, or lowers its dirty limits (tests/host), goes alone after them.
 stories=(--test commands --test databases --test docs --test preload)
+random=(--test random_input)
 alone=(--test host)
 crates=(--lib --bins)
 for test in crates/*/tests/{*.rs,*/main.rs}; do
     [ -e "$test" ] || continue
-    test=${test%/main.rs}
-    crates+=(--test "$(basename "$test" .rs)")
+    test=$(basename "${test%/main.rs}" .rs)
+    [ "$test" = "${random[1]}" ] || crates+=(--test "$test")
 done
 # The benchmarks are a workspace of their own, built into the same place.
 bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
 
 logs=$(mktemp --directory)
-beside=
+beside=()
 end() {
-    if [ -n "$beside" ]; then
-        kill "$beside" 2>/dev/null || true
-        shown "$logs/crates"
+    if [ ${#beside[@]} -gt 0 ]; then
+        kill "${beside[@]}" 2>/dev/null || true
+        shown "$logs"/{crates,random}
     fi
     rm -rf "$logs"
 }
@@ -75,11 +79,18 @@ status=0
     tests "${bench[@]}" || crates_status=$?
     exit "$crates_status"
 } >"$logs/crates" &
-beside=$!
+beside+=($!)
+{
+    renice --priority 19 --pid "$BASHPID" >/dev/null
+    tests --workspace "${random[@]}"
+} >"$logs/random" &
+beside+=($!)
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
-wait "$beside" || status=$?
-beside=
-shown "$logs/crates"
+for group in "${beside[@]}"; do
+    wait "$group" || status=$?
+done
+beside=()
+shown "$logs"/{crates,random}
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
 {
     alone_status=0
@@ -88,7 +99,7 @@ shown "$logs/crates"
     exit "$alone_status"
 } | tee "$logs/alone" | shown || status=$?
 
-cat "$logs"/{stories,crates,alone} >"$logs/all"
+cat "$logs"/{stories,crates,random,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
 if [ "$built" != "$run" ]; then
     echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2
