@@ -8,5 +8,6 @@ mod group;
 mod hot;
 mod programs;
 mod reach;
+mod report;
 mod run;
 mod torture;

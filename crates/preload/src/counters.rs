@@ -5,10 +5,11 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::noted::{PLACES, Place};
 use crate::sys;
 
 /// Says that a file is a report, and of which layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 1;
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 2;
 /// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
 pub const RECORDS: usize = 4096;
 
@@ -52,6 +53,8 @@ pub enum Count {
     NotFollowed,
     /// Calls of pagekeeper's own that failed.
     Failures,
+    /// Files whose end is not checked: there was no place to note them.
+    NotNoted,
     /// 1 in a process whose rules were left off, since a filter of system calls ends who makes theirs.
     Filtered,
 }
@@ -108,6 +111,8 @@ pub struct Mapped {
     pub header: Header,
     /// The processes'.
     pub records: [Record; RECORDS],
+    /// Files.
+    pub places: [Place; PLACES],
 }
 
 impl Mapped {
@@ -213,6 +218,16 @@ impl Report {
             });
         }
         Ok(processes)
+    }
+
+    /// The files that are noted.
+    pub fn files(&self) -> std::io::Result<Vec<crate::noted::NotedFile>> {
+        use std::os::unix::fs::FileExt;
+
+        let mut bytes = vec![0; size_of::<[Place; PLACES]>()];
+        self.file.read_exact_at(&mut bytes, core::mem::offset_of!(Mapped, places) as u64)?;
+        let places = bytes.chunks_exact(size_of::<Place>());
+        Ok(places.filter_map(crate::noted::NotedFile::from_bytes).collect())
     }
 
     /// How many processes asked for a record; those beyond [`RECORDS`] counted for themselves alone.

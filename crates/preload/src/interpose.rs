@@ -15,7 +15,7 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{counters, helper, introspection, process, real, rules, sys};
+use crate::{counters, helper, introspection, noted, process, real, rules, sys};
 
 /// The text, kept: a program may write over its environment.
 struct Text(UnsafeCell<[u8; TEXT_MAX]>);
@@ -56,6 +56,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     }
     let pid = sys::getpid();
     let record = |path| map(path)?.claim(pid, comm);
+    let report = |path| map(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
     if introspection::is_deadly() {
         // By a child, too: what that takes may be deadly as well.
         introspection::is_survived(|| {
@@ -72,7 +73,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     unsafe { process::set_up(&plan) };
     // SAFETY: likewise, in the first thread; functions of the C library's names are its own.
     unsafe { helper::set_up(real::address) };
-    if let Some(record) = plan.report.and_then(record) {
+    if let Some(record) = plan.report.and_then(report) {
         process::count_in(record);
     }
     introspection::descriptors(|fd| {

@@ -12,6 +12,7 @@ mod cover;
 mod elf;
 mod find;
 mod group;
+mod left;
 mod library;
 mod obstacle;
 mod parent;
@@ -73,7 +74,8 @@ pub(crate) struct Args {
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Report at the end what each rule did, on standard error or in FILE; pagekeeper stays as the command's parent until then
+    /// Report at the end what each rule did and what stayed resident, on standard error or in FILE; "json": as one JSON object, on
+    /// standard error; pagekeeper stays as the command's parent until then
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = report::STANDARD_ERROR, value_hint = clap::ValueHint::FilePath)]
     report: Option<PathBuf>,
     /// Print the report as one JSON object

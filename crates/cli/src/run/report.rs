@@ -16,11 +16,15 @@ use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS, Report};
 use serde::Serialize;
 
 use super::group::GroupEnd;
+use super::left::Left;
 use super::library;
 use crate::output;
 
 /// The name of the report's file that stands for standard error.
 pub(crate) const STANDARD_ERROR: &str = "-";
+
+/// The name of the report's file that stands for standard error, and one JSON object.
+pub(crate) const JSON: &str = "json";
 
 /// Those that the rules are applied to, and that can't open the report.
 const OTHERS: &str = "processes of other users";
@@ -59,6 +63,7 @@ struct Sums {
     throttled_seconds: f64,
     inside_seconds: f64,
     files_not_followed: u64,
+    files_not_checked: u64,
     failures: u64,
     filtered_processes: u64,
 }
@@ -125,16 +130,22 @@ struct Summary {
     processes: Vec<OfProcess>,
     /// Processes beyond those that a report has room for.
     processes_not_counted: u64,
+    /// What of the streams' files is resident at the end, and was not before.
+    stream_stayed_bytes: u64,
+    stayed: Left,
 }
 
 impl Pending {
     /// Makes what the processes count in, if there is a library; and the file that the report goes to.
     pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
-        let to = (to != Path::new(STANDARD_ERROR)).then_some(to).and_then(|path| match File::create(path) {
-            Ok(file) => Some((file, path.to_path_buf())),
-            Err(error) => {
-                complain_of(path, &error);
-                None
+        let is_json = to == Path::new(JSON);
+        let to = (to != Path::new(STANDARD_ERROR) && !is_json).then_some(to).and_then(|path| {
+            match File::create(path) {
+                Ok(file) => Some((file, path.to_path_buf())),
+                Err(error) => {
+                    complain_of(path, &error);
+                    None
+                }
             }
         });
         let counting = library.map(|library| {
@@ -146,7 +157,7 @@ impl Pending {
         let counting = counting.and_then(|made| {
             made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
         });
-        Self { rules: library.is_some(), counting, to, json }
+        Self { rules: library.is_some(), counting, to, json: json || is_json }
     }
 
     /// What the processes are to count in.
@@ -174,7 +185,9 @@ impl Pending {
 
     fn text(&self, group: Option<OfGroup>, no_group: Option<String>) -> io::Result<String> {
         let summary = match &self.counting {
-            Some((report, _)) => Summary::of(&report.processes()?, report.claimed()?),
+            Some((report, _)) => {
+                Summary::of(&report.processes()?, report.claimed()?).with(Left::now(report.files()?))
+            }
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
         let summary = Summary { group, no_group, ..summary };
@@ -207,7 +220,13 @@ impl Summary {
             total,
             processes: each.collect(),
             processes_not_counted: claimed.saturating_sub(RECORDS as u64),
+            stream_stayed_bytes: 0,
+            stayed: Left::default(),
         }
+    }
+
+    fn with(self, stayed: Left) -> Self {
+        Self { stream_stayed_bytes: stayed.bytes(), stayed, ..self }
     }
 }
 
@@ -230,6 +249,7 @@ impl Sums {
         self.throttled_seconds += seconds(process.get(Count::ThrottledNs));
         self.inside_seconds += seconds(process.get(Count::InsideNs));
         self.files_not_followed += process.get(Count::NotFollowed);
+        self.files_not_checked += process.get(Count::NotNoted);
         self.failures += process.get(Count::Failures);
         self.filtered_processes += process.get(Count::Filtered);
     }
@@ -298,6 +318,7 @@ impl Sums {
             &[
                 bytes("residency not seen of", self.stream_unobserved_bytes),
                 times(self.files_not_followed, "file not followed", "files not followed"),
+                times(self.files_not_checked, "file not checked at the end", "files not checked at the end"),
                 times(self.failures, "call of the rules failed", "calls of the rules failed"),
                 times(
                     self.filtered_processes,
@@ -345,7 +366,8 @@ impl Summary {
         }
         let many = output::count(self.processes.len() as u64);
         let s = if self.processes.len() == 1 { "" } else { "es" };
-        let lines = self.total.lines();
+        let mut lines = self.total.lines();
+        lines.extend(self.stayed.lines().into_iter().map(|line| ("stayed", line)));
         if self.processes.is_empty() {
             return writeln!(
                 f,

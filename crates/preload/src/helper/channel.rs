@@ -31,8 +31,16 @@ const AHEAD: u32 = 9;
 const FINISH: u32 = 10;
 
 /// What a message can count.
-const COUNTED: [Count; 4] =
-    [Count::StreamReleased, Count::BulkReleased, Count::LogReleased, Count::MixedReleased];
+const COUNTED: [Count; 8] = [
+    Count::StreamReleased,
+    Count::BulkReleased,
+    Count::LogReleased,
+    Count::MixedReleased,
+    Count::StreamRead,
+    Count::StreamWritten,
+    Count::BulkWritten,
+    Count::LogWritten,
+];
 
 /// Says that a message is ours.
 const MAGIC: u32 = 0x706b_6a31;
@@ -54,8 +62,8 @@ struct Message {
 
 /// What came.
 pub(super) enum Received {
-    /// A job on a file, the number that named it in the program's table, and its size, for a watch, as it was sent.
-    Job { job: Job, file: c_int, fd: c_int, size: u64, place: FileHash },
+    /// A job on a file, the number that named it in the program's table, and, for a watch, its size and position, as it was sent.
+    Job { job: Job, file: c_int, fd: c_int, size: u64, position: u64, place: FileHash },
     /// Everything is to be done now.
     Drain,
     /// Closed files are to be seen to now.
@@ -193,14 +201,16 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             (message.kind, message.start, message.end) = (DROP, range.start, range.end);
             (message.count, message.number) = (index_of(*count), *number);
         }
-        Job::Watch { flags, release, count } => {
+        Job::Watch { flags, release, count, used } => {
             (message.kind, message.flags) = (WATCH, *flags);
             // Of a file without a page all that comes is the program's, also within its size: some are laid out first.
             let is_empty =
                 sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
             let size = stat.st_size.max(0) as u64;
             message.start = if is_empty { 0 } else { size };
+            message.end = sys::position(fd).unwrap_or(0);
             (message.release, message.count) = (u32::from(*release), index_of(*count));
+            message.number = index_of(*used);
         }
         Job::Behind { place } => (message.kind, message.number) = (BEHIND, *place),
         Job::Ahead { index } => (message.kind, message.number) = (AHEAD, *index),
@@ -310,13 +320,14 @@ pub(super) fn receive(fd: c_int) -> Received {
 fn understand(message: &Message, file: Option<c_int>) -> Received {
     let range = message.start..message.end;
     let release = message.release != 0;
-    let count = COUNTED.get(message.count as usize).copied().unwrap_or(Count::StreamReleased);
+    let counted = |index: u32| COUNTED.get(index as usize).copied().unwrap_or(Count::StreamReleased);
+    let count = counted(message.count);
     let place = FileHash::from_number(message.place);
     let job = match message.kind {
         CLOSED => Job::AfterClose { range, release, count },
         RELEASE => Job::Release { range, count },
         DROP => Job::Drop { range, count, number: message.number },
-        WATCH => Job::Watch { flags: message.flags, release, count },
+        WATCH => Job::Watch { flags: message.flags, release, count, used: counted(message.number) },
         BEHIND => Job::Behind { place: message.number },
         AHEAD => Job::Ahead { index: message.number },
         DRAIN => return Received::Drain,
@@ -326,7 +337,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         _ => return Received::Nothing,
     };
     if let Some(file) = file {
-        Received::Job { job, file, fd: message.fd, size: message.start, place }
+        Received::Job { job, file, fd: message.fd, size: message.start, position: message.end, place }
     } else {
         // No room for a descriptor in the helper's table, or no right to open the file anew.
         process::count(Count::Failures, 1);

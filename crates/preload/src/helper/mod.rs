@@ -125,6 +125,8 @@ pub enum Job {
         release: bool,
         /// Counts the bytes that were dropped.
         count: Count,
+        /// Counts the bytes that were read or written, as far as the file's position shows them.
+        used: Count,
     },
     /// Releases behind a read while it is made.
     Behind {

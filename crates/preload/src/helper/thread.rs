@@ -16,7 +16,7 @@ use super::held::{FileHash, is_lost};
 use super::watch::{Subject, Watches};
 use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
-use crate::{process, sys};
+use crate::{noted, process, sys};
 
 /// Closed files that are in hand at a time.
 const CLOSED_MAX: usize = 64;
@@ -167,7 +167,7 @@ fn serve(socket: c_int) {
             continue;
         }
         match channel::receive(socket) {
-            Received::Job { job, file, fd, size, place } => match job {
+            Received::Job { job, file, fd, size, position, place } => match job {
                 Job::AfterClose { .. } if is_lost(file, place) => give_up(file, place),
                 Job::AfterClose { range, release, count } => {
                     let _ = begin(file, &range, sys::has_counts(file), release);
@@ -185,8 +185,9 @@ fn serve(socket: c_int) {
                     super::saw_to(number, went.all);
                     give_up(file, place);
                 }
-                Job::Watch { flags, release, count } => {
-                    watches.add(Subject { file, fd, flags, size, release, count, place }, sys::now());
+                Job::Watch { flags, release, count, used } => {
+                    let subject = Subject { file, fd, flags, size, position, release, count, used, place };
+                    watches.add(subject, sys::now());
                     super::done();
                 }
                 Job::Behind { place: read } => {
@@ -234,6 +235,7 @@ fn serve(socket: c_int) {
 /// Has the range be written, drops its pages, and gives the file up.
 fn release(file: c_int, range: Range<u64>, count: Count, place: FileHash) {
     process::count(count, write_and_drop(file, range, &|| is_lost(file, place)));
+    noted::released(file);
     give_up(file, place);
 }
 

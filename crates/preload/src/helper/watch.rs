@@ -74,10 +74,14 @@ pub struct Subject {
     pub flags: c_int,
     /// Bytes of the file as the watch was asked for; 0 if it had no resident page then.
     pub size: u64,
+    /// The file's position then.
+    pub position: u64,
     /// Whether pages are dropped.
     pub release: bool,
     /// Counts the bytes that were dropped.
     pub count: Count,
+    /// Counts the bytes that were read or written.
+    pub used: Count,
     /// Where the file is counted.
     pub place: FileHash,
 }
@@ -94,9 +98,12 @@ struct WatchedFile {
     writes: bool,
     release: bool,
     count: Count,
+    used: Count,
     /// Where the program was, and how large the file.
     position: u64,
     size: u64,
+    /// Up to where what was read or written is counted.
+    counted: u64,
     due: u64,
     interval: u64,
     /// When it moved.
@@ -208,8 +215,10 @@ impl WatchedFile {
         writes: false,
         release: false,
         count: Count::StreamReleased,
+        used: Count::StreamRead,
         position: 0,
         size: 0,
+        counted: 0,
         due: 0,
         interval: SOON,
         moved_at: 0,
@@ -223,12 +232,12 @@ impl WatchedFile {
     };
 
     fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
-        let &Subject { file, fd, flags, size, release, count, place } = subject;
+        let &Subject { file, fd, flags, size, position, release, count, used, place } = subject;
         self.place = place;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         (self.file, self.fd, self.device, self.inode) = (file, fd, stat.st_dev, stat.st_ino);
         (self.writes, self.interval, self.moved_at) = (writes, SOON, sys::now());
-        (self.release, self.count) = (release, count);
+        (self.release, self.count, self.used, self.counted) = (release, count, used, position);
         self.size = stat.st_size.max(0) as u64;
         self.position = if self.is_open() { position_of(fd) } else { None }.unwrap_or(0);
         self.probe = ResidencyProbe::with(has_counts);
@@ -259,9 +268,15 @@ impl WatchedFile {
         let size = stat.st_size.max(0) as u64;
         let closed_at = closed.position.load(Ordering::Acquire).checked_sub(1);
         let is_open = closed_at.is_none() && self.is_open();
+        // It may have been closed in between.
+        let closed_at = closed_at.or_else(|| closed.position.load(Ordering::Acquire).checked_sub(1));
         let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.position);
         let (passed, was) = (position.saturating_sub(self.position), self.position);
         let moves = (size, position) != (self.size, self.position);
+        // Calls with an offset of their own show by the size alone.
+        let grown = if self.writes { size.saturating_sub(self.size) } else { 0 };
+        process::count(self.used, position.checked_sub(self.counted).filter(|&by| by > 0).unwrap_or(grown));
+        self.counted = position;
         (self.size, self.position) = (size, position);
         if self.writes {
             self.behind_writer();

@@ -79,6 +79,9 @@ fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usiz
         let (from_at, to_at) = (moved(from_at, done), moved(to_at, done));
         let from_slot = from.slot.filter(|_| from_at.is_some());
         let result = follow_copy(from_slot, from.fd, from_at, asked, || plain(asked));
+        if let (Some(slot), None) = (from_slot, to.slot) {
+            rules::sent(slot);
+        }
         if let (Some(slot), Some(_)) = (to.slot, to_at) {
             rules::after_write(slot, to.fd, to_at, result);
         }

@@ -3,11 +3,12 @@
 //!
 //! Not covered: names that other processes remove, and file systems that they unmount. The helper checks for the first from time to time.
 
-use core::ffi::{c_char, c_int, c_uint};
+use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::keeping_errno;
 use crate::helper::{self, FileHash};
-use crate::{process, real, sys};
+use crate::process::Concern;
+use crate::{noted, process, real, sys};
 
 /// A name is about to be taken from a file.
 #[inline]
@@ -67,10 +68,34 @@ before! {
     unlink(path: *const c_char): losing(libc::AT_FDCWD, path);
     unlinkat(at: c_int, path: *const c_char, flags: c_int): if flags & libc::AT_REMOVEDIR == 0 { losing(at, path) };
     remove(path: *const c_char): losing(libc::AT_FDCWD, path);
-    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to);
-    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to);
-    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
-        if flags & KEEPS == 0 { losing(to_at, to) };
     umount(path: *const c_char): keeping_errno(helper::let_go_of_all);
     umount2(path: *const c_char, flags: c_int): keeping_errno(helper::let_go_of_all);
+}
+
+/// A file was given another name, if that succeeded.
+#[inline]
+fn renamed(done: c_int, at: c_int, path: *const c_char) {
+    if done == 0 && process::concern() != Concern::Nothing {
+        // SAFETY: the kernel has just read a path there.
+        noted::renamed(at, unsafe { CStr::from_ptr(path) });
+    }
+}
+
+macro_rules! renaming {
+    ($($name:ident($($arg:ident: $type:ty),*): $before:expr, to $at:expr, $to:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            $before;
+            // SAFETY: with what the program gave.
+            let done = unsafe { real::$name.get()($($arg),*) };
+            renamed(done, $at, $to);
+            done
+        }
+    )*};
+}
+renaming! {
+    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to), to libc::AT_FDCWD, to;
+    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to), to to_at, to;
+    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
+        if flags & KEEPS == 0 { losing(to_at, to) }, to to_at, to;
 }

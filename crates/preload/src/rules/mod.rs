@@ -14,6 +14,7 @@ use pagekeeper_policy::{BulkPages, names};
 
 use crate::counters::Count;
 use crate::helper::{self, Job};
+use crate::noted::{self, Seen};
 use crate::process::{count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
@@ -38,6 +39,15 @@ pub struct FileState {
     is_watched: bool,
     /// Whether it was read or written by calls that are seen.
     is_used: bool,
+}
+
+impl FileState {
+    /// Counts what a call read or wrote, unless the helper does, which sees the file's position move.
+    fn count(&self, what: Count, at: Option<u64>, done: isize) {
+        if !(self.is_watched && at.is_none()) {
+            count(what, u64::try_from(done).unwrap_or(0));
+        }
+    }
 }
 
 impl Fresh for FileState {
@@ -76,21 +86,21 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     let is_direct = flags & libc::O_DIRECT != 0;
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
     match plan().part {
-        Part::Stream if !is_direct => follow(fd, flags, FileRole::Stream, 0),
-        Part::Bulk if is_written && !is_direct => follow(fd, flags, FileRole::BulkKept, 0),
-        Part::Logs if is_written && !is_direct => follow(fd, flags, FileRole::Log, 0),
+        Part::Stream if !is_direct => follow(fd, path, flags, FileRole::Stream, 0),
+        Part::Bulk if is_written && !is_direct => follow(fd, path, flags, FileRole::BulkKept, 0),
+        Part::Logs if is_written && !is_direct => follow(fd, path, flags, FileRole::Log, 0),
         Part::Files => {
             let Some((rule, action)) = rule_for(fd, path) else { return };
             match action {
-                Action::Log { .. } if !is_direct => follow(fd, flags, FileRole::Log, rule),
+                Action::Log { .. } if !is_direct => follow(fd, path, flags, FileRole::Log, rule),
                 Action::Bulk(BulkPages::Keep) if is_written && !is_direct => {
-                    follow(fd, flags, FileRole::BulkKept, rule);
+                    follow(fd, path, flags, FileRole::BulkKept, rule);
                 }
                 Action::Bulk(BulkPages::Release) if is_written && !is_direct => {
-                    follow(fd, flags, FileRole::BulkReleased, rule);
+                    follow(fd, path, flags, FileRole::BulkReleased, rule);
                 }
-                Action::Data if is_direct => follow(fd, flags, FileRole::Direct, rule),
-                Action::Data => follow(fd, flags, FileRole::Data, rule),
+                Action::Data if is_direct => follow(fd, path, flags, FileRole::Direct, rule),
+                Action::Data => follow(fd, path, flags, FileRole::Data, rule),
                 Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
             }
         }
@@ -121,7 +131,7 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
 }
 
 /// Follows a regular file.
-fn follow(fd: c_int, flags: c_int, file_role: FileRole, rule: u16) {
+fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG || sys::is_of_the_kernel(fd) {
         return;
@@ -135,7 +145,8 @@ fn follow(fd: c_int, flags: c_int, file_role: FileRole, rule: u16) {
     match file_role {
         FileRole::Log => return follow_log(slot, fd, flags, size, rule),
         FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
-        FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased => {}
+        FileRole::Stream | FileRole::BulkReleased => noted::opened(fd, &stat, path, slot.has_counts()),
+        FileRole::BulkKept => {}
     }
     slot.with(|state| {
         state.reader.open(size);
@@ -212,6 +223,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.role() {
         Some(FileRole::Stream) => drop(slot.with(|state| {
             state.is_used |= done > 0;
+            state.count(Count::StreamRead, at, done);
             state.reader.after(fd, at, done);
         })),
         Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
@@ -227,6 +239,7 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     if let Some(output) = slot.role().and_then(output_of) {
         slot.with(|state| {
             state.is_used |= done > 0;
+            state.count(output.written, at, done);
             state.writer.after(fd, at, done, output);
         });
     } else if done > 0 {
@@ -273,6 +286,7 @@ pub fn after_map(slot: &Slot, range: Range<u64>) {
     if slot.role() == Some(FileRole::Stream) {
         // What comes in through it stays.
         slot.with(|state| state.reader.mapped());
+        saw(slot, Seen::Mapped);
         count(Count::StreamUnobserved, range.end.saturating_sub(range.start));
     } else if slot.role() == Some(FileRole::Log) {
         log::after_map(slot);
@@ -281,6 +295,7 @@ pub fn after_map(slot: &Slot, range: Range<u64>) {
 
 /// The file is read or written by calls that are not seen (asynchronous I/O, `io_uring`, a stream of the C library).
 pub fn passed_by(slot: &Slot, fd: c_int) {
+    saw(slot, Seen::Unseen);
     let released = match slot.role() {
         Some(FileRole::Log) => {
             let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
@@ -298,7 +313,22 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     let is_first = slot.with(|state| !core::mem::replace(&mut state.is_watched, true));
     let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
     helper::prepare();
-    helper::send(fd, &Job::Watch { flags, release: true, count: released });
+    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let used = match output_of(slot.role().unwrap_or(FileRole::Log)) {
+        Some(_) if reads => Count::StreamRead,
+        Some(output) => output.written,
+        None => Count::LogWritten,
+    };
+    helper::send(fd, &Job::Watch { flags, release: true, count: released, used });
+}
+
+/// The kernel copied of the file to what is no file.
+pub fn sent(slot: &Slot) {
+    saw(slot, Seen::Sent);
+}
+
+fn saw(slot: &Slot, what: Seen) {
+    noted::saw(slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed), what);
 }
 
 /// Before a descriptor is closed; the caller forgets it afterwards.
@@ -326,6 +356,9 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
             state.writer.close(fd, output, may_wait);
         }
     });
+    let unobserved = slot.with(|state| state.reader.take_unobserved()).unwrap_or(0);
+    let (device, inode) = (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
+    noted::closing(fd, device, inode, unobserved, slot.has_counts());
 }
 
 /// The process is about to end, in order.

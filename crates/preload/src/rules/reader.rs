@@ -90,6 +90,8 @@ pub struct Reader {
     next: u64,
     /// Up to where the helper isn't asked again to read ahead.
     alone_until: u64,
+    /// Bytes that were read of which nothing can be known.
+    unobserved: u64,
 }
 
 impl Reader {
@@ -115,6 +117,7 @@ impl Reader {
         run: 0,
         next: 0,
         alone_until: 0,
+        unobserved: 0,
     };
 
     /// The file was opened, with its size.
@@ -243,7 +246,6 @@ impl Reader {
     /// After a read that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize) {
         let Ok(done) = u64::try_from(done) else { return };
-        count(Count::StreamRead, done);
         match self.by {
             By::Kernel => {}
             By::Uncached => {
@@ -262,7 +264,10 @@ impl Reader {
                 count(Count::StreamUncached, if is_plain { 0 } else { done });
                 return;
             }
-            By::Nothing => return count(Count::StreamUnobserved, done),
+            By::Nothing => {
+                self.unobserved = self.unobserved.saturating_add(done);
+                return count(Count::StreamUnobserved, done);
+            }
         }
         if done > 0 && self.stream.is_idle() && self.large.is_none() {
             self.has_missed = true;
@@ -412,6 +417,11 @@ impl Reader {
         self.stream.forget();
         self.stayed = 0;
         self.ahead = None;
+    }
+
+    /// Bytes that were read of which nothing can be known, since this was last asked.
+    pub fn take_unobserved(&mut self) -> u64 {
+        core::mem::take(&mut self.unobserved)
     }
 
     /// Whether the rule sees to all pages that the program brought in so far.

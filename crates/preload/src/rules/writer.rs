@@ -103,7 +103,6 @@ impl Writer {
             Ok(done) if done > 0 => done,
             _ => return,
         };
-        count(output.written, done);
         if output.released.is_none() && !FILES.has_counts(fd) {
             // Nothing begins to write it, but what drops it.
             count(Count::StreamUnobserved, done);
