@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -254,6 +255,35 @@ fn wait(child: libc::pid_t) -> io::Result<bool> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Does what a signal interrupts, and has one come after that time, and again and again: whether it was interrupted.
+pub(crate) fn interrupted_after(time: Duration, work: impl FnOnce() -> io::Result<()>) -> bool {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let part = |time: Duration| libc::timeval {
+        tv_sec: time.as_secs().cast_signed(),
+        tv_usec: time.subsec_micros().into(),
+    };
+    let mut set = empty_set();
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    let timer = |time| {
+        // The first may come before the work has begun.
+        let timer = libc::itimerval { it_value: part(time), it_interval: part(time) };
+        // SAFETY: only reads `timer`.
+        unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+    };
+    // SAFETY: zeroes are a value of `action`: no flags, so calls are not begun anew, and no signal held back. The handler has the form
+    // that is called without SA_SIGINFO, and does nothing. `set` is a set.
+    unsafe {
+        (*action.as_mut_ptr()).sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(libc::SIGALRM, action.as_ptr(), std::ptr::null_mut());
+        libc::sigaddset(&raw mut set, libc::SIGALRM);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+    }
+    timer(time);
+    let result = work();
+    timer(Duration::ZERO);
+    result.is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
 }
 
 /// The nice value of what is to act before others have the processor again.

@@ -1,12 +1,12 @@
 //! The process beside the command that keeps the file pages of its [`Group`] few, and removes the group when nobody is left in it.
 //!
 //! It looks at the group's figures every few milliseconds while they grow, seldom while they rest, and opens no file of the command's.
-//! Dirty pages can't be reclaimed; the kernel's reclaim wakes up its flushers for them, and finds them clean the next time.
+//! Dirty pages can't be reclaimed; the kernel's reclaim wakes up its flushers for them, and finds them clean the next time: so writing
+//! begins early, and is done by the time that the command ends.
 //! When the command has ended, what is left of its pages is reclaimed too.
 //!
 //! Invariants: it is no child of the command, holds none of its descriptors, and ends after the last process of the group. If it is
-//! killed, the process that started it takes a limit back that it may have left, and starts another. Never fails: what can't be
-//! reclaimed stays, and is counted.
+//! killed, the process that started it starts another. Never fails: what can't be reclaimed stays, and is counted.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
@@ -23,12 +23,11 @@ pub(crate) const KEPT: u64 = 64 << 20;
 /// What it may keep where the library releases most of it anyway: a program may ask for so much ahead (`POSIX_FADV_WILLNEED`), and
 /// would have to read it again.
 pub(crate) const KEPT_BESIDE_LIBRARY: u64 = 4 * KEPT;
-/// File pages beyond those that are kept at which writers wait for the disk, in bytes, once half of [`KEPT`] waits for it: reclaim, too,
-/// waits for pages that do.
-const HELD_BEYOND: u64 = 2 * KEPT;
-/// What is left to come in where there is more already: a limit below what is used would be waited for, here.
-const MARGIN: u64 = 4 << 20;
-/// The least that one reclaim takes, so that figures of a few pages do not cost one each.
+/// Pages that wait for the disk at which writing is begun, in bytes.
+const UNWRITTEN: u64 = KEPT / 2;
+/// How often it is: the flushers have some work from then on.
+const WRITING_BEGUN_EVERY: Duration = Duration::from_millis(100);
+/// The least that one reclaim takes, so that a few pages do not cost one each.
 const STEP: u64 = KEPT / 2;
 /// A disk that reads 3 GB/s brings in 15 MB meanwhile.
 const INTERVAL_MIN: Duration = Duration::from_millis(5);
@@ -145,7 +144,7 @@ fn supervise(group: &Group, parent: Option<u32>, begin: &PipeReader, report: &Pi
     for _ in 0..STARTS_MAX {
         match sys::in_child(|| govern(group, parent, begin, report)) {
             Ok(true) => return,
-            Ok(false) => group.limit_again(),
+            Ok(false) => {}
             // No process can be had: this one does it.
             Err(_) => return govern(group, parent, begin, report),
         }
@@ -157,39 +156,30 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
     let _ = begin.read(&mut [0]);
     let mut totals = Totals::default();
     let (mut interval, mut last) = (INTERVAL_MIN, 0);
-    // The most file pages that writers may bring it to, while there is such a limit.
-    let mut held: Option<u64> = None;
+    let mut begun: Option<Instant> = None;
     while !group.is_unused(parent) {
         // What can't be read any more is about to end.
-        let Figures { pages, unwritten, others } = group.figures().unwrap_or_default();
+        let Figures { pages, unwritten } = group.figures().unwrap_or_default();
         totals.peak = totals.peak.max(pages);
-        held = (pages > kept || unwritten > KEPT / 2 || (held.is_some() && unwritten > KEPT / 4))
-            .then(|| (kept + HELD_BEYOND).max(held.unwrap_or(u64::MAX).min(pages + MARGIN)));
-        match held {
-            Some(most) => group.hold(others + most),
-            None => group.lift(),
+        let written = pages.saturating_sub(unwritten);
+        if written > kept {
+            group.reclaim(written - kept + STEP);
+        } else if unwritten > UNWRITTEN && begun.is_none_or(|at| at.elapsed() > WRITING_BEGUN_EVERY) {
+            begun = Some(Instant::now());
+            group.reclaim(STEP);
         }
-        // Reclaim waits for pages that are being written, and would be late for others.
-        if pages > kept && unwritten <= KEPT / 2 {
-            group.reclaim(pages - kept + STEP);
-        }
-        if pages > kept {
-            totals.released += pages.saturating_sub(group.file_bytes());
-        }
-        // A limit has to follow what else the command takes.
-        let hurries = held.is_some() || pages > last + KEPT / 64;
-        interval = if hurries { INTERVAL_MIN } else { (interval * 2).min(INTERVAL_MAX) };
+        totals.released += pages.saturating_sub(group.file_bytes());
+        interval = if pages > last + KEPT / 64 { INTERVAL_MIN } else { (interval * 2).min(INTERVAL_MAX) };
         last = pages;
         std::thread::sleep(interval);
     }
-    group.lift();
     drain(group, totals, report);
     // The one that waited for the report is in it, too, and what it uses can't go before it.
     let ended = Instant::now();
     while !group.is_unused(None) && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MIN);
     }
-    group.empty();
+    let _ = group.empty();
     while !group.remove() && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MAX);
     }

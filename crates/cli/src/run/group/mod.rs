@@ -5,35 +5,37 @@
 //! Page Accounting"). So the file pages of this group are those that the command brought in: a process beside it, the [`governor`], has
 //! the kernel reclaim all but some of them again and again.
 //!
-//! Invariants: the command is never killed or swapped for it. A limit, the one way to have version 1 reclaim, holds for as long as it
-//! takes to lift it again. Only while much of what it wrote waits for the disk, or more comes in than can be reclaimed, its processes
-//! are held up by a limit, which leaves room for those pages and follows its other memory; whoever outruns it waits, and is not killed
-//! (`memory.oom_control`). What the command starts stays in the group, and the group goes when all of that has ended. Fails, before
-//! anything is started, where no group can be made ([`Refusal`]). If both governors are killed, a limit that holds just then stays.
+//! Invariants: the command is never killed, swapped or held up for it, and no call of it fails: the group has no limit, not for a
+//! moment. Where a group of version 1 is at its limit and nothing can be reclaimed, a write(2) in it fails with ENOMEM, even if nobody
+//! may be killed (`mem_cgroup_oom` of `mm/memcontrol.c`). So who writes faster than the disk is slowed down as without a group, by the
+//! host's dirty limits. What the command starts stays in the group, and the group goes when all of that has ended. Fails, before
+//! anything is started, where no group can be made ([`Refusal`]).
 
 mod governor;
 mod place;
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 
 pub(crate) use governor::{Governed, Governor, GroupEnd, KEPT, KEPT_BESIDE_LIBRARY};
 pub(crate) use place::Refusal;
 
-/// The file of a group's limit.
-const LIMIT: &str = "memory.limit_in_bytes";
+use crate::run::sys;
+
+/// How long the kernel reclaims before the figures are read again: it takes 5 to 20 MiB meanwhile.
+const SLICE_MIN: Duration = Duration::from_micros(500);
+/// Where processors are busy, all of a short one goes by before the first page is looked at.
+const SLICE_MAX: Duration = Duration::from_millis(20);
 
 /// A memory cgroup that this process made.
 pub(crate) struct Group {
     directory: PathBuf,
     /// Bytes of file pages that are left to it.
     kept: u64,
-    /// The limit that holds, in bytes.
-    held: Cell<Option<u64>>,
 }
 
 /// What is charged to a group, in bytes.
@@ -43,8 +45,6 @@ struct Figures {
     pages: u64,
     /// Those of them that wait for the disk.
     unwritten: u64,
-    /// All else: anonymous memory, tmpfs, the kernel's.
-    others: u64,
 }
 
 impl Group {
@@ -54,13 +54,11 @@ impl Group {
     ///
     /// Where this process may not, or the host has no memory cgroups of version 1.
     pub(crate) fn make(kept: u64) -> Result<Self, Refusal> {
-        let group = Self { directory: place::make()?, kept, held: Cell::new(None) };
-        // Only pages of files are to go; and whoever outruns the governor waits for it.
-        for (name, value) in [("memory.swappiness", "0"), ("memory.oom_control", "1")] {
-            if let Err(error) = group.write(name, value) {
-                group.remove();
-                return Err(Refusal::Denied(error));
-            }
+        let group = Self { directory: place::make()?, kept };
+        // Only pages of files are to go.
+        if let Err(error) = group.write("memory.swappiness", "0") {
+            group.remove();
+            return Err(Refusal::Denied(error));
         }
         Ok(group)
     }
@@ -84,7 +82,7 @@ impl Group {
         let group = MemoryCgroup::at(CgroupVersion::V1, &self.directory).map_err(io::Error::other)?;
         let pages = group.inactive_file + group.active_file;
         let unwritten = group.dirty.unwrap_or_default() + group.writeback.unwrap_or_default();
-        Ok(Figures { pages, unwritten, others: group.usage.saturating_sub(pages) })
+        Ok(Figures { pages, unwritten })
     }
 
     /// Bytes of file pages that are charged to it; none where it can't be read any more.
@@ -92,41 +90,29 @@ impl Group {
         self.figures().map_or(0, |figures| figures.pages)
     }
 
-    /// Has those who bring in file pages wait, beyond so many bytes of all kinds, until some are written and reclaimed.
-    fn hold(&self, bytes: u64) {
-        if self.held.replace(Some(bytes)) != Some(bytes) {
-            self.limit_again();
-        }
-    }
-
-    /// Takes its limit back.
-    fn lift(&self) {
-        if self.held.take().is_some() {
-            self.limit_again();
-        }
-    }
-
-    /// Sets the limit that is to hold: none, most of the time.
-    fn limit_again(&self) {
-        let _ = match self.held.get() {
-            Some(bytes) => self.write(LIMIT, &bytes.to_string()),
-            None => self.write(LIMIT, "-1"),
-        };
-    }
-
-    /// Has the kernel reclaim about so many bytes of it. That fewer could be reclaimed is no error: they are dirty, or mapped and in use.
+    /// Has the kernel reclaim about so many bytes of file pages, the ones used longest ago first, and start to write those that are dirty.
+    /// That fewer could be reclaimed is no error: they are dirty, or mapped and in use.
     fn reclaim(&self, bytes: u64) {
-        // Setting a limit reclaims in this process, until the limit holds (`mem_cgroup_resize_max` of `mm/memcontrol-v1.c`): so the
-        // group's own processes are not held up, and the limit can be lifted at once.
-        if let Ok(usage) = self.read_number("memory.usage_in_bytes") {
-            let _ = self.write(LIMIT, &usage.saturating_sub(bytes).to_string());
+        let mut left = self.file_bytes();
+        let enough = left.saturating_sub(bytes);
+        let mut slice = SLICE_MIN;
+        while left > enough && slice <= SLICE_MAX && sys::interrupted_after(slice, || self.empty()) {
+            let now = self.file_bytes();
+            if now >= left {
+                slice *= 2;
+            }
+            left = now;
         }
-        self.limit_again();
     }
 
-    /// Has the kernel reclaim all that it can.
-    fn empty(&self) {
-        let _ = self.write("memory.force_empty", "1");
+    /// Has the kernel reclaim all that it can, until a signal comes.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::Interrupted`] if one came.
+    fn empty(&self) -> io::Result<()> {
+        // No limit takes part in it: `mem_cgroup_force_empty` of `mm/memcontrol-v1.c` reclaims until nothing is left, or nothing goes.
+        self.write("memory.force_empty", "1")
     }
 
     /// Whether no process is in it `besides` that one, nor in groups below it, which the command may have made.
@@ -140,12 +126,8 @@ impl Group {
     }
 
     fn write(&self, name: &str, value: &str) -> io::Result<()> {
-        File::options().write(true).open(self.directory.join(name))?.write_all(value.as_bytes())
-    }
-
-    fn read_number(&self, name: &str) -> io::Result<u64> {
-        let text = std::fs::read_to_string(self.directory.join(name))?;
-        text.trim().parse().map_err(io::Error::other)
+        // `write_all` would begin anew where a signal came.
+        File::options().write(true).open(self.directory.join(name))?.write(value.as_bytes()).map(drop)
     }
 }
 
