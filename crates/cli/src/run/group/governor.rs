@@ -156,7 +156,7 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
     let _ = begin.read(&mut [0]);
     let mut totals = Totals::default();
     let (mut interval, mut last) = (INTERVAL_MIN, 0);
-    let mut begun: Option<Instant> = None;
+    let mut flushed: Option<Instant> = None;
     while !group.is_unused(parent) {
         // What can't be read any more is about to end.
         let Figures { pages, unwritten } = group.figures().unwrap_or_default();
@@ -164,8 +164,8 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
         let written = pages.saturating_sub(unwritten);
         if written > kept {
             group.reclaim(written - kept + STEP);
-        } else if unwritten > UNWRITTEN && begun.is_none_or(|at| at.elapsed() > WRITING_BEGUN_EVERY) {
-            begun = Some(Instant::now());
+        } else if unwritten > UNWRITTEN && flushed.is_none_or(|at| at.elapsed() > WRITING_BEGUN_EVERY) {
+            flushed = Some(Instant::now());
             group.reclaim(STEP);
         }
         totals.released += pages.saturating_sub(group.file_bytes());
