@@ -61,7 +61,7 @@ impl Core {
     /// One checkpoint; false if there was nothing to do. At most one at a time.
     pub(crate) fn run_checkpoint(&self) -> Result<bool, Error> {
         let _guard = lock(&self.checkpoints.under_way);
-        self.check()?;
+        self.check_writable()?;
         if self.is_checkpointed() && self.bytes_to_recover() > TAIL_OVERHEAD {
             self.mark_end()?;
         }

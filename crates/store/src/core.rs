@@ -93,7 +93,7 @@ pub(crate) struct Config {
     pub(crate) recovered_seq: Seq,
     pub(crate) opening: Opening,
     /// Keeps others from opening the store.
-    pub(crate) _lock: Lock,
+    pub(crate) _lock: Option<Lock>,
 }
 
 /// Where the last commit that was appended stands.
@@ -236,6 +236,11 @@ impl Core {
         self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
+    /// The same, and where nothing is to be changed.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        if self.config.options.is_read_only() { Err(Error::ReadOnly) } else { self.check() }
+    }
+
     /// Ends all committing forever, and wakes everyone who waits.
     pub(crate) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
@@ -313,7 +318,12 @@ impl Core {
         }
         let kind = replay.put_together(&self.page_id(page, version.seq), room)?;
         let whole = Whole::new(kind, bytes);
-        self.index.settle(page, version.seq, Content::Whole(whole.clone()));
+        // Where nothing is ever applied, what is put together would only grow.
+        let stays =
+            !self.config.options.is_read_only() || self.index.bytes() <= self.config.max_unapplied_bytes;
+        if stays {
+            self.index.settle(page, version.seq, Content::Whole(whole.clone()));
+        }
         Ok(whole)
     }
 

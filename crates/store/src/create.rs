@@ -8,11 +8,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Create as CreateFile, Io};
+use pagekeeper_io::Io;
 use pagekeeper_kernel::text::escaped;
 
 use crate::Error;
-use crate::data::{self, DataFile};
+use crate::data::{self, DataFile, Use};
 use crate::format::superblock::{Meta, Superblock};
 use crate::open::{JOURNAL, LOCK};
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
@@ -56,7 +56,8 @@ pub(crate) fn is_to_be_made(
         let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
         return Err(Error::LostSuperblock { path, found });
     }
-    match (options.create, foreign) {
+    let create = if options.may_create() { options.create } else { Create::Never };
+    match (create, foreign) {
         (Create::Never, _) if is_unfinished => Err(Error::Unfinished { path: directory.to_path_buf() }),
         (Create::Never, _) => Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
         (Create::IfMissing | Create::New, Some(found)) => {
@@ -121,7 +122,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     let journal_id = made.id();
     made.close()?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
-    let file = DataFile::open(io, directory, data::NAME, CreateFile::New, page_size)?;
+    let file = DataFile::open(io, directory, data::NAME, Use::Make, page_size)?;
     file.file.sync_all()?;
     PageMap::create(io, directory)?;
     io.sync_dir(directory)?;

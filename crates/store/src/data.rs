@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use pagekeeper_io::{
-    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_writable_past_cache,
-    writes_atomically,
+    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_past_cache,
+    open_writable_past_cache, writes_atomically,
 };
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
@@ -28,7 +29,27 @@ pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// It grows by an eighth, within these bounds, in bytes.
 const STEP: Range<u64> = 256 << 10..64 << 20;
 
-/// The file, open to write.
+/// What a file of the store is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It is there, and only read.
+    Read,
+    /// It is there.
+    Write,
+    /// It is made.
+    Make,
+}
+
+/// A file of the store, past the page cache where that can be had.
+pub(crate) fn open_file(io: &dyn Io, path: &Path, use_of: Use) -> Result<Arc<dyn IoFile>, IoError> {
+    match use_of {
+        Use::Read => open_past_cache(io, path),
+        Use::Write => open_writable_past_cache(io, path, Create::Never),
+        Use::Make => open_writable_past_cache(io, path, Create::New),
+    }
+}
+
+/// The file, open; to write, unless the store is open to read only.
 pub(crate) struct DataFile {
     pub(crate) file: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
@@ -48,12 +69,12 @@ pub(crate) struct DataFile {
 impl DataFile {
     pub(crate) fn open(
         io: &Arc<dyn Io>,
-        directory: &std::path::Path,
+        directory: &Path,
         name: &str,
-        create: Create,
+        use_of: Use,
         page_size: usize,
     ) -> Result<Self, Error> {
-        let file = open_writable_past_cache(&**io, &directory.join(name), create)?;
+        let file = open_file(&**io, &directory.join(name), use_of)?;
         let len = AtomicU64::new(file.stat()?.size);
         Ok(Self {
             file,

@@ -111,6 +111,9 @@ pub enum Error {
         /// As it was given, in bytes.
         wanted: usize,
     },
+    /// The store was opened to read only.
+    #[error("the store is open to read only")]
+    ReadOnly,
     /// A setting that no store can work with.
     #[error("{what} of {given}: {wanted}")]
     Setting {
@@ -223,6 +226,7 @@ impl Error {
             | Self::OldVersion { .. }
             | Self::CutOff { .. }
             | Self::OtherPageSize { .. }
+            | Self::ReadOnly
             | Self::Setting { .. }
             | Self::Corrupt { .. }
             | Self::NotAtomic { .. }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Superblocks and journal are read as the device has them, and made durable before anything is built on them.
-//! 2. Nothing is written before all was found to be in order.
+//! 2. Nothing is written before all was found to be in order; where it is opened to read only, nothing at all, and no file is made.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
 
-use pagekeeper_io::{Create as CreateFile, Io, Lock};
+use pagekeeper_io::{Io, Lock};
 
 use crate::budget::{cached, map_share, max_kept, unapplied_share};
 use crate::buffers::Buffers;
@@ -51,7 +51,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     let io = options.io_or_best();
     let names = match io.list(directory) {
         Ok(names) => names,
-        Err(error) if error.errno() == Some(libc::ENOENT) && options.create != Create::Never => {
+        Err(error) if error.errno() == Some(libc::ENOENT) && options.may_create() => {
             io.create_dir(directory)?;
             io.sync_dir(above(directory))?;
             Vec::new()
@@ -63,11 +63,12 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     };
     // Before the lock, whose file is made where no store is to be.
     is_to_be_made(options, directory, &names)?;
-    let held = io.lock(&directory.join(LOCK))?;
+    let lock = directory.join(LOCK);
+    let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
     // Again, since what another has done meanwhile counts: what is made anew is deleted first.
     let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
-        Some(_) if options.create == Create::New => {
+        Some(_) if options.create == Create::New && !options.is_read_only() => {
             let found = superblocks::NAME.to_owned();
             return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
@@ -103,7 +104,7 @@ fn start(
     options: &StoreOptions,
     io: Arc<dyn Io>,
     directory: &Path,
-    held: Lock,
+    held: Option<Lock>,
     (read, newest, slot): (&SlotsRead, &Superblock, u64),
     began: Instant,
 ) -> Result<Store, Error> {
@@ -113,16 +114,17 @@ fn start(
     }
     let max_journal_bytes = newest.max_journal_bytes;
     let path = directory.join(JOURNAL);
-    let mut data = DataFile::open(&io, directory, data::NAME, CreateFile::Never, page_size)?;
-    let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot)?;
+    let use_of = options.files;
+    let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
+    let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {
-        if !injected!(options, NoSyncAtOpen) {
+        if !(options.is_read_only() || injected!(options, NoSyncAtOpen)) {
             superblocks.sync()?;
             sync_names(&*io, directory, newest.number <= MADE)?;
         }
         let of = (newest.store, newest.checkpoint_seq, newest.meta.pages);
-        let map = PageMap::open(&io, directory, of, map_share(options.memory))?;
+        let map = PageMap::open(&io, directory, use_of, of, map_share(options.memory))?;
         #[cfg(test)]
         let map = map.with_injected_fault(options.injected_fault);
         let map = Arc::new(map);
@@ -141,15 +143,18 @@ fn start(
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cache, cached)) =
         (found?, prepared?);
-    data.atomic = newest.first_diffs && data.is_atomic();
-    check_data(&data, &found, newest, directory)?;
+    // Found out by trying, which writes.
+    data.atomic = newest.first_diffs && !options.is_read_only() && data.is_atomic();
+    check_data(options, &data, &found, newest, directory)?;
     for (page, crcs) in found.index.diffed() {
         map.accept(crcs.into_iter().map(|crc| (page, crc)));
     }
-    superblocks.complete(&*io, directory, read)?;
-    // A crash came between the two. What commits may fill is counted from what the superblock says.
-    if journal.checkpoint_lsn() < newest.checkpoint_lsn {
-        journal.checkpoint(newest.checkpoint_lsn)?;
+    if !options.is_read_only() {
+        superblocks.complete(&*io, directory, read)?;
+        // A crash came between the two. What commits may fill is counted from what the superblock says.
+        if journal.checkpoint_lsn() < newest.checkpoint_lsn {
+            journal.checkpoint(newest.checkpoint_lsn)?;
+        }
     }
     #[cfg(test)]
     let (data, superblocks) = {
@@ -166,7 +171,8 @@ fn start(
         store_id: newest.store,
         max_journal_bytes,
         max_unapplied_bytes: unapplied_share(options.memory),
-        diffs_first: data.atomic && options.full_page_images == FullPageImages::Auto,
+        diffs_first: (data.atomic || newest.first_diffs && options.is_read_only())
+            && options.full_page_images == FullPageImages::Auto,
         recovered_seq: found.seq,
         opening: Opening {
             took: began.elapsed(),
@@ -204,13 +210,20 @@ fn start(
 }
 
 /// Whether the data file is such that the journal can be applied to it.
-fn check_data(data: &DataFile, found: &Replayed, newest: &Superblock, directory: &Path) -> Result<(), Error> {
+fn check_data(
+    options: &StoreOptions,
+    data: &DataFile,
+    found: &Replayed,
+    newest: &Superblock,
+    directory: &Path,
+) -> Result<(), Error> {
     let (len, expected) = (data.bytes(), found.meta.pages.saturating_mul(newest.page_size.into()));
     if len < expected {
         return Err(Error::CutOff { path: directory.join(data::NAME), found: len, expected });
     }
     data.is_durable_upto(expected);
-    if newest.first_diffs && !data.atomic && found.index.needs_bases() {
+    // Who only reads tears no page.
+    if newest.first_diffs && !data.atomic && !options.is_read_only() && found.index.needs_bases() {
         return Err(Error::NotAtomic { path: directory.to_path_buf() });
     }
     Ok(())

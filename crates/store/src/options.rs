@@ -9,6 +9,7 @@ use pagekeeper_io::{Io, IoFile, Uring};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
+use crate::data::Use;
 use crate::{Error, Progress, depth};
 
 /// Whether opening makes a store that is not there.
@@ -43,6 +44,8 @@ pub struct StoreOptions {
     pub(crate) memory: u64,
     pub(crate) journal_bytes: u64,
     pub(crate) create: Create,
+    /// What the files of a store that is there are opened for.
+    pub(crate) files: Use,
     pub(crate) full_page_images: FullPageImages,
     pub(crate) group_delay: Duration,
     pub(crate) io: Option<Arc<dyn Io>>,
@@ -65,6 +68,7 @@ impl Default for StoreOptions {
             memory: 256 << 20,
             journal_bytes: 256 << 20,
             create: Create::default(),
+            files: Use::Write,
             full_page_images: FullPageImages::default(),
             group_delay: Duration::from_millis(2),
             io: None,
@@ -120,6 +124,35 @@ impl StoreOptions {
     #[must_use]
     pub fn create(mut self, create: Create) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Opens a store that is there to read only; not, if not said. Not one byte is written then, and no file made, so that it can also be
+    /// read on a read-only or full file system, and by who may not write its files.
+    ///
+    /// What the journal has that the data file has not is found in memory, as after each opening, and is not applied: that is
+    /// at most [`journal_bytes`](Self::journal_bytes) beside the budget. What a crash left is as the device has it at the time.
+    /// Others may read the store at the same time; while it is open to write, this fails with
+    /// [`pagekeeper_io::Error::Locked`], and the other way round. What would change something fails with [`Error::ReadOnly`].
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Error, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Store::options().open(dir)?;
+    /// let mut txn = store.begin()?;
+    /// let page = txn.allocate()?;
+    /// txn.commit(Durability::Sync)?;
+    /// drop(store);
+    ///
+    /// let store = Store::options().read_only(true).open(dir)?;
+    /// assert_eq!(store.begin_read()?.read(page)?[0], 0);
+    /// assert!(matches!(store.begin(), Err(Error::ReadOnly)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.files = if read_only { Use::Read } else { Use::Write };
         self
     }
 
@@ -202,6 +235,15 @@ impl StoreOptions {
         self
     }
 
+    /// Whether a store may be made.
+    pub(crate) fn may_create(&self) -> bool {
+        self.create != Create::Never && !self.is_read_only()
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.files == Use::Read
+    }
+
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(|| {
             // Deep enough for the widest disks.
@@ -245,6 +287,7 @@ impl fmt::Debug for StoreOptions {
             .field("memory", &self.memory)
             .field("journal_bytes", &self.journal_bytes)
             .field("create", &self.create)
+            .field("files", &self.files)
             .field("full_page_images", &self.full_page_images)
             .finish_non_exhaustive()
     }

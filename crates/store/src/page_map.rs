@@ -15,10 +15,10 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
-use pagekeeper_io::{AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile};
+use pagekeeper_io::{AlignedBuf, BatchRead, Error as IoError, Io, IoFile};
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use crate::data::{DataFile, Run, WritesInFlight};
+use crate::data::{DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
 use crate::format::page::{PageFault, PageHeader};
 use crate::format::page_map::{BLOCK, MapBlock, MapFault, PAGES, entry};
@@ -81,17 +81,18 @@ pub(crate) fn bytes_for(pages: u64) -> u64 {
 impl PageMap {
     /// Makes the file, durably but for its name.
     pub(crate) fn create(io: &Arc<dyn Io>, directory: &std::path::Path) -> Result<(), Error> {
-        Ok(DataFile::open(io, directory, NAME, Create::New, BLOCK)?.file.sync_all()?)
+        Ok(DataFile::open(io, directory, NAME, Use::Make, BLOCK)?.file.sync_all()?)
     }
 
     /// The map of a store with so many pages, as of commit `upto`, which takes up so many bytes of memory.
     pub(crate) fn open(
         io: &Arc<dyn Io>,
         directory: &std::path::Path,
+        use_of: Use,
         (store, upto, pages): (u64, Seq, u64),
         memory: u64,
     ) -> Result<Self, Error> {
-        let file = DataFile::open(io, directory, NAME, Create::Never, BLOCK)?;
+        let file = DataFile::open(io, directory, NAME, use_of, BLOCK)?;
         let (found, expected) = (file.file.stat()?.size, bytes_for(pages));
         if found < expected {
             return Err(Error::CutOff { path: directory.join(NAME), found, expected });

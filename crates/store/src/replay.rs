@@ -64,7 +64,7 @@ pub(crate) fn read_journal(
     page_size: usize,
 ) -> Result<JournalRead, Error> {
     let began = Instant::now();
-    let journal = journal_options(options, io, newest.max_journal_bytes);
+    let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
     let (log, records) = journal.recover(path, Some(newest.checkpoint_lsn))?;
     if log.id() != newest.journal {
         let what = "it is the journal of another store".to_owned();

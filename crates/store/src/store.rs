@@ -57,13 +57,17 @@ impl Store {
 
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
         // What commits leave below the limit is half used up.
-        if core.bytes_to_recover()
-            > core.config.max_journal_bytes + (core.journal.capacity() - core.config.max_journal_bytes) / 2
+        let read_only = core.config.options.is_read_only();
+        if !read_only
+            && core.bytes_to_recover()
+                > core.config.max_journal_bytes
+                    + (core.journal.capacity() - core.config.max_journal_bytes) / 2
         {
             core.run_checkpoint()?;
         }
         let core = Arc::new(core);
-        let thread = if core.config.options.threads { Some(threads::start(&core)?) } else { None };
+        let thread =
+            if core.config.options.threads && !read_only { Some(threads::start(&core)?) } else { None };
         Ok(Self { core, thread, finished: false })
     }
 
@@ -170,6 +174,9 @@ impl Store {
             return Ok(());
         }
         threads::stop(&self.core, self.thread.take());
+        if self.core.config.options.is_read_only() {
+            return Ok(());
+        }
         self.core.make_durable(self.core.last_lsn())?;
         if self.core.config.options.warm {
             self.core.save_warm_set();

@@ -17,6 +17,7 @@ use pagekeeper_io::{
 };
 
 use crate::Error;
+use crate::data::{Use, open_file};
 use crate::format::superblock::{Found, SLOT, SlotFault, Superblock, newest};
 #[cfg(test)]
 use crate::injected_fault::InjectedFault;
@@ -147,8 +148,14 @@ pub(crate) fn create(io: &dyn Io, directory: &Path, first: Superblock) -> Result
 
 impl Superblocks {
     /// To go on from what was read, in this slot.
-    pub(crate) fn open(io: &dyn Io, directory: &Path, newest: Superblock, slot: u64) -> Result<Self, Error> {
-        let file = open_writable_past_cache(io, &directory.join(NAME), Create::Never)?;
+    pub(crate) fn open(
+        io: &dyn Io,
+        directory: &Path,
+        newest: Superblock,
+        slot: u64,
+        use_of: Use,
+    ) -> Result<Self, Error> {
+        let file = open_file(io, &directory.join(NAME), use_of)?;
         Ok(Self {
             file,
             newest,

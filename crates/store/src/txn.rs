@@ -59,7 +59,7 @@ pub struct WriteTxn<'a> {
 
 impl<'a> WriteTxn<'a> {
     pub(crate) fn new(core: &'a Core) -> Result<Self, Error> {
-        core.check()?;
+        core.check_writable()?;
         core.wait_for_room(0)?;
         let writer = lock(&core.writer);
         core.check()?;

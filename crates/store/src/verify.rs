@@ -96,6 +96,9 @@ impl Core {
         let meta = &live.meta;
         let mut found = Verification::default();
         self.verify_superblocks(&mut found)?;
+        for (slot, fault) in self.journal.control_faults()? {
+            found.fault(format!("the journal's control file, slot {slot}: {fault}"));
+        }
         self.map.faults(meta.pages).into_iter().for_each(|fault| found.fault(fault));
         let mut free = Vec::new();
         self.verify_pages(live, &mut found, &mut free)?;

@@ -1,7 +1,7 @@
 //! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold.
 //!
-//! Invariant: what the store holds stays as it is: nothing is committed, no page is applied, and its journal is kept for the next
-//! opening. Fails as opening the store does: where it is in use, is none, or is of a newer version.
+//! Invariant: not one byte of the store is written, and no file made. Fails as opening the store does: where it is in use, is none, or
+//! is of a newer version.
 
 mod dump;
 mod stat;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_store::{Create, Error, Store};
+use pagekeeper_store::{Error, Store};
 
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
@@ -27,9 +27,8 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
 
-A store is a directory that the library pagekeeper-store made. It must not be open: a store belongs to one process. The \
-    commands don't change its content, and what is in its journal stays there; they only write a new epoch, as \
-    each opening does."
+A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
+    process. The commands write nothing, so that a store on a full or read-only file system will do, too."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -60,10 +59,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens a store to inspect it: no thread is started, so that nothing is applied and nothing brought back.
+/// Opens a store to inspect it: nothing is written, and no thread started, so that nothing is brought back.
 fn open(dir: &Path) -> anyhow::Result<Store> {
-    let options = Store::options().create(Create::Never).memory(MEMORY);
-    options.without_threads().background_apply(false).warm(false).open(dir).map_err(|error| match error {
+    let options = Store::options().read_only(true).memory(MEMORY).without_threads();
+    options.open(dir).map_err(|error| match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => {
             anyhow!("{}: in use: another process has this store open", escaped(dir))
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{StorePath, pages};
 use crate::output::{self, count};
 
-/// Check every page's checksum, the free list and the superblocks
+/// Check every page's checksum, the free list, both superblocks and the journal
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store verify /srv/app/store

@@ -142,6 +142,11 @@ impl Core {
         Ok(())
     }
 
+    /// Whether anything may have been appended since the opening.
+    pub(super) fn has_begun(&self) -> bool {
+        self.epoch.begun.load(Ordering::SeqCst)
+    }
+
     /// Notes where the log ends, once all of it is durable and nothing is appended any more.
     pub(super) fn note_end(&self) -> Result<(), Error> {
         if !self.epoch.begun.swap(false, Ordering::SeqCst) {

@@ -29,7 +29,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_writable_past_cache};
+use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache};
 
 use super::ring::Geometry;
 use crate::Error;
@@ -269,6 +269,21 @@ impl Control {
     /// What it says now.
     pub(super) fn state(&self) -> &ControlState {
         &self.state
+    }
+
+    /// Which slots are not whole, as the device has them, and why.
+    pub(super) fn faults(&self) -> Result<Vec<(usize, String)>, Error> {
+        let file = open_past_cache(&*self.io, &self.path)?;
+        let mut bytes = AlignedBuf::new(BLOCK_LEN);
+        let mut fault = |slot: usize| match file.read_at((slot * BLOCK_LEN) as u64, &mut bytes) {
+            Err(error) => Some(error.to_string()),
+            Ok(got) => match ControlState::decode(&bytes[..got], slot) {
+                DecodedControl::State(..) => None,
+                DecodedControl::Version(version) => Some(format!("of version {version}")),
+                DecodedControl::Nothing => Some("it is not whole".to_owned()),
+            },
+        };
+        Ok((0..2).filter_map(|slot| Some((slot, fault(slot)?))).collect())
     }
 
     /// Says something new, durably, in both slots. Where that fails for want of space, it says what it said before, or this.

@@ -174,6 +174,18 @@ impl RedoLog {
         pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control).state().log_id
     }
 
+    /// What is wrong with the two slots of the control file, as the device has them now: the number of each, 0 or 1, that is not
+    /// whole, and why. Either of them is enough; but where one is lost, the other one must not be. A crash may have torn one: of a log
+    /// that is open to write none is named before something was appended, which writes both.
+    ///
+    /// Fails where the file can't be opened.
+    pub fn control_faults(&self) -> Result<Vec<(usize, String)>, Error> {
+        // Not while one of them is being written.
+        let control = pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control);
+        let is_known = self.core.config.read_only || self.core.has_begun();
+        if is_known { control.faults() } else { Ok(Vec::new()) }
+    }
+
     /// Bytes of the ring.
     pub fn capacity(&self) -> u64 {
         self.core.config.geometry.capacity()

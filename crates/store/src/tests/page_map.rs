@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, AlignedBuf, Create, Fault, Io, SimDisk, Times, WriteMode};
 
+use crate::data::Use;
 use crate::depth::Depth;
 use crate::format::page::{PageHeader, PageKind};
 use crate::format::page_map::{BLOCK, PAGES};
@@ -25,7 +26,7 @@ fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     PageMap::create(&io, Path::new("/store")).unwrap();
     let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
     file.set_len(crate::page_map::bytes_for(pages)).unwrap();
-    PageMap::open(&io, Path::new("/store"), (STORE, 0, pages), memory).unwrap()
+    PageMap::open(&io, Path::new("/store"), Use::Write, (STORE, 0, pages), memory).unwrap()
 }
 
 fn passes(map: &PageMap, page: PageNo, crc: u32, seq: Seq) -> bool {
