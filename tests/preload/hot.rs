@@ -23,7 +23,7 @@ const STALE: Duration = Duration::from_millis(2500);
 
 /// `tests/preload/programs_in_c/hot.c` on a file, as a stream.
 fn hot(file: &Path, how: &str) -> Command {
-    let mut command = Way::run(&["--as", "stream"], "").command(&built("hot", &["-O1"]));
+    let mut command = Way::stream_by_library().command(&built("hot", &["-O1"]));
     command.arg(file).arg(how);
     command
 }
@@ -124,7 +124,7 @@ fn what_programs_read_and_write_as_standard_input_and_output_goes() {
         ["sed -n '$=' < lines", "cut -b1-60 < lines > out", "expand lines > out", "paste lines lines > out"]
     {
         evict(&lines);
-        let mut shell = Way::run(&["--as", "stream"], "").command(Path::new("sh"));
+        let mut shell = Way::stream_by_library().command(Path::new("sh"));
         finish(shell.args(["-c", script]).current_dir(scratch.path())).fine();
         let left = resident(&lines) + resident(&out);
         assert!(left <= 4 * MIB, "{script}: {left} bytes stay");

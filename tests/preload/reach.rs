@@ -7,14 +7,14 @@ use std::process::Command;
 
 use crate::support;
 use crate::support::command::finish;
-use crate::support::compare::Way;
+use crate::support::compare::{Way, built};
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, evict};
 
 /// A command of these words, as a stream, in a directory.
 fn stream(words: &[&str], directory: &Path) -> Command {
     let (program, arguments) = words.split_first().expect("a program");
-    let mut command = Way::run(&["--as", "stream"], "").command(Path::new(program));
+    let mut command = Way::stream_by_library().command(Path::new(program));
     command.args(arguments).current_dir(directory);
     command
 }
@@ -252,4 +252,28 @@ fn many_streams_of_the_c_library_leave_nothing() {
     finish(command.stdout(std::process::Stdio::null())).fine();
     let (left, size) = (support::resident_bytes(&files), support::size_bytes(&files));
     assert!(left <= size / 20, "{left} of {size} bytes stay");
+}
+
+/// `tests/preload/programs_in_c/formatted.c`: the bytes are the same, and leave memory while they are written.
+#[test]
+fn formatted_output_leaves_nothing() {
+    if !support::can_start("formatted output", &["cc", "sh", "cmp", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    for options in [&["-O1", "-U_FORTIFY_SOURCE"][..], &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]] {
+        let program = built("formatted", options);
+        let program = program.to_str().expect("a plain path");
+        for how in ["printf", "fprintf", "vprintf", "vfprintf"] {
+            finish(Command::new("sh").args(["-c", "$0 $1 300000 > plain", program, how]).current_dir(here))
+                .fine();
+            finish(&mut stream(&["sh", "-c", "exec $0 $1 300000 > out", program, how], here)).fine();
+            let out = here.join("out");
+            let (left, size) = (resident(&out), support::size_bytes(&[out]));
+            finish(Command::new("cmp").args(["plain", "out"]).current_dir(here)).fine();
+            assert!(size > 30 * MIB && left <= 2 * MIB, "{how}, {options:?}: {left} of {size} bytes stay");
+        }
+    }
 }

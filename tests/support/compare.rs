@@ -54,6 +54,11 @@ impl Way {
         }
     }
 
+    /// Every program as a stream, by the library alone: with `--as stream` it has a memory cgroup, too, in which nothing would stay.
+    pub(crate) fn stream_by_library() -> Self {
+        Self::run(&["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml")], "")
+    }
+
     /// The same with one library more, below.
     pub(crate) fn and_library(mut self, library: &Path) -> Self {
         self.preload.push(library.to_owned());

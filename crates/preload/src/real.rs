@@ -14,6 +14,7 @@ use core::marker::PhantomData;
 use core::mem::{size_of, transmute_copy};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::hooks::formatted::{early_fprintf, early_fprintf_chk, early_printf, early_printf_chk};
 use crate::introspection;
 use crate::sys::{self, Errno};
 
@@ -30,7 +31,9 @@ unsafe extern "C" {
 }
 
 /// The next definition of a function of type `F`.
+#[repr(C)]
 pub(crate) struct Next<F> {
+    /// At the beginning: formatted output jumps there.
     at: AtomicPtr<()>,
     name: &'static CStr,
     kind: PhantomData<F>,
@@ -50,6 +53,17 @@ impl<F: Copy> Next<F> {
         // SAFETY: `F` is the type of a function and as large as a pointer (`new`); `at` is a function of that type: `first`, or what
         // the C library calls by that name.
         unsafe { transmute_copy(&at) }
+    }
+
+    /// Looks it up, unless that was done: it still is `first`. What isn't there does nothing, and says that it failed.
+    pub(crate) fn find_unless_found(&self, first: *const ()) {
+        unsafe extern "C" fn missing() -> c_int {
+            set_errno(libc::ENOSYS);
+            -1
+        }
+        if self.at.load(Ordering::Relaxed).cast_const() == first && !self.find() {
+            self.at.store((missing as *const ()).cast_mut(), Ordering::Relaxed);
+        }
     }
 
     /// Looks it up. Whether it is there.
@@ -222,6 +236,9 @@ pub(crate) fn find_all() {
     __chk_fail.find();
     _exit.find();
     _Exit.find();
+    for formatted in [&printf, &__printf_chk, &fprintf, &__fprintf_chk] {
+        formatted.find();
+    }
 }
 
 /// `open`, which takes a mode where the flags ask for one.
@@ -340,6 +357,10 @@ others! {
     io_submit: unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit;
     _exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
     _Exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
+    printf: unsafe extern "C" fn() = early_printf;
+    __printf_chk: unsafe extern "C" fn() = early_printf_chk;
+    fprintf: unsafe extern "C" fn() = early_fprintf;
+    __fprintf_chk: unsafe extern "C" fn() = early_fprintf_chk;
 }
 
 const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | LARGE;
@@ -433,11 +454,26 @@ functions! {
     fgetc(stream: Stream) -> c_int, else libc::EOF;
     _IO_getc(stream: Stream) -> c_int, else libc::EOF;
     getchar() -> c_int, else libc::EOF;
+    getchar_unlocked() -> c_int, else libc::EOF;
+    getc_unlocked(stream: Stream) -> c_int, else libc::EOF;
+    fgetc_unlocked(stream: Stream) -> c_int, else libc::EOF;
+    fgets_unlocked(to: *mut c_char, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
+    __fgets_chk(to: *mut c_char, room: usize, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
+    __fgets_unlocked_chk(to: *mut c_char, room: usize, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
+    __fread_chk(to: *mut c_void, room: usize, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    __fread_unlocked_chk(to: *mut c_void, room: usize, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    vprintf(format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    __vprintf_chk(flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    vfprintf(stream: Stream, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    __vfprintf_chk(stream: Stream, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
     __uflow(stream: Stream) -> c_int, else libc::EOF;
     putc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
     fputc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
     _IO_putc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
     putchar(byte: c_int) -> c_int, else libc::EOF;
+    putchar_unlocked(byte: c_int) -> c_int, else libc::EOF;
+    putc_unlocked(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
+    fputc_unlocked(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
     puts(text: *const c_char) -> c_int, else libc::EOF;
     __overflow(stream: Stream, byte: c_int) -> c_int, else libc::EOF;
     fwrite(from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;

@@ -48,6 +48,7 @@ mod asynchronous;
 mod copy;
 mod descriptors;
 mod exec;
+pub(crate) mod formatted;
 mod map;
 mod names;
 mod open;

@@ -12,10 +12,10 @@ use crate::process::Concern;
 use crate::rules::{FILES, Slot};
 use crate::{process, real, rules};
 
-type Stream = *mut c_void;
+pub(super) type Stream = *mut c_void;
 
 /// Descriptors that the process was started with, and that a stream of the C library may be for: a bit for each, until it is known.
-static STARTED: AtomicU8 = AtomicU8::new(0);
+pub(super) static STARTED: AtomicU8 = AtomicU8::new(0);
 /// How many there are: standard input, output and error.
 const STARTED_COUNT: c_int = 3;
 
@@ -32,7 +32,7 @@ pub(crate) fn started_with(fd: c_int) {
 ///
 /// It is open.
 #[inline]
-unsafe fn used(stream: Stream) {
+pub(super) unsafe fn used(stream: Stream) {
     if STARTED.load(Ordering::Relaxed) != 0 {
         // SAFETY: by this function's contract.
         unsafe { used_first(stream) };
@@ -48,7 +48,7 @@ unsafe fn used_first(stream: Stream) {
 
 #[cold]
 #[inline(never)]
-fn used_descriptor(fd: c_int) {
+pub(super) fn used_descriptor(fd: c_int) {
     if !(0..STARTED_COUNT).contains(&fd) || !process::is_on() {
         return;
     }
@@ -195,12 +195,21 @@ using! {
     getline(line: *mut *mut c_char, room: *mut usize) -> isize;
     getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
     __getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
+    fgets_unlocked(to: *mut c_char, size: c_int) -> *mut c_char;
+    __fread_chk(to: *mut c_void, room: usize, size: usize, count: usize) -> usize;
+    __fread_unlocked_chk(to: *mut c_void, room: usize, size: usize, count: usize) -> usize;
+    __fgets_chk(to: *mut c_char, room: usize, size: c_int) -> *mut c_char;
+    __fgets_unlocked_chk(to: *mut c_char, room: usize, size: c_int) -> *mut c_char;
     getc() -> c_int;
+    getc_unlocked() -> c_int;
+    fgetc_unlocked() -> c_int;
     fgetc() -> c_int;
     _IO_getc() -> c_int;
     __uflow() -> c_int;
     putc(byte: c_int) -> c_int;
     fputc(byte: c_int) -> c_int;
+    putc_unlocked(byte: c_int) -> c_int;
+    fputc_unlocked(byte: c_int) -> c_int;
     _IO_putc(byte: c_int) -> c_int;
     fwrite(from: *const c_void, size: usize, count: usize) -> usize;
     fwrite_unlocked(from: *const c_void, size: usize, count: usize) -> usize;
@@ -233,6 +242,8 @@ macro_rules! using_standard {
 }
 using_standard! {
     getchar() -> c_int, of 0;
+    getchar_unlocked() -> c_int, of 0;
     putchar(byte: c_int) -> c_int, of 1;
+    putchar_unlocked(byte: c_int) -> c_int, of 1;
     puts(text: *const c_char) -> c_int, of 1;
 }

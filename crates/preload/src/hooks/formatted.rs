@@ -1,0 +1,138 @@
+//! Hooks of formatted output (`printf` and its like), which the C library's streams write by internal calls.
+//!
+//! Variable arguments can't be handed on by a function that doesn't know them: these hooks are a comparison and a jump, with all registers
+//! as the caller left them. Only where a standard stream is not known to be used yet, the rules are notified before the jump, with the
+//! registers that hold arguments kept meanwhile.
+//!
+//! Invariants: those of the crate; a hook that is called before the C library's function was looked up has that looked up first.
+
+use core::arch::naked_asm;
+use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::AtomicU8;
+
+use super::stdio::{STARTED, Stream, used, used_descriptor};
+use crate::real;
+
+/// What follows looks into these by their first byte.
+const _: () = assert!(size_of::<AtomicU8>() == 1);
+
+/// A hook: a jump to the next definition, if [`STARTED`] is zero, else to `$early`; which calls `$notify` with the first argument, and
+/// jumps to it then.
+macro_rules! variadic {
+    ($($name:ident, $early:ident, |$first:ident| $notify:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
+            naked_asm!(
+                "endbr64",
+                "cmp byte ptr [rip + {started}], 0",
+                "jne {early}",
+                "jmp qword ptr [rip + {next}]",
+                started = sym STARTED, early = sym $early, next = sym real::$name,
+            );
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "hint #34",
+                "adrp x16, {started}",
+                "ldrb w16, [x16, :lo12:{started}]",
+                "cbnz w16, 2f",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                "2: b {early}",
+                started = sym STARTED, early = sym $early, next = sym real::$name,
+            );
+        }
+
+        #[unsafe(naked)]
+        pub(crate) unsafe extern "C" fn $early() {
+            unsafe extern "C" fn notify($first: *mut c_void) {
+                // Before the constructor this is what the hook would jump to.
+                real::$name.find_unless_found($early as *const ());
+                $notify
+            }
+            // What holds arguments: six registers, eight of the floating point unit, and in al how many of these do. With the address of
+            // return that makes a multiple of 16 bytes.
+            #[cfg(target_arch = "x86_64")]
+            naked_asm!(
+                "endbr64",
+                "sub rsp, 184",
+                "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx", "mov [rsp + 24], rcx",
+                "mov [rsp + 32], r8", "mov [rsp + 40], r9", "mov [rsp + 48], rax",
+                "movups [rsp + 56], xmm0", "movups [rsp + 72], xmm1", "movups [rsp + 88], xmm2",
+                "movups [rsp + 104], xmm3", "movups [rsp + 120], xmm4", "movups [rsp + 136], xmm5",
+                "movups [rsp + 152], xmm6", "movups [rsp + 168], xmm7",
+                "call {notify}",
+                "movups xmm0, [rsp + 56]", "movups xmm1, [rsp + 72]", "movups xmm2, [rsp + 88]",
+                "movups xmm3, [rsp + 104]", "movups xmm4, [rsp + 120]", "movups xmm5, [rsp + 136]",
+                "movups xmm6, [rsp + 152]", "movups xmm7, [rsp + 168]",
+                "mov rdi, [rsp]", "mov rsi, [rsp + 8]", "mov rdx, [rsp + 16]", "mov rcx, [rsp + 24]",
+                "mov r8, [rsp + 32]", "mov r9, [rsp + 40]", "mov rax, [rsp + 48]",
+                "add rsp, 184",
+                "jmp qword ptr [rip + {next}]",
+                notify = sym notify, next = sym real::$name,
+            );
+            // Eight registers, eight of the floating point unit, and the address of return.
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "hint #34",
+                "stp x29, x30, [sp, #-208]!",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "stp q0, q1, [sp, #80]", "stp q2, q3, [sp, #112]", "stp q4, q5, [sp, #144]", "stp q6, q7, [sp, #176]",
+                "bl {notify}",
+                "ldp q0, q1, [sp, #80]", "ldp q2, q3, [sp, #112]", "ldp q4, q5, [sp, #144]", "ldp q6, q7, [sp, #176]",
+                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
+                "ldp x29, x30, [sp], #208",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                notify = sym notify, next = sym real::$name,
+            );
+        }
+    )*};
+}
+variadic! {
+    printf, early_printf, |_format| used_descriptor(1);
+    __printf_chk, early_printf_chk, |_flag| used_descriptor(1);
+    // SAFETY: the program's stream is open, by the function's contract.
+    fprintf, early_fprintf, |stream| unsafe { used(stream) };
+    // SAFETY: likewise.
+    __fprintf_chk, early_fprintf_chk, |stream| unsafe { used(stream) };
+}
+
+/// Variable arguments that somebody else has taken (`va_list`): on both architectures an address.
+type Arguments = *mut c_void;
+
+macro_rules! taken {
+    ($($name:ident($stream:ident $(, $arg:ident: $type:ty)*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($stream: Stream $(, $arg: $type)*) -> c_int {
+            // SAFETY: the program's stream is open, by the function's contract; with what the program gave.
+            unsafe {
+                used($stream);
+                real::$name.get()($stream $(, $arg)*)
+            }
+        }
+    )*};
+}
+taken! {
+    vfprintf(stream, format: *const c_char, arguments: Arguments);
+    __vfprintf_chk(stream, flag: c_int, format: *const c_char, arguments: Arguments);
+}
+
+macro_rules! taken_by_standard {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            used_descriptor(1);
+            // SAFETY: with what the program gave.
+            unsafe { real::$name.get()($($arg),*) }
+        }
+    )*};
+}
+taken_by_standard! {
+    vprintf(format: *const c_char, arguments: Arguments);
+    __vprintf_chk(flag: c_int, format: *const c_char, arguments: Arguments);
+}
