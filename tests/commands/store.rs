@@ -416,8 +416,60 @@ fn wrong_calls_end_with_2() {
         assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
-    for command in ["stat", "verify", "dump"] {
+    for command in ["stat", "verify", "dump", "backup", "restore"] {
         let help = run(["store", command, "--help"]).fine();
         assert!(help.contains("Examples:") && help.contains("Usage: pagekeeper store "), "{help}");
     }
+}
+
+/// A backup, and a store that is made of it, have what the store has; and what is there is left as it is.
+#[test]
+fn a_store_is_backed_up_and_restored() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let (copy, back) = (dir.with_file_name("copy"), dir.with_file_name("back"));
+    let text = inspect(&["backup", dir.to_str().unwrap()], &copy).fine();
+    let said =
+        format!("{}: 10 pages of 4 KiB, as of commit 3, each checked: 40 KiB written in ", copy.display());
+    assert!(text.starts_with(&said), "{text}");
+    let report = inspect(&["restore", "--json", copy.to_str().unwrap()], &back).json();
+    for (name, expected) in [("seq", 3), ("pages", 10), ("bytes", 40 << 10)] {
+        assert_eq!(report[name], expected, "{name}: {report}");
+    }
+    let listed = |dir: &Path| {
+        let mut report = inspect(&["dump", "--json"], dir).json();
+        report["path"] = json!(null);
+        // The copies have no journal to recover.
+        report["pages"].as_array_mut().unwrap().iter_mut().for_each(|page| page["source"] = json!(null));
+        report
+    };
+    for other in [&copy, &back] {
+        assert_eq!(listed(other), listed(&dir));
+        assert!(inspect(&["verify"], other).fine().contains(": sound: 6 pages of data"));
+    }
+    let before = std::fs::read(copy.join("data")).unwrap();
+    for (command, from) in [("backup", &dir), ("restore", &back)] {
+        let outcome = inspect(&[command, from.to_str().unwrap()], &copy);
+        let said = "there already, and left as it is: give a name that nothing has";
+        assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
+    }
+    assert_eq!(std::fs::read(copy.join("data")).unwrap(), before);
+}
+
+#[test]
+fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
+    let (_held, dir) = store();
+    let copy = dir.with_file_name("copy");
+    let backup = |from: &Path| inspect(&["backup", from.to_str().unwrap()], &copy);
+    let outcome = backup(&dir.with_file_name("missing"));
+    assert!(outcome.code == 1 && outcome.stderr.contains("no store here"), "{outcome:?}");
+    let held = Store::options().create(Create::Never).open(&dir).unwrap();
+    let outcome = backup(&dir);
+    let said = "in use: another process has this store open: have it call Store::backup, or close it first";
+    assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
+    held.close().unwrap();
+    overwrite(&dir.join("data"), 4 * PAGE + 100, b"rot");
+    let outcome = backup(&dir);
+    assert!(outcome.code == 1 && outcome.stderr.contains("page 4 is damaged"), "{outcome:?}");
+    assert!(!copy.exists() && outcome.stdout.is_empty());
 }

@@ -114,6 +114,11 @@ pub trait Io: Send + Sync + 'static {
         Err(unsupported("mkdir", path))
     }
 
+    /// Takes a directory away that is empty. `ENOTEMPTY` where it is not, `ENOTDIR` for all else, links to directories among it.
+    fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        Err(unsupported("rmdir", path))
+    }
+
     /// The names in a directory, sorted by their bytes; not `.` and `..`.
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         Err(unsupported("readdir", dir))

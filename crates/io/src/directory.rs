@@ -29,6 +29,10 @@ pub(crate) fn create(path: &Path) -> Result<(), Error> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(DIRECTORY_MODE)).map_err(|errno| call("mkdir", path, errno))
 }
 
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
+    rustix::fs::rmdir(path).map_err(|errno| call("rmdir", path, errno))
+}
+
 pub(crate) fn list(path: &Path) -> Result<Vec<OsString>, Error> {
     let failed = |error: &io::Error| Error::Call {
         call: "readdir",

@@ -79,6 +79,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         // Not to wait for a log checkpoint, which would wait for the tail: there is room, by the limit.
         lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
     }
+    core.changes.note(seq, pages.iter().map(|(page, _, _)| *page));
     let needed = core.snapshots.needed();
     for (page, whole, is_whole) in pages {
         if is_whole {

@@ -35,8 +35,8 @@
 //! 1. `writer`, for a whole write transaction.
 //! 2. `checkpoints.under_way`, for a whole checkpoint.
 //! 3. `tail`, for the encoding and appending of one commit, and for a checkpoint's start.
-//! 4. The index's shards; the snapshots'; `superblocks`, for one write; `checkpoints.request` and `group.lock`, to wait and to
-//!    notify.
+//! 4. The index's shards; the snapshots'; what is noted for a backup; `superblocks`, for one write; `checkpoints.request` and
+//!    `group.lock`, to wait and to notify.
 //!
 //! Readers take those of the index and of the snapshots only.
 //!
@@ -60,6 +60,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_log::RedoLog;
 
 use crate::buffers::Buffers;
+use crate::changes::Changes;
 use crate::data::DataFile;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::superblock::Meta;
@@ -218,6 +219,8 @@ pub(crate) struct Core {
     pub(crate) tail: Mutex<Tail>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) group: GroupCommit,
+    /// With locks of its own.
+    pub(crate) changes: Changes,
     /// The first failure. Set once, by whoever meets it.
     pub(crate) poison: OnceLock<Error>,
 }

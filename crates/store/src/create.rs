@@ -112,24 +112,12 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         }
     }
     let max_journal_bytes = options.journal_bytes;
-    // Beside the limit: the last padding, and what rounding takes.
-    let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
-    let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
-    let made = journal_options(options, io, max_journal_bytes)
-        .files(FILES)
-        .file_bytes(file_bytes)
-        .create(&journal)?;
-    let journal_id = made.id();
-    made.close()?;
+    let journal_id = make_journal(options, io, directory, max_journal_bytes)?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
     let file = DataFile::open(io, directory, data::NAME, Use::Make, page_size)?;
     file.file.sync_all()?;
     PageMap::create(io, directory)?;
     io.sync_dir(directory)?;
-    let may_be = options
-        .disk_of(directory, &*file.file)
-        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|max| page_size as u64 <= max));
-    let atomic = options.full_page_images == FullPageImages::Auto && may_be && file.is_atomic();
     let first = Superblock {
         number: 0,
         store: RandomState::new().hash_one(std::process::id()),
@@ -137,9 +125,34 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         checkpoint_seq: 0,
         checkpoint_lsn: 0,
         max_journal_bytes,
-        first_diffs: atomic,
+        first_diffs: is_atomic(options, directory, &file, page_size),
         journal: journal_id,
         meta: Meta::default(),
     };
     superblocks::create(&**io, directory, first)
+}
+
+/// Makes a journal where none is, and gives its id.
+pub(crate) fn make_journal(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    directory: &Path,
+    max_journal_bytes: u64,
+) -> Result<u64, Error> {
+    // Beside the limit: the last padding, and what rounding takes.
+    let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
+    let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
+    let journal = journal_options(options, io, max_journal_bytes).files(FILES).file_bytes(file_bytes);
+    let made = journal.create(&directory.join(JOURNAL))?;
+    let id = made.id();
+    made.close()?;
+    Ok(id)
+}
+
+/// Whether pages are written atomically there, as far as that may be used.
+pub(crate) fn is_atomic(options: &StoreOptions, directory: &Path, data: &DataFile, page_size: usize) -> bool {
+    let may_be = options
+        .disk_of(directory, &*data.file)
+        .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|max| page_size as u64 <= max));
+    options.full_page_images == FullPageImages::Auto && may_be && data.is_atomic()
 }

@@ -36,6 +36,19 @@ pub enum Error {
         /// One of the names in it.
         found: String,
     },
+    /// A backup, or a repair, makes a directory of its own, and something has that name. It was left as it is.
+    #[error(
+        "{}: {}",
+        escaped(path),
+        if *is_unfinished { "never finished, by a backup or repair that was interrupted: remove it, or give another name" }
+        else { "there already, and left as it is: give a name that nothing has" }
+    )]
+    Exists {
+        /// What is there.
+        path: PathBuf,
+        /// Whether it is a store that was never finished.
+        is_unfinished: bool,
+    },
     /// The making of the store was interrupted; no commit was ever in it.
     #[error("{}: this store was never finished: make it again", escaped(path))]
     Unfinished {
@@ -219,6 +232,7 @@ impl Error {
             | Self::CacheSetting(_)
             | Self::NoStore { .. }
             | Self::NotEmpty { .. }
+            | Self::Exists { .. }
             | Self::Unfinished { .. }
             | Self::BrokenSuperblock { .. }
             | Self::LostSuperblock { .. }

@@ -26,14 +26,17 @@
 
 #[macro_use]
 mod injected_fault;
+mod backup;
 mod budget;
 mod buffers;
+mod changes;
 mod checkpoint;
 mod commit;
 mod core;
 mod create;
 mod data;
 mod depth;
+mod destination;
 mod error;
 mod format;
 mod index;
@@ -60,6 +63,7 @@ mod verify;
 mod version;
 mod warm;
 
+pub use backup::Backup;
 pub use commit::Durability;
 pub use error::Error;
 pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};

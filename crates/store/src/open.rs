@@ -14,6 +14,7 @@ use pagekeeper_io::{Io, Lock};
 
 use crate::budget::{cached, map_share, max_kept, unapplied_share};
 use crate::buffers::Buffers;
+use crate::changes::Changes;
 use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail};
 use crate::create::{above, is_to_be_made, make, sync_names};
 use crate::data::{self, DataFile};
@@ -204,6 +205,7 @@ fn start(
         tail: Mutex::new(tail),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),
+        changes: Changes::default(),
         poison: OnceLock::new(),
     };
     Store::start(core)

@@ -1,8 +1,9 @@
-//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold.
+//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; and copies of it.
 //!
 //! Invariant: not one byte of the store is written, and no file made. Fails as opening the store does: where it is in use, is none, or
 //! is of a newer version.
 
+mod backup;
 mod dump;
 mod stat;
 mod verify;
@@ -17,7 +18,7 @@ use pagekeeper_store::{Error, Store};
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
 
-/// Show a page store's figures, verify it, or list its pages
+/// Show a page store's figures, verify it, list its pages, or copy it
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_subcommand = true,
@@ -26,6 +27,7 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store verify /srv/app/store      every page's checksum, the free list, the superblocks
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
+  pagekeeper store backup /srv/app/store /backup/app-monday
 
 A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
     process. The commands write nothing, so that a store on a full or read-only file system will do, too."
@@ -40,6 +42,8 @@ enum Command {
     Stat(stat::Args),
     Verify(verify::Args),
     Dump(dump::Args),
+    Backup(backup::Args),
+    Restore(backup::RestoreArgs),
 }
 
 /// Which store.
@@ -56,18 +60,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Stat(args) => stat::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Backup(args) => backup::run(args),
+        Command::Restore(args) => backup::restore(args),
     }
 }
 
 /// Opens a store to inspect it: nothing is written, and no thread started, so that nothing is brought back.
 fn open(dir: &Path) -> anyhow::Result<Store> {
-    let options = Store::options().read_only(true).memory(MEMORY).without_threads();
-    options.open(dir).map_err(|error| match error {
+    open_or(dir, |error| match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => {
             anyhow!("{}: in use: another process has this store open", escaped(dir))
         }
         error => error.into(),
     })
+}
+
+/// The same; why it can't be opened is put in words by `explain`.
+fn open_or(dir: &Path, explain: impl Fn(Error) -> anyhow::Error) -> anyhow::Result<Store> {
+    Store::options().read_only(true).memory(MEMORY).without_threads().open(dir).map_err(explain)
 }
 
 /// "1 page", "2 pages".

@@ -448,6 +448,19 @@ impl Io for SimDisk {
         state.power().map_err(failed)
     }
 
+    fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        let mut state = self.shared().lock();
+        let failed = |errno| call("rmdir", path, errno);
+        state.power().map_err(failed)?;
+        state.names.directory(path).map_err(failed)?;
+        if !state.names.list(path).is_empty() {
+            return Err(failed(libc::ENOTEMPTY));
+        }
+        let number = state.operation().map_err(failed)?;
+        state.names.unlink(number, path);
+        state.power().map_err(failed)
+    }
+
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         let state = self.shared().lock();
         let found = state.power().and_then(|()| state.names.directory(dir));

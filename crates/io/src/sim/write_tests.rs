@@ -352,6 +352,8 @@ fn names_are_distinguished_and_files_live_while_they_are_open() {
     ));
     assert_eq!(errno(Io::remove(&disk, dir)), libc::EISDIR);
     assert_eq!(errno(disk.list(path).map(|_| ())), libc::ENOTDIR);
+    assert_eq!([dir, path].map(|path| errno(disk.remove_dir(path))), [libc::ENOTEMPTY, libc::ENOTDIR]);
+    assert_eq!(errno(disk.remove_dir("/none".as_ref())), libc::ENOENT);
     assert_eq!(errno(disk.sync_dir("/none".as_ref())), libc::ENOENT);
     assert_eq!(errno(disk.rename("/none".as_ref(), path)), libc::ENOENT);
     assert_eq!(errno(disk.rename(path, "/none/file".as_ref())), libc::ENOENT);
@@ -362,6 +364,8 @@ fn names_are_distinguished_and_files_live_while_they_are_open() {
     disk.rename(path, "/other".as_ref()).unwrap();
     assert_eq!(disk.list("/".as_ref()).unwrap(), ["dir", "other"]);
     assert!(disk.list(dir).unwrap().is_empty());
+    disk.remove_dir(dir).unwrap();
+    assert_eq!(disk.list("/".as_ref()).unwrap(), ["other"]);
     Io::remove(&disk, "/other".as_ref()).unwrap();
     file.write_at(0, b"still", WriteMode::Plain).unwrap();
     assert_eq!(file.stat().unwrap().size, 5);

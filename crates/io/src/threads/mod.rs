@@ -111,6 +111,10 @@ impl Io for Threads {
         directory::create(path)
     }
 
+    fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        directory::remove_directory(path)
+    }
+
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         directory::list(dir)
     }

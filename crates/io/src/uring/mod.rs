@@ -184,6 +184,10 @@ impl Io for Uring {
         directory::create(path)
     }
 
+    fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        directory::remove_directory(path)
+    }
+
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         directory::list(dir)
     }

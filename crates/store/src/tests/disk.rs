@@ -104,6 +104,10 @@ impl Io for Prompt {
         self.disk.create_dir(path)
     }
 
+    fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        self.disk.remove_dir(path)
+    }
+
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         self.disk.list(dir)
     }

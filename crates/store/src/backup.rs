@@ -1,0 +1,202 @@
+//! Backups: a store that is open is copied as one commit left it, page by page, while commits and checkpoints go on.
+//!
+//! A snapshot is held as long as the copying takes. Where so much is committed meanwhile that it is ended, to stay within the memory
+//! budget, the copying goes on with a new one, and what commits changed of the pages that were copied is copied again: which pages
+//! these are is noted as long as the backup takes. So no commit waits for a backup, and a backup comes to its end however long
+//! it takes, if pages are copied faster than they are changed.
+//!
+//! Invariants:
+//! 1. At the end all pages are as of one commit, that of the last snapshot, which is durable.
+//! 2. What is copied was checked: it has its checksum, and the one that the page map says. What is damaged is not copied: the backup
+//!    fails.
+//! 3. The source is read only.
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
+
+use crate::changes::Noting;
+use crate::core::Core;
+use crate::data::{self, Run};
+use crate::destination::{Destination, Like, Writer};
+use crate::format::page::{self, PageFault};
+use crate::inspect::PIECE;
+use crate::page::Page;
+use crate::snapshots::Live;
+use crate::{Error, PageNo, Seq};
+
+/// Pieces that are read at once: in tests one by one, so that there is something between them in small stores.
+const AT_ONCE: usize = if cfg!(test) { 1 } else { 32 };
+/// Snapshots that are taken at most. If that is not enough pages are changed faster than they are copied.
+const MAX_SNAPSHOTS: u64 = 1000;
+
+/// A backup that was made; from [`Store::backup`](crate::Store::backup).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Backup {
+    /// The commit that it is as of.
+    pub seq: Seq,
+    /// Its pages, free ones and such that were never written among them.
+    pub pages: u64,
+    /// Bytes that were written to its data file.
+    pub bytes: u64,
+    /// Snapshots that it took. With each one after the first, what was changed meanwhile was copied again.
+    pub snapshots: u64,
+    /// From the call to its end.
+    pub took: Duration,
+}
+
+/// All pages as of this snapshot.
+struct Copied {
+    live: Arc<Live>,
+    bytes: u64,
+    snapshots: u64,
+}
+
+/// Which pages are still to be copied: pages in a row, of at most [`PIECE`] bytes.
+type Left = VecDeque<Range<PageNo>>;
+
+impl Core {
+    pub(crate) fn backup(&self, to: &Path) -> Result<Backup, Error> {
+        let began = Instant::now();
+        let io = &self.config.io;
+        let like = Like {
+            store: self.config.store_id,
+            page_size: self.config.page_size,
+            max_journal_bytes: self.config.max_journal_bytes,
+        };
+        let destination = Destination::create(&self.config.options, io, to, like)?;
+        let Copied { live, bytes, snapshots } = self.copy_to(&destination)?;
+        let (seq, meta) = (live.seq, (*live.meta).clone());
+        let pages = meta.pages;
+        destination.finish(seq, meta)?;
+        Ok(Backup { seq, pages, bytes, snapshots, took: began.elapsed() })
+    }
+
+    /// Copies all pages.
+    fn copy_to(&self, destination: &Destination) -> Result<Copied, Error> {
+        let (noting, lsn) = Noting::begin(self);
+        // What is not noted is visible then.
+        self.make_durable(lsn)?;
+        let source = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
+        let mut copy = Copy { core: self, source, writer: destination.writer() };
+        let mut left = Left::new();
+        let mut copied = 0;
+        for snapshots in 1..=MAX_SNAPSHOTS {
+            let live = self.snapshots.begin();
+            self.add(&mut left, noting.upto(live.seq).into_iter().filter(|page| *page < copied));
+            self.add(&mut left, copied..live.meta.pages);
+            copied = live.meta.pages;
+            let done = copy.copy(&live, &mut left);
+            self.snapshots.end(&live);
+            match done {
+                Ok(()) => {
+                    let bytes = copy.writer.end()?;
+                    // A commit that was seen before it was durable is not lost where the copy has it.
+                    self.make_durable(self.last_lsn())?;
+                    return Ok(Copied { live, bytes, snapshots });
+                }
+                Err(Error::SnapshotTooOld) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::SnapshotTooOld)
+    }
+
+    /// Adds pages, in order.
+    fn add(&self, left: &mut Left, pages: impl Iterator<Item = PageNo>) {
+        let most = (PIECE / self.config.page_size) as u64;
+        for page in pages {
+            match left.back_mut() {
+                Some(last) if last.end == page && last.end - last.start < most => last.end = page + 1,
+                _ => left.push_back(page..page + 1),
+            }
+        }
+    }
+}
+
+struct Copy<'a> {
+    core: &'a Core,
+    source: Arc<dyn IoFile>,
+    writer: Writer<'a>,
+}
+
+impl Copy<'_> {
+    /// Copies what is left, as the snapshot has it. What is not copied when it fails is still left.
+    fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
+        self.writer.begin(live.meta.pages, live.seq)?;
+        while !left.is_empty() {
+            let due = left.len().min(AT_ONCE);
+            self.copy_some(live, left.range(..due).cloned().collect())?;
+            left.drain(..due);
+        }
+        Ok(())
+    }
+
+    fn copy_some(&mut self, live: &Live, due: Vec<Range<PageNo>>) -> Result<(), Error> {
+        let page_size = self.core.config.page_size;
+        // Before they are read: what the index gives up meanwhile was newer than what is read.
+        let newer: Vec<bool> = due.iter().cloned().flatten().map(|page| self.core.index.has(page)).collect();
+        let mut pieces: Vec<_> =
+            due.iter().map(|pages| AlignedBuf::new(pages.clone().count() * page_size)).collect();
+        let mut got = vec![Ok(0); due.len()];
+        let mut reads: Vec<_> = pieces
+            .iter_mut()
+            .zip(&due)
+            .map(|(room, pages)| BatchRead {
+                file: &*self.source,
+                offset: pages.start * page_size as u64,
+                bufs: vec![IoSliceMut::new(room)],
+            })
+            .collect();
+        self.core.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        drop(reads);
+        let (mut runs, mut noted, mut newer) = (Vec::with_capacity(due.len()), Vec::new(), newer.into_iter());
+        for ((pages, mut bytes), got) in due.into_iter().zip(pieces).zip(got) {
+            // Nothing of what could not be read counts.
+            let got = got.unwrap_or(0);
+            let first = pages.start;
+            let before = noted.len();
+            for ((page, newer), (at, bytes)) in
+                pages.zip(&mut newer).zip((0..).step_by(page_size).zip(bytes.chunks_mut(page_size)))
+            {
+                let is_read = at + page_size <= got && !newer;
+                noted.extend(self.page(live, page, is_read, bytes)?.map(|crc| (page, crc)));
+            }
+            // What was never written takes up no room.
+            if noted.len() > before {
+                runs.push(Run { first, seqs: Vec::new(), bytes });
+            }
+        }
+        self.writer.write(runs, noted)
+    }
+
+    /// Makes the bytes those of the page as the snapshot has it; gives its checksum, or `None` if it was never written.
+    fn page(&self, live: &Live, page: PageNo, is_read: bool, bytes: &mut [u8]) -> Result<Option<u32>, Error> {
+        let found = page::check(bytes, page, self.core.config.store_id);
+        if is_read && self.core.map.check(page, &found).is_ok() {
+            match found {
+                Ok(header) if header.seq <= live.seq => return Ok(Some(header.crc)),
+                Err(PageFault::NeverWritten) => return Ok(None),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        // Not applied yet, being written, or damaged: what the cache has may be what was there before it was.
+        let found = if self.core.index.has(page) {
+            self.core.page_of(live, page)?
+        } else {
+            self.core.page_read_again(live, page)?
+        };
+        let Some(found) = found.as_ref().map(Page::bytes) else {
+            bytes.fill(0);
+            return Ok(None);
+        };
+        bytes.copy_from_slice(found);
+        Ok(Some(page::crc(found)))
+    }
+}

@@ -1,0 +1,185 @@
+//! A store that is made elsewhere, page by page: by a backup, or by a repair.
+//!
+//! Invariants:
+//! 1. The directory is made, and nothing that was there is used: neither what is in it, nor a link.
+//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then opening it fails, as of one that was
+//!    never finished.
+//! 3. What fails takes away what it made. What was killed leaves a directory that says so.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pagekeeper_io::Io;
+
+use crate::create::{above, is_atomic, make_journal};
+use crate::data::{self, DataFile, Use, WritesInFlight};
+use crate::depth::Depth;
+use crate::format::superblock::{Meta, Superblock};
+use crate::open::JOURNAL;
+use crate::options::StoreOptions;
+use crate::page_map::{self, PageMap};
+use crate::{Error, PageNo, Seq, superblocks};
+
+/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each.
+const DEPTH: usize = 64;
+/// Bytes of the page map that are kept, beside those that are to be written.
+const MAP_BYTES: u64 = 1 << 20;
+/// Pages after which the page map is written: until then it is in memory, 4 bytes for each.
+const FLUSH_AFTER: usize = 1 << 20;
+
+/// What it is to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Like {
+    /// Its id, which each of its pages has.
+    pub(crate) store: u64,
+    /// Bytes of a page.
+    pub(crate) page_size: usize,
+    /// The journal's limit, in bytes.
+    pub(crate) max_journal_bytes: u64,
+}
+
+/// The store, as long as it is none.
+pub(crate) struct Destination {
+    files: Files,
+    like: Like,
+    journal: u64,
+    first_diffs: bool,
+    data: DataFile,
+    map: PageMap,
+}
+
+/// What was made: it goes again unless it is finished.
+struct Files {
+    io: Arc<dyn Io>,
+    directory: PathBuf,
+    is_finished: bool,
+}
+
+impl Destination {
+    /// Makes the directory, and everything but the pages.
+    ///
+    /// Fails with [`Error::Exists`] where anything of this name is.
+    pub(crate) fn create(
+        options: &StoreOptions,
+        io: &Arc<dyn Io>,
+        directory: &Path,
+        like: Like,
+    ) -> Result<Self, Error> {
+        match io.create_dir(directory) {
+            Err(error) if error.errno() == Some(libc::EEXIST) => return Err(exists(&**io, directory)),
+            made => made?,
+        }
+        let files = Files { io: Arc::clone(io), directory: directory.to_path_buf(), is_finished: false };
+        superblocks::begin(&**io, directory)?;
+        io.sync_dir(above(directory))?;
+        let journal = make_journal(options, io, directory, like.max_journal_bytes)?;
+        let data = DataFile::open(io, directory, data::NAME, Use::Make, like.page_size)?;
+        PageMap::create(io, directory)?;
+        let map = PageMap::open(io, directory, Use::Write, (like.store, 0, 0), MAP_BYTES)?;
+        let first_diffs = is_atomic(options, directory, &data, like.page_size);
+        Ok(Self { files, like, journal, first_diffs, data, map })
+    }
+
+    /// To write to it.
+    pub(crate) fn writer(&self) -> Writer<'_> {
+        let writes = WritesInFlight::new(&self.data, Depth::fixed(DEPTH));
+        Writer { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0 }
+    }
+
+    /// Makes it a store of so many pages as `meta` says, as of commit `seq`; all is durable then. What was not written of them
+    /// was never written.
+    pub(crate) fn finish(mut self, seq: Seq, meta: Meta) -> Result<(), Error> {
+        self.data.grow(meta.pages, true)?;
+        self.data.sync()?;
+        self.map.flush(meta.pages, seq, Depth::fixed(DEPTH))?;
+        let Files { io, directory, .. } = &self.files;
+        io.sync_dir(directory)?;
+        let page_size = u32::try_from(self.like.page_size).unwrap_or_else(|_| unreachable!("at most 65536"));
+        let superblock = Superblock {
+            number: 0,
+            store: self.like.store,
+            page_size,
+            checkpoint_seq: seq,
+            checkpoint_lsn: 0,
+            max_journal_bytes: self.like.max_journal_bytes,
+            first_diffs: self.first_diffs,
+            journal: self.journal,
+            meta,
+        };
+        superblocks::create(&**io, directory, superblock)?;
+        self.files.is_finished = true;
+        Ok(())
+    }
+}
+
+/// What is there already.
+fn exists(io: &dyn Io, directory: &Path) -> Error {
+    let names = io.list(directory).unwrap_or_default();
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let is_unfinished = has(superblocks::UNFINISHED) && !has(superblocks::NAME);
+    Error::Exists { path: directory.to_path_buf(), is_unfinished }
+}
+
+/// Writes pages, in any order.
+pub(crate) struct Writer<'a> {
+    to: &'a Destination,
+    writes: WritesInFlight<'a>,
+    /// Pages that are noted in the map since it was written.
+    noted: usize,
+    /// As many there are at least.
+    pages: u64,
+    /// The pages are as of this commit, or older.
+    seq: Seq,
+    bytes: u64,
+}
+
+impl Writer<'_> {
+    /// Makes room for so many pages; what is written from now on is as of this commit. All that was written before has ended: the same
+    /// pages may come again.
+    pub(crate) fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
+        self.writes.wait(0);
+        self.writes.check()?;
+        (self.pages, self.seq) = (self.pages.max(pages), seq);
+        self.to.data.grow(self.pages, true)
+    }
+
+    /// Starts to write pieces of pages in a row, and notes the checksums of those of its pages that were written before.
+    pub(crate) fn write(&mut self, pieces: Vec<data::Run>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
+        self.bytes += pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+        self.writes.start(pieces)?;
+        while self.writes.next_done().is_some() {}
+        self.noted += noted.len();
+        self.to.map.set(noted)?;
+        if self.noted >= FLUSH_AFTER {
+            self.to.map.flush(self.pages, self.seq, Depth::fixed(DEPTH))?;
+            self.noted = 0;
+        }
+        Ok(())
+    }
+
+    /// Waits for all writes; gives how many bytes were written.
+    pub(crate) fn end(self) -> Result<u64, Error> {
+        self.writes.wait(0);
+        self.writes.check()?;
+        Ok(self.bytes)
+    }
+}
+
+impl Drop for Files {
+    /// Takes away what was made, as far as that goes. Its mark goes last, so that what stays is no store.
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let Self { io, directory, .. } = self;
+        let journal = directory.join(JOURNAL);
+        for name in io.list(&journal).unwrap_or_default() {
+            let _ = io.remove(&journal.join(name));
+        }
+        let _ = io.remove_dir(&journal);
+        for name in [data::NAME, page_map::NAME, superblocks::UNFINISHED] {
+            let _ = io.remove(&directory.join(name));
+        }
+        let _ = io.remove_dir(directory);
+    }
+}

@@ -1,0 +1,276 @@
+//! Backups of a store that is open: whole and as of one commit whatever goes on beside them, or no store at all; and the source stays as
+//! it is.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, Persistence, SimDisk, WriteMode};
+use pagekeeper_kernel::mutex::lock;
+
+use super::disk::{Meanwhile, Prompt};
+use crate::{Backup, Create, Durability, Error, Store, StoreOptions};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 150;
+
+fn dir() -> &'static Path {
+    Path::new("/store")
+}
+
+fn to() -> &'static Path {
+    Path::new("/copies/one")
+}
+
+fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
+    let io = Arc::new(Prompt::new(disk.clone(), meanwhile.clone()));
+    Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).warm(false).without_threads()
+}
+
+/// One more commit: these pages have its number.
+fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
+    let mut txn = store.begin().unwrap();
+    let seq = store.stat().seq + 1;
+    for page in pages {
+        txn.write(page, &seq.to_le_bytes().repeat(store.payload_size() / 8)).unwrap();
+    }
+    txn.set_metadata(&seq.to_le_bytes()).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+}
+
+/// A store of which some is applied, some in the journal alone, some free, and some was never written.
+fn made() -> SimDisk {
+    let disk = SimDisk::builder().by_steps().build();
+    disk.create_dir("/copies".as_ref()).unwrap();
+    disk.sync_dir("/".as_ref()).unwrap();
+    let store = options(&disk, &Meanwhile::default()).open(dir()).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.allocate_run(PAGES).unwrap();
+    txn.set_root(Some(7));
+    txn.commit(Durability::Sync).unwrap();
+    (0..PAGES / 10).for_each(|at| commit(&store, at * 10..at * 10 + 8));
+    let mut txn = store.begin().unwrap();
+    for page in [11, 12, 30] {
+        txn.free(page).unwrap();
+    }
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    (0..3).for_each(|page| commit(&store, [page * 20, 147 - page]));
+    store.close().unwrap();
+    disk
+}
+
+fn reopened(disk: &SimDisk) -> (SimDisk, Store, Meanwhile) {
+    let (disk, meanwhile) = (disk.after_kill(), Meanwhile::default());
+    let store = options(&disk, &meanwhile).open(dir()).unwrap();
+    (disk, store, meanwhile)
+}
+
+fn open(disk: &SimDisk, dir: &Path) -> Result<Store, Error> {
+    options(disk, &Meanwhile::default()).create(Create::Never).open(dir)
+}
+
+/// All that a reader sees.
+type Content = (u64, Option<u64>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
+
+fn content(store: &Store) -> Content {
+    let read = store.begin_read().unwrap();
+    let page = |page| read.read(page).map(|page| page.to_vec()).map_err(|error| error.to_string());
+    (read.seq(), read.root(), read.metadata().to_vec(), (0..read.pages()).map(page).collect())
+}
+
+/// It has this content, is sound, and goes on.
+fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
+    let store = open(disk, to()).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(content(&store) == *expected, "{what}: as of commit {}", store.stat().seq);
+    let verified = store.verify().unwrap();
+    assert!(verified.is_sound(), "{what}: {verified}");
+    assert_eq!(store.stat().opening.commits, 0);
+    let mut txn = store.begin().unwrap();
+    // From the free list.
+    assert!([11, 12, 30].contains(&txn.allocate().unwrap()));
+    txn.commit(Durability::Sync).unwrap();
+    commit(&store, [0, 149]);
+    store.close_and_sync().unwrap();
+    let store = open(disk, to()).unwrap();
+    assert_eq!((store.stat().seq, store.verify().unwrap().faults), (expected.0 + 2, 0), "{what}");
+}
+
+#[test]
+fn a_backup_is_the_store_as_it_was() {
+    let made = made();
+    let (disk, store, _) = reopened(&made);
+    let before = content(&store);
+    let Backup { seq, pages, snapshots, .. } = store.backup(to()).unwrap();
+    assert_eq!((seq, pages, snapshots), (before.0, PAGES, 1));
+    assert!(content(&store) == before);
+    commit(&store, [3]);
+    is_whole(&disk.after_power_cut(Persistence::None, 1), &before, "after a power cut");
+    // What was never written takes up no room.
+    let (disk, store, _) = reopened(&made);
+    let mut txn = store.begin().unwrap();
+    txn.allocate_run(1 << 20).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    assert!(store.backup(to()).unwrap().bytes < 2 << 20);
+    assert_eq!(open(&disk, to()).unwrap().stat().pages, PAGES + (1 << 20));
+}
+
+#[test]
+fn commits_and_checkpoints_go_on_beside_a_backup() {
+    let made = made();
+    let mut most = 0;
+    for many in [0, 1, 7, 40, 80] {
+        let (disk, store, meanwhile) = reopened(&made);
+        let store = Arc::new(store);
+        let states = Arc::new(Mutex::new(vec![content(&store)]));
+        // As many as go on, beside the first writes of it.
+        let (beside, kept, mut left) = (Arc::clone(&store), Arc::clone(&states), 6);
+        meanwhile.set(move || {
+            if left == 0 || many == 0 {
+                return;
+            }
+            left -= 1;
+            for round in 0..3 {
+                let from = (left * 31 + round * 17) % (PAGES - many);
+                for page in from..from + many {
+                    // One of the free pages stays as it is.
+                    if ![11, 12, 30].contains(&page) {
+                        commit(&beside, [page]);
+                        lock(&kept).push(content(&beside));
+                    }
+                }
+                beside.sync().unwrap();
+            }
+            let mut txn = beside.begin().unwrap();
+            txn.allocate_run(70).unwrap();
+            txn.commit(Durability::None).unwrap();
+            lock(&kept).push(content(&beside));
+            let last = beside.stat().pages - 1;
+            commit(&beside, [last]);
+            lock(&kept).push(content(&beside));
+        });
+        let backup = store.backup(to()).unwrap();
+        meanwhile.clear();
+        most = most.max(backup.snapshots);
+        let states = lock(&states);
+        let expected = states.iter().find(|state| state.0 == backup.seq).expect("of a commit");
+        is_whole(&disk.after_power_cut(Persistence::None, 1), expected, &format!("{many} pages: {backup:?}"));
+    }
+    assert!(most > 2, "no snapshot was ended");
+}
+
+#[test]
+fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
+    for (page, name) in [(40, "data"), (13, "data")] {
+        let made = made();
+        let file = made.open_writable(&dir().join(name), Access::Direct, CreateFile::Never).unwrap();
+        let mut bytes = AlignedBuf::new(4096);
+        // Page 13 as page 12, and 40 with one bit in it another one.
+        file.read_at(if page == 40 { 40 } else { 12 } * PAGE, &mut bytes).unwrap();
+        bytes[100] ^= u8::from(page == 40);
+        file.write_at(page * PAGE, &bytes, WriteMode::Plain).unwrap();
+        file.sync_all().unwrap();
+        // Page 40 is whole in the journal.
+        let (disk, store, _) = reopened(&made);
+        if page == 40 {
+            store.backup(to()).unwrap();
+            continue;
+        }
+        let error = store.backup(to()).unwrap_err();
+        assert!(matches!(error, Error::Damaged { page: 13, .. }), "{error}");
+        assert!(disk.list("/copies".as_ref()).unwrap().is_empty());
+        let all = vec![9; store.payload_size()];
+        let mut txn = store.begin().unwrap();
+        txn.write(13, &all).unwrap();
+        txn.commit(Durability::Sync).unwrap();
+        store.backup(to()).unwrap();
+    }
+}
+
+#[test]
+fn what_is_there_is_left_as_it_is() {
+    let (disk, store, _) = reopened(&made());
+    disk.create("/copies/file", *b"a file").unwrap();
+    disk.create_dir("/copies/empty".as_ref()).unwrap();
+    for name in ["/copies/file", "/copies/empty", "/store"] {
+        let error = store.backup(name.as_ref()).unwrap_err();
+        assert!(matches!(error, Error::Exists { is_unfinished: false, .. }), "{error}");
+    }
+    assert_eq!(store.backup("/none/one".as_ref()).unwrap_err().errno(), Some(libc::ENOENT));
+    assert_eq!(disk.list("/copies".as_ref()).unwrap(), ["empty", "file"]);
+    assert!(disk.list("/copies/empty".as_ref()).unwrap().is_empty());
+    store.backup(to()).unwrap();
+    assert!(matches!(store.backup(to()), Err(Error::Exists { .. })));
+    is_whole(&disk, &content(&store), "that is there");
+}
+
+#[test]
+fn a_full_disk_fails_the_backup_alone() {
+    let made = made();
+    let (disk, store, _) = reopened(&made);
+    let first = disk.ops();
+    store.backup(to()).unwrap();
+    for full in first..disk.ops() {
+        let (disk, store, _) = reopened(&made);
+        let before = content(&store);
+        disk.fill_up_at(full);
+        match store.backup(to()) {
+            Ok(_) => is_whole(&disk.after_kill(), &before, "what needed no room any more"),
+            Err(error) => {
+                assert_eq!(error.errno(), Some(libc::ENOSPC), "{error}");
+                assert!(disk.list("/copies".as_ref()).unwrap().is_empty(), "operation {full}");
+            }
+        }
+        disk.make_room();
+        commit(&store, [5]);
+        assert!(store.verify().unwrap().is_sound());
+    }
+}
+
+/// At each operation, with each pattern of what persists.
+#[test]
+fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
+    let made = made();
+    let (disk, store, _) = reopened(&made);
+    let expected = content(&store);
+    let first = disk.ops();
+    store.backup(to()).unwrap();
+    let last = disk.ops();
+    drop(store);
+    assert!(last > first + 10);
+    let (mut whole, mut cuts) = (0, 0);
+    for cut in first..=last {
+        for persistence in Persistence::ALL {
+            let (disk, store, _) = reopened(&made);
+            disk.cut_power_at(cut);
+            let is_made = store.backup(to()).is_ok();
+            let found = disk.after_power_cut(persistence, cut);
+            let killed = disk.after_kill();
+            drop(store);
+            for (disk, what) in [(&found, "power cut"), (&killed, "kill")] {
+                let what = format!("{what} at operation {cut}, {persistence:?}");
+                match open(disk, to()) {
+                    Err(Error::NoStore { .. } | Error::Unfinished { .. }) => assert!(!is_made, "{what}"),
+                    Err(error) => panic!("{what}: {error}"),
+                    Ok(store) => {
+                        drop(store);
+                        is_whole(disk, &expected, &what);
+                        whole += 1;
+                    }
+                }
+                let store = open(disk, dir()).unwrap();
+                assert!(content(&store) == expected, "{what}: the source");
+                cuts += 1;
+                // It can be made again, when what was left of it is gone.
+                match store.backup(to()) {
+                    Ok(_) => {}
+                    Err(Error::Exists { .. }) => {
+                        store.backup("/copies/two".as_ref()).unwrap();
+                    }
+                    Err(error) => panic!("{what}: {error}"),
+                }
+            }
+        }
+    }
+    println!("{cuts} crashes, {whole} of them with a whole backup");
+    assert!(whole > 0 && whole < cuts);
+}
