@@ -4,6 +4,7 @@
 mod support;
 
 mod advice;
+mod capabilities;
 mod claims;
 mod containers;
 mod discovery;

@@ -135,6 +135,12 @@ impl Guard {
         }
     }
 
+    /// Whether it has said an event of this name that `matches`.
+    pub(crate) fn has_said(&self, name: &str, matches: impl Fn(&Value) -> bool) -> bool {
+        let events = self.said.events.lock().expect("no panic while held");
+        events.iter().any(|event| event["event"] == name && matches(event))
+    }
+
     /// How many ticks it has made so far.
     pub(crate) fn ticks(&self) -> usize {
         let events = self.said.events.lock().expect("no panic while held");

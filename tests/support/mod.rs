@@ -27,6 +27,7 @@ pub(crate) mod rocksdb;
 pub(crate) mod slow_disk;
 pub(crate) mod sysbench;
 pub(crate) mod tmux;
+pub(crate) mod unit;
 pub(crate) mod versions;
 
 use std::ffi::OsString;

@@ -306,7 +306,10 @@ struct SamplingDone {
 
 fn denied(error: &Error, pid: u32) -> String {
     if error.is_denied() {
-        format!("can't see the open files of process {pid}: run as root, as its user, or with CAP_SYS_PTRACE")
+        format!(
+            "can't see the open files of process {pid}: run as root, as its user, or with CAP_SYS_PTRACE and \
+             CAP_DAC_READ_SEARCH"
+        )
     } else {
         error.to_string()
     }

@@ -1,0 +1,149 @@
+//! The guard, its metrics and the doctor with exactly the capabilities that the shipped unit gives, beside a real `MariaDB` and a
+//! real `PostgreSQL` of other users: these are enough, and without any one of them what is missing is said.
+//!
+//! Needs root and Debian's `mariadb-server`, `sysbench` and `postgresql`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::guard::Guard;
+use crate::support::postgresql::SEGMENT_BYTES;
+use crate::support::prometheus::{ask, free_port};
+use crate::support::sysbench::{self, Load};
+use crate::support::unit::{capabilities, confined, mask, sets_of};
+use crate::support::{self, MIB, command, eventually, kept_bytes, mariadb, postgresql};
+
+const SOON: Duration = Duration::from_secs(120);
+const UNIT: &str = "pagekeeper-guard.service";
+const WITH_METRICS: &str = "pagekeeper-guard.service.d/metrics.conf";
+
+/// Both servers, with full logs, and a copy of the program that others may start.
+struct Servers {
+    mariadb: mariadb::Server,
+    postgresql: postgresql::Server,
+    program: PathBuf,
+    _scratch: tempfile::TempDir,
+}
+
+impl Servers {
+    fn start(what: &str) -> Option<Self> {
+        let programs = postgresql::programs();
+        let programs: Vec<&str> = programs.iter().map(String::as_str).chain(mariadb::PROGRAMS).collect();
+        if !support::can_run(what, &programs) {
+            return None;
+        }
+        let scratch = support::scratch();
+        let program = scratch.path().join("pagekeeper");
+        support::copy_program(&support::guard::program(), &program);
+        let mariadb = mariadb::Server::start(scratch.path(), mariadb::Options::primary());
+        sysbench::prepare(&mariadb);
+        let mut load = Load::start(&mariadb);
+        eventually("some binlogs are full", Duration::from_secs(600), || {
+            load.check();
+            (mariadb.binlogs().len() > 3).then_some(())
+        });
+        drop(load);
+        let postgresql = postgresql::Server::start(scratch.path());
+        postgresql.write(64 * MIB, None, || ());
+        Some(Self { mariadb, postgresql, program, _scratch: scratch })
+    }
+
+    fn pids(&self) -> [u32; 2] {
+        [self.mariadb.pid(), self.postgresql.pid()]
+    }
+
+    fn guard(&self, capabilities: &BTreeSet<String>, arguments: &[&str]) -> Guard {
+        let mut command = confined(&self.program, capabilities);
+        command.args(["guard", "--json", "--tick", "250ms"]).args(arguments);
+        for pid in self.pids() {
+            command.args(["--pid", &pid.to_string()]);
+        }
+        Guard::spawn_command(&mut command)
+    }
+}
+
+fn released(summary: &Value, class: &str) -> u64 {
+    summary["released_bytes"][class].as_u64().unwrap_or_default()
+}
+
+/// What a guard or a doctor said it can't see or do, that names a capability.
+fn lacks<'a>(events: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
+    events.into_iter().map(ToString::to_string).filter(|said| said.contains("CAP_")).collect()
+}
+
+#[test]
+fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
+    let _alone = support::alone();
+    let Some(servers) = Servers::start("the guard with the unit's capabilities") else { return };
+    let given = capabilities(&[UNIT]);
+    let (binlogs, segments) = (servers.mariadb.binlogs(), servers.postgresql.segments());
+
+    for missing in &given {
+        let mut fewer = given.clone();
+        fewer.remove(missing);
+        let guard = servers.guard(&fewer, &["--dry-run"]);
+        let names = |event: &Value| event.to_string().contains(missing.as_str());
+        eventually(&format!("that {missing} is missing is said"), SOON, || {
+            ["visibility_gap", "problem", "warning", "start"].iter().find(|name| guard.has_said(name, names))
+        });
+        let summary = guard.stop().summary().clone();
+        let would = (released(&summary, "binlog"), released(&summary, "wal"));
+        assert_eq!(would, (0, 0), "without {missing}: {summary}");
+    }
+
+    let kept = [kept_bytes(&binlogs), kept_bytes(&segments)];
+    assert!(kept.iter().all(|bytes| *bytes > SEGMENT_BYTES + 32 * MIB), "{kept:?}");
+    let guard = servers.guard(&given, &[]);
+    for pid in servers.pids() {
+        guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    }
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    for (files, limit) in [(&binlogs, MIB), (&segments, SEGMENT_BYTES + MIB)] {
+        support::wait_until_resident_below(files, limit, SOON);
+    }
+    let ended = guard.stop();
+    let summary = ended.summary();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(released(summary, "binlog") > 32 * MIB && released(summary, "wal") > 32 * MIB, "{summary}");
+    assert_eq!(lacks(&ended.events), [""; 0]);
+}
+
+#[test]
+fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
+    let _alone = support::alone();
+    let Some(servers) = Servers::start("metrics and the doctor with the unit's capabilities") else { return };
+    let given = capabilities(&[UNIT, WITH_METRICS]);
+    let port = free_port();
+    let guard = servers.guard(&given, &["--dry-run", "--metrics", &port.to_string()]);
+    for (database, class) in [("mariadb", "binlog"), ("postgresql", "wal")] {
+        let is_meant = |line: &&str| {
+            let of_database = format!("pagekeeper_resident_bytes{{database=\"{database}\"");
+            line.starts_with(&of_database) && line.contains(&format!("class=\"{class}\""))
+        };
+        eventually(&format!("metrics know {class}"), SOON, || {
+            let body = ask(port, "GET", "/metrics", &[])?.body;
+            let (_, value) = body.lines().find(is_meant)?.rsplit_once(' ')?;
+            (value.parse::<f64>().ok()? > 0.0).then_some(())
+        });
+    }
+    let body = ask(port, "GET", "/metrics", &[]).expect("it answers").body;
+    assert!(body.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{body}");
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    assert_eq!(lacks(&guard.stop().events), [""; 0]);
+
+    let mut doctor = confined(&servers.program, &given);
+    doctor.args(["doctor", "--json", "--watch", "2s"]);
+    for pid in servers.pids() {
+        doctor.args(["--pid", &pid.to_string()]);
+    }
+    let report = command::finish(&mut doctor).json();
+    let databases = report["inspected"]["databases"].as_array().expect("a list");
+    let names: Vec<&str> = databases.iter().filter_map(|database| database["name"].as_str()).collect();
+    assert!(names.len() == 2, "{names:?}");
+    let gaps = report["visibility_gaps"].as_array().expect("a list");
+    assert_eq!(lacks(gaps), [""; 0]);
+}
