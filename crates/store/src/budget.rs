@@ -14,17 +14,21 @@ use crate::options::StoreOptions;
 use crate::page_map::PageMap;
 
 /// The maximum that the cache is opened with: less where stores are opened by the thousand, since its bookkeeping takes 16 MiB for the maximum.
-const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 20 } else { MAX_PAGES };
+const MAX_CACHED_PAGES: u64 = if cfg!(test) { 1 << 22 } else { MAX_PAGES };
 
-/// The page cache, and the data file in it.
+/// The least maximum that it is opened with, where address space is limited: 1 MiB of it.
+const MIN_CACHED_PAGES: u64 = 1 << 18;
+
+/// The data file in the cache.
+#[cfg_attr(not(test), expect(unused_variables, reason = "tests inject faults"))]
 pub(crate) fn cached(
     options: &StoreOptions,
+    cache: &PageCache,
     io: &Arc<dyn Io>,
     directory: &Path,
     newest: &Superblock,
     map: &Arc<PageMap>,
-) -> Result<(PageCache, OwnedFile), Error> {
-    let cache = cache(options, io, newest.page_size as usize)?;
+) -> Result<OwnedFile, Error> {
     let file = open_past_cache(&**io, &directory.join(data::NAME))?;
     let store = newest.store;
     #[cfg(test)]
@@ -36,8 +40,19 @@ pub(crate) fn cached(
         if checks { verify_page(page.bytes(), page.page(), store, &map) } else { Ok(()) }
     };
     let verifier = OpenOptions::new().verifier(verify);
-    let cached = cache.open_owned_with(file, MAX_CACHED_PAGES, verifier)?;
-    Ok((cache, cached))
+    let mut max_pages = MAX_CACHED_PAGES;
+    loop {
+        let opened = cache.open_owned_with(Arc::clone(&file), max_pages, verifier.clone());
+        match opened {
+            // Its table takes four bytes of address space a page, which may be limited.
+            Err(pagekeeper_cache::Error::NoMemory { .. })
+                if max_pages / 4 >= newest.meta.pages.max(MIN_CACHED_PAGES) =>
+            {
+                max_pages /= 4;
+            }
+            opened => return Ok(opened?),
+        }
+    }
 }
 
 /// Pages of memory that are kept for the next ones: as many as there may be.
@@ -61,7 +76,7 @@ fn in_transit_share(memory: u64) -> u64 {
 }
 
 /// The cache gets what is left of the budget.
-fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
+pub(crate) fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) -> Result<PageCache, Error> {
     let memory = options.memory;
     let others = unapplied_share(memory)
         + map_share(memory)

@@ -13,7 +13,6 @@
 //!
 //! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried again when somebody asks.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -60,6 +59,14 @@ impl From<Error> for Halt {
 impl Core {
     /// One checkpoint; false if there was nothing to do. At most one at a time.
     pub(crate) fn run_checkpoint(&self) -> Result<bool, Error> {
+        let done = self.next_checkpoint();
+        if !self.config.options.threads {
+            self.hand_over_reports();
+        }
+        done
+    }
+
+    fn next_checkpoint(&self) -> Result<bool, Error> {
         let _guard = lock(&self.checkpoints.under_way);
         self.check_writable()?;
         if self.is_checkpointed() && self.bytes_to_recover() > TAIL_OVERHEAD {
@@ -394,9 +401,8 @@ impl<'a> Report<'a> {
         self.reported = Instant::now();
         let progress = Progress::new(self.left, self.total, self.began.elapsed());
         tracing::info!(store = %escaped(&self.core.config.directory), "{progress}");
-        if let Some(report) = &self.core.config.options.on_progress {
-            // Its panic is reported by the panic hook, and must not end the thread that commits depend on.
-            let _ = catch_unwind(AssertUnwindSafe(|| report(&progress)));
+        if self.core.config.options.on_progress.is_some() {
+            self.core.reports.add(progress);
         }
     }
 }

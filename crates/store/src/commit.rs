@@ -36,6 +36,8 @@ const MAX_PADDING: u64 = 8 << 10;
 pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// What a record takes up beside its body, and to be aligned.
 const RECORD: u64 = 32;
+/// Bytes of an entry beside one page: the meta with the user's part, and what a change begins with.
+const MAX_META: u64 = 2048;
 
 impl WriteTxn<'_> {
     /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
@@ -48,7 +50,8 @@ impl WriteTxn<'_> {
 }
 
 fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
-    let WriteTxn { core, writer, base, meta, mut changed, .. } = txn;
+    // What comes last goes first: the room of a commit that is refused, under the writer's lock.
+    let WriteTxn { core, writer, base, meta, mut changed, mut room } = txn;
     if changed.is_empty() && meta == *base {
         let (seq, lsn) = {
             let tail = lock(&core.tail);
@@ -75,6 +78,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     };
     let seq = tail.seq + 1;
     let mut lsn = tail.lsn;
+    room.keep();
     for body in &entry {
         // Not to wait for a log checkpoint, which would wait for the tail: there is room, by the limit.
         lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
@@ -96,6 +100,20 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     drop(writer);
     core.request_checkpoint_if_due();
     finish(core, seq, lsn, durability)
+}
+
+/// Bytes of the journal that one commit may take up in one of so many: also when all before it is checkpointed, the last padding is still
+/// there.
+pub(crate) fn max_entry_bytes(max_journal_bytes: u64) -> u64 {
+    max_journal_bytes - 2 * TAIL_OVERHEAD
+}
+
+/// Bytes of the journal that a commit of one page takes up at most, where no record is longer than that.
+pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
+    let body = page_size + MAX_META;
+    let parts = body.div_ceil(longest_record);
+    let padding = if parts > 1 { parts * MAX_PADDING } else { 0 };
+    body + parts * RECORD + padding
 }
 
 /// Bytes of the journal that an entry takes up at most, but for what comes behind it: each part may be followed by padding.
@@ -197,9 +215,9 @@ impl Core {
         Ok(())
     }
 
-    /// Bytes of the journal that one commit may take up: also when all before it is checkpointed, the last padding is still there.
+    /// Bytes of the journal that one commit may take up.
     pub(crate) fn max_entry_bytes(&self) -> u64 {
-        self.config.max_journal_bytes - 2 * TAIL_OVERHEAD
+        max_entry_bytes(self.config.max_journal_bytes)
     }
 
     /// The last commit that was appended.

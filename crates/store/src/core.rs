@@ -69,6 +69,7 @@ use crate::opening::Opening;
 use crate::options::StoreOptions;
 use crate::page::Page;
 use crate::page_map::PageMap;
+use crate::reports::Reports;
 use crate::snapshots::{Live, Snapshots};
 use crate::superblocks::Superblocks;
 use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
@@ -221,6 +222,8 @@ pub(crate) struct Core {
     pub(crate) group: GroupCommit,
     /// With locks of its own.
     pub(crate) changes: Changes,
+    /// With a lock of its own.
+    pub(crate) reports: Reports,
     /// The first failure. Set once, by whoever meets it.
     pub(crate) poison: OnceLock<Error>,
 }

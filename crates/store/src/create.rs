@@ -12,12 +12,13 @@ use pagekeeper_io::Io;
 use pagekeeper_kernel::text::escaped;
 
 use crate::Error;
+use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, Use};
 use crate::format::superblock::{Meta, Superblock};
 use crate::open::{JOURNAL, LOCK};
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
-use crate::replay::journal_options;
+use crate::replay::{journal_options, longest_record};
 use crate::superblocks;
 
 /// What a store's directory may have.
@@ -66,6 +67,16 @@ pub(crate) fn is_to_be_made(
         }
         (Create::IfMissing | Create::New, None) => Ok(true),
     }
+}
+
+/// Whether the journal can take any page.
+pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
+    let page = options.page_size.unwrap_or(MIN_PAGE_BYTES) as u64;
+    if max_entry_bytes(options.journal_bytes) < max_page_entry(page, longest_record(options)) {
+        let wanted = "a page does not go into it: give 131072 bytes or more for pages of 32 or 64 KiB";
+        return Err(Error::Setting { what: "a journal", given: options.journal_bytes, wanted });
+    }
+    Ok(())
 }
 
 /// The directory that this one is in.

@@ -130,6 +130,15 @@ impl DataFile {
         Ok(())
     }
 
+    /// Makes it as short again as it was, where nothing that counts stands behind that. What can't be given back stays.
+    pub(crate) fn shrink(&self, bytes: u64) {
+        let failed = lock(&self.growing);
+        if failed.is_none() && self.len.load(Ordering::Acquire) > bytes && self.file.set_len(bytes).is_ok() {
+            self.len.store(bytes, Ordering::Release);
+            self.durable.fetch_min(bytes, Ordering::AcqRel);
+        }
+    }
+
     /// Makes it longer than `len`.
     fn extend(&self, len: u64, needed: u64, sparse: bool) -> Result<(), Error> {
         let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);

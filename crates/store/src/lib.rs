@@ -50,6 +50,7 @@ mod page;
 mod page_map;
 mod read;
 mod replay;
+mod reports;
 mod snapshots;
 mod stat;
 mod store;

@@ -12,17 +12,18 @@ use std::time::Instant;
 
 use pagekeeper_io::{Io, Lock};
 
-use crate::budget::{cached, map_share, max_kept, unapplied_share};
+use crate::budget::{cache, cached, map_share, max_kept, unapplied_share};
 use crate::buffers::Buffers;
 use crate::changes::Changes;
 use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail};
-use crate::create::{above, is_to_be_made, make, sync_names};
+use crate::create::{above, check_new, is_to_be_made, make, sync_names};
 use crate::data::{self, DataFile};
 use crate::format::superblock::{Found, Superblock, VERSION};
 use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, StoreOptions};
 use crate::page_map::PageMap;
 use crate::replay::{JournalRead, Replayed, read_journal};
+use crate::reports::Reports;
 use crate::snapshots::Snapshots;
 use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
 use crate::{Error, Store};
@@ -53,6 +54,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     let names = match io.list(directory) {
         Ok(names) => names,
         Err(error) if error.errno() == Some(libc::ENOENT) && options.may_create() => {
+            check_new(options)?;
             io.create_dir(directory)?;
             io.sync_dir(above(directory))?;
             Vec::new()
@@ -63,7 +65,9 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
         Err(error) => return Err(error.into()),
     };
     // Before the lock, whose file is made where no store is to be.
-    is_to_be_made(options, directory, &names)?;
+    if is_to_be_made(options, directory, &names)? {
+        check_new(options)?;
+    }
     let lock = directory.join(LOCK);
     let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
     // Again, since what another has done meanwhile counts: what is made anew is deleted first.
@@ -118,6 +122,8 @@ fn start(
     let use_of = options.files;
     let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
+    // Before there is another thread: to register for membarrier(2) takes some 10 ms where there is (Linux 6.18).
+    let cache = cache(options, &io, page_size)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {
         if !(options.is_read_only() || injected!(options, NoSyncAtOpen)) {
@@ -129,8 +135,8 @@ fn start(
         #[cfg(test)]
         let map = map.with_injected_fault(options.injected_fault);
         let map = Arc::new(map);
-        let (cache, cached) = cached(options, &io, directory, newest, &map)?;
-        Ok::<_, Error>((map, cache, cached))
+        let cached = cached(options, &cache, &io, directory, newest, &map)?;
+        Ok::<_, Error>((map, cached))
     };
     let (found, prepared) = std::thread::scope(|scope| {
         let thread = Builder::new().name("store_opener".to_owned());
@@ -142,7 +148,7 @@ fn start(
         };
         (found, prepared)
     });
-    let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cache, cached)) =
+    let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cached)) =
         (found?, prepared?);
     // Found out by trying, which writes.
     data.atomic = newest.first_diffs && !options.is_read_only() && data.is_atomic();
@@ -206,6 +212,7 @@ fn start(
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),
         changes: Changes::default(),
+        reports: Reports::default(),
         poison: OnceLock::new(),
     };
     Store::start(core)

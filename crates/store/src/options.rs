@@ -228,7 +228,7 @@ impl StoreOptions {
     }
 
     /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
-    /// left; on the thread that applies them. It must not call the store.
+    /// left; on a thread of its own, or, in a store without threads, by the call that applied them. It may call the store.
     #[must_use]
     pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));

@@ -23,6 +23,13 @@ use crate::options::StoreOptions;
 /// Bytes of the journal that may be appended and not synced: the most that a crash takes of commits that do not wait. It bounds a record
 /// too, and with that what an opening searches behind the end.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
+/// Bytes of the longest record that the journal of a new store takes, or less.
+pub(crate) fn longest_record(options: &StoreOptions) -> u64 {
+    let buffer = buffer_bytes(options.memory, options.journal_bytes) as u64;
+    // As the journal has it: less five blocks.
+    MAX_UNSYNCED_BYTES.min(buffer) - 5 * 4096
+}
+
 pub(crate) fn journal_options(
     options: &StoreOptions,
     io: &Arc<dyn Io>,

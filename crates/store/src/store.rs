@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crate::core::Core;
 use crate::{
     Backup, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
-    Verification, WriteTxn, threads,
+    Verification, WriteTxn, reports, threads,
 };
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
@@ -46,7 +46,7 @@ use crate::{
 /// ```
 pub struct Store {
     core: Arc<Core>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     finished: bool,
 }
 
@@ -67,9 +67,12 @@ impl Store {
             core.run_checkpoint()?;
         }
         let core = Arc::new(core);
-        let thread =
-            if core.config.options.threads && !read_only { Some(threads::start(&core)?) } else { None };
-        Ok(Self { core, thread, finished: false })
+        let mut store = Self { core, threads: Vec::new(), finished: false };
+        if store.core.config.options.threads && !read_only {
+            store.threads.push(threads::start(&store.core)?);
+            store.threads.extend(reports::start(&store.core)?);
+        }
+        Ok(store)
     }
 
     /// Begins to write; waits until the transaction before is committed or given up, and while the journal is full.
@@ -201,7 +204,7 @@ impl Store {
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());
         }
-        threads::stop(&self.core, self.thread.take());
+        threads::stop(&self.core, std::mem::take(&mut self.threads));
         if self.core.config.options.is_read_only() {
             return Ok(());
         }

@@ -21,13 +21,17 @@ const WARM: Duration = Duration::from_secs(60);
 /// Starts it.
 pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error> {
     let core = std::sync::Arc::clone(core);
-    Builder::new().name("store_applier".into()).spawn(move || run(&core)).map_err(|error| {
-        Error::Io(pagekeeper_io::Error::Call {
-            call: "clone",
-            path: std::path::PathBuf::from("store_applier"),
-            // Its name has no zero byte, so that only the system can refuse.
-            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
-        })
+    let name = "store_applier";
+    Builder::new().name(name.into()).spawn(move || run(&core)).map_err(|error| not_started(name, &error))
+}
+
+/// The error of a thread that could not be started.
+pub(crate) fn not_started(name: &str, error: &std::io::Error) -> Error {
+    Error::Io(pagekeeper_io::Error::Call {
+        call: "clone",
+        path: name.into(),
+        // Its name has no zero byte, so that only the system can refuse.
+        errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
     })
 }
 
@@ -72,12 +76,15 @@ fn wait(core: &Core) -> bool {
     !request.stopping
 }
 
-/// Has it end, and waits for that.
-pub(crate) fn stop(core: &Core, thread: Option<JoinHandle<()>>) {
+/// Has them end, and waits for that.
+pub(crate) fn stop(core: &Core, threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    core.reports.end();
     core.checkpoints.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
     lock(&core.checkpoints.request).stopping = true;
     core.checkpoints.requested.notify_all();
-    if let Some(thread) = thread {
+    // One may be what closes the store: whoever gets a report may hold it as the last.
+    let me = std::thread::current().id();
+    for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
         let _ = thread.join();
     }
 }

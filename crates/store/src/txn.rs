@@ -11,7 +11,7 @@ use pagekeeper_kernel::mutex::lock;
 
 use crate::buffers::PageBuf;
 use crate::core::{Core, is_data};
-use crate::data::MAX_PAGES;
+use crate::data::{DataFile, MAX_PAGES};
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
@@ -50,11 +50,34 @@ pub(crate) enum Changed {
 /// ```
 pub struct WriteTxn<'a> {
     pub(crate) core: &'a Core,
+    pub(crate) room: Room<'a>,
     pub(crate) writer: MutexGuard<'a, ()>,
     /// Before it.
     pub(crate) base: Arc<Meta>,
     pub(crate) meta: Meta,
     pub(crate) changed: BTreeMap<PageNo, Changed>,
+}
+
+/// The data file's room for runs that are not committed: given back when it goes, under the writer's lock, unless it is kept.
+pub(crate) struct Room<'a> {
+    data: &'a DataFile,
+    /// Bytes of the file before the first run.
+    before: Option<u64>,
+}
+
+impl Room<'_> {
+    /// A commit may name it from now on.
+    pub(crate) fn keep(&mut self) {
+        self.before = None;
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.before {
+            self.data.shrink(bytes);
+        }
+    }
 }
 
 impl<'a> WriteTxn<'a> {
@@ -65,7 +88,8 @@ impl<'a> WriteTxn<'a> {
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();
-        Ok(Self { core, writer, base, meta, changed: BTreeMap::new() })
+        let room = Room { data: &core.data, before: None };
+        Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new() })
     }
 
     /// The number of a page that was free; it reads as zeros.
@@ -83,7 +107,7 @@ impl<'a> WriteTxn<'a> {
     }
 
     /// The first of so many pages in a row, behind all others. None of them can be read before it was written as a whole; none
-    /// takes up room in the journal, or on the device, before that. Where the device is full by then, the store can't apply what was
+    /// takes up room in the journal, or on the device, before that; a transaction that is given up gives the run back. Where the device is full by then, the store can't apply what was
     /// committed until there is room again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
         let first = self.meta.pages;
@@ -94,6 +118,7 @@ impl<'a> WriteTxn<'a> {
                 wanted: "give fewer: a store has at most 2^32 - 2",
             });
         };
+        self.room.before.get_or_insert(self.core.data.bytes());
         self.grow(end, true)?;
         self.meta.pages = end;
         Ok(first)
@@ -103,6 +128,11 @@ impl<'a> WriteTxn<'a> {
     fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         if pages > MAX_PAGES {
             let wanted = "a store has at most 2^32 - 2";
+            return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
+        }
+        if pages > self.core.cached.max_pages() {
+            let wanted =
+                "there is no address space for more: raise its limit (ulimit -v), and open the store again";
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
         }
         let grown = self.core.data.grow(pages, sparse);
