@@ -416,7 +416,7 @@ fn wrong_calls_end_with_2() {
         assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
-    for command in ["stat", "verify", "dump", "backup", "restore"] {
+    for command in ["stat", "verify", "dump", "backup", "restore", "repair"] {
         let help = run(["store", command, "--help"]).fine();
         assert!(help.contains("Examples:") && help.contains("Usage: pagekeeper store "), "{help}");
     }
@@ -472,4 +472,39 @@ fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
     let outcome = backup(&dir);
     assert!(outcome.code == 1 && outcome.stderr.contains("page 4 is damaged"), "{outcome:?}");
     assert!(!copy.exists() && outcome.stdout.is_empty());
+}
+
+fn repair(arguments: &[&str], from: &Path, to: &Path) -> Outcome {
+    finish(pagekeeper().args(["store", "repair"]).args(arguments).arg(from).arg("--to").arg(to))
+}
+
+#[test]
+fn what_is_left_of_a_damaged_store_is_saved() {
+    let (_held, dir) = store();
+    commit(&dir);
+    let at = |name: &str| dir.with_file_name(name);
+    let text = repair(&[], &dir, &at("sound")).fine();
+    let sum = "6 pages of data saved, 2 free, 2 never written, 0 lost, 0 doubtful; as of commit 3";
+    assert_eq!(text, format!("{}: {sum}\n", at("sound").display()));
+
+    overwrite(&dir.join("data"), 4 * PAGE + 100, b"rot");
+    std::fs::remove_file(dir.join("superblock")).unwrap();
+    let before = std::fs::read(dir.join("data")).unwrap();
+    let outcome = repair(&["--json"], &dir, &at("saved"));
+    let report = outcome.json();
+    assert_eq!((outcome.code, &report["complete"], &report["seq"]), (1, &json!(false), &json!(3)));
+    assert_eq!(report["lost"], json!([{"page": 4, "what": "its checksum does not hold"}]));
+    assert_eq!(report["notes"], json!(["superblock: gone: made again from journal and pages"]));
+    assert_eq!((std::fs::read(dir.join("data")).unwrap(), dir.join("superblock").exists()), (before, false));
+    let text = inspect(&["dump"], &at("saved"));
+    assert!(text.code == 1 && text.stdout.contains("root       page 3"), "{text:?}");
+    assert!(text.stdout.contains("what was written is lost"), "{text:?}");
+
+    let outcome = repair(&[], &dir, &at("saved"));
+    assert!(outcome.code == 1 && outcome.stderr.contains("there already"), "{outcome:?}");
+    let held = Store::options().create(Create::Never).open(&at("sound")).unwrap();
+    let outcome = repair(&[], &at("sound"), &at("other"));
+    assert!(outcome.code == 1 && outcome.stderr.contains("in use: another process"), "{outcome:?}");
+    held.close().unwrap();
+    assert!(!at("other").exists());
 }

@@ -57,4 +57,5 @@ pub use mode::{Chosen, LogMode, Syncs, Use};
 pub use position::{Position, PositionError};
 pub use redo::{
     Backpressure, FlushPolicy, Lsn, Recovered, RedoLog, RedoMetrics, RedoOptions, RedoReader, RedoRecord,
+    Salvaged,
 };

@@ -372,7 +372,7 @@ fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> 
 }
 
 /// Block and entry of a page.
-fn place_of(page: PageNo) -> (u64, usize) {
+pub(crate) fn place_of(page: PageNo) -> (u64, usize) {
     let at = usize::try_from(page % PAGES as u64).unwrap_or_else(|_| unreachable!("below 1008"));
     (page / PAGES as u64, at)
 }

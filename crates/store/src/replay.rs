@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::Io;
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
-use crate::Error;
 use crate::budget::buffer_bytes;
 use crate::format::entry::{self, Change, EntryFault, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Meta, Superblock};
 use crate::index::Index;
 use crate::options::StoreOptions;
+use crate::{Error, PageNo};
 
 /// Bytes of the journal that may be appended and not synced: the most that a crash takes of commits that do not wait. It bounds a record
 /// too, and with that what an opening searches behind the end.
@@ -102,7 +102,19 @@ fn replay(
     page_size: usize,
     path: &Path,
 ) -> Result<Replayed, Error> {
-    let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
+    match replay_to_fault(records, newest, page_size, path) {
+        (found, None) => Ok(found),
+        (_, Some(fault)) => Err(fault),
+    }
+}
+
+/// What the commits up to the first say that makes no sense; and why that one does not.
+pub(crate) fn replay_to_fault(
+    records: &[Recovered],
+    newest: &Superblock,
+    page_size: usize,
+    path: &Path,
+) -> (Replayed, Option<Error>) {
     let mut found = Replayed {
         index: Index::with_room_for(
             records.iter().map(|record| record.body.len()).sum::<usize>() / page_size,
@@ -112,11 +124,24 @@ fn replay(
         meta: newest.meta.clone(),
     };
     let mut reader = EntryReader::new(page_size - HEADER);
-    for record in records {
+    let fault = records.iter().find_map(|record| found.take(record, &mut reader, newest, path).err());
+    (found, fault)
+}
+
+impl Replayed {
+    /// Takes in a record; a commit, if that ends with it.
+    fn take(
+        &mut self,
+        record: &Recovered,
+        reader: &mut EntryReader,
+        newest: &Superblock,
+        path: &Path,
+    ) -> Result<(), Error> {
+        let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
         if record.body.is_empty() {
             // It says nothing: the end was marked.
-            found.lsn = record.end;
-            continue;
+            self.lsn = record.end;
+            return Ok(());
         }
         let read = reader.read(&record.body).map_err(|fault| match fault {
             EntryFault::Version(version) if version > entry::VERSION => Error::UnknownVersion {
@@ -126,21 +151,25 @@ fn replay(
             },
             fault => corrupt(format!("at LSN {}: {fault}", record.lsn)),
         })?;
-        let Some(entry) = read else { continue };
-        if entry.seq != found.seq + 1 {
-            let (lsn, due) = (record.lsn, found.seq + 1);
+        let Some(entry) = read else { return Ok(()) };
+        if entry.seq != self.seq + 1 {
+            let (lsn, due) = (record.lsn, self.seq + 1);
             return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));
         }
-        for (page, change) in entry.changes {
-            if matches!(change, Change::Diff { .. }) && !newest.first_diffs && !found.index.has(page) {
-                let seq = entry.seq;
-                return Err(corrupt(format!(
-                    "commit {seq} changes a part of page {page}, whose whole is missing"
-                )));
-            }
-            found.index.replay(page, entry.seq, change);
+        let is_part = |change: &Change| matches!(change, Change::Diff { .. });
+        let lacks = |(page, change): &&(PageNo, Change)| is_part(change) && !self.index.has(*page);
+        if !newest.first_diffs
+            && let Some((page, _)) = entry.changes.iter().find(lacks)
+        {
+            let seq = entry.seq;
+            return Err(corrupt(format!(
+                "commit {seq} changes a part of page {page}, whose whole is missing"
+            )));
         }
-        (found.seq, found.lsn, found.meta) = (entry.seq, record.end, entry.meta);
+        for (page, change) in entry.changes {
+            self.index.replay(page, entry.seq, change);
+        }
+        (self.seq, self.lsn, self.meta) = (entry.seq, record.end, entry.meta);
+        Ok(())
     }
-    Ok(found)
 }

@@ -25,7 +25,7 @@ use crate::size::Size;
 
 DST is made, must not be there, and is a store like SRC when the command ends with 0, durably: as of SRC's last commit, with nothing \
     to recover. Each page is checked against its own checksum and the page map's; if one is damaged nothing is made, and \
-    the command ends with 1 . An interrupted backup leaves a directory that opens as \
+    the command ends with 1: \"pagekeeper store repair\" saves what is left. An interrupted backup leaves a directory that opens as \
     no store: remove it.
 
 A store that a process has open is refused: have that process call Store::backup, which holds up no commit.")]

@@ -1,10 +1,11 @@
-//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; and copies of it.
+//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; copies and repairs.
 //!
 //! Invariant: not one byte of the store is written, and no file made. Fails as opening the store does: where it is in use, is none, or
 //! is of a newer version.
 
 mod backup;
 mod dump;
+mod repair;
 mod stat;
 mod verify;
 
@@ -18,7 +19,7 @@ use pagekeeper_store::{Error, Store};
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
 
-/// Show a page store's figures, verify it, list its pages, or copy it
+/// Show a page store's figures, verify it, list its pages, copy or repair it
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_subcommand = true,
@@ -28,6 +29,7 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
   pagekeeper store backup /srv/app/store /backup/app-monday
+  pagekeeper store repair /srv/app/store --to /srv/app/repaired
 
 A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
     process. The commands write nothing, so that a store on a full or read-only file system will do, too."
@@ -44,6 +46,7 @@ enum Command {
     Dump(dump::Args),
     Backup(backup::Args),
     Restore(backup::RestoreArgs),
+    Repair(repair::Args),
 }
 
 /// Which store.
@@ -62,17 +65,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Dump(args) => dump::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Restore(args) => backup::restore(args),
+        Command::Repair(args) => repair::run(args),
     }
 }
 
 /// Opens a store to inspect it: nothing is written, and no thread started, so that nothing is brought back.
 fn open(dir: &Path) -> anyhow::Result<Store> {
-    open_or(dir, |error| match error {
+    open_or(dir, |error| in_use(dir, error))
+}
+
+/// That somebody has the store open, in plain words.
+fn in_use(dir: &Path, error: Error) -> anyhow::Error {
+    match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => {
             anyhow!("{}: in use: another process has this store open", escaped(dir))
         }
         error => error.into(),
-    })
+    }
 }
 
 /// The same; why it can't be opened is put in words by `explain`.

@@ -21,6 +21,7 @@ mod read;
 mod release;
 mod ring;
 mod salt;
+mod salvage;
 mod state;
 mod sync;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub use metrics::RedoMetrics;
 pub use options::{Backpressure, FlushPolicy, RedoOptions};
 pub use read::{RedoReader, RedoRecord};
 pub use ring::Lsn;
+pub use salvage::Salvaged;
 
 use self::core::Core;
 
@@ -273,6 +275,27 @@ impl RedoOptions {
         Self::check_from(from)?;
         let (core, records) = open::recover(&self, directory, from)?;
         Ok((RedoLog::new(core)?, records))
+    }
+}
+
+impl RedoOptions {
+    /// What can still be read of a log, however much of it is lost: its records from the checkpoint on, or from `from` on, up to the first
+    /// that is lost. Writes nothing, and never fails: why there is no more is said.
+    ///
+    /// ```
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// log.append(b"one")?;
+    /// log.close()?;
+    /// let salvaged = RedoLog::options().salvage(dir, None);
+    /// assert!(salvaged.records.len() == 1 && salvaged.fault.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn salvage(self, directory: &Path, from: Option<Lsn>) -> Salvaged {
+        salvage::salvage(self, directory, from)
     }
 }
 

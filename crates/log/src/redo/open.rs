@@ -46,8 +46,18 @@ pub(super) fn recover(
     from: Option<Lsn>,
 ) -> Result<(Core, Vec<Recovered>), Error> {
     let mut records = Vec::new();
-    let core = open_and_read(options, directory, Some(Wanted { from, records: &mut records }))?;
+    let core = recover_into(options, directory, from, &mut records)?;
     Ok((core, records))
+}
+
+/// The same; what was read before an error is in `records`.
+pub(super) fn recover_into(
+    options: &RedoOptions,
+    directory: &Path,
+    from: Option<Lsn>,
+    records: &mut Vec<Recovered>,
+) -> Result<Core, Error> {
+    open_and_read(options, directory, Some(Wanted { from, records }))
 }
 
 /// The records that somebody wants to have.

@@ -10,5 +10,6 @@ mod mutations;
 mod oracle;
 mod page_map;
 mod recovery;
+mod repair;
 mod snapshots;
 mod world;

@@ -1,0 +1,39 @@
+//! What can still be read of a log that is corrupt, for repairs.
+//!
+//! Nothing is written. Records are given out in order up to the first that is lost; none behind it, of which nobody can know what
+//! came between.
+
+use std::path::Path;
+
+use pagekeeper_io::open_past_cache;
+
+use super::control::{self, DecodedControl};
+use super::journal::Recovered;
+use super::open::recover_into;
+use super::options::RedoOptions;
+use super::ring::Lsn;
+use crate::Error;
+
+/// What a log still has; from [`RedoOptions::salvage`](crate::RedoOptions::salvage).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Salvaged {
+    /// The random number that it was given when it was made, as far as that can be read.
+    pub id: Option<u64>,
+    /// Its records from the start on, up to where one is lost.
+    pub records: Vec<Recovered>,
+    /// Why there are no more, if that is not because the log ends there.
+    pub fault: Option<Error>,
+}
+
+pub(super) fn salvage(options: RedoOptions, directory: &Path, from: Option<Lsn>) -> Salvaged {
+    let options = options.read_only(true);
+    let control = open_past_cache(&*options.io_or_best(), &directory.join(control::NAME));
+    let id = match control.map(|file| control::read(&*file)) {
+        Ok(Ok(DecodedControl::State(state, _))) => Some(state.log_id),
+        Ok(Ok(DecodedControl::Nothing | DecodedControl::Version(_)) | Err(_)) | Err(_) => None,
+    };
+    let mut records = Vec::new();
+    let fault = recover_into(&options, directory, from, &mut records).err();
+    Salvaged { id, records, fault }
+}

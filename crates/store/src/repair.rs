@@ -1,0 +1,491 @@
+//! Repairs: what can be saved of a store that is damaged becomes a store elsewhere.
+//!
+//! Invariants:
+//! 1. The damaged store is only read.
+//! 2. A page that is whole is there in the repaired store, as the newest commit left it that can be read, and as the data file has it where
+//!    none can. A page that is not is listed, and reading it fails there, until it is written as a whole.
+//! 3. What can't be told is said: that a page is whole, but older or newer than what is known of the commits.
+//!
+//! Fails where nothing of a store is found, where a newer version wrote it, where it is open, and as the destination does.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
+use pagekeeper_log::Error as LogError;
+
+use crate::data::{self, Run};
+use crate::destination::{Destination, Like, Writer};
+use crate::format::page::{self, HEADER, PageFault, PageHeader, PageKind};
+use crate::format::superblock::{Found, Meta, Superblock, VERSION};
+use crate::inspect::PIECE;
+use crate::open::{JOURNAL, LOCK};
+use crate::options::StoreOptions;
+use crate::replay::{Replayed, journal_options, replay_to_fault};
+use crate::superblocks::{self, SlotRead};
+use crate::version::{Content, PageId, Version};
+use crate::{Error, PageNo, Seq};
+
+mod free_list;
+mod identify;
+mod map;
+
+use free_list::FreePages;
+use map::Map;
+
+/// Something about one page; in a [`Repair`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PageFinding {
+    /// Its number.
+    pub page: PageNo,
+    /// What it is, in words.
+    pub what: String,
+}
+
+/// A repair; from [`StoreOptions::repair`](crate::StoreOptions::repair).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Repair {
+    /// The commit that the repaired store is as of, or the newest that one of its pages is of.
+    pub seq: Seq,
+    /// Its pages, all others among them.
+    pub pages: u64,
+    /// Pages with data that were saved.
+    pub data_pages: u64,
+    /// Pages that are free.
+    pub free_pages: u64,
+    /// Pages of runs that were never written.
+    pub never_written: u64,
+    /// Pages whose content is lost. Reading them fails in the repaired store, until they are written as a whole.
+    pub lost: Vec<PageFinding>,
+    /// Pages that are whole and were saved, but are not what they should be: older than their last write, or of a commit that is
+    /// otherwise lost.
+    pub doubtful: Vec<PageFinding>,
+    /// What else was damaged, and what was done about it.
+    pub notes: Vec<String>,
+    /// Bytes that were written to the data file.
+    pub bytes: u64,
+    /// From the call to its end.
+    pub took: Duration,
+}
+
+impl Repair {
+    /// Whether all is there that was committed, as far as that can be known.
+    pub fn is_complete(&self) -> bool {
+        self.lost.is_empty() && self.doubtful.is_empty() && self.notes.is_empty()
+    }
+}
+
+impl StoreOptions {
+    /// Saves what can be saved of the store in `from`, which is only read, to a new store in `to`, which is made: pages that are whole
+    /// by their own checksums, as the newest commit left them that can be read of the journal. Of superblocks and page map what is whole
+    /// counts; what is not is made again from the pages, and said so in [`Repair::notes`].
+    ///
+    /// Fails with [`Error::NoStore`] where nothing of one is found, or both superblock slots are lost and no page of the data file is whole
+    /// that would say of which store, with [`Error::UnknownVersion`] where a newer version wrote it,
+    /// with [`pagekeeper_io::Error::Locked`] where it is open, and with [`Error::Exists`] where `to` is there.
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
+    /// let store = Store::options().journal_bytes(1 << 20).open(&dir)?;
+    /// let mut txn = store.begin()?;
+    /// let page = txn.allocate()?;
+    /// txn.commit(Durability::Sync)?;
+    /// store.close_and_sync()?;
+    /// std::fs::remove_file(dir.join("superblock"))?;
+    ///
+    /// let repair = Store::options().repair(&dir, &to)?;
+    /// assert!(repair.lost.is_empty() && repair.notes[0].contains("superblock"));
+    /// assert_eq!(Store::options().open(&to)?.begin_read()?.read(page)?[0], 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn repair(&self, from: &Path, to: &Path) -> Result<Repair, Error> {
+        self.check()?;
+        let began = Instant::now();
+        let io = self.io_or_best();
+        let names = match io.list(from) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {
+                return Err(Error::NoStore { path: from.to_path_buf() });
+            }
+            names => names?,
+        };
+        let has = |name: &str| names.iter().any(|found| found == name);
+        if has(superblocks::UNFINISHED) && !has(superblocks::NAME) {
+            return Err(Error::Unfinished { path: from.to_path_buf() });
+        }
+        let _held = io.lock_shared(&from.join(LOCK))?;
+        let mut found = Repair::default();
+        let source = Source::read(self, &io, from, &mut found)?;
+        let map = Map::open(&*io, from, source.store, source.upto)?;
+        let Source { store, page_size, max_journal_bytes, .. } = source;
+        let destination = Destination::create(self, &io, to, Like { store, page_size, max_journal_bytes })?;
+        let meta = source.save(&destination, map, &mut found)?;
+        destination.finish(found.seq, meta)?;
+        found.took = began.elapsed();
+        Ok(found)
+    }
+}
+
+/// What the page map says of a page that is lost: that it was written, so that reading it fails.
+const LOST: u32 = 0;
+
+/// What of the damaged store can be read.
+struct Source {
+    data: Option<Arc<dyn IoFile>>,
+    path: PathBuf,
+    store: u64,
+    page_size: usize,
+    max_journal_bytes: u64,
+    /// The commits of the journal, on what the superblock says.
+    journal: Replayed,
+    /// The commit that the superblock says the map is as of.
+    upto: Seq,
+}
+
+/// What became of a page.
+enum Saved {
+    Page(PageKind, Seq),
+    Blank,
+    Lost(String),
+}
+
+impl Source {
+    fn read(
+        options: &StoreOptions,
+        io: &Arc<dyn Io>,
+        from: &Path,
+        found: &mut Repair,
+    ) -> Result<Self, Error> {
+        let path = from.join(data::NAME);
+        let data = match open_past_cache(&**io, &path) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {
+                found.notes.push("data: gone".to_owned());
+                None
+            }
+            opened => Some(opened?),
+        };
+        let known = read_superblock(&**io, from, found)?;
+        let is_known = known.is_some();
+        let superblock = match (known, &data) {
+            (Some(known), _) => Some(known),
+            (None, Some(data)) => {
+                let identified = identify::from_pages(&**data)?;
+                identified.map(|(store, page_size)| made_up(options, store, page_size))
+            }
+            (None, None) => None,
+        };
+        let Some(superblock) = superblock else { return Err(Error::NoStore { path: from.to_path_buf() }) };
+        let journal = read_journal(options, io, from, &superblock, is_known, found)?;
+        Ok(Self {
+            data,
+            path,
+            store: superblock.store,
+            page_size: superblock.page_size as usize,
+            max_journal_bytes: superblock.max_journal_bytes,
+            journal,
+            upto: if is_known { superblock.checkpoint_seq } else { Seq::MAX },
+        })
+    }
+
+    /// Bytes of the data file.
+    fn bytes(&self) -> Result<u64, Error> {
+        Ok(self.data.as_ref().map_or(Ok(0), |data| data.stat().map(|stat| stat.size))?)
+    }
+
+    /// Saves all pages. Gives what the store is as a whole.
+    fn save(&self, destination: &Destination, mut map: Map, found: &mut Repair) -> Result<Meta, Error> {
+        let known = self.journal.meta.pages;
+        let bytes = self.bytes()?;
+        if self.data.is_some() && bytes < known.saturating_mul(self.page_size as u64) {
+            found.notes.push("data: shorter than its pages: it was cut off".to_owned());
+        }
+        let in_file = bytes.div_ceil(self.page_size as u64);
+        let most = in_file.max(known).max(map.pages()?).min(data::MAX_PAGES);
+        let mut writer = destination.writer();
+        writer.begin(known, self.journal.seq)?;
+        let mut free = FreePages::default();
+        (found.pages, found.seq) = (known, self.journal.seq);
+        let at_once = (PIECE / self.page_size) as u64;
+        for first in (0..most).step_by(PIECE / self.page_size) {
+            let pages = first..most.min(first + at_once);
+            let (mut piece, failed) = self.read_piece(pages.clone());
+            let mut noted = Vec::new();
+            for ((page, bytes), failed) in pages.zip(piece.chunks_mut(self.page_size)).zip(failed) {
+                let doubtful = found.doubtful.len();
+                match self.page(page, bytes, failed, &mut map, found) {
+                    Saved::Page(kind, seq) => {
+                        (found.pages, found.seq) = (found.pages.max(page + 1), found.seq.max(seq));
+                        noted.push((page, page::crc(bytes)));
+                        match kind {
+                            PageKind::Data => found.data_pages += 1,
+                            PageKind::Free => free.add(page),
+                            PageKind::Trunk => {
+                                free.add(page);
+                                // What one names that is not as it should be may be in use.
+                                if found.doubtful.len() == doubtful {
+                                    free.add_trunk(page, &bytes[HEADER..]);
+                                }
+                            }
+                        }
+                    }
+                    Saved::Blank => bytes.fill(0),
+                    Saved::Lost(what) => {
+                        bytes.fill(0);
+                        // Behind the last page that is known of something is lost only if it was a page.
+                        if map.was_written(page) {
+                            found.pages = found.pages.max(page + 1);
+                        }
+                        found.lost.push(PageFinding { page, what });
+                    }
+                }
+            }
+            if !noted.is_empty() {
+                writer.write(vec![Run { first, seqs: Vec::new(), bytes: piece }], noted)?;
+            }
+        }
+        found.notes.extend(map.fault());
+        // What is not whole behind the last page is none.
+        let pages = found.pages;
+        found.lost.retain(|lost| lost.page < pages);
+        writer.begin(pages, found.seq)?;
+        let meta = self.with_free_list(free, &mut writer, found)?;
+        writer.write(Vec::new(), found.lost.iter().map(|lost| (lost.page, LOST)).collect())?;
+        found.never_written = pages - found.data_pages - found.free_pages - found.lost.len() as u64;
+        found.bytes = writer.end()?;
+        Ok(meta)
+    }
+
+    /// What the store is as a whole, with a free list that is right.
+    fn with_free_list(
+        &self,
+        mut free: FreePages,
+        writer: &mut Writer<'_>,
+        found: &mut Repair,
+    ) -> Result<Meta, Error> {
+        let mut meta = Meta { pages: found.pages, ..self.journal.meta.clone() };
+        if !free.are_listed(meta.free_head, meta.free_pages) {
+            let lost: BTreeSet<_> = found.lost.iter().map(|lost| lost.page).collect();
+            free.take_listed(meta.free_head, |page| lost.contains(&page));
+            found.lost.retain(|lost| !free.has(lost.page));
+            meta.free_head = free.write(writer, (self.page_size, self.store, found.seq))?;
+            meta.free_pages = free.count();
+            found.notes.push(format!("free list: made again from the pages that are free: {}", free.count()));
+        }
+        found.free_pages = meta.free_pages;
+        Ok(meta)
+    }
+
+    /// Pages as the data file has them, and why each of them could not be read. What is not in the file is zeros.
+    fn read_piece(&self, pages: Range<PageNo>) -> (AlignedBuf, Vec<Option<String>>) {
+        let size = self.page_size;
+        let count = pages.clone().count();
+        let mut piece = AlignedBuf::new(count * size);
+        let mut failed = vec![None; count];
+        let Some(data) = &self.data else { return (piece, failed) };
+        let offset = pages.start * size as u64;
+        if let Ok(got) = data.read_at(offset, &mut piece) {
+            piece[got..].fill(0);
+            return (piece, failed);
+        }
+        for ((at, bytes), failed) in (offset..).step_by(size).zip(piece.chunks_mut(size)).zip(&mut failed) {
+            match data.read_at(at, bytes) {
+                Ok(got) => bytes[got..].fill(0),
+                Err(error) => {
+                    bytes.fill(0);
+                    *failed = Some(error.to_string());
+                }
+            }
+        }
+        (piece, failed)
+    }
+
+    /// Makes the bytes, which are the data file's, those of the page.
+    fn page(
+        &self,
+        page: PageNo,
+        bytes: &mut [u8],
+        failed: Option<String>,
+        map: &mut Map,
+        found: &mut Repair,
+    ) -> Saved {
+        let read = page::check(bytes, page, self.store);
+        if let Some(version) = self.journal.index.get(page, Seq::MAX) {
+            return self.replayed(page, &version, (read, failed), bytes, found);
+        }
+        if let Some(error) = failed {
+            return Saved::Lost(error);
+        }
+        let mut doubt = |what| found.doubtful.push(PageFinding { page, what });
+        match read {
+            Ok(header) => {
+                let seq = header.seq;
+                if seq > self.journal.seq {
+                    doubt(format!("it is whole, as of commit {seq}, which is lost otherwise"));
+                } else if let Err(fault) = map.check(page, &read) {
+                    doubt(fault.to_string());
+                }
+                Saved::Page(header.kind, seq)
+            }
+            Err(PageFault::NeverWritten) => match map.check(page, &read) {
+                Ok(()) => Saved::Blank,
+                Err(fault) => Saved::Lost(fault.to_string()),
+            },
+            Err(fault) => Saved::Lost(fault.to_string()),
+        }
+    }
+
+    /// The same, for one that the journal changes.
+    fn replayed(
+        &self,
+        page: PageNo,
+        version: &Version,
+        (read, failed): (Result<PageHeader, PageFault>, Option<String>),
+        bytes: &mut [u8],
+        found: &mut Repair,
+    ) -> Saved {
+        let Content::Replay(replay) = &version.content else { unreachable!("nothing was put together") };
+        let id = PageId { path: &self.path, store: self.store, page, seq: version.seq };
+        if !replay.needs_base() {
+            bytes.fill(0);
+            return match replay.put_together(&id, bytes) {
+                Ok(kind) => Saved::Page(kind, version.seq),
+                Err(error) => Saved::Lost(reason(error)),
+            };
+        }
+        let in_part = "the journal changes a part of it";
+        let header = match (read, failed) {
+            (_, Some(error)) => return Saved::Lost(format!("{in_part}, and the rest: {error}")),
+            (Err(fault), None) => return Saved::Lost(format!("{in_part}, and the rest: {fault}")),
+            (Ok(header), None) => header,
+        };
+        let before = bytes.to_vec();
+        if let Ok(kind) = replay.put_together(&id, bytes) {
+            return Saved::Page(kind, version.seq);
+        }
+        bytes.copy_from_slice(&before);
+        let (seq, due) = (header.seq, version.seq);
+        let what = format!("it is whole, as of commit {seq}, but commit {due} can't be applied to it");
+        found.doubtful.push(PageFinding { page, what });
+        Saved::Page(header.kind, seq)
+    }
+}
+
+/// Why a page is damaged.
+fn reason(error: Error) -> String {
+    match error {
+        Error::Damaged { reason, .. } => reason,
+        error => error.to_string(),
+    }
+}
+
+/// The better one of both slots; `None` if neither is whole.
+fn read_superblock(io: &dyn Io, from: &Path, found: &mut Repair) -> Result<Option<Superblock>, Error> {
+    let path = from.join(superblocks::NAME);
+    let made_again = "made again from journal and pages";
+    let Some(read) = superblocks::read(io, from)? else {
+        found.notes.push(format!("superblock: gone: {made_again}"));
+        return Ok(None);
+    };
+    for (number, slot) in read.slots().iter().enumerate() {
+        if !matches!(slot, SlotRead::Found(Found::Superblock(_))) {
+            found.notes.push(format!("superblock, slot {number}: {slot}"));
+        }
+    }
+    match read.newest() {
+        Some((Found::Superblock(newest), _)) => Ok(Some(newest.clone())),
+        Some((Found::Version(version), _)) if *version < VERSION => {
+            Err(Error::OldVersion { path, version: *version })
+        }
+        Some((Found::Version(version), _)) => {
+            Err(Error::UnknownVersion { path, version: *version, known: VERSION })
+        }
+        Some((Found::Nothing(_), _)) | None => {
+            found.notes.push(format!("superblock: no slot is whole: {made_again}"));
+            Ok(None)
+        }
+    }
+}
+
+/// What is taken for a superblock where there is none.
+fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> Superblock {
+    Superblock {
+        number: 0,
+        store,
+        page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
+        checkpoint_seq: 0,
+        checkpoint_lsn: 0,
+        max_journal_bytes: options.journal_bytes,
+        // So that all counts that the journal says.
+        first_diffs: true,
+        journal: 0,
+        meta: Meta::default(),
+    }
+}
+
+/// What of the journal's commits can be read.
+fn read_journal(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    from: &Path,
+    superblock: &Superblock,
+    is_known: bool,
+    found: &mut Repair,
+) -> Result<Replayed, Error> {
+    let path = from.join(JOURNAL);
+    let mut superblock = superblock.clone();
+    let salvage = |lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(&path, lsn);
+    let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));
+    if matches!(salvaged.fault, Some(LogError::NotInLog { .. } | LogError::NotARecord { .. })) {
+        // The superblock is older than what of the journal is left.
+        salvaged = salvage(None);
+    }
+    if let Some(
+        fault @ (LogError::UnknownVersion { .. }
+        | LogError::UnknownRecord { .. }
+        | LogError::OldVersion { .. }
+        | LogError::Io(pagekeeper_io::Error::Locked { .. })),
+    ) = salvaged.fault
+    {
+        return Err(fault.into());
+    }
+    if is_known && salvaged.id.is_some_and(|id| id != superblock.journal) {
+        found.notes.push("journal: it is another store's".to_owned());
+        salvaged.records.clear();
+    }
+    // Whatever it begins with, all behind that follows.
+    let first = salvaged.records.iter().find_map(|record| Some((seq_of(&record.body)?, record.lsn)));
+    if let Some((seq, lsn)) = first
+        && (!is_known || seq > superblock.checkpoint_seq + 1)
+    {
+        if is_known {
+            let (from, upto) = (superblock.checkpoint_seq + 1, seq - 1);
+            found.notes.push(format!("journal: commits {from} to {upto} are lost"));
+        }
+        (superblock.checkpoint_seq, superblock.checkpoint_lsn) = (seq.saturating_sub(1), lsn);
+    }
+    let page_size = superblock.page_size as usize;
+    let (journal, fault) = replay_to_fault(&salvaged.records, &superblock, page_size, &path);
+    if let Some(fault @ Error::UnknownVersion { .. }) = fault {
+        return Err(fault);
+    }
+    for fault in fault.into_iter().chain(salvaged.fault.map(Error::from)) {
+        let seq = journal.seq;
+        found.notes.push(format!("{fault}; if there were commits behind commit {seq} they are lost"));
+    }
+    if !is_known && first.is_none() {
+        let what = "root page and metadata are lost: the journal has no commit that says what they were";
+        found.notes.push(what.to_owned());
+    }
+    Ok(journal)
+}
+
+/// The commit that a record is of.
+fn seq_of(body: &[u8]) -> Option<Seq> {
+    body.get(8..16)?.try_into().ok().map(Seq::from_le_bytes)
+}

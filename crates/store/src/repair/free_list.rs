@@ -1,0 +1,116 @@
+//! The free list of a damaged store: taken as it is if it is whole, and else made again from the pages that are free.
+
+use std::collections::{BTreeSet, HashMap};
+
+use pagekeeper_io::AlignedBuf;
+
+use crate::data::Run;
+use crate::destination::Writer;
+use crate::format::page::{self, HEADER, PageKind};
+use crate::format::trunk;
+use crate::{Error, PageNo, Seq};
+
+/// Writes at once.
+const AT_ONCE: usize = 32;
+
+/// A part of the list: the next one, and the pages that it names.
+struct Trunk {
+    next: Option<PageNo>,
+    names: Vec<PageNo>,
+}
+
+/// Free pages that were saved.
+#[derive(Default)]
+pub(super) struct FreePages {
+    /// All of them.
+    pages: BTreeSet<PageNo>,
+    /// Those that name others.
+    trunks: HashMap<PageNo, Trunk>,
+}
+
+/// What the list names.
+struct Listed {
+    pages: BTreeSet<PageNo>,
+    is_whole: bool,
+}
+
+impl FreePages {
+    /// A free page.
+    pub(super) fn add(&mut self, page: PageNo) {
+        self.pages.insert(page);
+    }
+
+    /// What a page names that is a trunk.
+    pub(super) fn add_trunk(&mut self, page: PageNo, payload: &[u8]) {
+        let trunk = Trunk { next: trunk::next(payload), names: trunk::iter(payload).collect() };
+        self.trunks.insert(page, trunk);
+    }
+
+    fn walk(&self, head: Option<PageNo>) -> Listed {
+        let mut listed = Listed { pages: BTreeSet::new(), is_whole: true };
+        let mut next = head;
+        while let Some(page) = next {
+            let Some(trunk) = self.trunks.get(&page).filter(|_| !listed.pages.contains(&page)) else {
+                listed.is_whole = false;
+                break;
+            };
+            listed.pages.insert(page);
+            for page in &trunk.names {
+                listed.is_whole &= listed.pages.insert(*page);
+            }
+            next = trunk.next;
+        }
+        listed
+    }
+
+    /// Whether the list that begins at `head` names them all, and so many.
+    pub(super) fn are_listed(&self, head: Option<PageNo>, count: u64) -> bool {
+        let Listed { pages, is_whole } = self.walk(head);
+        is_whole && pages == self.pages && pages.len() as u64 == count
+    }
+
+    /// Of pages that are lost, those that the list names: they had nothing that could be lost.
+    pub(super) fn take_listed(&mut self, head: Option<PageNo>, is_lost: impl Fn(PageNo) -> bool) {
+        let listed = self.walk(head).pages;
+        self.pages.extend(listed.into_iter().filter(|page| is_lost(*page)));
+    }
+
+    pub(super) fn has(&self, page: PageNo) -> bool {
+        self.pages.contains(&page)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
+    /// Writes them all again, as a list; gives its head. Nothing that is written may be on its way.
+    pub(super) fn write(
+        &self,
+        writer: &mut Writer<'_>,
+        (page_size, store, seq): (usize, u64, Seq),
+    ) -> Result<Option<PageNo>, Error> {
+        let pages: Vec<_> = self.pages.iter().copied().collect();
+        let parts: Vec<_> = pages.chunks(trunk::capacity(page_size - HEADER) + 1).collect();
+        let (mut runs, mut noted) = (Vec::new(), Vec::new());
+        for (at, part) in parts.iter().enumerate() {
+            for page in *part {
+                let mut bytes = AlignedBuf::new(page_size);
+                let is_trunk = *page == part[0];
+                if is_trunk {
+                    let payload = &mut bytes[HEADER..];
+                    trunk::set_next(payload, parts.get(at + 1).map(|next| next[0]));
+                    let has_room = part[1..].iter().all(|page| trunk::push(payload, *page));
+                    debug_assert!(has_room, "a part is no longer than a trunk");
+                }
+                let kind = if is_trunk { PageKind::Trunk } else { PageKind::Free };
+                noted.push((*page, page::seal(&mut bytes, kind, *page, seq, store)));
+                runs.push(Run { first: *page, seqs: Vec::new(), bytes });
+                if runs.len() == AT_ONCE {
+                    writer.write(std::mem::take(&mut runs), std::mem::take(&mut noted))?;
+                }
+            }
+        }
+        writer.write(runs, noted)?;
+        Ok(pages.first().copied())
+    }
+}

@@ -1,0 +1,54 @@
+//! Which store pages are of, and how large they are, where no superblock says so: by the pages that are whole.
+
+use std::collections::HashMap;
+
+use pagekeeper_io::{AlignedBuf, IoFile};
+
+use crate::Error;
+use crate::format::page;
+use crate::format::superblock::{MAX_PAGE_BYTES, MIN_PAGE_BYTES};
+
+/// Bytes of one read; whole pages of any size.
+const STEP: usize = 1 << 20;
+const MIN_PAGE: usize = MIN_PAGE_BYTES as usize;
+/// So many whole pages of one store and size are enough.
+const ENOUGH: u64 = 64;
+
+/// The id of the store, and bytes of a page; `None` where no page is whole.
+pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Error> {
+    let bytes = data.stat()?.size;
+    let mut found: HashMap<(u64, usize), u64> = HashMap::new();
+    let mut buf = AlignedBuf::new(STEP);
+    for offset in (0..bytes).step_by(STEP) {
+        let got = read(data, offset, &mut buf);
+        for size in (MIN_PAGE_BYTES.ilog2()..=MAX_PAGE_BYTES.ilog2()).map(|shift| 1_usize << shift) {
+            for (at, bytes) in (offset..).step_by(size).zip(buf[..got].chunks_exact(size)) {
+                let store = u64::from_le_bytes(std::array::from_fn(|byte| bytes[24 + byte]));
+                if page::check(bytes, at / size as u64, store).is_ok() {
+                    *found.entry((store, size)).or_default() += 1;
+                }
+            }
+        }
+        if found.values().any(|pages| *pages >= ENOUGH) {
+            break;
+        }
+    }
+    Ok(found.into_iter().max_by_key(|(_, pages)| *pages).map(|(of, _)| of))
+}
+
+/// Reads as much as there is; what can't be read is zeros.
+fn read(data: &dyn IoFile, offset: u64, buf: &mut [u8]) -> usize {
+    if let Ok(got) = data.read_at(offset, buf) {
+        return got;
+    }
+    let mut upto = 0;
+    for (at, block) in (0..).step_by(MIN_PAGE).zip(buf.chunks_mut(MIN_PAGE)) {
+        if let Ok(got) = data.read_at(offset + at as u64, block) {
+            upto = at + got;
+        } else {
+            block.fill(0);
+            upto = at + MIN_PAGE;
+        }
+    }
+    upto
+}

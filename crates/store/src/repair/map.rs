@@ -1,0 +1,99 @@
+//! The page map of a damaged store: what of it is whole counts, and of the rest nothing is known.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
+
+use crate::format::page::{PageFault, PageHeader};
+use crate::format::page_map::{BLOCK, MapBlock, MapFault, NEVER, PAGES, UNKNOWN};
+use crate::page_map::{NAME, place_of};
+use crate::{Error, PageNo, Seq};
+
+/// The map, read block by block.
+pub(super) struct Map {
+    file: Option<Arc<dyn IoFile>>,
+    store: u64,
+    /// The commit that the superblock says it is as of.
+    upto: Seq,
+    current: Option<(u64, MapBlock)>,
+    /// Blocks of which the place that counts is lost, or may be.
+    lost: u64,
+}
+
+impl Map {
+    pub(super) fn open(io: &dyn Io, from: &Path, store: u64, upto: Seq) -> Result<Self, Error> {
+        let file = match open_past_cache(io, &from.join(NAME)) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => None,
+            opened => Some(opened?),
+        };
+        Ok(Self { file, store, upto, current: None, lost: 0 })
+    }
+
+    /// Whether a page that was read is the one that was written last, as far as that is known. Pages in order are the fastest.
+    pub(super) fn check(
+        &mut self,
+        page: PageNo,
+        found: &Result<PageHeader, PageFault>,
+    ) -> Result<(), MapFault> {
+        let (block, at) = self.entry(page);
+        block.check(block.entries[at], found)
+    }
+
+    /// Whether it says that a page was written.
+    pub(super) fn was_written(&mut self, page: PageNo) -> bool {
+        let (block, at) = self.entry(page);
+        ![NEVER, UNKNOWN].contains(&block.entries[at])
+    }
+
+    /// Pages that it has room for.
+    pub(super) fn pages(&self) -> Result<u64, Error> {
+        let Some(file) = &self.file else { return Ok(0) };
+        Ok(file.stat()?.size / (2 * BLOCK as u64) * PAGES as u64)
+    }
+
+    /// The block that has a page, and where.
+    fn entry(&mut self, page: PageNo) -> (&MapBlock, usize) {
+        let (number, at) = place_of(page);
+        let current = match self.current.take() {
+            Some(current) if current.0 == number => current,
+            Some(_) | None => {
+                let (block, is_known) = self.read(number);
+                self.lost += u64::from(!is_known);
+                (number, block)
+            }
+        };
+        (&self.current.insert(current).1, at)
+    }
+
+    /// A block, and whether it is as of the superblock: of two places the one that is lost may be the newer one.
+    fn read(&self, number: u64) -> (MapBlock, bool) {
+        let Some(file) = &self.file else { return (MapBlock::of(UNKNOWN), true) };
+        let place = |place: u64| {
+            let mut bytes = AlignedBuf::new(BLOCK);
+            // What was cut off, or can't be read, tells nothing.
+            match file.read_at((number * 2 + place) * BLOCK as u64, &mut bytes) {
+                Ok(BLOCK) => MapBlock::decode(&bytes, number, self.store, place),
+                Ok(_) | Err(_) => None,
+            }
+        };
+        let places = [place(0), place(1)];
+        let are_whole = places.iter().all(Option::is_some);
+        let block = MapBlock::newest(places, self.upto);
+        let is_known = are_whole || !(block.is_lost() || block.doubt.is_some());
+        (block, is_known)
+    }
+
+    /// What is wrong with it, in words, when all pages were checked.
+    pub(super) fn fault(&self) -> Option<String> {
+        let unknown = "whether a page is the one that was written last is not known";
+        match (&self.file, self.lost) {
+            (None, _) => Some(format!("page map: gone: {unknown}")),
+            (Some(_), 0) => None,
+            (Some(_), 1) => Some(format!("page map: one of its blocks is lost: {unknown} for those of it")),
+            (Some(_), lost) => {
+                Some(format!("page map: {lost} of its blocks are lost: {unknown} for those of them"))
+            }
+        }
+    }
+}
