@@ -21,6 +21,8 @@ pub struct FoundDatabase {
     pub pid: u32,
     /// What kind of database it is: of several that it embeds, the one that its process is called after.
     pub profile: Arc<Profile>,
+    /// It is known by the files that it holds, not by its name alone.
+    pub certain: bool,
     /// Its workers, ascending: processes that it started, called as it may be called itself, and theirs (`PostgreSQL`).
     pub workers: Vec<u32>,
 }
@@ -105,6 +107,7 @@ impl Finder {
             .map(|known| FoundDatabase {
                 pid: known.pid,
                 profile: Arc::clone(&known.profile),
+                certain: known.certain,
                 workers: workers(&processes, known.pid, &known.profile),
             })
             .collect())

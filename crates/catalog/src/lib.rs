@@ -9,6 +9,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod checkpoint;
+mod claim;
 mod discover;
 pub mod disks;
 mod finder;
@@ -25,6 +26,7 @@ mod streaming;
 mod testing;
 pub mod units;
 
+pub use claim::{Contest, Strength, known_user, one_user};
 pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;

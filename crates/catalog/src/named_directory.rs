@@ -1,21 +1,25 @@
 //! Directories that the user names: which profile fits, and which directories below hold its logs.
 
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_kernel::hang::asking;
-use pagekeeper_kernel::stat_of_name;
+use pagekeeper_kernel::{Expected, Handle, Links, stat_of_name};
 
 use crate::profile::Profile;
 
 /// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
 /// and the directories to watch. With one candidate, that one, whatever is there yet.
+///
+/// Whoever owns `path` put there what lies below: a directory of another user is not looked into, by a link or otherwise, unless
+/// `path` is root's.
 pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
-    let mut names = HashMap::new();
+    let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
         .iter()
-        .map(|profile| (kinds_found(path, profile, &mut names), profile))
+        .map(|profile| (below.kinds_found(profile), profile))
         // Of equals the first: the particular profiles come before the generic.
         .reduce(|best, next| if next.0 > best.0 { next } else { best });
     let (kinds, profile) = best?;
@@ -24,10 +28,10 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
     }
     let mut directories = vec![path.to_path_buf()];
     for log in &profile.logs {
-        if let Some(below) = log.files.directory() {
-            let below = path.join(below);
-            if asking(&below).is_ok_and(|_asking| below.is_dir()) && !directories.contains(&below) {
-                directories.push(below);
+        if let Some(name) = log.files.directory() {
+            let directory = path.join(name);
+            if below.open(&directory).is_some() && !directories.contains(&directory) {
+                directories.push(directory);
             }
         }
     }
@@ -37,31 +41,57 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
 /// Names of a directory by which it is judged: one may have any number.
 const MOST_NAMES: usize = 16_384;
 
-/// The first names of each directory that was asked for.
-type Names = HashMap<PathBuf, Vec<PathBuf>>;
+/// A directory that was named, and what was seen in it and below.
+struct Below<'a> {
+    path: &'a Path,
+    owner: u32,
+    /// The first names of each directory that was asked for, as paths.
+    names: HashMap<PathBuf, Vec<PathBuf>>,
+}
 
-/// How many of a profile's logs have a file there.
-fn kinds_found(path: &Path, profile: &Profile, names: &mut Names) -> usize {
-    let mut has_file = |directory: &Path, index: usize| {
-        let paths = names.entry(directory.to_path_buf()).or_insert_with(|| {
-            let Ok(_asking) = asking(directory) else { return Vec::new() };
-            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-            entries.take(MOST_NAMES).map(|entry| entry.path()).collect()
-        });
-        paths.iter().any(|path| {
+impl Below<'_> {
+    /// Opens the directory itself, or one below it that counts.
+    fn open(&self, directory: &Path) -> Option<OwnedFd> {
+        let found = Handle::at(directory, Links::Follow).ok()?;
+        let counts = directory == self.path || self.owner == 0 || found.stat().st_uid == self.owner;
+        counts.then(|| found.open_directory(Expected::Any).ok())?
+    }
+
+    /// The first names in it; which directory has the name by now does not matter to what was opened.
+    fn list(&self, directory: &Path) -> Vec<PathBuf> {
+        let Some(opened) = self.open(directory) else { return Vec::new() };
+        let link = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+        let Ok(_asking) = asking(directory) else { return Vec::new() };
+        let entries = std::fs::read_dir(link).into_iter().flatten().flatten();
+        entries.take(MOST_NAMES).map(|entry| directory.join(entry.file_name())).collect()
+    }
+
+    /// How many of a profile's logs have a file there.
+    fn kinds_found(&mut self, profile: &Profile) -> usize {
+        let path = self.path;
+        (0..profile.logs.len())
+            .filter(|&index| match profile.logs[index].files.directory() {
+                Some(name) => {
+                    self.has_file(profile, &path.join(name), index) || self.has_file(profile, path, index)
+                }
+                None => self.has_file(profile, path, index),
+            })
+            .count()
+    }
+
+    fn has_file(&mut self, profile: &Profile, directory: &Path, index: usize) -> bool {
+        if !self.names.contains_key(directory) {
+            let listed = self.list(directory);
+            self.names.insert(directory.to_path_buf(), listed);
+        }
+        self.names[directory].iter().any(|path| {
             profile.log_of(path).is_some_and(|(found, matched)| {
                 found == index
                     && (!profile.logs[index].indexed
                         || stat_of_name(&directory.join(matched.index_name())).is_ok())
             })
         })
-    };
-    (0..profile.logs.len())
-        .filter(|&index| match profile.logs[index].files.directory() {
-            Some(below) => has_file(&path.join(below), index) || has_file(path, index),
-            None => has_file(path, index),
-        })
-        .count()
+    }
 }
 
 #[cfg(test)]
@@ -90,5 +120,32 @@ mod tests {
         assert_eq!(profile_of(&["pg_wal/000000010000000000000001"]), Some(("postgresql".into(), 2)));
         assert_eq!(profile_of(&["000004.log"]), Some(("rocksdb".into(), 1)));
         assert_eq!(profile_of(&["readme.txt"]), None);
+    }
+
+    #[test]
+    fn names_of_another_user_are_not_listed_by_a_link_below() {
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip(
+                "names_of_another_user_are_not_listed_by_a_link_below: only root may give files away",
+            );
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (named, secret) = (dir.path().join("named"), dir.path().join("secret"));
+        for path in [&named, &secret] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::fs::write(secret.join("000000010000000000000001"), b"").unwrap();
+        std::os::unix::fs::symlink(&secret, named.join("pg_wal")).unwrap();
+        let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
+        let found = || {
+            logs_below(&named, &profiles).map(|(profile, directories)| (profile.name.clone(), directories))
+        };
+        let both = vec![named.clone(), named.join("pg_wal")];
+        assert_eq!(found(), Some(("postgresql".to_owned(), both.clone())), "a link of root's");
+        std::os::unix::fs::chown(&named, Some(1234), None).unwrap();
+        assert_eq!(found(), None);
+        std::os::unix::fs::chown(&secret, Some(1234), None).unwrap();
+        assert_eq!(found(), Some(("postgresql".to_owned(), both)), "its own, elsewhere");
     }
 }

@@ -13,14 +13,12 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use pagekeeper_catalog::{known_user, one_user};
 use pagekeeper_kernel::process::ProcessUsers;
 use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
-
-/// The id that stands for users that have none in this user namespace (`/proc/sys/kernel/overflowuid`), and for `nobody`.
-const NOBODY: u32 = 65534;
 
 /// Which directory it is, for as long as it exists. Inode numbers are used again; times of birth, where the file system
 /// records them, are not.
@@ -166,26 +164,6 @@ impl ProcessRight {
     pub(crate) fn is(&self, user: u32) -> bool {
         self.user == Some(user)
     }
-}
-
-/// The one user that a process is, if it is one and is known.
-pub(crate) fn one_user(users: ProcessUsers) -> Option<u32> {
-    users.one().and_then(known_user)
-}
-
-/// The user, unless the id may stand for any.
-fn known_user(user: u32) -> Option<u32> {
-    (user != NOBODY || all_users_are_known()).then_some(user)
-}
-
-/// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.
-#[allow(clippy::disallowed_methods, reason = "of /proc")]
-fn all_users_are_known() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
-        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
-    })
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
+use pagekeeper_catalog::one_user;
 use pagekeeper_kernel::process::ProcRoot;
 
 use crate::event::Refusal;
-use crate::ownership::one_user;
 
 /// Databases by one property.
 ///

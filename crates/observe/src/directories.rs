@@ -1,13 +1,15 @@
 //! Directories that were named: which process they belong to.
 //!
-//! That is a database that has one of the files open; else a process that writes to one, the one with the most of them
-//! open. Who only reads them (a backup) is no owner.
+//! That is, of the databases that have one of the files open, the one with the best claim to the directory ([`Strength`], as
+//! for the guard); else a process that writes to one, the one with the most of them open. Who only reads them (a backup, another
+//! user) is no owner.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_catalog::{Profile, recognise_process};
+use pagekeeper_catalog::{Profile, Recognised, Strength, one_user, recognise};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::stat_of_name;
 
@@ -23,7 +25,9 @@ pub(crate) fn find_processes(
     profiles: &[Arc<Profile>],
 ) {
     for (index, subject) in subjects.iter_mut().enumerate() {
-        let Some((pid, profile)) = owner(proc, files, index, profiles) else { continue };
+        let Some((pid, profile)) = owner(proc, files, index, &subject.directories[0], profiles) else {
+            continue;
+        };
         let before = Arc::clone(&subject.profile);
         subject.take_process(proc, pid, profile.unwrap_or_else(|| Arc::clone(&before)));
         if subject.profile.name != before.name {
@@ -51,6 +55,7 @@ fn owner(
     proc: &ProcRoot,
     files: &mut Files,
     index: usize,
+    directory: &Path,
     profiles: &[Arc<Profile>],
 ) -> Option<(u32, Option<Arc<Profile>>)> {
     let mut writers: HashMap<u32, usize> = HashMap::new();
@@ -59,17 +64,24 @@ fn owner(
         let by = if may_write(opener.kind) { &mut writers } else { &mut readers };
         *by.entry(opener.pid).or_default() += opener.count;
     }
+    let user = stat_of_name(directory).ok().map(|found| found.st_uid);
     let recognised = writers.keys().chain(readers.keys()).filter_map(|&pid| {
-        let profile = recognise_process(proc, pid, profiles)?;
+        let Recognised { profile, certain } = recognise(proc, pid, profiles)?;
+        let of = proc.users(pid).ok().and_then(one_user)?;
+        let strength = Strength { writes: writers.contains_key(&pid), certain, owner: user == Some(of) };
+        if !(strength.writes || strength.owner || of == 0) {
+            return None;
+        }
         // Of a database with workers it is the one that started them.
         let parent = proc.parent(pid).ok().filter(|&parent| {
-            recognise_process(proc, parent, profiles).is_some_and(|of| of.name == profile.name)
+            recognise(proc, parent, profiles).is_some_and(|of| of.profile.name == profile.name)
         });
-        Some((parent.unwrap_or(pid), Some(profile)))
+        Some((strength, parent.unwrap_or(pid), profile))
     });
-    // The lowest pid, so that every snapshot chooses the same.
-    recognised.min_by_key(|(pid, _)| *pid).or_else(|| {
-        let busiest = writers.iter().max_by_key(|&(pid, count)| (*count, std::cmp::Reverse(*pid)));
+    // Of equals the lowest pid, so that every snapshot chooses the same.
+    let best = recognised.max_by_key(|(strength, pid, _)| (*strength, Reverse(*pid)));
+    best.map(|(_, pid, profile)| (pid, Some(profile))).or_else(|| {
+        let busiest = writers.iter().max_by_key(|&(pid, count)| (*count, Reverse(*pid)));
         busiest.map(|(pid, _)| (*pid, None))
     })
 }

@@ -64,6 +64,7 @@ impl DirectoryTrees {
             number: self.number,
             time: self.time,
             max_files: self.max_files,
+            pin: subject.pin(&key.1),
         };
         let (scanned_in, tree) =
             self.trees.entry(key.clone()).or_insert_with(|| (0, DirectoryTree::new(key)));

@@ -34,6 +34,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod census;
+mod claims;
 mod devices;
 mod directories;
 mod directory_trees;

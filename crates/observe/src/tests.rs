@@ -120,6 +120,35 @@ fn a_process_that_has_ended_is_no_database_though_its_parent_does_not_know() {
 }
 
 #[test]
+fn a_fake_that_claimed_a_servers_directory_first_is_not_its_database() {
+    let dir = disk_dir();
+    let (data, redo) = (dir.path().join("data"), dir.path().join("data/ib_logfile0"));
+    write(&redo, 8192);
+    // What only a mongod holds, by which the directory above is its own.
+    let journal = data.join("journal/WiredTigerLog.0000000001");
+    write(&journal, 8192);
+    let reads = || File::open(&journal).unwrap();
+    let fake = Holder::start(&dir.path().join("mongod"), reads(), reads());
+    let open = || File::options().read(true).write(true).open(&redo).unwrap();
+    let server = Holder::start(&dir.path().join("mariadbd"), open(), open());
+    assert!(fake.pid() < server.pid(), "else this shows nothing");
+    for scope in
+        [Scope::All, Scope::Pids(vec![fake.pid(), server.pid()]), Scope::Directories(vec![data.clone()])]
+    {
+        let seen = snapshot(scope.clone());
+        let of = file(&seen, &redo).database.map(|index| &seen.databases[index]);
+        assert_eq!(of.and_then(|database| database.pid), Some(server.pid()), "{scope:?}: {seen:#?}");
+        assert_eq!(of.map(|database| database.profile.name.as_str()), Some("mariadb"));
+        let fakes = seen.databases.iter().filter(|database| database.pid == Some(fake.pid()));
+        assert!(fakes.flat_map(|database| &database.directories).next().is_none(), "{seen:#?}");
+        if !matches!(scope, Scope::Directories(_)) {
+            let winner = format!("process {} (mariadb) has the better claim", server.pid());
+            assert!(seen.visibility_gaps.iter().any(|gap| gap.why.ends_with(&winner)), "{seen:#?}");
+        }
+    }
+}
+
+#[test]
 fn a_named_process_need_be_no_database() {
     let dir = disk_dir();
     let path = dir.path().join("some.file");

@@ -81,6 +81,8 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) time: Duration,
     /// The most files that are kept.
     pub(crate) max_files: usize,
+    /// Which directory it has to be.
+    pub(crate) pin: Option<Inode>,
 }
 
 impl DirectoryTree {
@@ -101,7 +103,7 @@ impl DirectoryTree {
             self.profile.clone_from(&context.profile.name);
             self.forget();
         }
-        let start = match self.open(context.proc) {
+        let start = match self.open(context) {
             Ok(start) => start,
             Err(error) => {
                 self.forget();
@@ -129,8 +131,8 @@ impl DirectoryTree {
     }
 
     /// Opens it, where the process has another root through that, and learns what path leads to it.
-    fn open(&mut self, proc: &ProcRoot) -> Result<Start> {
-        let (through, path) = &self.key;
+    fn open(&mut self, context: &ScanContext<'_>) -> Result<Start> {
+        let (proc, (through, path)) = (context.proc, &self.key);
         let start = match through {
             None => {
                 let fd = open_directory(path, Links::Follow)?;
@@ -149,6 +151,9 @@ impl DirectoryTree {
         let _asking = asking(&self.reach)?;
         let found = rustix::fs::fstat(&start.fd).map_err(|error| Error::call("fstat", path, error))?;
         let inode = Some(Inode::of(&found));
+        if context.pin.is_some_and(|pin| inode != Some(pin)) {
+            return Err(Error::OtherFile { path: path.clone() });
+        }
         if self.inode != inode {
             self.inode = inode;
             self.forget();
@@ -375,12 +380,13 @@ mod tests {
         tree: DirectoryTree,
         profile: Profile,
         number: u64,
+        pin: Option<Inode>,
     }
 
     impl Scans {
         fn at(path: &Path) -> Self {
             let profile = find_profile(&Profile::built_in(), "mariadb").unwrap().clone();
-            Self { tree: DirectoryTree::new((None, path.to_path_buf())), profile, number: 0 }
+            Self { tree: DirectoryTree::new((None, path.to_path_buf())), profile, number: 0, pin: None }
         }
 
         fn scan(&mut self, time: Duration, busy: &[Inode]) -> Vec<String> {
@@ -395,6 +401,7 @@ mod tests {
                 number: self.number,
                 time,
                 max_files: 1000,
+                pin: self.pin,
             };
             self.tree.scan(&context, &mut VisibilityGaps::default());
             let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
@@ -411,6 +418,22 @@ mod tests {
     fn settle(path: &Path) {
         let ago = SystemTime::now() - Duration::from_secs(100);
         std::fs::File::open(path).unwrap().set_modified(ago).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_took_the_place_of_the_one_that_was_judged_is_not_listed() {
+        let dir = disk_dir();
+        let (data, other) = (dir.path().join("data"), dir.path().join("other"));
+        for path in [&data, &other] {
+            std::fs::create_dir(path).unwrap();
+            std::fs::write(path.join("ibdata1"), b"x").unwrap();
+        }
+        let mut scans = Scans::at(&data);
+        scans.pin = Some(Inode::of(&stat_of_name(&data).unwrap()));
+        assert_eq!(scans.scan(Duration::MAX, &[]), ["ibdata1"]);
+        std::fs::rename(&data, dir.path().join("was")).unwrap();
+        std::os::unix::fs::symlink(&other, &data).unwrap();
+        assert_eq!(scans.scan(Duration::MAX, &[]), [""; 0]);
     }
 
     #[test]
@@ -468,6 +491,7 @@ mod tests {
             number: 2,
             time: Duration::from_secs(1),
             max_files: 1000,
+            pin: None,
         };
         let due: Vec<_> = scans.tree.due(&context);
         let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();

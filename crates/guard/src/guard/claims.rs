@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::{Contest, Strength};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -32,17 +33,6 @@ use crate::targets::ProcessTraits;
 const AGAIN: Duration = Duration::from_secs(10);
 /// Claims are examined for so long in one tick, then at the next one, so that signals are heeded in between.
 const SLICE: Duration = Duration::from_millis(100);
-
-/// How good a claim is: the better, the greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Strength {
-    /// The process has a log file there open for writing.
-    writes: bool,
-    /// It is known by more than its name.
-    certain: bool,
-    /// The directory belongs to its user.
-    owner: bool,
-}
 
 /// What became of a claim.
 #[derive(Debug)]
@@ -311,20 +301,21 @@ impl Watched {
         }
         if let Some(at) = holder {
             let Some(held_by) = self.directories[at].owner else { return Claim::Shared };
-            let of_holder = self.strength_of(at);
-            let better = of_holder.is_none_or(|held| strength > held);
-            if of_one_kind && (!better || strength.writes == of_holder.is_some_and(|held| held.writes)) {
-                report.events.push(Event::Shared {
-                    pid: claimant.pid,
-                    profile: profile.name.clone(),
-                    path: directory.path,
-                    with: Some(held_by),
-                });
-                return Claim::Shared;
-            }
-            if !better {
-                report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::OtherDatabase);
-                return refused;
+            match strength.against(self.strength_of(at), of_one_kind) {
+                Contest::Shared => {
+                    report.events.push(Event::Shared {
+                        pid: claimant.pid,
+                        profile: profile.name.clone(),
+                        path: directory.path,
+                        with: Some(held_by),
+                    });
+                    return Claim::Shared;
+                }
+                Contest::Lost => {
+                    report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::OtherDatabase);
+                    return refused;
+                }
+                Contest::Won => {}
             }
             self.give_up_known(at, by_inode, now);
             report.events.push(Event::TakenOver {

@@ -1,0 +1,327 @@
+//! Where the files of databases are, and which of those that claim a directory has it.
+//!
+//! A database's directories are those that files of its profile are found from: what it holds open (temporary files,
+//! which may lie anywhere, do not count), and its working directory where the profile names directories below that.
+//! Never the root of a file tree.
+//!
+//! Any process can be called as a database is, and name or open what it may read: a directory counts as its own if it
+//! belongs to the one user that the process is, if that user is root, or if it has a file there open for writing. Of two
+//! that claim one directory the better claim wins ([`Strength`], as for the guard). What is left out for that is a visibility
+//! gap. What was judged is a directory, not its path: only that very one is scanned later.
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_catalog::{Contest, Profile, Strength, one_user};
+use pagekeeper_kernel::hang::asking;
+use pagekeeper_kernel::process::{Access, ProcRoot};
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_kernel::{Handle, Inode, stat_of_name};
+use pagekeeper_policy::FileClass;
+use rustix::fs::FileType;
+
+use crate::held::{Held, reach};
+use crate::subjects::Subject;
+use crate::visibility::VisibilityGaps;
+use crate::{OpenerKind, Selects};
+
+/// The directory of `PostgreSQL` that holds a link to each tablespace.
+const TABLESPACES: &str = "pg_tblspc";
+
+/// So many files that a process writes to are looked for in a directory that it claims.
+const MOST_WRITTEN: usize = 256;
+
+/// Gives each directory to the best of those that claim it; databases of one kind share it.
+pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
+    let mut holders: HashMap<Inode, (usize, PathBuf)> = HashMap::new();
+    for index in 0..subjects.len() {
+        for path in subjects[index].directories.clone() {
+            let Some(&(inode, strength)) = subjects[index].claims.get(&path) else { continue };
+            let Some((other, of_other)) = holders.get(&inode).cloned() else {
+                holders.insert(inode, (index, path));
+                continue;
+            };
+            let held = subjects[other].claims.get(&of_other).map(|(_, strength)| *strength);
+            let of_one_kind = subjects[other].profile.name == subjects[index].profile.name;
+            let (loser, lost, winner) = match strength.against(held, of_one_kind) {
+                Contest::Shared => continue,
+                Contest::Lost => (index, path, other),
+                Contest::Won => {
+                    holders.insert(inode, (index, path));
+                    (other, of_other, index)
+                }
+            };
+            let (what, of) = (format!("what is in {}", escaped(&lost)), &subjects[winner]);
+            let (database, process) = (&of.profile.name, of.pid.unwrap_or_default());
+            let why = format!(
+                "of two databases that claim it, process {process} ({database}) has the better claim"
+            );
+            subjects[loser].directories.retain(|path| *path != lost);
+            gaps.add(&what, why, None);
+        }
+    }
+}
+
+/// The directories that a database's files are in: which each is, and how good the claim to it.
+pub(crate) fn directories_of(
+    proc: &ProcRoot,
+    subject: &Subject,
+    selects: &Selects,
+    gaps: &mut VisibilityGaps,
+) -> Vec<(PathBuf, Inode, Strength)> {
+    let Some(pid) = subject.pid else { return Vec::new() };
+    let profile = &subject.profile;
+    let mut found = BTreeSet::new();
+    let user = proc.users(pid).ok().and_then(one_user);
+    let mut written: Vec<&Held> = Vec::new();
+    for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
+        let exists = |path: &Path| stat_of_name(&reach(proc, pid, path)).is_ok();
+        let base = match profile.class_beside(&held.path, exists) {
+            Some(FileClass::Temp) => None,
+            Some(_) => profile.base_of(&held.path),
+            None => profile
+                .markers
+                .iter()
+                .find(|marker| marker.matches(&held.path).is_some())
+                .and_then(|_| profile.markers.iter().find_map(|marker| marker.base_of(&held.path))),
+        };
+        let Some(base) = base else { continue };
+        if is_written(held) {
+            written.push(held);
+        }
+        found.insert(base.to_path_buf());
+    }
+    let mut linked = Vec::new();
+    if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd))
+        && selects.selects(Some(pid), &cwd)
+    {
+        let is_there = |name: &PathBuf| proc.open_directory_in_namespace(pid, &cwd.join(name)).is_ok();
+        if profile.directories.iter().any(is_there) {
+            linked = linked_directories(proc, pid, profile, &cwd);
+            linked.retain(|link| leads_to(proc, pid, link).is_some_and(|to| selects.selects(Some(pid), &to)));
+            found.insert(cwd);
+        }
+    }
+    let claim = |path: &Path| {
+        let directory = proc.handle_in_namespace(pid, path).ok()?;
+        let owner = user == Some(directory.stat().st_uid);
+        // Its path may lead elsewhere by now than when the file was seen.
+        let is_there = |held: &&Held| {
+            let Ok(below) = held.path.strip_prefix(path) else { return false };
+            Handle::below(directory.as_fd(), below, held.path.clone())
+                .is_ok_and(|file| file.inode() == held.inode)
+        };
+        let beneath = written.iter().copied().filter(|held| held.path.starts_with(path));
+        let writes = beneath.take(MOST_WRITTEN).any(|held| is_there(&held));
+        let strength = Strength { writes, certain: subject.certain, owner };
+        (writes || owner || user == Some(0)).then(|| (directory.inode(), strength))
+    };
+    let mut claims: HashMap<PathBuf, (Inode, Strength)> = HashMap::new();
+    let mut left_out = Vec::new();
+    let mut keep = |path: &PathBuf| {
+        match claim(path) {
+            Some(good) => drop(claims.insert(path.clone(), good)),
+            None => left_out.push(path.clone()),
+        }
+        claims.contains_key(path)
+    };
+    found.retain(&mut keep);
+    linked.retain(&mut keep);
+    for path in left_out {
+        let what = format!("what is in {}", escaped(&path));
+        gaps.add(&what, format!("it is not the directory of the user of process {pid}"), None);
+    }
+    // Sorted, a directory comes before all that lies in it.
+    let mut widest: Vec<PathBuf> = Vec::new();
+    for path in found {
+        if path.parent().is_some() && !widest.iter().any(|wider| path.starts_with(wider)) {
+            widest.push(path);
+        }
+    }
+    // A directory that the database has a link to is known by the name of the link.
+    let linked_to: Vec<Inode> = linked.iter().map(|path| claims[path].0).collect();
+    widest.retain(|path| !linked_to.contains(&claims[path].0));
+    widest.extend(linked);
+    widest
+        .into_iter()
+        .map(|path| {
+            let (inode, strength) = claims[&path];
+            (path, inode, strength)
+        })
+        .collect()
+}
+
+/// Where a link leads to, as the process sees it; nothing there is opened.
+fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
+    let found = proc.handle_in_namespace(pid, link).ok()?;
+    let own = PathBuf::from(format!("/proc/self/fd/{}", found.as_fd().as_raw_fd()));
+    Some(proc.as_seen_by(pid, &std::fs::read_link(own).ok()?))
+}
+
+/// Whether it is open for writing.
+fn is_written(held: &Held) -> bool {
+    match held.kind {
+        OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
+            matches!(access, Access::WriteOnly | Access::ReadWrite)
+        }
+        OpenerKind::Mapped { writable } => writable,
+    }
+}
+
+/// Directories that a database keeps elsewhere, and has links to: a log, tablespaces. As it names them.
+fn linked_directories(proc: &ProcRoot, pid: u32, profile: &Profile, base: &Path) -> Vec<PathBuf> {
+    let mut candidates: Vec<PathBuf> = profile.directories.iter().map(|name| base.join(name)).collect();
+    let tablespaces = base.join(TABLESPACES);
+    let reached = reach(proc, pid, &tablespaces);
+    if let Ok(_asking) = asking(&reached)
+        && let Ok(entries) = std::fs::read_dir(&reached)
+    {
+        candidates.extend(entries.flatten().map(|entry| tablespaces.join(entry.file_name())));
+    }
+    candidates.retain(|path| {
+        stat_of_name(&reach(proc, pid, path))
+            .is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Symlink)
+    });
+    candidates.sort_unstable();
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::disk_dir;
+    use pagekeeper_catalog::find_profile;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::sync::Arc;
+
+    fn inode_of(path: &Path) -> Inode {
+        stat_of_name(path).map_or(Inode { dev: 0, ino: 0 }, |stat| Inode::of(&stat))
+    }
+
+    /// The directories of a subject.
+    fn found_of(proc: &Path, subject: &Subject, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
+        let found = directories_of(&ProcRoot::at(proc), subject, &Selects::default(), gaps);
+        found.into_iter().map(|(path, _, _)| path).collect()
+    }
+
+    /// A process that works in `cwd` and holds these files.
+    fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> Subject {
+        let pid = 7;
+        let process = proc.join("7");
+        std::fs::create_dir_all(process.join("ns")).unwrap();
+        std::fs::create_dir_all(proc.join("self/ns")).unwrap();
+        for of in [process.clone(), proc.join("self")] {
+            symlink("/", of.join("root")).unwrap();
+            symlink("mnt:[1]", of.join("ns/mnt")).unwrap();
+        }
+        symlink(cwd, process.join("cwd")).unwrap();
+        let user = std::fs::metadata(cwd).unwrap().uid();
+        std::fs::write(process.join("status"), format!("Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n"))
+            .unwrap();
+        let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
+        let mut subject = Subject::of_process(&ProcRoot::at(proc), pid, Arc::new(profile), true, Vec::new());
+        for (path, deleted) in held {
+            let kind = crate::OpenerKind::Buffered(pagekeeper_kernel::process::Access::ReadWrite);
+            let held = Held {
+                kind,
+                inode: inode_of(path),
+                path: path.to_path_buf(),
+                deleted: *deleted,
+                private: false,
+                link: PathBuf::new(),
+                size: 0,
+            };
+            subject.held.push((pid, held));
+        }
+        subject
+    }
+
+    #[test]
+    fn the_directories_of_innodb_are_where_its_files_are() {
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for file in
+            ["data/ibdata1", "data/shop/t.ibd", "redo/ib_logfile0", "logs/bin.000001", "logs/bin.index"]
+        {
+            std::fs::create_dir_all(path(file).parent().unwrap()).unwrap();
+            std::fs::write(path(file), b"").unwrap();
+        }
+        let held = [
+            (path("data/ibdata1"), false),
+            (path("data/shop/t.ibd"), false),
+            (path("redo/ib_logfile0"), false),
+            (path("logs/bin.000001"), false),
+            (path("var/slow.log.1"), false),
+            (path("tmp/#sql-1.MAI"), false),
+            (path("gone/t.ibd"), true),
+            (PathBuf::from("/aria_log_control"), false),
+        ];
+        let held: Vec<_> = held.iter().map(|(path, deleted)| (path.as_path(), *deleted)).collect();
+        let subject = subject(proc.path(), "mariadb", dir.path(), &held);
+        let found = found_of(proc.path(), &subject, &mut VisibilityGaps::default());
+        assert_eq!(found, [path("data"), path("logs"), path("redo")]);
+    }
+
+    #[test]
+    fn what_postgresql_keeps_elsewhere_is_known_by_its_links() {
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in
+            ["data/base/5", "data/pg_tblspc", "space/PG_15_202209061/5", "wal", "other/PG_15_202209061/5"]
+        {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        symlink(path("wal"), path("data/pg_wal")).unwrap();
+        symlink(path("space"), path("data/pg_tblspc/16384")).unwrap();
+        let held = [
+            path("data/base/5/2619"),
+            path("space/PG_15_202209061/5/16385"),
+            path("wal/000000010000000000000001"),
+            path("other/PG_15_202209061/5/3"),
+        ];
+        let held: Vec<_> = held.iter().map(|path| (path.as_path(), false)).collect();
+        let subject = subject(proc.path(), "postgresql", &path("data"), &held);
+        let found = found_of(proc.path(), &subject, &mut VisibilityGaps::default());
+        assert_eq!(found, [path("data"), path("other"), path("data/pg_tblspc/16384"), path("data/pg_wal")]);
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_not_observed_by_a_link() {
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip(
+                "a_directory_of_another_user_is_not_observed_by_a_link: only root may give files away",
+            );
+            return;
+        }
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in ["data/base", "data/pg_tblspc", "space", "secret", "wal"] {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        for (name, target) in [("1", "secret"), ("2", "space"), ("3", "/")] {
+            symlink(dir.path().join(target), path("data/pg_tblspc").join(name)).unwrap();
+        }
+        symlink("/etc", path("data/pg_wal")).unwrap();
+        for below in ["data", "space"] {
+            std::os::unix::fs::chown(path(below), Some(1234), None).unwrap();
+        }
+        let mut subject = subject(proc.path(), "postgresql", &path("data"), &[]);
+        let mut gaps = VisibilityGaps::default();
+        let found = found_of(proc.path(), &subject, &mut gaps);
+        assert_eq!(found, [path("data"), path("data/pg_tblspc/2")]);
+        assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
+        // What it only reads of another's is not its own either.
+        let read = Held {
+            kind: OpenerKind::Buffered(Access::ReadOnly),
+            inode: Inode { dev: 0, ino: 0 },
+            path: path("secret/base/1/2"),
+            deleted: false,
+            private: false,
+            link: PathBuf::new(),
+            size: 0,
+        };
+        subject.held.push((7, read));
+        assert_eq!(found_of(proc.path(), &subject, &mut VisibilityGaps::default()), found);
+    }
+}
