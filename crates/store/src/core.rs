@@ -38,7 +38,7 @@
 //! 4. The index's shards; the snapshots'; what is noted for a backup; `superblocks`, for one write; `checkpoints.request` and
 //!    `group.lock`, to wait and to notify.
 //!
-//! Readers take those of the index and of the snapshots only.
+//! Readers take, and seldom have to wait for, that of a shard of the index, and that of their part of the snapshots.
 //!
 //! Invariants:
 //! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is released.

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::{Deref, DerefMut};
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
@@ -21,34 +22,82 @@ use crate::{PageNo, Seq};
 /// Memory of an entry beside its pages, in bytes, about.
 const ENTRY: u64 = 96;
 
-type Shard = HashMap<PageNo, Vec<Version>>;
+type Pages = HashMap<PageNo, Vec<Version>>;
+
+/// A part of the index.
+#[derive(Debug)]
+// Two lines of the processor's cache, which fetches them in pairs.
+#[repr(align(128))]
+struct Shard {
+    pages: RwLock<Pages>,
+    /// How many it has, stored before its lock is released. Who reads 0 needs no lock: a version that its snapshot needs was added
+    /// before that began, and has gone since; or the data file has a newer page by now, which sends it here again.
+    len: AtomicU64,
+}
+
+impl Shard {
+    fn read(&self) -> RwLockReadGuard<'_, Pages> {
+        ignore_poison(self.pages.read())
+    }
+
+    fn write(&self) -> Changing<'_> {
+        Changing { pages: ignore_poison(self.pages.write()), len: &self.len }
+    }
+}
+
+/// A part that is being changed.
+struct Changing<'a> {
+    pages: RwLockWriteGuard<'a, Pages>,
+    len: &'a AtomicU64,
+}
+
+impl Deref for Changing<'_> {
+    type Target = Pages;
+
+    fn deref(&self) -> &Pages {
+        &self.pages
+    }
+}
+
+impl DerefMut for Changing<'_> {
+    fn deref_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.len.store(self.pages.len() as u64, Ordering::Release);
+    }
+}
 
 /// The versions in memory.
 #[derive(Debug)]
 pub(crate) struct Index {
-    shards: Box<[RwLock<Shard>]>,
+    shards: Box<[Shard]>,
     bytes: AtomicU64,
 }
 
 impl Index {
     /// With room for so many pages from the start.
     pub(crate) fn with_room_for(pages: usize) -> Self {
-        let shard = |_| RwLock::new(HashMap::with_capacity(pages.div_ceil(SHARDS)));
+        let pages = |_| RwLock::new(HashMap::with_capacity(pages.div_ceil(SHARDS)));
+        let shard = |at| Shard { pages: pages(at), len: AtomicU64::new(0) };
         Self { shards: (0..SHARDS).map(shard).collect(), bytes: AtomicU64::new(0) }
     }
 
-    fn shard(&self, page: PageNo) -> &RwLock<Shard> {
+    fn shard(&self, page: PageNo) -> &Shard {
         // Neighbours in different shards.
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
         &self.shards[(page % SHARDS as u64) as usize]
     }
 
-    fn read(&self, page: PageNo) -> RwLockReadGuard<'_, Shard> {
-        ignore_poison(self.shard(page).read())
+    fn read(&self, page: PageNo) -> RwLockReadGuard<'_, Pages> {
+        self.shard(page).read()
     }
 
-    fn write(&self, page: PageNo) -> RwLockWriteGuard<'_, Shard> {
-        ignore_poison(self.shard(page).write())
+    fn write(&self, page: PageNo) -> Changing<'_> {
+        self.shard(page).write()
     }
 
     /// Bytes of memory, about.
@@ -66,7 +115,11 @@ impl Index {
 
     /// The newest version up to `seq`.
     pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<Version> {
-        let shard = self.read(page);
+        let shard = self.shard(page);
+        if shard.len.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let shard = shard.read();
         shard.get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
     }
 
@@ -212,7 +265,7 @@ impl Index {
     pub(crate) fn unapplied(&self, seq: Seq) -> Vec<PageNo> {
         let mut pages = Vec::new();
         for shard in &self.shards {
-            let shard = ignore_poison(shard.read());
+            let shard = shard.read();
             let due = |versions: &Vec<Version>| {
                 versions.iter().any(|version| !version.applied && version.seq <= seq)
             };
@@ -227,7 +280,7 @@ impl Index {
         let needs =
             |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
         self.shards.iter().any(|shard| {
-            let shard = ignore_poison(shard.read());
+            let shard = shard.read();
             shard.values().flatten().any(needs)
         })
     }
@@ -237,7 +290,7 @@ impl Index {
     pub(crate) fn diffed(&self) -> Vec<(PageNo, Vec<u32>)> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            for (page, versions) in ignore_poison(shard.read()).iter() {
+            for (page, versions) in shard.read().iter() {
                 for version in versions {
                     if let Content::Replay(replay) = &version.content
                         && replay.needs_base()
@@ -252,8 +305,8 @@ impl Index {
 
     /// How many pages have a version that is not applied.
     pub(crate) fn unapplied_pages(&self) -> u64 {
-        let count = |shard: &RwLock<Shard>| {
-            let shard = ignore_poison(shard.read());
+        let count = |shard: &Shard| {
+            let shard = shard.read();
             shard.values().filter(|versions| versions.iter().any(|version| !version.applied)).count() as u64
         };
         self.shards.iter().map(count).sum()
@@ -263,7 +316,7 @@ impl Index {
     pub(crate) fn prune_all(&self, needed: &Needed) -> u64 {
         let mut kept = 0;
         for shard in &self.shards {
-            let mut shard = ignore_poison(shard.write());
+            let mut shard = shard.write();
             shard.retain(|_, versions| {
                 self.prune(versions, needed);
                 if let [version] = &versions[..]

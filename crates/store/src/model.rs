@@ -76,7 +76,13 @@ impl World {
 
     /// As `commit::commit` does, without waiting for durability.
     fn commit(&self) {
-        let seq = {
+        let seq = self.append();
+        self.snapshots.show(seq);
+    }
+
+    /// Its first half.
+    fn append(&self) -> Seq {
+        {
             let mut tail = self.tail.lock().unwrap();
             let seq = *tail + 1;
             let needed = self.snapshots.needed();
@@ -84,8 +90,7 @@ impl World {
             *tail = seq;
             self.snapshots.committed(seq, seq, Arc::default());
             seq
-        };
-        self.snapshots.show(seq);
+        }
     }
 
     /// As `Core::run_checkpoint` does.
@@ -214,4 +219,17 @@ fn commits_beside_a_checkpoint() {
 #[test]
 fn commits_beside_a_checkpoint_and_a_reader() {
     side_by_side(&[World::checkpoint, World::commit, reader], World::commit);
+}
+
+/// A commit becomes durable while another thread asks what is needed.
+#[test]
+fn versions_go_beside_a_commit_that_becomes_visible_and_a_reader() {
+    let before = |world: &World| {
+        world.commit();
+        world.append();
+    };
+    let prune = |world: &World| {
+        world.index.prune_all(&world.snapshots.needed());
+    };
+    side_by_side(&[prune, |world| world.snapshots.show(3), reader], before);
 }

@@ -1,15 +1,23 @@
 //! Which commits can be seen, and by whom: what readers begin with, and what must be kept for them.
 //!
-//! Invariants: commits become visible in order, those that wait for durability when all before them is durable. A snapshot
-//! that is live, and was not ended, finds every page as its commit left it.
+//! Readers register in a part of their own, of which there are some: those of different processors write no memory in common, as long
+//! as no commit comes between.
+//!
+//! Invariants:
+//! 1. Commits become visible in order, those that wait for durability when all before them is durable.
+//! 2. A snapshot that is live, and was not ended, finds every page as its commit left it: a reader learns what is visible while it
+//!    holds the lock of its part, and who asks what is needed learns it before it takes that lock. So either the reader is found, or
+//!    it sees no less than who asked.
+//!
+//! Locks, in this order: a reader's part, the state. Nothing fails.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, READER_PARTS, reader_part};
 use crate::Seq;
 use crate::format::superblock::Meta;
 
@@ -26,7 +34,8 @@ struct Pending {
 pub(crate) struct Live {
     pub(crate) seq: Seq,
     pub(crate) meta: Arc<Meta>,
-    id: u64,
+    /// Where it is registered.
+    part: usize,
     ended: AtomicBool,
 }
 
@@ -62,31 +71,46 @@ struct SnapshotState {
     visible: Seq,
     meta: Arc<Meta>,
     pending: VecDeque<Pending>,
-    live: BTreeMap<(Seq, u64), Arc<Live>>,
-    next_id: u64,
     /// What the checkpoint under way is to apply.
     checkpoint: Option<Seq>,
+}
+
+/// A snapshot, and how many read it.
+#[derive(Debug)]
+struct Readers {
+    live: Arc<Live>,
+    number: usize,
+}
+
+/// Some readers: by ascending seqs, each once. The last one may have no readers: it is kept for the next.
+#[derive(Debug, Default)]
+// Two lines of the processor's cache, which fetches them in pairs.
+#[repr(align(128))]
+struct Part(Mutex<Vec<Readers>>);
+
+impl Part {
+    fn lock(&self) -> MutexGuard<'_, Vec<Readers>> {
+        ignore_poison(self.0.lock())
+    }
 }
 
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     state: Mutex<SnapshotState>,
+    /// The state's, to be read without its lock. Changed under it.
+    visible: AtomicU64,
+    parts: Box<[Part]>,
 }
 
 impl Snapshots {
     /// The commit `seq` is visible.
     pub(crate) fn new(seq: Seq, meta: Arc<Meta>) -> Self {
-        let (pending, live) = (VecDeque::new(), BTreeMap::new());
+        let state = SnapshotState { visible: seq, meta, pending: VecDeque::new(), checkpoint: None };
         Self {
-            state: Mutex::new(SnapshotState {
-                visible: seq,
-                meta,
-                pending,
-                live,
-                next_id: 0,
-                checkpoint: None,
-            }),
+            state: Mutex::new(state),
+            visible: AtomicU64::new(seq),
+            parts: (0..READER_PARTS).map(|_| Part::default()).collect(),
         }
     }
 
@@ -96,30 +120,52 @@ impl Snapshots {
 
     /// A snapshot of what is visible now.
     pub(crate) fn begin(&self) -> Arc<Live> {
-        let mut state = self.state();
-        let id = state.next_id;
-        state.next_id += 1;
-        let live =
-            Arc::new(Live { seq: state.visible, meta: Arc::clone(&state.meta), id, ended: false.into() });
-        state.live.insert((live.seq, id), Arc::clone(&live));
+        let at = reader_part();
+        let mut part = self.parts[at].lock();
+        let visible = self.visible.load(Ordering::Acquire);
+        if let Some(last) = part.last_mut().filter(|last| last.live.seq == visible) {
+            last.number += 1;
+            return Arc::clone(&last.live);
+        }
+        let (seq, meta) = self.visible();
+        part.retain(|readers| readers.number > 0);
+        let live = Arc::new(Live { seq, meta, part: at, ended: false.into() });
+        part.push(Readers { live: Arc::clone(&live), number: 1 });
         live
     }
 
-    /// Nobody reads it any more.
+    /// One reads it no more.
     pub(crate) fn end(&self, live: &Live) {
-        self.state().live.remove(&(live.seq, live.id));
+        let mut part = self.parts[live.part].lock();
+        let is_it = |readers: &Readers| std::ptr::eq(&raw const *readers.live, live);
+        // One that was ended is not there any more.
+        let Some(at) = part.iter().rposition(is_it) else { return };
+        part[at].number -= 1;
+        if part[at].number == 0 && at + 1 < part.len() {
+            part.remove(at);
+        }
     }
 
-    /// Ends the oldest snapshot that lives, so that what it needs can go; false if there is none older than what is visible.
+    /// Ends snapshots that live and are the oldest, so that what they need can go; false if there is none older than what is visible.
     pub(crate) fn end_oldest(&self) -> bool {
-        let mut state = self.state();
-        let visible = state.visible;
-        match state.live.first_entry() {
-            Some(entry) if entry.key().0 < visible => {
-                entry.remove().ended.store(true, Ordering::Release);
-                true
+        let visible = self.state().visible;
+        let first = |part: &Vec<Readers>| {
+            let readers = part.iter().find(|readers| readers.number > 0);
+            readers.map(|readers| readers.live.seq).filter(|seq| *seq < visible)
+        };
+        loop {
+            let oldest = self
+                .parts
+                .iter()
+                .filter_map(|part| Some((first(&part.lock())?, part)))
+                .min_by_key(|found| found.0);
+            let Some((seq, part)) = oldest else { return false };
+            let mut part = part.lock();
+            // It may have ended meanwhile.
+            if let Some(at) = part.iter().position(|readers| readers.live.seq == seq && readers.number > 0) {
+                part.remove(at).live.ended.store(true, Ordering::Release);
+                return true;
             }
-            _ => false,
         }
     }
 
@@ -133,12 +179,18 @@ impl Snapshots {
 
     /// All before `lsn` is durable.
     pub(crate) fn durable(&self, lsn: u64) {
-        self.state().show(|pending| pending.lsn <= lsn);
+        self.show_if(|pending| pending.lsn <= lsn);
     }
 
     /// All up to `seq` are to be seen.
     pub(crate) fn show(&self, seq: Seq) {
-        self.state().show(|pending| pending.seq <= seq);
+        self.show_if(|pending| pending.seq <= seq);
+    }
+
+    fn show_if(&self, is_due: impl Fn(&Pending) -> bool) {
+        let mut state = self.state();
+        state.show(is_due);
+        self.visible.store(state.visible, Ordering::Release);
     }
 
     /// What is visible.
@@ -154,17 +206,30 @@ impl Snapshots {
 
     /// What must be kept now. What a reader needs who begins later is visible already.
     pub(crate) fn needed(&self) -> Needed {
-        let state = self.state();
-        let mut live: Vec<_> = state.live.keys().map(|(seq, _)| *seq).chain(state.checkpoint).collect();
+        // Before the parts are asked.
+        let (visible, checkpoint) = {
+            let state = self.state();
+            (state.visible, state.checkpoint)
+        };
+        let mut live: Vec<_> = checkpoint.into_iter().collect();
+        for part in &self.parts {
+            live.extend(
+                part.lock().iter().filter(|readers| readers.number > 0).map(|readers| readers.live.seq),
+            );
+        }
         live.sort_unstable();
         live.dedup();
-        Needed { live, visible: state.visible }
+        Needed { live, visible }
     }
 
     /// The oldest snapshot that lives or can come; the checkpoint under way does not count.
     pub(crate) fn oldest(&self) -> Seq {
-        let state = self.state();
-        state.live.keys().next().map_or(state.visible, |(seq, _)| *seq)
+        // Before the parts are asked.
+        let visible = self.state().visible;
+        let first = |part: &Part| {
+            part.lock().iter().find(|readers| readers.number > 0).map(|readers| readers.live.seq)
+        };
+        self.parts.iter().filter_map(first).chain([visible]).min().unwrap_or(visible)
     }
 }
 
