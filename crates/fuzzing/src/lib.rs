@@ -31,6 +31,7 @@ mod redo;
 mod seeds;
 mod server;
 mod settings;
+mod shipped;
 mod snapshot;
 mod superblock;
 mod trace;
@@ -52,7 +53,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
@@ -66,6 +67,7 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "redo", fuzz_one: redo::fuzz_one, seeds: seeds::redo },
     Target { name: "server", fuzz_one: server::fuzz_one, seeds: server::seeds },
     Target { name: "settings", fuzz_one: settings::fuzz_one, seeds: seeds::settings },
+    Target { name: "shipped", fuzz_one: shipped::fuzz_one, seeds: seeds::shipped },
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
     Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },
     Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },

@@ -73,6 +73,21 @@ pub(crate) fn page_map() -> Vec<Vec<u8>> {
         \x01\0\0\0\x04\x03\x02\x01\0\0\0\0"])
 }
 
+/// Store 7, commit 300: of two parts the second one ends it.
+pub(crate) fn shipped() -> Vec<Vec<u8>> {
+    let parts = |seq: u8, parts: &[&[u8]]| {
+        let mut bytes = vec![7, 0, 0, 0, 0, 0, 0, 0, seq, 1, 0, 0, 0, 0, 0, 0];
+        for part in parts {
+            bytes.extend([part.len().to_le_bytes()[0], 0, 0, 0]);
+            bytes.extend(*part);
+        }
+        bytes
+    };
+    let first = b"\x01\x01\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\x09\0\0";
+    let second = b"\x01\0\0\0\x01\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x11\x03\x01\x02\x03\x04\x05\x06";
+    vec![parts(0x2c, &[first, second]), parts(0x2c, &[second])]
+}
+
 /// Two ranges.
 pub(crate) fn warm() -> Vec<Vec<u8>> {
     owned(&[b"\0\x01\x02\x80\x01"])

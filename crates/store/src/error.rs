@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pagekeeper_kernel::text::escaped;
 
-use crate::PageNo;
+use crate::{PageNo, Seq};
 
 /// What went wrong with a store.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -214,6 +214,47 @@ pub enum Error {
     /// A read transaction was ended: what it was to read took up too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
     SnapshotTooOld,
+    /// The next commit of a follower is no longer in the journal.
+    #[error(
+        "commit {} is no longer in the journal, which begins behind commit {oldest}: begin with a backup again",
+        after + 1
+    )]
+    TooOld {
+        /// The last commit that the follower has.
+        after: Seq,
+        /// The last commit that is not in the journal any more.
+        oldest: Seq,
+    },
+    /// A commit was shipped that is not the next one. Nothing was changed.
+    #[error("commit {found}, where commit {due} is due")]
+    NotTheNext {
+        /// The commit that came.
+        found: Seq,
+        /// The commit that should come.
+        due: Seq,
+    },
+    /// A commit was shipped that is of another store. Nothing was changed.
+    #[error("a commit of store {found:016x}, and this is not a replica of it but of store {wanted:016x}")]
+    OtherStore {
+        /// The id of the store that it is of.
+        found: u64,
+        /// The id of this store.
+        wanted: u64,
+    },
+    /// A commit was shipped that changes a page which is another one here: the replica has commits of its own. Nothing was changed.
+    #[error("commit {seq} changes page {page}, which is another one here: begin with a backup again")]
+    Diverged {
+        /// The page.
+        page: PageNo,
+        /// The commit that came.
+        seq: Seq,
+    },
+    /// Bytes are not those of a commit that was shipped. Nothing was changed.
+    #[error("not a commit that was shipped: {what}")]
+    NotShipped {
+        /// What is wrong with them.
+        what: String,
+    },
     /// A write or sync failed before, so the store takes nothing any more: what is on the disk is not known. Open it again.
     #[error("the store takes no more commits since: {cause}; open it again")]
     Poisoned {
@@ -252,6 +293,11 @@ impl Error {
             | Self::MetadataTooLong { .. }
             | Self::TransactionTooLarge { .. }
             | Self::SnapshotTooOld
+            | Self::TooOld { .. }
+            | Self::NotTheNext { .. }
+            | Self::OtherStore { .. }
+            | Self::Diverged { .. }
+            | Self::NotShipped { .. }
             | Self::Poisoned { .. } => None,
         }
     }

@@ -56,6 +56,10 @@ impl Store {
         StoreOptions::default()
     }
 
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
         // What commits leave below the limit is half used up.
         let read_only = core.config.options.is_read_only();

@@ -125,7 +125,7 @@ impl<'a> WriteTxn<'a> {
     }
 
     /// Room in the data file. After a sync of it that failed nothing that was written to it can be trusted.
-    fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
+    pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         if pages > MAX_PAGES {
             let wanted = "a store has at most 2^32 - 2";
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });

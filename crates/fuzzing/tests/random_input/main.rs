@@ -140,6 +140,11 @@ fn random_settings_of_databases_end_no_parser() {
 }
 
 #[test]
+fn random_shipped_commits_end_no_parser() {
+    random_input_for("shipped");
+}
+
+#[test]
 fn random_snapshots_end_no_parser() {
     random_input_for("snapshot");
 }

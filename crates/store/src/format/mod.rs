@@ -7,6 +7,7 @@
 pub(crate) mod entry;
 pub(crate) mod page;
 pub(crate) mod page_map;
+pub(crate) mod shipped;
 pub(crate) mod superblock;
 pub(crate) mod trunk;
 mod varint;

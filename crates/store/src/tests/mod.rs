@@ -4,6 +4,7 @@ mod backup;
 mod crashes;
 mod disk;
 mod exhaustive;
+mod follow;
 mod index;
 mod life;
 mod mutations;

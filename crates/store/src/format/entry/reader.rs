@@ -30,6 +30,31 @@ pub(crate) enum EntryFault {
     NoPage(u64),
 }
 
+/// What the body of a record says before its items.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartHeader {
+    /// The entry goes on in the next record.
+    pub(crate) goes_on: bool,
+    /// Which part it is, from 0.
+    pub(crate) ordinal: u32,
+    /// Of the commit.
+    pub(crate) seq: u64,
+}
+
+impl PartHeader {
+    pub(crate) fn of(body: &[u8]) -> Result<Self, EntryFault> {
+        let header = body.first_chunk::<PART_HEADER>().ok_or(EntryFault::Truncated)?;
+        let goes_on = match *header {
+            [VERSION, flags @ (0 | MORE), 0, 0, ..] => flags == MORE,
+            [VERSION, ..] => return Err(EntryFault::Reserved),
+            [version, ..] => return Err(EntryFault::Version(version)),
+        };
+        let ordinal = u32::from_le_bytes(std::array::from_fn(|at| header[4 + at]));
+        let seq = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
+        Ok(Self { goes_on, ordinal, seq })
+    }
+}
+
 /// Puts entries together from the bodies of records.
 #[derive(Debug)]
 pub(crate) struct EntryReader {
@@ -63,14 +88,7 @@ impl EntryReader {
     ///
     /// After a fault nothing more can be read.
     pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<Entry>, EntryFault> {
-        let header = body.first_chunk::<PART_HEADER>().ok_or(EntryFault::Truncated)?;
-        let goes_on = match *header {
-            [VERSION, flags @ (0 | MORE), 0, 0, ..] => flags == MORE,
-            [VERSION, ..] => return Err(EntryFault::Reserved),
-            [version, ..] => return Err(EntryFault::Version(version)),
-        };
-        let ordinal = u32::from_le_bytes(std::array::from_fn(|at| header[4 + at]));
-        let seq = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
+        let PartHeader { goes_on, ordinal, seq } = PartHeader::of(body)?;
         let mut unfinished = self.begun(seq, ordinal)?;
         unfinished.items(body.slice(PART_HEADER..), self.payload)?;
         if goes_on {

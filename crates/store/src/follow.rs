@@ -1,0 +1,257 @@
+//! Shipping the journal: a follower reads the commits of a store in order, and a replica, which began as a backup of it, takes them.
+//!
+//! Invariants:
+//! 1. A follower gives durable commits only, each once, in order and without a gap; or says that the next one is gone from the journal.
+//! 2. A replica takes a commit only if it is the next one, and only as a whole; each page is then, bit by bit, what it is in the source.
+//!
+//! Fails as reading the journal does.
+
+use std::fmt;
+
+use bytes::Bytes;
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_log::{Error as LogError, RedoReader};
+
+use crate::core::Core;
+use crate::format::entry::{Change, Entry, PartHeader};
+use crate::format::page::{self, HEADER, PageKind};
+use crate::format::shipped::{Shipped, ShippedFault};
+use crate::txn::{Changed, WriteTxn};
+use crate::{Durability, Error, PageNo, Seq, Store};
+
+/// Reads the commits of a store in order; from [`Store::follow`]. Nothing is kept for it: what of the journal the data file has by then may be
+/// given up at any time, so that who does not keep up has to begin with a backup again.
+pub struct Follower<'a> {
+    core: &'a Core,
+    reader: Option<RedoReader>,
+    /// Where the next record begins.
+    lsn: u64,
+    /// The last commit that was given, or is not wanted.
+    after: Seq,
+    /// The parts of the next one, as far as they were read.
+    parts: Vec<Bytes>,
+}
+
+impl Store {
+    /// Follows the store: the commits behind `after`, in order, as they become durable. A replica gives its own
+    /// [`seq`](crate::StoreStat::seq). For one that is to be made, begin to follow before the backup that it begins with: what was
+    /// committed meanwhile may be gone from the journal when the backup is made.
+    ///
+    /// Fails with [`Error::TooOld`] where the next one is no longer in the journal, and with [`Error::NotTheNext`] where the store has not
+    /// come as far as `after`.
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Shipped, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let (dir, to) = (temp.path().join("store"), temp.path().join("replica"));
+    /// # let store = Store::options().journal_bytes(1 << 20).open(&dir)?;
+    /// # let mut txn = store.begin()?;
+    /// # let page = txn.allocate()?;
+    /// # txn.commit(Durability::Sync)?;
+    /// let mut follower = store.follow(store.stat().seq)?;
+    /// store.backup(&to)?;
+    /// let replica = Store::options().open(&to)?;
+    /// # let mut txn = store.begin()?;
+    /// # txn.page_mut(page)?[0] = 7;
+    /// # txn.commit(Durability::Sync)?;
+    /// while let Some(commit) = follower.next()? {
+    ///     let bytes = commit.encode(); // … over a network …
+    ///     replica.apply(&Shipped::decode(&bytes)?, Durability::Sync)?;
+    /// }
+    /// assert_eq!(replica.begin_read()?.read(page)?[0], 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn follow(&self, after: Seq) -> Result<Follower<'_>, Error> {
+        let core = self.core();
+        let (seq, lsn) = core.checkpoint_position();
+        if after < seq {
+            return Err(Error::TooOld { after, oldest: seq });
+        }
+        let last = lock(&core.tail).seq;
+        if after > last {
+            return Err(Error::NotTheNext { found: after, due: last + 1 });
+        }
+        Ok(Follower { core, reader: None, lsn, after, parts: Vec::new() })
+    }
+
+    /// Takes a commit of the store that this one is a replica of: a [`backup`](Self::backup) that only ever took that one's commits.
+    /// One that it has already is passed over. Gives the number of its last commit.
+    ///
+    /// Fails with [`Error::NotTheNext`] where commits between are missing, with [`Error::OtherStore`] for a commit of another store,
+    /// with [`Error::Diverged`] where the page that is changed is not what it is in the source, and as [`WriteTxn::commit`] does; then
+    /// nothing was changed. Its journal must be no smaller than the source's.
+    pub fn apply(&self, commit: &Shipped, durability: Durability) -> Result<Seq, Error> {
+        let core = self.core();
+        if commit.store != core.config.store_id {
+            return Err(Error::OtherStore { found: commit.store, wanted: core.config.store_id });
+        }
+        let entry = commit.entry(core.payload_size()).map_err(not_shipped)?;
+        let mut txn = self.begin()?;
+        let due = lock(&core.tail).seq + 1;
+        if entry.seq < due {
+            return Ok(due - 1);
+        }
+        if entry.seq > due {
+            return Err(Error::NotTheNext { found: entry.seq, due });
+        }
+        txn.take(entry)?;
+        txn.commit(durability)
+    }
+}
+
+impl Shipped {
+    /// From bytes. Fails with [`Error::NotShipped`] where they are not those of a commit, all of them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        Self::read(bytes).map_err(not_shipped)
+    }
+}
+
+fn not_shipped(fault: ShippedFault) -> Error {
+    Error::NotShipped { what: fault.to_string() }
+}
+
+impl Follower<'_> {
+    /// The next commit; `None` where none is durable yet: ask again.
+    ///
+    /// Fails with [`Error::TooOld`] where it is no longer in the journal.
+    #[expect(clippy::should_implement_trait, reason = "after `None` there may be more")]
+    pub fn next(&mut self) -> Result<Option<Shipped>, Error> {
+        loop {
+            let Some(body) = self.next_record()? else { return Ok(None) };
+            // One that says nothing: the end was marked.
+            if body.is_empty() {
+                continue;
+            }
+            let header = PartHeader::of(&body).map_err(|fault| self.corrupt(&fault.to_string()))?;
+            if header.seq <= self.after {
+                continue;
+            }
+            if header.seq != self.after + 1 {
+                return Err(Error::TooOld { after: self.after, oldest: header.seq - 1 });
+            }
+            // Of one that never ended, which this one is in place of.
+            if header.ordinal == 0 {
+                self.parts.clear();
+            }
+            if header.ordinal as usize != self.parts.len() {
+                return Err(self.corrupt("a part of a commit is missing"));
+            }
+            self.parts.push(body);
+            if !header.goes_on {
+                self.after = header.seq;
+                let parts = std::mem::take(&mut self.parts);
+                return Ok(Some(Shipped { store: self.core.config.store_id, seq: header.seq, parts }));
+            }
+        }
+    }
+
+    /// The commit that was given last.
+    pub fn seq(&self) -> Seq {
+        self.after
+    }
+
+    /// The body of the next record that is durable.
+    fn next_record(&mut self) -> Result<Option<Bytes>, Error> {
+        // A second time with a reader that is new.
+        for _ in 0..2 {
+            let is_new = self.reader.is_none();
+            if is_new {
+                if self.core.journal.durable_lsn() <= self.lsn {
+                    return Ok(None);
+                }
+                let reader = self.core.journal.read_from(self.lsn).map_err(|error| self.lost(error))?;
+                self.reader = Some(reader);
+            }
+            match self.reader.as_mut().and_then(Iterator::next) {
+                Some(Ok(record)) => {
+                    self.lsn = record.end;
+                    return Ok(Some(record.body.into()));
+                }
+                Some(Err(error)) => return Err(self.lost(error)),
+                None => self.reader = None,
+            }
+            if is_new {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The journal can't be read: since it was given up, or for another reason.
+    fn lost(&self, error: LogError) -> Error {
+        let oldest = self.core.checkpoint_position().0;
+        let is_given_up = self.core.journal.checkpoint_lsn() > self.lsn;
+        match error {
+            LogError::NotInLog { .. } | LogError::Overtaken { .. } | LogError::Corrupt { .. }
+                if is_given_up =>
+            {
+                Error::TooOld { after: self.after, oldest }
+            }
+            error => error.into(),
+        }
+    }
+
+    fn corrupt(&self, what: &str) -> Error {
+        let path = self.core.config.directory.join(crate::open::JOURNAL);
+        Error::Corrupt { path, what: format!("at LSN {}: {what}", self.lsn) }
+    }
+}
+
+impl fmt::Debug for Follower<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follower").field("after", &self.after).field("lsn", &self.lsn).finish_non_exhaustive()
+    }
+}
+
+impl WriteTxn<'_> {
+    /// Makes it the change that another store made.
+    fn take(&mut self, entry: Entry) -> Result<(), Error> {
+        let Entry { seq, meta, changes } = entry;
+        if meta.pages > self.meta.pages {
+            self.grow(meta.pages, true)?;
+        }
+        for (page, change) in changes {
+            let changed = self.taken(page, seq, change)?;
+            self.changed.insert(page, changed);
+        }
+        self.meta = meta;
+        Ok(())
+    }
+
+    fn taken(&self, page: PageNo, seq: Seq, change: Change) -> Result<Changed, Error> {
+        let core = self.core;
+        let mut bytes = core.buffers.zeroed();
+        let (kind, crc, in_part) = match change {
+            Change::FullPageImage { kind, crc, first, bytes: image } => {
+                let first = HEADER + first as usize;
+                bytes.make_mut()[first..first + image.len()].copy_from_slice(&image);
+                (kind, crc, false)
+            }
+            Change::Diff { kind, crc, ranges, .. } => {
+                let before = core.page_at(page, Seq::MAX)?.ok_or(Error::Diverged { page, seq })?;
+                bytes = core.buffers.copy(before.bytes());
+                let payload = &mut bytes.make_mut()[HEADER..];
+                for (at, changed) in ranges.iter() {
+                    let at = at as usize;
+                    payload[at..at + changed.len()].copy_from_slice(changed);
+                }
+                (kind, crc, true)
+            }
+            Change::Free { crc } => (PageKind::Free, crc, false),
+        };
+        if page::seal(bytes.make_mut(), kind, page, seq, core.config.store_id) != crc {
+            return Err(Error::Diverged { page, seq });
+        }
+        Ok(if kind == PageKind::Free { Changed::Free } else { Changed::Page { kind, bytes, in_part } })
+    }
+}
+
+impl Core {
+    /// How far the data file is known to be: a commit, and where in the journal those behind it begin, or one before it.
+    fn checkpoint_position(&self) -> (Seq, u64) {
+        use std::sync::atomic::Ordering::Acquire;
+        // The LSN is set last: it is never that of a later commit, or `next` finds the gap.
+        let lsn = self.checkpoints.lsn.load(Acquire);
+        (self.checkpoints.seq.load(Acquire), lsn)
+    }
+}
