@@ -4,7 +4,8 @@
 //! Invariants:
 //! 1. The entry of a page is that of what the data file has durably, before its versions leave the index.
 //! 2. A block that differs from what the disk has stays in memory. It is written to the place that does not hold its newest; what
-//!    a crash leaves of that is in the journal as well, so that the older place is as good.
+//!    a crash leaves of that is in the journal as well, so that the older place is as good. The newest is durable by then, also where
+//!    a process that was killed has written it.
 //! 3. A place that is not whole fails nothing: the other one is taken, and a page that is newer than it believed. Nor does one that
 //!    can't be read, if it is the one that is written next; else what it holds may count later, and nothing is taken for the block.
 //!
@@ -12,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
 use pagekeeper_io::{AlignedBuf, BatchRead, Error as IoError, Io, IoFile};
@@ -60,6 +61,8 @@ pub(crate) struct PageMap {
     store: u64,
     /// The commit up to which the disk has the map: that of the last flush.
     upto: AtomicU64,
+    /// What the opening found was synced.
+    is_durable: AtomicBool,
     shards: Box<[RwLock<Shard>]>,
     /// Blocks that are kept at most, beside those that are to be written.
     max_kept: usize,
@@ -105,6 +108,7 @@ impl PageMap {
             io: Arc::clone(io),
             store,
             upto: AtomicU64::new(upto),
+            is_durable: AtomicBool::new(false),
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             max_kept,
             kept: AtomicUsize::new(0),
@@ -302,6 +306,11 @@ impl PageMap {
             return Ok(());
         }
         dirty.sort_unstable();
+        // One that was killed may have written the places that count now, and not synced them.
+        if !self.is_durable.load(Ordering::Acquire) {
+            self.file.sync()?;
+            self.is_durable.store(true, Ordering::Release);
+        }
         self.generation.fetch_add(1, Ordering::AcqRel);
         let writes = WritesInFlight::new(&self.file, depth);
         for number in &dirty {
