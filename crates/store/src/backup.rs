@@ -30,8 +30,9 @@ use crate::page::Page;
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
 
-/// Pieces that are read at once: in tests one by one, so that there is something between them in small stores.
-const AT_ONCE: usize = if cfg!(test) { 1 } else { 32 };
+/// Pieces that are read at once: few, since the syncs of commits wait behind them; on a fast disk more bring no more. In tests one by
+/// one, so that there is something between them in small stores.
+const AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
 /// Snapshots that are taken at most. If that is not enough pages are changed faster than they are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
 

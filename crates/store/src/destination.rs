@@ -20,8 +20,8 @@ use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
 use crate::{Error, PageNo, Seq, superblocks};
 
-/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each.
-const DEPTH: usize = 64;
+/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each: few, since the syncs of commits wait behind them.
+const DEPTH: usize = 4;
 /// Bytes of the page map that are kept, beside those that are to be written.
 const MAP_BYTES: u64 = 1 << 20;
 /// Pages after which the page map is written: until then it is in memory, 4 bytes for each.

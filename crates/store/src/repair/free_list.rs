@@ -11,7 +11,7 @@ use crate::format::trunk;
 use crate::{Error, PageNo, Seq};
 
 /// Writes at once.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 4;
 
 /// A part of the list: the next one, and the pages that it names.
 struct Trunk {
