@@ -27,7 +27,9 @@ fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
     file.set_len(crate::page_map::bytes_for(pages)).unwrap();
     file.sync_all().unwrap();
-    ["/store", "/"].into_iter().for_each(|dir| io.sync_dir(Path::new(dir)).unwrap());
+    for dir in ["/store", "/"] {
+        io.sync_dir(Path::new(dir)).unwrap();
+    }
     open(disk, pages, memory)
 }
 
