@@ -73,6 +73,7 @@ use crate::reports::Reports;
 use crate::snapshots::{Live, Snapshots};
 use crate::superblocks::Superblocks;
 use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
+use crate::writer::Writer;
 use crate::{Error, PageNo, Seq};
 
 /// How often a condition is polled that nothing notifies of.
@@ -216,7 +217,7 @@ pub(crate) struct Core {
     /// With a lock of its own.
     pub(crate) snapshots: Snapshots,
     /// Held by the write transaction.
-    pub(crate) writer: Mutex<()>,
+    pub(crate) writer: Writer,
     pub(crate) tail: Mutex<Tail>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) group: GroupCommit,

@@ -65,6 +65,7 @@ mod txn;
 mod verify;
 mod version;
 mod warm;
+mod writer;
 
 pub use backup::Backup;
 pub use commit::Durability;

@@ -26,6 +26,7 @@ use crate::replay::{JournalRead, Replayed, read_journal};
 use crate::reports::Reports;
 use crate::snapshots::Snapshots;
 use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
+use crate::writer::Writer;
 use crate::{Error, Store};
 
 /// The directory of the journal.
@@ -207,7 +208,7 @@ fn start(
         buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
         index: found.index,
         snapshots: Snapshots::new(found.seq, meta),
-        writer: Mutex::new(()),
+        writer: Writer::default(),
         tail: Mutex::new(tail),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),

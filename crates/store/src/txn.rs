@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use pagekeeper_kernel::mutex::lock;
 
@@ -17,6 +17,7 @@ use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
 use crate::page::Page;
 use crate::version::Whole;
+use crate::writer::WriterGuard;
 use crate::{Error, PageNo, Seq};
 
 /// What became of a page in a transaction. Headers are made at the commit.
@@ -33,7 +34,7 @@ pub(crate) enum Changed {
     Free,
 }
 
-/// A write transaction: the only one at its time. Dropping it gives all up that it changed.
+/// A write transaction: the only one at its time. Dropping it gives all up that it changed. It may go to another thread.
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -51,7 +52,7 @@ pub(crate) enum Changed {
 pub struct WriteTxn<'a> {
     pub(crate) core: &'a Core,
     pub(crate) room: Room<'a>,
-    pub(crate) writer: MutexGuard<'a, ()>,
+    pub(crate) writer: WriterGuard<'a>,
     /// Before it.
     pub(crate) base: Arc<Meta>,
     pub(crate) meta: Meta,
@@ -84,7 +85,7 @@ impl<'a> WriteTxn<'a> {
     pub(crate) fn new(core: &'a Core) -> Result<Self, Error> {
         core.check_writable()?;
         core.wait_for_room(0)?;
-        let writer = lock(&core.writer);
+        let writer = core.writer.lock();
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();

@@ -374,3 +374,28 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
     }
     assert!((100..250).contains(&max), "{max}");
 }
+
+#[test]
+fn a_write_transaction_goes_from_one_thread_to_another() {
+    let (_temp, dir) = dir();
+    let store = Store::options().memory(1 << 20).journal_bytes(64 << 10).open(&dir).unwrap();
+    let counted = |store: &Store| store.begin_read().unwrap().read(0).unwrap()[0];
+    let mut txn = store.begin().unwrap();
+    txn.allocate().unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let store = &store;
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    let mut txn = store.begin().unwrap();
+                    txn.page_mut(0).unwrap()[0] += 1;
+                    std::thread::scope(|inner| {
+                        inner.spawn(move || txn.commit(Durability::None).unwrap());
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(counted(&store), 40);
+}
