@@ -4,7 +4,7 @@
 //! 1. The damaged store is only read.
 //! 2. A page that is whole is there in the repaired store, as the newest commit left it that can be read, and as the data file has it where
 //!    none can. A page that is not is listed, and reading it fails there, until it is written as a whole.
-//! 3. What can't be told is said: that a page is whole, but older or newer than what is known of the commits.
+//! 3. What can't be known is said: that a page is whole, but older or newer than what is known of the commits.
 //!
 //! Fails where nothing of a store is found, where a newer version wrote it, where it is open, and as the destination does.
 

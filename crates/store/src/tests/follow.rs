@@ -116,7 +116,7 @@ fn only_what_is_durable_is_shipped_and_what_is_large_as_well() {
 }
 
 #[test]
-fn who_does_not_keep_up_is_told_so() {
+fn who_does_not_keep_up_gets_an_error() {
     let (disk, store) = new();
     store.backup(to()).unwrap();
     let replica = options(&disk).open(to()).unwrap();
