@@ -26,6 +26,7 @@ mod maps;
 mod mounts;
 mod namespace;
 mod open_files;
+mod origin;
 mod reading;
 mod status;
 
@@ -38,6 +39,7 @@ pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
 pub use open_files::{InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection};
+pub use origin::Origin;
 pub(crate) use reading::{malformed, read, read_text};
 pub use status::{ProcessStat, ProcessUsers};
 

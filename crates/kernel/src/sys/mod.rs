@@ -5,4 +5,5 @@
 
 pub(crate) mod cachestat;
 pub(crate) mod mapping;
+pub(crate) mod nsfs;
 pub(crate) mod sync_range;

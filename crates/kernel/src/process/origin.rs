@@ -1,0 +1,204 @@
+//! From where a process comes: a container of root's making, or a user namespace that somebody made.
+//!
+//! Who is root there has as many user ids as the namespace was given, or all of them. So what is counted for each user can
+//! be had thousands of times over, unless these ids count as one: the container, or the user who made the namespace.
+//!
+//! Only the outermost namespace below this process's own counts: those within may be made by anybody there.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::ProcRoot;
+use crate::sys::nsfs;
+use crate::{Error, Inode, Result};
+
+/// From where a process comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// From this process's namespaces, or from none below them.
+    Here,
+    /// From a PID namespace that was made by who has the rights of root here: a container. Its inode number.
+    Container(u64),
+    /// From a user namespace.
+    UserNamespace {
+        /// Its inode number.
+        namespace: u64,
+        /// Who made it, in the user ids of this process; the overflow id if that one has none here.
+        owner: u32,
+    },
+}
+
+impl ProcRoot {
+    /// From where a process comes. See the module.
+    pub fn origin(&self, pid: u32) -> Result<Origin> {
+        let own_users = self.inode_of_namespace(None, "user")?;
+        if let Some(pids) = self.outermost(pid, "pid")? {
+            let made_in = nsfs::user_namespace(pids.as_fd()).map_err(|e| self.failed(pid, "pid", e))?;
+            if Some(inode(&made_in).map_err(|e| self.failed(pid, "pid", e))?) == own_users {
+                return inode(&pids)
+                    .map(|inode| Origin::Container(inode.ino))
+                    .map_err(|e| self.failed(pid, "pid", e));
+            }
+        }
+        let Some(users) = self.outermost(pid, "user")? else { return Ok(Origin::Here) };
+        let of = || Ok((inode(&users)?.ino, nsfs::owner(users.as_fd())?));
+        let (namespace, owner) = of().map_err(|e| self.failed(pid, "user", e))?;
+        Ok(Origin::UserNamespace { namespace, owner })
+    }
+
+    /// The outermost namespace of a process that is below this one's own; none if it is in the same, or in one above.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
+    fn outermost(&self, pid: u32, kind: &str) -> Result<Option<OwnedFd>> {
+        let own = self.inode_of_namespace(None, kind)?;
+        if own.is_none() || self.inode_of_namespace(Some(pid), kind)? == own {
+            return Ok(None);
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let path = self.of(pid, &format!("ns/{kind}"));
+        let mut namespace =
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| self.failed(pid, kind, e))?;
+        // Linux nests 32 of them.
+        loop {
+            let above = match nsfs::parent(namespace.as_fd()) {
+                Ok(above) => above,
+                Err(Errno::PERM) => return Ok(None),
+                Err(error) => return Err(self.failed(pid, kind, error)),
+            };
+            if Some(inode(&above).map_err(|e| self.failed(pid, kind, e))?) == own {
+                return Ok(Some(namespace));
+            }
+            namespace = above;
+        }
+    }
+
+    /// Which namespace of a kind a process is in, or this one; none where the kernel has no such.
+    fn inode_of_namespace(&self, pid: Option<u32>, kind: &str) -> Result<Option<Inode>> {
+        let path = match pid {
+            Some(pid) => self.of(pid, &format!("ns/{kind}")),
+            None => self.path().join("self/ns").join(kind),
+        };
+        match rustix::fs::stat(&path) {
+            Ok(stat) => Ok(Some(Inode { dev: stat.st_dev, ino: stat.st_ino })),
+            Err(Errno::NOENT) if pid.is_none_or(|pid| self.exists(pid)) => Ok(None),
+            Err(error) => Err(Error::call("stat", path, error)),
+        }
+    }
+
+    fn failed(&self, pid: u32, kind: &str, error: Errno) -> Error {
+        Error::call("ioctl", self.of(pid, &format!("ns/{kind}")), error)
+    }
+}
+
+fn inode(namespace: &OwnedFd) -> rustix::io::Result<Inode> {
+    rustix::fs::fstat(namespace).map(|stat| Inode { dev: stat.st_dev, ino: stat.st_ino })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    /// A program started by `words`, and the process that says its id (of a mounted `/proc` here) when it is there.
+    struct Started(Child);
+
+    impl Drop for Started {
+        fn drop(&mut self) {
+            // Both fail only if it has ended already.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// The origin of what a command becomes, which prints a line once it is there.
+    fn origin(words: &[&str]) -> (Started, u32, Origin) {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]).args(words).args(["sh", "-c", "echo; exec sleep 600"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let child = Started(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert_eq!(line, "\n", "{words:?}");
+        // The one that sleeps is the last below it.
+        let proc = ProcRoot::default();
+        let mut pid = child.0.id();
+        let parent = |pid: u32| proc.stat(pid).map(|stat| stat.parent);
+        while let Some(below) =
+            proc.pids().unwrap().into_iter().find(|other| parent(*other).ok() == Some(pid))
+        {
+            pid = below;
+        }
+        let origin = proc.origin(pid).unwrap();
+        (child, pid, origin)
+    }
+
+    fn can_run(what: &str) -> bool {
+        let root = rustix::process::geteuid().is_root();
+        let made = Command::new("setpriv")
+            .args(["--reuid", "54321", "--regid", "54321", "--clear-groups", "--", "unshare", "-U", "true"])
+            .output();
+        let can = root && made.is_ok_and(|made| made.status.success());
+        if !can {
+            crate::testing::skip(format_args!("{what}: needs root, setpriv, and unshare for any user"));
+        }
+        can
+    }
+
+    #[test]
+    fn who_is_root_of_a_user_namespace_is_who_made_it() {
+        if !can_run("origins of processes") {
+            return;
+        }
+        let proc = ProcRoot::default();
+        assert_eq!(proc.origin(std::process::id()).unwrap(), Origin::Here);
+        let user = ["setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "--"];
+        let (_user, _, found) = origin(&user);
+        assert_eq!(found, Origin::Here);
+        let owner = |found| match found {
+            Origin::UserNamespace { owner, .. } => owner,
+            Origin::Here | Origin::Container(_) => panic!("{found:?}"),
+        };
+        // With namespaces within, which say nothing.
+        let (_one, _, found) = origin(&[&user[..], &["unshare", "-U", "-r", "unshare", "-U", "-r"]].concat());
+        assert_eq!(owner(found), 54321);
+        let (_two, _, found) =
+            origin(&[&user[..], &["unshare", "-U", "-r", "-p", "-f", "--kill-child"]].concat());
+        assert_eq!(owner(found), 54321, "a PID namespace of a user's own is no container of root's");
+    }
+
+    #[test]
+    fn all_ids_that_a_container_was_given_are_one_container() {
+        if !can_run("origins of processes in containers") {
+            return;
+        }
+        // Of root's making, with ids of its own: whoever becomes another user in it, or makes another namespace.
+        let (child, first, found) = origin(&["unshare", "-U"]);
+        let Origin::UserNamespace { owner: 0, .. } = found else { panic!("{found:?}") };
+        for map in ["uid_map", "gid_map"] {
+            std::fs::write(format!("/proc/{first}/{map}"), "0 100000 65536").unwrap();
+        }
+        let first = first.to_string();
+        let seven = ["nsenter", "-t", &first, "-U", "-S", "7", "-G", "0"];
+        let (_seven, pid, other) = origin(&seven);
+        assert_eq!(ProcRoot::default().users(pid).unwrap().one(), Some(100_007));
+        assert_eq!(other, found);
+        let within = ["unshare", "-U", "-r", "-p", "-f", "--kill-child"];
+        let (_own, _, other) = origin(&[&seven[..], &within].concat());
+        assert_eq!(other, found);
+        drop(child);
+        // With all ids there are: what it does with them is the container's.
+        let (_child, first, found) = origin(&["unshare", "-p", "-f", "--kill-child"]);
+        let Origin::Container(_) = found else { panic!("{found:?}") };
+        let first = first.to_string();
+        let user = ["setpriv", "--reuid", "7", "--regid", "7", "--clear-groups", "--"];
+        let seven = [&["nsenter", "-t", &first, "-p"][..], &user].concat();
+        let (_seven, pid, other) = origin(&seven);
+        assert_eq!(ProcRoot::default().users(pid).unwrap().one(), Some(7));
+        assert_eq!(other, found);
+        let (_own, _, other) = origin(&[&seven[..], &within].concat());
+        assert_eq!(other, found);
+    }
+}
