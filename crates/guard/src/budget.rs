@@ -8,14 +8,19 @@
 //! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`], and one more for
 //!    each directory, of which there are at most [`ALL_DIRECTORIES`]. A database that has more is served in part.
 //! 2. In the long run all databases together take no more processor time than [`ALL_TIME`], beside what they earn by
-//!    bytes that were released ([`EARNED`]), and one no more than [`TIME`]. What one does not need is the others'.
-//! 3. Nothing here does I/O. Work measures itself, by a [`Turn`] in the thread that does it.
+//!    bytes that were released ([`EARNED`]), and one no more than [`TIME`].
+//! 3. Of all that there is for all each user has a share, and of that each of its databases. What one does not need is the
+//!    others'.
+//! 4. Nothing here does I/O. Work measures itself, by a [`Turn`] in the thread that does it.
 
 use std::cell::Cell;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+use crate::ownership::Party;
+use crate::shares::shares_by_party;
 
 /// Log files that are watched of one database.
 pub(crate) const NAMES: usize = 4096;
@@ -32,7 +37,7 @@ pub(crate) const DIRECTORIES_OF_USER: usize = 2048;
 /// And of all together.
 pub(crate) const ALL_DIRECTORIES: usize = 4096;
 /// Descriptors of log files that are kept in mind of one process.
-pub(crate) const DESCRIPTORS: usize = 8192;
+pub(crate) const DESCRIPTORS: usize = 2048;
 /// And of all processes together that are no databases.
 pub(crate) const DESCRIPTORS_OF_OTHERS: usize = 16_384;
 
@@ -49,6 +54,12 @@ const AT_FIRST: Duration = Duration::from_millis(500);
 const PER_GIB: Duration = Duration::from_millis(100);
 /// What all together can earn so, as one part of so many.
 const EARNED: u32 = 20;
+
+/// Processor time for listing descriptors of databases, and as much for those of all other processes, as one part of so many.
+const LISTING: u32 = 400;
+/// What can be saved up for that, what there is at first, when all is new, and how long that can be taken.
+const LISTING_SAVED: Duration = Duration::from_millis(250);
+const LISTING_AT_FIRST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
 /// Processor time that one database takes at once.
 const SLICE: Duration = Duration::from_millis(250);
@@ -102,11 +113,6 @@ impl fmt::Display for Budget {
     }
 }
 
-/// How much of `all` one of so many databases may have, and no more than `most`.
-pub(crate) fn share(all: usize, most: usize, databases: usize) -> usize {
-    (all / databases.max(1)).clamp(1, most)
-}
-
 /// The processor time that one database may take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credit {
@@ -158,22 +164,23 @@ impl Purse {
         Credit { left }
     }
 
-    /// Shares out the time since the last call: to each what it lacks, and where there is too little for that, alike.
-    pub(crate) fn fill<'a>(&mut self, credits: impl Iterator<Item = &'a mut Credit>, now: Instant) {
+    /// Shares out the time since the last call: to each what it lacks, and where there is too little for that, to each user
+    /// alike, and to each of its databases.
+    pub(crate) fn fill<'a>(&mut self, credits: impl Iterator<Item = (Party, &'a mut Credit)>, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
         let (parts, of) = ALL_TIME;
         let mut pool = nanoseconds(passed * parts / of);
         let each = nanoseconds(passed / TIME);
-        let mut lacking: Vec<(i64, &mut Credit)> =
-            credits.map(|credit| ((nanoseconds(SAVED) - credit.left).clamp(0, each), credit)).collect();
-        lacking.sort_unstable_by_key(|(lack, _)| *lack);
-        let mut waiting = i64::try_from(lacking.len()).unwrap_or(i64::MAX);
-        for (lack, credit) in lacking {
-            let given = lack.min(pool / waiting);
+        let mut credits: Vec<(Party, &mut Credit)> = credits.collect();
+        let lack = |credit: &Credit| (nanoseconds(SAVED) - credit.left).clamp(0, each);
+        let lacking: Vec<(Party, usize)> =
+            credits.iter().map(|(party, credit)| (*party, lack(credit).try_into().unwrap_or(0))).collect();
+        let shares = shares_by_party(pool.try_into().unwrap_or(0), &lacking);
+        for ((_, credit), share) in credits.iter_mut().zip(shares) {
+            let given = i64::try_from(share).unwrap_or(0);
             credit.left += given;
             pool -= given;
-            waiting -= 1;
         }
         self.reserve = (self.reserve + pool).min(nanoseconds(2 * AT_FIRST));
         let earned = self.earnings + nanoseconds(passed / EARNED);
@@ -186,6 +193,43 @@ impl Purse {
         let earned = i64::try_from(earned).unwrap_or(i64::MAX).min(nanoseconds(cpu)).min(self.earnings);
         self.earnings -= earned;
         cpu.saturating_sub(Duration::from_nanos(u64::try_from(earned).unwrap_or(0)))
+    }
+}
+
+/// The processor time for listing descriptors: whoever has very many of them open, and gives ever new cause to list them,
+/// makes its own listings come later, and costs no more.
+#[derive(Debug)]
+pub(crate) struct ListingTime {
+    /// In nanoseconds; what was taken too much is owed.
+    left: i64,
+    began: Instant,
+    filled: Instant,
+}
+
+impl ListingTime {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { left: nanoseconds(LISTING_AT_FIRST.0), began: now, filled: now }
+    }
+
+    /// How much of what is wanted there is, at this time; `None` if all was spent.
+    pub(crate) fn slice(&mut self, wanted: Duration, now: Instant) -> Option<Duration> {
+        let passed = now.saturating_duration_since(self.filled);
+        self.filled = now;
+        if now.saturating_duration_since(self.began) > LISTING_AT_FIRST.1 {
+            self.left = (self.left + nanoseconds(passed / LISTING)).min(nanoseconds(LISTING_SAVED));
+        }
+        let left = u64::try_from(self.left).ok().filter(|left| *left > 0)?;
+        Some(wanted.min(Duration::from_nanos(left)))
+    }
+
+    /// Takes off what was spent.
+    pub(crate) fn spend(&mut self, cpu: Duration) {
+        self.left = self.left.saturating_sub(nanoseconds(cpu));
+    }
+
+    /// There is enough now, for whoever waits until all was listed.
+    pub(crate) fn hurry(&mut self) {
+        self.left = self.left.max(nanoseconds(LISTING_SAVED));
     }
 }
 
@@ -250,7 +294,7 @@ mod tests {
 
     fn filled(purse: &mut Purse, credits: &mut [Credit], seconds: u64) {
         let until = purse.filled + Duration::from_secs(seconds);
-        purse.fill(credits.iter_mut(), until);
+        purse.fill(credits.iter_mut().map(|credit| (Party::User(1), credit)), until);
     }
 
     #[test]
@@ -265,6 +309,19 @@ mod tests {
         let mut alone = [Credit { left: 0 }];
         filled(&mut purse, &mut alone, 10);
         assert_eq!(alone[0].left, 100_000_000);
+    }
+
+    #[test]
+    fn who_has_very_many_databases_takes_no_time_of_another_user() {
+        let mut purse = Purse::new(Instant::now());
+        let mut credits = [Credit { left: 0 }; 101];
+        let until = purse.filled + Duration::from_secs(10);
+        let of = |at| Party::User(if at == 100 { 2 } else { 1 });
+        let owned = credits.iter_mut().enumerate().map(|(at, credit)| (of(at), credit));
+        purse.fill(owned, until);
+        // Half of 1.5 % of 10 s.
+        assert_eq!(credits[100].left, 75_000_000);
+        assert!(credits[..100].iter().all(|credit| credit.left == 750_000));
     }
 
     #[test]
@@ -305,6 +362,33 @@ mod tests {
     }
 
     #[test]
+    fn listings_wait_until_what_they_took_is_made_good() {
+        let now = Instant::now();
+        let mut time = ListingTime::new(now);
+        let wanted = Duration::from_millis(50);
+        assert_eq!(time.slice(wanted, now), Some(wanted));
+        time.spend(LISTING_AT_FIRST.0);
+        assert_eq!(time.slice(wanted, now), None);
+        let mut spent = Duration::ZERO;
+        for tick in 1..=1200 {
+            let now = now + tick * Duration::from_millis(500);
+            if time.slice(wanted, now).is_some() {
+                // A piece of a process that has very many is not interrupted.
+                spent += Duration::from_millis(10);
+                time.spend(Duration::from_millis(10));
+            }
+        }
+        let most = Duration::from_secs(600) / LISTING + Duration::from_millis(10);
+        assert!(spent <= most && spent * 2 > most, "{spent:?}");
+        let later = now + Duration::from_secs(100_000);
+        time.slice(wanted, later);
+        assert_eq!(time.left, nanoseconds(LISTING_SAVED));
+        time.spend(Duration::from_secs(1));
+        time.hurry();
+        assert_eq!(time.slice(wanted, later), Some(wanted));
+    }
+
+    #[test]
     fn a_turn_ends_by_either_clock() {
         let endless = Duration::from_secs(3600);
         let turn = Turn::begin(Slice { cpu: Duration::from_millis(5), wall: endless });
@@ -316,15 +400,5 @@ mod tests {
         assert!(!turn.is_over());
         std::thread::sleep(Duration::from_millis(5));
         assert!(turn.is_over());
-    }
-
-    #[test]
-    fn shares_shrink_with_the_databases_but_not_to_nothing() {
-        assert_eq!(share(ALL_NAMES, NAMES, 0), NAMES);
-        assert_eq!(share(ALL_NAMES, NAMES, 8), NAMES);
-        assert_eq!(share(ALL_NAMES, NAMES, 64), 512);
-        assert_eq!(share(ALL_NAMES, NAMES, ALL_DIRECTORIES) * ALL_DIRECTORIES, ALL_NAMES);
-        assert_eq!(share(ALL_WINDOWS, WINDOWS, ALL_DIRECTORIES) * ALL_DIRECTORIES, ALL_WINDOWS);
-        assert_eq!(share(ALL_NAMES, NAMES, usize::MAX), 1);
     }
 }

@@ -1,13 +1,13 @@
 //! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
 //! `/proc/PID/fdinfo`.
 //!
-//! Listing all descriptors of a process is the expensive part (about a microsecond each), so it is done seldom: when
+//! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: when
 //! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
-//! [`SHARE`] of the time, at least every [`MOST`]. It goes in slices of processor time, so a process with very many takes
-//! some ticks, and keeps no other waiting. In between only the descriptors known to be of log files are read, at most
-//! [`POLLED`] of a process in one tick. No more of one process than [`DESCRIPTORS`] are kept in mind, and of all that are no
-//! databases together [`DESCRIPTORS_OF_OTHERS`]. A process that ended has no descriptors; one that may not be inspected is reported
-//! by its error.
+//! [`SHARE`] of the time, at least every [`MOST`], as far as there is [`ListingTime`]. It goes in slices of processor time, so a
+//! process with very many takes some ticks, and keeps no other waiting. In between only the descriptors known to be of log
+//! files are read, at most [`POLLED`] in one tick, by shares. No more of one process than [`DESCRIPTORS`] are kept in mind,
+//! and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one
+//! that may not be inspected is reported by its error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -15,12 +15,14 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Access, FdRounds, FdVisitor, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{Access, FdRounds, FdVisitor, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Inode, Result};
 use pagekeeper_policy::FileId;
 
-use crate::budget::{DESCRIPTORS, DESCRIPTORS_OF_OTHERS};
+use crate::budget::{DESCRIPTORS, DESCRIPTORS_OF_OTHERS, ListingTime};
 use crate::directory::{Directory, Entry};
+use crate::ownership::Party;
+use crate::shares::shares_by_party;
 
 /// A listing that takes a millisecond is repeated after this many.
 const SHARE: u32 = 500;
@@ -30,8 +32,8 @@ const URGENT_SHARE: u32 = 50;
 const LEAST: Duration = Duration::from_secs(1);
 /// The most time between two listings.
 const MOST: Duration = Duration::from_secs(15);
-/// Descriptors of a process whose positions are read in one tick, of more in turns.
-const POLLED: usize = 1024;
+/// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
+pub(crate) const POLLED: usize = 256;
 /// Processor time for listings in one tick, where something is to be seen at once, and else.
 const SLICE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(3));
 
@@ -110,33 +112,48 @@ impl Descriptors {
         self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
     }
 
-    /// Reads the positions of the known descriptors again. One that is closed or became another file asks for a
-    /// listing.
-    pub(crate) fn poll(&mut self, proc: &ProcRoot) {
-        self.schedule.asked |= poll(&mut self.known, &mut self.turn, proc);
+    /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
+    /// a listing.
+    pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
+        self.schedule.asked |= poll(&mut self.known, &mut self.turn, proc, share);
     }
 }
 
 /// The descriptors of watched files in processes that are no watched database, kept up to date.
 #[derive(Debug)]
 pub(crate) struct Others {
-    known: BTreeMap<u32, (Vec<Descriptor>, usize)>,
+    known: BTreeMap<u32, Known>,
     pub(crate) schedule: Schedule,
     rounds: FdRounds<Listing>,
+    time: ListingTime,
     cost: Duration,
     /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
     left_out: Vec<u32>,
 }
 
+/// What is known of one of these processes.
+#[derive(Debug)]
+struct Known {
+    descriptors: Vec<Descriptor>,
+    party: Party,
+    turn: usize,
+}
+
 impl Others {
     pub(crate) fn new(now: Instant) -> Self {
-        let (known, cost) = (BTreeMap::new(), Duration::ZERO);
-        Self { known, schedule: Schedule::new(now), rounds: FdRounds::default(), cost, left_out: Vec::new() }
+        let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
+        let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
+        Self { known, schedule, rounds, time, cost, left_out }
+    }
+
+    /// Lists them soon.
+    pub(crate) fn hurry(&mut self) {
+        self.time.hurry();
     }
 
     /// All descriptors that are known.
     pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
-        self.known.values().flat_map(|(known, _)| known)
+        self.known.values().flat_map(|known| &known.descriptors)
     }
 
     /// Whether a listing of all processes is under way, but for those with very many descriptors.
@@ -151,10 +168,18 @@ impl Others {
 
     /// As [`Descriptors::poll`].
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
-        for (known, turn) in self.known.values_mut() {
-            self.schedule.asked |= poll(known, turn, proc);
+        let shares = self.shares(POLLED);
+        for (known, share) in self.known.values_mut().zip(shares) {
+            self.schedule.asked |= poll(&mut known.descriptors, &mut known.turn, proc, share);
         }
-        self.known.retain(|_, (known, _)| !known.is_empty());
+        self.known.retain(|_, known| !known.descriptors.is_empty());
+    }
+
+    /// The share of each process in so many descriptors.
+    fn shares(&self, all: usize) -> Vec<usize> {
+        let wanted: Vec<_> =
+            self.known.values().map(|known| (known.party, known.descriptors.len())).collect();
+        shares_by_party(all, &wanted)
     }
 
     /// Lists the descriptors of these processes, if that is due, or goes on with it.
@@ -173,30 +198,38 @@ impl Others {
         if self.rounds.is_empty() && self.schedule.running.is_none() {
             return;
         }
+        let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return };
+        let before = thread_cpu_time();
         let names = Names::of(directories);
         let wanted = |_: u32, path: &Path| names.has(path);
         let kept = |file: &OpenFile| {
             file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
         };
         let mut lister = Lister::new(proc, &wanted, &kept);
-        self.rounds.advance(proc, &mut lister, self.schedule.slice());
+        self.rounds.advance(proc, &mut lister, slice);
         // That some may not be inspected was reported at the start.
         for done in lister.done {
             self.cost += done.cost;
-            let mut known: Vec<Descriptor> =
+            let descriptors: Vec<Descriptor> =
                 done.open.iter().filter_map(|file| descriptor(done.pid, file, &names)).collect();
-            self.known.remove(&done.pid);
-            let room = DESCRIPTORS_OF_OTHERS.saturating_sub(self.known().count());
-            // Some room stays for whoever comes next.
-            let most = known.len().min(room / 2);
-            if done.left_out || most < known.len() {
+            if done.left_out {
                 self.left_out.push(done.pid);
             }
-            known.truncate(most);
-            if !known.is_empty() {
-                self.known.insert(done.pid, (known, 0));
+            if descriptors.is_empty() {
+                self.known.remove(&done.pid);
+            } else {
+                let party = Party::of(proc, done.pid);
+                self.known.insert(done.pid, Known { descriptors, party, turn: 0 });
             }
         }
+        let shares = self.shares(DESCRIPTORS_OF_OTHERS);
+        for ((pid, known), share) in self.known.iter_mut().zip(shares) {
+            if known.descriptors.len() > share {
+                known.descriptors.truncate(share);
+                self.left_out.push(*pid);
+            }
+        }
+        self.time.spend(thread_cpu_time().saturating_sub(before));
         if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
             self.schedule.end(std::mem::take(&mut self.cost));
         }
@@ -268,13 +301,15 @@ impl FdVisitor for Lister<'_> {
     }
 }
 
-/// Reads positions again, of many in turns; whether one is closed or became another file, which is forgotten.
-fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot) -> bool {
-    let (count, first) = (known.len(), *turn);
-    *turn = if count > POLLED { (first + POLLED) % count } else { 0 };
+/// Reads so many positions again, in turns; whether one is closed or became another file, which is forgotten.
+fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> bool {
+    let count = known.len();
+    // Some have been forgotten since.
+    let first = if *turn < count { *turn } else { 0 };
+    *turn = if count > share { (first + share) % count } else { 0 };
     let (mut at, mut changed) = (0, false);
     known.retain_mut(|descriptor| {
-        let is_due = count <= POLLED || (at + count - first) % count < POLLED;
+        let is_due = (at + count - first) % count < share;
         at += 1;
         if !is_due {
             return true;

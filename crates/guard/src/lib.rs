@@ -21,6 +21,7 @@ mod listing;
 mod notify;
 mod ownership;
 mod sample;
+mod shares;
 mod streams;
 mod targets;
 mod usage;

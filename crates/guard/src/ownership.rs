@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_catalog::{known_user, one_user};
-use pagekeeper_kernel::process::ProcessUsers;
+use pagekeeper_kernel::process::{Origin, ProcRoot, ProcessUsers};
 use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
@@ -77,10 +77,27 @@ pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
 pub(crate) enum Party {
     /// The operator, who named it or a directory above it.
     Operator,
-    /// The one user that a process is.
+    /// The one user that a process is, or who made the user namespace that it is in.
     User(u32),
+    /// A container or a user namespace of root's making, whoever a process is in it: who is root there is any of its users.
+    Container(u64),
     /// All processes that are not known to be of one user.
     Unknown,
+}
+
+impl Party {
+    /// Whose part a process counts to.
+    pub(crate) fn of(proc: &ProcRoot, pid: u32) -> Self {
+        let of_user = |user: Option<u32>| user.map_or(Self::Unknown, Self::User);
+        match proc.origin(pid) {
+            Ok(Origin::Here) => of_user(proc.users(pid).ok().and_then(one_user)),
+            Ok(Origin::Container(container)) => Self::Container(container),
+            Ok(Origin::UserNamespace { namespace, owner: 0 }) => Self::Container(namespace),
+            Ok(Origin::UserNamespace { owner, .. }) => of_user(known_user(owner)),
+            // It has ended, or may not be seen.
+            Err(_) => Self::Unknown,
+        }
+    }
 }
 
 /// Which files of a directory count as the database's.
@@ -137,17 +154,24 @@ impl Right {
 }
 
 /// What a process may be credited with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessRight {
     /// The one user that it is, if it is one and is known.
     user: Option<u32>,
+    party: Party,
     /// Log files that it has open for writing.
     pub(crate) writes: HashSet<Inode>,
 }
 
+impl Default for ProcessRight {
+    fn default() -> Self {
+        Self::new(None, Party::Unknown, HashSet::new())
+    }
+}
+
 impl ProcessRight {
-    pub(crate) fn new(users: Option<ProcessUsers>, writes: HashSet<Inode>) -> Self {
-        Self { user: users.and_then(one_user), writes }
+    pub(crate) fn new(users: Option<ProcessUsers>, party: Party, writes: HashSet<Inode>) -> Self {
+        Self { user: users.and_then(one_user), party, writes }
     }
 
     /// Whether what belongs to this user is the process's, too.
@@ -157,7 +181,7 @@ impl ProcessRight {
 
     /// Whose part the process's directories count to.
     pub(crate) fn party(&self) -> Party {
-        self.user.map_or(Party::Unknown, Party::User)
+        self.party
     }
 
     /// Whether it is this user.
@@ -175,7 +199,7 @@ mod tests {
         let users = |real, effective| {
             Some(ProcessUsers { real, effective, saved: effective, file_system: effective })
         };
-        let right = |users| ProcessRight::new(users, HashSet::new());
+        let right = |users| ProcessRight::new(users, Party::Unknown, HashSet::new());
         assert!(right(users(999, 999)).has_rights_of(999) && !right(users(999, 999)).has_rights_of(0));
         assert!(right(users(0, 0)).has_rights_of(999), "root");
         assert!(!right(users(1000, 0)).has_rights_of(0), "who runs a setuid program is not root");

@@ -26,7 +26,7 @@ use crate::config::Settings;
 use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
-use crate::ownership::{self, Identity, ProcessRight, Right};
+use crate::ownership::{self, Identity, Party, ProcessRight, Right};
 use crate::targets::ProcessTraits;
 
 /// What was refused is examined again after so long.
@@ -105,7 +105,8 @@ impl Watched {
         let held = shown.iter().map(|path| proc.as_seen_by(database.pid, path));
         let named = named_directories(proc, database).into_iter().map(|(_, named)| named);
         let found: BTreeSet<PathBuf> = held.chain(named).collect();
-        let right = ProcessRight::new(proc.users(database.pid).ok(), writes);
+        let party = Party::of(proc, database.pid);
+        let right = ProcessRight::new(proc.users(database.pid).ok(), party, writes);
         let traits = settings.options.targets.traits_of(proc, database.pid);
         let selects_other = traits != database.claimant.traits;
         database.claimant.traits = traits;

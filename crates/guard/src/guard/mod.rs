@@ -193,6 +193,9 @@ impl Guard {
     /// and reported: there may always be something new.
     pub fn has_seen_all(&mut self) -> bool {
         let seen = self.watched.has_seen_all(&self.settings);
+        if !seen {
+            self.watched.hurry();
+        }
         let late = self.report.seconds() >= SEEN_WITHIN.as_secs_f64();
         if late && !seen {
             let problem = "not everything could be seen within a minute: what comes anew is left";

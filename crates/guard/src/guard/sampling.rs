@@ -9,18 +9,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
+use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 
+use super::claims::Claim;
 use super::report::Report;
 use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, ListedProcess, Lister, Names};
+use crate::descriptors::{Descriptor, ListedProcess, Lister, Names, POLLED};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
+use crate::shares::shares_by_party;
 
 impl Watched {
     /// Lists the directories in which names came or went.
@@ -55,12 +58,12 @@ impl Watched {
 
     /// Goes on with listings, of all databases or of one.
     pub(super) fn list_stale(&mut self, report: &mut Report, now: Instant, only: Option<&DatabaseKey>) {
-        let (mut new_files, mut moved) = (false, Vec::new());
+        let (mut grown, mut moved) = (Vec::new(), Vec::new());
         let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
             if only.is_some_and(|only| only != key) {
                 return None;
             }
-            let limit = watched.turns.names(own.len());
+            let limit = watched.turns.names(own);
             let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, now));
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
@@ -78,7 +81,9 @@ impl Watched {
                 let directory = &mut own[index];
                 match listed {
                     Ok(listed) => {
-                        new_files |= listed.grown;
+                        if listed.grown {
+                            grown.push(directory.owner);
+                        }
                         report.listed(directory, &listed);
                     }
                     Err(error) => {
@@ -94,11 +99,15 @@ impl Watched {
         };
         self.serve(prepare, done);
         self.forget_changed(&moved, report);
-        if new_files {
+        if !grown.is_empty() {
             // Their writers and followers are to be seen at once.
             self.others.schedule.ask();
+            let is_named = grown.contains(&None);
             for database in &mut self.databases {
-                database.descriptors.schedule.ask();
+                let shares = || database.claims.values().any(|claim| matches!(claim, Claim::Shared));
+                if is_named || grown.contains(&Some(database.pid)) || shares() {
+                    database.descriptors.schedule.ask();
+                }
             }
         }
     }
@@ -190,17 +199,29 @@ impl Watched {
     /// Reads the positions of databases' descriptors, and lists what is due of them, as far as there is time for: those
     /// that were listed.
     fn list_databases(&mut self, now: Instant) -> Vec<ListedProcess> {
-        let mut slice = Duration::ZERO;
-        for database in &mut self.databases {
-            database.descriptors.poll(&self.proc);
+        let wanted: Vec<_> = self
+            .databases
+            .iter()
+            .map(|database| (database.right().party(), database.descriptors.known.len()))
+            .collect();
+        let shares = shares_by_party(POLLED, &wanted);
+        let mut wanted = Duration::ZERO;
+        for (database, share) in self.databases.iter_mut().zip(shares) {
+            database.descriptors.poll(&self.proc, share);
             if database.descriptors.schedule.begin(now) {
-                self.listings.push(database.pid);
+                if database.claims.is_empty() {
+                    self.listings.push_first(database.pid);
+                } else {
+                    self.listings.push(database.pid);
+                }
             }
-            slice = slice.max(database.descriptors.schedule.slice());
+            wanted = wanted.max(database.descriptors.schedule.slice());
         }
         if self.listings.is_empty() {
             return Vec::new();
         }
+        let Some(slice) = self.listing_time.slice(wanted, now) else { return Vec::new() };
+        let before = thread_cpu_time();
         let names = Names::of(&self.directories);
         let profiles: HashMap<u32, &Profile> =
             self.databases.iter().map(|database| (database.pid, &*database.profile)).collect();
@@ -210,7 +231,9 @@ impl Watched {
         };
         let mut lister = Lister::new(&self.proc, &wanted, &|_| true);
         self.listings.advance(&self.proc, &mut lister, slice);
-        lister.done
+        let done = lister.done;
+        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+        done
     }
 
     /// The descriptors of watched files.
@@ -234,7 +257,7 @@ impl Watched {
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
             let windows: usize = own.iter().map(Directory::windows).sum();
-            let limit = watched.turns.windows();
+            let limit = watched.turns.windows(own);
             let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(watched.sampling_job(slice, room, Arc::clone(&busy)))
         };

@@ -2,11 +2,14 @@
 //!
 //! Each tick begins with another database, so that none is always the last.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
-use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, WINDOWS, share};
+use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, WINDOWS};
 use crate::directory::{DatabaseKey, Directory};
+use crate::ownership::Party;
+use crate::shares::Databases;
 
 /// Ticks for which a database has to wait before that is worth a word.
 const WAITED: u32 = 8;
@@ -18,8 +21,10 @@ pub(super) struct Turns {
     purse: Purse,
     accounts: BTreeMap<DatabaseKey, Account>,
     first: Option<DatabaseKey>,
-    /// How many databases have directories.
-    present: usize,
+    /// The databases that have directories, and whose they are.
+    present: BTreeMap<DatabaseKey, Party>,
+    names: Databases,
+    windows: Databases,
 }
 
 #[derive(Clone, Copy)]
@@ -31,7 +36,9 @@ struct Account {
 
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
-        Self { purse: Purse::new(now), accounts: BTreeMap::new(), first: None, present: 0 }
+        let (purse, accounts, first) = (Purse::new(now), BTreeMap::new(), None);
+        let (names, windows) = (Databases::new(ALL_NAMES, NAMES), Databases::new(ALL_WINDOWS, WINDOWS));
+        Self { purse, accounts, first, present: BTreeMap::new(), names, windows }
     }
 
     /// Begins a tick: those with directories get what they may spend. Databases that have ended lose their account; one whose
@@ -42,11 +49,17 @@ impl Turns {
         has_ended: impl Fn(&DatabaseKey) -> bool,
         now: Instant,
     ) {
-        let present: BTreeSet<DatabaseKey> = directories.iter().map(Directory::database).collect();
-        self.accounts.retain(|key, _| present.contains(key) || !has_ended(key));
-        self.present = present.len();
-        let accounts = self.accounts.iter_mut().filter(|(key, _)| present.contains(*key));
-        self.purse.fill(accounts.map(|(_, account)| &mut account.credit), now);
+        self.present.clear();
+        self.names.clear();
+        self.windows.clear();
+        for directory in directories {
+            self.note(directory);
+        }
+        let present = &self.present;
+        self.accounts.retain(|key, _| present.contains_key(key) || !has_ended(key));
+        let accounts = self.accounts.iter_mut();
+        let credits = accounts.filter_map(|(key, account)| Some((*present.get(key)?, &mut account.credit)));
+        self.purse.fill(credits, now);
         let next = self.order(directories).into_iter().nth(1);
         self.first = next.map(|(key, _)| key).or_else(|| self.first.take());
     }
@@ -91,14 +104,34 @@ impl Turns {
         self.spend(key, unpaid);
     }
 
-    /// How many log files may be watched in each of so many directories of one database.
-    pub(super) fn names(&self, directories: usize) -> usize {
-        (share(ALL_NAMES, NAMES, self.present) / directories.max(1)).max(1)
+    /// How many log files may be watched in each of the directories of one database.
+    pub(super) fn names(&mut self, own: &[Directory]) -> usize {
+        let party = self.party(own);
+        (self.names.share(party) / own.len().max(1)).max(1)
     }
 
-    /// How many windows are kept of one database.
-    pub(super) fn windows(&self) -> usize {
-        share(ALL_WINDOWS, WINDOWS, self.present)
+    /// How many windows are kept of the database of these directories.
+    pub(super) fn windows(&mut self, own: &[Directory]) -> usize {
+        let party = self.party(own);
+        self.windows.share(party)
+    }
+
+    /// Whose a database with these directories is, which may have been found in this tick.
+    fn party(&mut self, own: &[Directory]) -> Party {
+        own.first().map_or(Party::Unknown, |first| self.note(first))
+    }
+
+    /// Takes note that the database of a directory is there, and whose it is in this tick.
+    fn note(&mut self, directory: &Directory) -> Party {
+        match self.present.entry(directory.database()) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let party = *new.insert(directory.right.party());
+                self.names.add(party);
+                self.windows.add(party);
+                party
+            }
+        }
     }
 
     /// The account of a database; one that was found in this tick opens it.
@@ -106,7 +139,6 @@ impl Turns {
         if !self.accounts.contains_key(key) {
             let credit = self.purse.open();
             self.accounts.insert(key.clone(), Account { credit, waited: 0 });
-            self.present += 1;
         }
         self.accounts.get_mut(key).expect("it was just inserted")
     }
@@ -115,6 +147,13 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
+    use std::sync::Arc;
+
+    use pagekeeper_catalog::Profile;
+
+    use crate::budget::DIRECTORIES_OF_USER;
+    use crate::ownership::{ProcessRight, Right};
 
     #[test]
     fn what_is_owed_stays_owed_while_the_directories_are_away() {
@@ -129,5 +168,29 @@ mod tests {
         assert!(turns.slice(&key).is_none(), "it opened a new account");
         turns.begin_tick(&[], |_| true, now + Duration::from_secs(2));
         assert!(turns.accounts.is_empty(), "it has ended");
+    }
+
+    #[test]
+    fn a_server_beside_very_many_databases_of_another_user_keeps_its_names() {
+        let profile = Arc::new(Profile::built_in().swap_remove(0));
+        let of = |pid: u32, party| {
+            let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let path = format!("/var/lib/{pid}").into();
+            Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right)
+        };
+        let others = 0..u32::try_from(DIRECTORIES_OF_USER).unwrap();
+        let mut directories: Vec<Directory> = others.map(|pid| of(pid, Party::User(1))).collect();
+        directories.push(of(1 << 20, Party::User(2)));
+        let now = Instant::now();
+        let mut turns = Turns::new(now);
+        turns.begin_tick(&directories, |_| false, now);
+        let (others, own) = directories.split_at(DIRECTORIES_OF_USER);
+        assert_eq!((turns.names(own), turns.windows(own)), (NAMES, WINDOWS));
+        let of_another = (turns.names(&others[..1]), turns.windows(&others[..1]));
+        assert!(of_another.0 * others.len() + NAMES <= ALL_NAMES, "{of_another:?}");
+        assert!(of_another.1 * others.len() + WINDOWS <= ALL_WINDOWS, "{of_another:?}");
+        // One that is found in this tick has its share at once.
+        let late = [of(1 << 21, Party::Container(7))];
+        assert_eq!(turns.names(&late), NAMES);
     }
 }

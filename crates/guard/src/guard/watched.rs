@@ -18,6 +18,7 @@ use super::claims::{Claim, Claimant};
 use super::report::Report;
 use super::serve::Hung;
 use super::turns::Turns;
+use crate::budget::ListingTime;
 use crate::config::Settings;
 use crate::descriptors::{Descriptors, Listing, Others};
 use crate::directory::{DatabaseKey, Directory, Ids};
@@ -80,6 +81,7 @@ pub(super) struct Watched {
     pub(super) others: Others,
     /// Databases' processes whose descriptors are being listed.
     pub(super) listings: FdRounds<Listing>,
+    pub(super) listing_time: ListingTime,
     pub(super) ids: Ids,
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
     pub(super) list_due: Instant,
@@ -107,6 +109,7 @@ impl Watched {
             directories: Vec::new(),
             others: Others::new(now),
             listings: FdRounds::default(),
+            listing_time: ListingTime::new(now),
             ids: Ids::default(),
             notifications: Notifications::new(),
             list_due: now + LIST_AGAIN,
@@ -213,6 +216,12 @@ impl Watched {
             && self.listings.is_empty()
             && !self.others.is_listing()
             && self.databases.iter().all(|database| !database.claimant.waits())
+    }
+
+    /// Lists descriptors soon: somebody waits until all has been seen.
+    pub(super) fn hurry(&mut self) {
+        self.listing_time.hurry();
+        self.others.hurry();
     }
 
     pub(super) fn forget_directories_of(&mut self, pids: &[u32]) {
