@@ -9,8 +9,10 @@ use crate::support::guard::Guard;
 use crate::support::hanging::Hanging;
 use crate::support::{MIB, eventually, resident_bytes};
 use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(180);
@@ -164,4 +166,92 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     hanging.go_on();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+/// The guard of a database, with more by a configuration.
+fn configured(directory: &Path, database: &Database, more: &[&str], text: &str) -> Guard {
+    let config = directory.join("guard.toml");
+    std::fs::write(&config, format!("tick = \"100ms\"\n{text}")).expect("write the configuration");
+    let config = config.to_str().expect("a path of this test's own");
+    let pid = database.pid().to_string();
+    Guard::spawn(&[&["--config", config, "--pid", &pid], more].concat())
+}
+
+#[test]
+fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database() {
+    if !support::can_run("a stream on a file system that hangs", &["fincore", "setpriv", "bindfs", "cat"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (below, point, few) =
+        (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("few"));
+    std::fs::create_dir(&below).expect("make a directory");
+    fill(&below.join("dump"), 64 * MIB);
+    let own = logs(&few, 3, MIB);
+    let hanging = Hanging::mount(&below, &point, "dump");
+    let local = Database::start(scratch.path(), &own[2]);
+    let mut stream = Command::new("cat");
+    let mut stream = stream.arg(point.join("dump")).stdout(Stdio::piped()).spawn().expect("start cat");
+    let output = stream.stdout.as_mut().expect("piped");
+    let streams = "[streams]\ntick = \"50ms\"\nprocesses = [\"cat\"]\n";
+    let guard = configured(scratch.path(), &local, &[], streams);
+    // It is known as a stream once it has given much.
+    let mut read = |bytes: u64| {
+        let bytes = usize::try_from(bytes).expect("a small size");
+        output.read_exact(&mut vec![0; bytes]).expect("read what it reads");
+    };
+    read(16 * MIB);
+    guard.wait_for("stream", SOON, |event| event["pid"] == stream.id());
+    is_served("the local log is released", &own[0]);
+
+    hanging.stop();
+    guard.wait_for("problem", SOON, |event| {
+        event["problem"].as_str().is_some_and(|problem| problem.contains("no stream is followed"))
+    });
+    is_served("the local log is released meanwhile", &own[1]);
+
+    hanging.go_on();
+    stream.kill().and_then(|()| stream.wait()).expect("end cat");
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == stream.id());
+    assert!(guard.stop().status.success());
+}
+
+#[test]
+fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database() {
+    if !support::can_run("a control file that hangs", &["fincore", "setpriv", "bindfs"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (data, below, few) =
+        (scratch.path().join("data"), scratch.path().join("below"), scratch.path().join("few"));
+    let (wal, global) = (data.join("pg_wal"), data.join("global"));
+    for directory in [&wal, &below] {
+        std::fs::create_dir_all(directory).expect("make a directory");
+    }
+    fill(&below.join("pg_control"), 8192);
+    let own = logs(&few, 3, MIB);
+    let hanging = Hanging::mount(&below, &global, "pg_control");
+    let local = Database::start(scratch.path(), &own[2]);
+    for number in 1..=2 {
+        fill(&wal.join(format!("{:024X}", (1_u128 << 64) + number)), 16 * MIB);
+    }
+    hanging.stop();
+    let rule = "[rules.wal]\nrule = \"release-before-checkpoint\"\n";
+    let named = ["--dir", wal.to_str().expect("a path of this test's own")];
+    let guard = configured(scratch.path(), &local, &named, rule);
+    let of_wal =
+        |event: &serde_json::Value| event["path"].as_str().is_some_and(|path| path.ends_with("/pg_wal"));
+    guard.wait_for("hung", SOON, of_wal);
+    is_served("the log beside it is released meanwhile", &own[0]);
+    hanging.go_on();
+    guard.wait_for("answers", SOON, of_wal);
+    // What it says is nothing, so all of its log stays.
+    guard.wait_for("problem", SOON, |event| {
+        event["problem"]
+            .as_str()
+            .is_some_and(|problem| problem.contains("crash recovery starts is not known"))
+    });
+    assert!(guard.stop().status.success());
 }

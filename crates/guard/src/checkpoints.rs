@@ -6,12 +6,13 @@
 //! 2. What is read is a header of at most 12 KiB, without read-ahead, and only once its file has changed; `pg_control`, which nobody
 //!    watches, at most every [`AGAIN`].
 //! 3. A log is read after its residency was sampled, as the policy wants it of a ring.
+//! 4. Only [`Wanted::read`] does I/O, in a thread that may be left behind.
 //!
 //! A checkpoint that can't be had is not known, and all of its log stays. It is reported when it fails for the second time in a row:
 //! a header that is written at the same time may be seen half done.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -22,10 +23,10 @@ use pagekeeper_catalog::checkpoint::innodb::{Layout, RedoHeader};
 use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
 use pagekeeper_catalog::checkpoint::{innodb, postgresql};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, InspectedFile, Links};
+use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use pagekeeper_policy::{Checkpoint, CheckpointFacts, Facts, FileId, LogId, Rule};
 
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, Entry, Log};
 
 /// A log of which less is resident is left alone.
 const LEAST: u64 = 2 << 20;
@@ -45,8 +46,8 @@ pub(crate) struct Checkpoints {
 /// What is known of one log.
 #[derive(Default)]
 struct Known {
-    at: Option<Checkpoint>,
-    read: Option<Instant>,
+    /// What `pg_control` said when it was read last.
+    control: Option<(Instant, Result<ControlFile, String>)>,
     failures: u32,
 }
 
@@ -57,30 +58,92 @@ struct Header {
     parsed: Result<RedoHeader, String>,
 }
 
+/// What is to be read in a directory.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// `pg_control`, for this log.
+    Control(LogId),
+    /// The header of a file of InnoDB's redo log, of this name, which had changed last then.
+    Header { file: FileId, name: OsString, inode: Inode, changed: i128 },
+}
+
+/// What was read.
+pub(crate) enum Found {
+    Control(LogId, Result<ControlFile, String>),
+    Header(FileId, i128, Result<RedoHeader, String>),
+}
+
+impl Wanted {
+    /// Whether it may lie on another file system than the directory.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Control(_))
+    }
+
+    /// Reads it, which a file system may keep from coming back.
+    pub(crate) fn read(self, directory: &Directory, proc: &ProcRoot) -> Found {
+        match self {
+            Self::Control(log) => Found::Control(log, read_pg_control(directory, proc)),
+            Self::Header { file, name, inode, changed } => {
+                Found::Header(file, changed, read_redo_header(directory, &name, inode, proc))
+            }
+        }
+    }
+}
+
 impl Checkpoints {
-    /// Adds the checkpoints of the logs in a directory, whose files are among the facts already.
-    pub(crate) fn add(&mut self, directory: &Directory, proc: &ProcRoot, now: Instant, facts: &mut Facts) {
-        for (&log, known) in &directory.logs {
-            let spec = &directory.profile.logs[known.spec];
-            if !matches!(spec.rule, Rule::ReleaseBeforeCheckpoint { .. }) {
-                continue;
+    /// What is to be read of a directory's logs before [`Checkpoints::add`].
+    pub(crate) fn wanted(&self, directory: &Directory, now: Instant) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for (log, files) in logs_of(directory) {
+            match directory.spec(log).checkpoint {
+                CheckpointSpec::PgControl => {
+                    let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
+                    let is_fresh = |(read, control): &(Instant, Result<_, _>)| {
+                        control.is_ok() && now.saturating_duration_since(*read) < AGAIN
+                    };
+                    if known.is_none_or(|known| !is_fresh(known)) {
+                        wanted.push(Wanted::Control(log));
+                    }
+                }
+                CheckpointSpec::Innodb => wanted.extend(files.iter().filter_map(|(name, entry)| {
+                    let known = self.headers.get(&entry.id);
+                    let is_current =
+                        |header: &Header| header.changed == entry.changed && header.parsed.is_ok();
+                    let (file, inode, changed) = (entry.id, entry.inode, entry.changed);
+                    let header = Wanted::Header { file, name: (*name).to_owned(), inode, changed };
+                    known.is_none_or(|known| !is_current(known)).then_some(header)
+                })),
+                CheckpointSpec::Unknown
+                | CheckpointSpec::AllFiles
+                | CheckpointSpec::NoFile
+                | CheckpointSpec::LastFile => {}
             }
-            let files: Vec<(&OsStr, &Entry)> = directory
-                .entries
-                .iter()
-                .filter(|(_, entry)| entry.log == log)
-                .map(|(name, entry)| (name.as_os_str(), entry))
-                .collect();
-            if files.iter().map(|(_, entry)| entry.sample.resident).sum::<u64>() < LEAST {
-                continue;
+        }
+        wanted
+    }
+
+    /// Takes in what was read at this time.
+    pub(crate) fn take(&mut self, found: Found, now: Instant) {
+        match found {
+            Found::Control(log, control) => {
+                self.logs.entry(log).or_default().control = Some((now, control));
             }
-            let found = match spec.checkpoint {
+            Found::Header(file, changed, parsed) => {
+                self.headers.insert(file, Header { changed, parsed });
+            }
+        }
+    }
+
+    /// Adds the checkpoints of the logs in a directory, whose files are among the facts already, by what was read.
+    pub(crate) fn add(&mut self, directory: &Directory, facts: &mut Facts) {
+        for (log, files) in logs_of(directory) {
+            let found = match directory.spec(log).checkpoint {
                 CheckpointSpec::Unknown => Err("its profile does not say where its checkpoint is".to_owned()),
                 CheckpointSpec::AllFiles => Ok(None),
                 CheckpointSpec::NoFile => Ok(Some(Checkpoint::InSeries { sequence: u64::MAX, offset: 0 })),
                 CheckpointSpec::LastFile => Ok(last_file(log, facts)),
-                CheckpointSpec::PgControl => self.postgresql(directory, log, proc, now),
-                CheckpointSpec::Innodb => self.innodb(directory, &files, proc),
+                CheckpointSpec::PgControl => self.postgresql(directory, log),
+                CheckpointSpec::Innodb => self.innodb(&files),
             };
             let first = files.first().map_or(OsStr::new(""), |(name, _)| name);
             let at = self.note(log, directory.path_of(first), found);
@@ -108,11 +171,11 @@ impl Checkpoints {
         let known = self.logs.entry(log).or_default();
         match found {
             Ok(at) => {
-                (known.at, known.failures) = (at, 0);
+                known.failures = 0;
                 at
             }
             Err(reason) => {
-                (known.at, known.failures) = (None, known.failures.saturating_add(1));
+                known.failures = known.failures.saturating_add(1);
                 if known.failures == FAILURES {
                     let problem =
                         format!("where its crash recovery starts is not known, so all of it stays: {reason}");
@@ -123,24 +186,11 @@ impl Checkpoints {
         }
     }
 
-    /// By `global/pg_control`, in the directory that the server works in, or beside that of the WAL.
-    fn postgresql(
-        &mut self,
-        directory: &Directory,
-        log: LogId,
-        proc: &ProcRoot,
-        now: Instant,
-    ) -> Result<Option<Checkpoint>, String> {
-        let known = self.logs.entry(log).or_default();
-        let is_fresh = known.read.is_some_and(|read| now.saturating_duration_since(read) < AGAIN);
-        if let Some(at) = known.at.filter(|_| is_fresh) {
-            return Ok(Some(at));
-        }
-        known.read = Some(now);
-        let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
-        let mut bytes = [0; postgresql::LEN];
-        let len = read_header(&file, &mut bytes)?;
-        let control = ControlFile::parse(&bytes[..len]).map_err(|error| format!("pg_control: {error}"))?;
+    /// By `global/pg_control`. None while it could not be read, for its file system does not answer.
+    fn postgresql(&self, directory: &Directory, log: LogId) -> Result<Option<Checkpoint>, String> {
+        let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
+        let Some((_, control)) = known else { return Ok(None) };
+        let control = control.as_ref().map_err(Clone::clone)?;
         if directory.logs[&log].segment_size != Some(control.segment_size) {
             return Err("pg_control has segments of another size".to_owned());
         }
@@ -148,16 +198,13 @@ impl Checkpoints {
         Ok(Some(Checkpoint::InSeries { sequence, offset }))
     }
 
-    /// By the headers of InnoDB's redo log files.
-    fn innodb(
-        &mut self,
-        directory: &Directory,
-        files: &[(&OsStr, &Entry)],
-        proc: &ProcRoot,
-    ) -> Result<Option<Checkpoint>, String> {
+    /// By the headers of InnoDB's redo log files. None while they could not be read, for their file system does not answer.
+    fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<Checkpoint>, String> {
         let mut headers = Vec::with_capacity(files.len());
-        for &(name, entry) in files {
-            headers.push((self.header(directory, name, entry, proc)?, entry));
+        for &(_, entry) in files {
+            let header = self.headers.get(&entry.id).filter(|header| header.changed == entry.changed);
+            let Some(header) = header else { return Ok(None) };
+            headers.push((header.parsed.clone()?, entry));
         }
         let latest = headers.iter().filter_map(|(header, _)| header.checkpoint).max();
         let latest = latest.ok_or("its files have no checkpoint")?;
@@ -174,22 +221,20 @@ impl Checkpoints {
             }
         }
     }
+}
 
-    fn header(
-        &mut self,
-        directory: &Directory,
-        name: &OsStr,
-        entry: &Entry,
-        proc: &ProcRoot,
-    ) -> Result<RedoHeader, String> {
-        let is_current = |header: &&Header| header.changed == entry.changed && header.parsed.is_ok();
-        if let Some(header) = self.headers.get(&entry.id).filter(is_current) {
-            return header.parsed.clone();
-        }
-        let parsed = read_redo_header(directory, name, entry, proc);
-        self.headers.insert(entry.id, Header { changed: entry.changed, parsed: parsed.clone() });
-        parsed
-    }
+/// The logs of a directory whose rule asks for their checkpoint, and of which enough is resident, with their files.
+fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
+    let asked =
+        |known: &Log| matches!(directory.profile.logs[known.spec].rule, Rule::ReleaseBeforeCheckpoint { .. });
+    let logs = directory.logs.iter().filter(|(_, known)| asked(known));
+    let with_files = logs.map(|(&log, _)| {
+        let own = directory.entries.iter().filter(|(_, entry)| entry.log == log);
+        (log, own.map(|(name, entry)| (name.as_os_str(), entry)).collect::<Vec<_>>())
+    });
+    with_files
+        .filter(|(_, files)| files.iter().map(|(_, entry)| entry.sample.resident).sum::<u64>() >= LEAST)
+        .collect()
 }
 
 /// From the start of the newest file on.
@@ -197,6 +242,14 @@ fn last_file(log: LogId, facts: &Facts) -> Option<Checkpoint> {
     let files = facts.files.iter().filter(|file| file.log == log && file.writer.is_some());
     let sequence = files.map(|file| file.sequence).max()?;
     Some(Checkpoint::InSeries { sequence, offset: 0 })
+}
+
+/// `global/pg_control`, in the directory that the server works in, or beside that of the WAL.
+fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile, String> {
+    let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
+    let mut bytes = [0; postgresql::LEN];
+    let len = read_header(&file, &mut bytes)?;
+    ControlFile::parse(&bytes[..len]).map_err(|error| format!("pg_control: {error}"))
 }
 
 fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFile, Error> {
@@ -214,11 +267,11 @@ fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFi
 fn read_redo_header(
     directory: &Directory,
     name: &OsStr,
-    entry: &Entry,
+    inode: Inode,
     proc: &ProcRoot,
 ) -> Result<RedoHeader, String> {
     let path = directory.path_of(name);
-    let file = directory.open_file(proc, &path, entry.inode).map_err(|error| error.to_string())?;
+    let file = directory.open_file(proc, &path, inode).map_err(|error| error.to_string())?;
     let file = file.ok_or("it is another file by now")?;
     let mut bytes = [0; innodb::LEN];
     let len = read_header(&file, &mut bytes)?;

@@ -1,18 +1,21 @@
 //! Deciding: what was seen as the policy asks for it, and what the policy wants done, file by file.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::report::Report;
+use super::serve::Job;
 use super::watched::{Watched, title};
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Checkpoints, Found};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
-use crate::directory::{Directory, Entry};
+use crate::directory::{DatabaseKey, Directory, Entry};
 use crate::disks::{self, Leftovers};
 use crate::facts::{add, by_file, follower_in_title, overwritten_logs};
 use crate::follower_history::FollowerHistory;
@@ -58,6 +61,7 @@ impl Decider {
             self.retry += 1;
             self.retry_due = now + RETRY;
         }
+        self.read_checkpoints(watched, now);
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
         let descriptors: Vec<_> = watched.descriptors().cloned().collect();
         let by_file = by_file(descriptors.iter());
@@ -66,7 +70,7 @@ impl Decider {
                 directory.overwrites(log);
             }
             add(directory, &by_file, &mut facts);
-            self.checkpoints.add(directory, &watched.proc, now, &mut facts);
+            self.checkpoints.add(directory, &mut facts);
         }
         for (path, problem) in self.checkpoints.finish(&watched.directories) {
             report.problem(path, &problem);
@@ -94,6 +98,43 @@ impl Decider {
             entries.filter(is_passed).for_each(Entry::sample_now);
         }
         facts
+    }
+
+    /// Reads what says where checkpoints are, as far as it may have changed.
+    fn read_checkpoints(&mut self, watched: &mut Watched, now: Instant) {
+        let checkpoints = RefCell::new(&mut self.checkpoints);
+        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+            let of = |directory: &Directory| checkpoints.borrow().wanted(directory, now);
+            let wanted: Vec<_> = own.iter().map(of).collect();
+            if wanted.iter().all(Vec::is_empty) {
+                return None;
+            }
+            let proc = watched.proc.clone();
+            let job: Job<(Vec<Found>, Duration)> = Box::new(move |own, place| {
+                let before = thread_cpu_time();
+                let mut found = Vec::new();
+                for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
+                    for wanted in wanted {
+                        if wanted.is_elsewhere() {
+                            place.elsewhere();
+                        } else {
+                            place.at(index);
+                        }
+                        found.push(wanted.read(directory, &proc));
+                    }
+                }
+                (found, thread_cpu_time().saturating_sub(before))
+            });
+            Some(job)
+        };
+        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Directory], (found, spent)| {
+            watched.turns.spend(key, spent);
+            let found: Vec<Found> = found;
+            for found in found {
+                checkpoints.borrow_mut().take(found, now);
+            }
+        };
+        watched.serve(prepare, done);
     }
 
     /// What is to be done with what was seen, by the rules of the policy.

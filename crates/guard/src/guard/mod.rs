@@ -14,6 +14,7 @@ mod carry_out;
 mod claim_tests;
 mod claims;
 mod decide;
+mod following;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
@@ -30,7 +31,6 @@ mod turns;
 mod watched;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::ProfileError;
@@ -40,12 +40,12 @@ use pagekeeper_policy::Facts;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;
+use self::following::Following;
 use self::report::Report;
 use self::watched::Watched;
 use crate::config::{Options, Settings};
 use crate::decision::Decision;
 use crate::event::{Done, Event, Summary, Tick};
-use crate::streams::{StreamContext, StreamWatch};
 use crate::visibility;
 
 /// Ticks without any news after which the guard takes samples less often.
@@ -68,7 +68,7 @@ pub struct Guard {
     settings: Settings,
     watched: Watched,
     decider: Decider,
-    streams: StreamWatch,
+    streams: Following,
     report: Report,
     quiet_ticks: u32,
     /// Whether the last sample was a whole tick, not one of the streams alone.
@@ -93,7 +93,7 @@ impl Guard {
             settings: Settings::new(options)?,
             watched: Watched::new(proc, now),
             decider: Decider::new(now),
-            streams: StreamWatch::new(now),
+            streams: Following::new(now),
             report: Report::new(now),
             quiet_ticks: 0,
             ticked: false,
@@ -115,7 +115,7 @@ impl Guard {
         let now = Instant::now();
         self.watched.forget(now);
         self.report.forget_problems();
-        self.streams.forget_names(now);
+        self.streams.forget_names();
         self.watched.watch_named_directories(&self.settings, &mut self.report);
         Ok(())
     }
@@ -160,23 +160,7 @@ impl Guard {
         if !self.settings.options.streams.on {
             return;
         }
-        let databases = self.watched.databases.iter();
-        let databases: Vec<_> =
-            databases.map(|database| (database.pid, Arc::clone(&database.profile))).collect();
-        let mut problems = Vec::new();
-        let released = self.streams.follow(&mut StreamContext {
-            proc: &self.watched.proc,
-            options: &self.settings.options.streams,
-            dry_run: self.settings.options.dry_run,
-            targets: &self.settings.options.targets,
-            databases: &databases,
-            events: &mut self.report.events,
-            problems: &mut problems,
-        });
-        for (path, problem) in problems {
-            self.report.problem(path, &problem);
-        }
-        self.report.behind_streams(released);
+        self.streams.follow(&self.watched, &self.settings, &mut self.report);
     }
 
     /// Whether all processes that were named have ended, and nothing else is to be watched.

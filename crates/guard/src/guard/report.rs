@@ -5,11 +5,11 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::following::Following;
 use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
 use crate::directory::{DatabaseKey, Directory, Listed};
 use crate::event::{Done, Event, Refusal, Summary};
-use crate::streams::StreamWatch;
 use crate::usage;
 
 /// Problems that are remembered, so that each is reported once.
@@ -166,7 +166,7 @@ impl Report {
     }
 
     /// What the run did so far.
-    pub(super) fn summary(&self, streams: &StreamWatch) -> Summary {
+    pub(super) fn summary(&self, streams: &Following) -> Summary {
         let seconds = self.seconds();
         let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Summary {

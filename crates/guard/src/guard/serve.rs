@@ -4,8 +4,8 @@
 //! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
 //! again. Databases on the file system that its job is at are left alone until then.
 //!
-//! What is not done so: the first sight of a process (its names, descriptors and root), streams, the disk profile for a
-//! warning, and the headers that say where a checkpoint is.
+//! What is not done so: the first sight of a process (its names, descriptors and root), and the directory of a warning. Streams
+//! have a worker of their own (`following`).
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
 //! directory is not opened while [`MOST_HUNG`] of its user are hung, whose they stay when their processes have ended.
@@ -43,6 +43,11 @@ impl Place {
     /// Takes note that the job goes on with the directory of this index.
     pub(super) fn at(&self, index: usize) {
         self.0.store(index, Ordering::Relaxed);
+    }
+
+    /// Takes note that the job goes on where none of its directories may be.
+    pub(super) fn elsewhere(&self) {
+        self.at(usize::MAX);
     }
 }
 
