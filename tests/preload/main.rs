@@ -10,4 +10,5 @@ mod programs;
 mod reach;
 mod report;
 mod run;
+mod serves;
 mod torture;

@@ -59,6 +59,11 @@ impl Way {
         Self::run(&["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml")], "")
     }
 
+    /// One option more of `pagekeeper run`.
+    pub(crate) fn and_option(&mut self, option: &str) {
+        self.run.get_or_insert_default().push(option.to_owned());
+    }
+
     /// The same with one library more, below.
     pub(crate) fn and_library(mut self, library: &Path) -> Self {
         self.preload.push(library.to_owned());

@@ -29,6 +29,7 @@ const CHECK: u32 = 7;
 const BEHIND: u32 = 8;
 const AHEAD: u32 = 9;
 const FINISH: u32 = 10;
+const LATER: u32 = 11;
 
 /// What a message can count.
 const COUNTED: [Count; 8] = [
@@ -197,6 +198,10 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             (message.kind, message.start, message.end) = (RELEASE, range.start, range.end);
             message.count = index_of(*count);
         }
+        Job::Later { range, count } => {
+            (message.kind, message.start, message.end) = (LATER, range.start, range.end);
+            message.count = index_of(*count);
+        }
         Job::Drop { range, count, number } => {
             (message.kind, message.start, message.end) = (DROP, range.start, range.end);
             (message.count, message.number) = (index_of(*count), *number);
@@ -326,6 +331,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
     let job = match message.kind {
         CLOSED => Job::AfterClose { range, release, count },
         RELEASE => Job::Release { range, count },
+        LATER => Job::Later { range, count },
         DROP => Job::Drop { range, count, number: message.number },
         WATCH => Job::Watch { flags: message.flags, release, count, used: counted(message.number) },
         BEHIND => Job::Behind { place: message.number },
@@ -346,7 +352,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
             Job::Drop { number, .. } => super::saw_to(number, false),
             Job::Behind { place } => drop(super::behind::take(place)),
             Job::Ahead { index } => super::ahead::was_refused(index),
-            Job::AfterClose { .. } | Job::Release { .. } | Job::Watch { .. } => {}
+            Job::AfterClose { .. } | Job::Release { .. } | Job::Later { .. } | Job::Watch { .. } => {}
         }
         Received::Nothing
     }

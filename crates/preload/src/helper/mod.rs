@@ -24,6 +24,7 @@ mod drop;
 mod forks;
 mod handler;
 mod held;
+mod later;
 mod start;
 mod thread;
 pub mod watch;
@@ -127,6 +128,13 @@ pub enum Job {
         count: Count,
         /// Counts the bytes that were read or written, as far as the file's position shows them.
         used: Count,
+    },
+    /// Drops the range's pages, which something holds, as soon as they can be.
+    Later {
+        /// Bytes.
+        range: Range<u64>,
+        /// Counts the bytes that were dropped.
+        count: Count,
     },
     /// Releases behind a read while it is made.
     Behind {

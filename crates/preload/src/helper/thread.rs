@@ -13,6 +13,7 @@ use super::behind::Behind;
 use super::channel::{self, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
+use super::later::Later;
 use super::watch::{Subject, Watches};
 use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
@@ -124,6 +125,12 @@ impl Queue {
         }
     }
 
+    fn finish(&mut self) {
+        while self.length > 0 {
+            self.finish_oldest();
+        }
+    }
+
     /// Lets go of those that are lost.
     fn let_go(&mut self) {
         let length = core::mem::take(&mut self.length);
@@ -144,6 +151,7 @@ fn serve(socket: c_int) {
     let mut watches = Watches::none();
     let mut behind = Behind::NONE;
     let mut readers = Readers::none();
+    let mut later = Later::NONE;
     let mut sampled_at = sys::now();
     loop {
         // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
@@ -153,12 +161,19 @@ fn serve(socket: c_int) {
         }
         let idle = (queue.length > 0).then_some(IDLE);
         let now = sys::now();
-        let lasting = watches.due(now).is_some() || behind.due().is_some() || readers.due(now).is_some();
+        let lasting = watches.due(now).is_some()
+            || behind.due().is_some()
+            || readers.due(now).is_some()
+            || later.due(now).is_some();
         LASTING.store(u32::from(lasting), Ordering::Release);
-        let wait = [idle, watches.due(now), behind.due(), readers.due(now)].into_iter().flatten().min();
+        let wait = [idle, watches.due(now), behind.due(), readers.due(now), later.due(now)]
+            .into_iter()
+            .flatten()
+            .min();
         if !sys::readable(socket, wait) {
             behind.release();
             readers.go_on();
+            later.check(sys::now());
             if wait == Some(0) || watches.due(sys::now()) == Some(0) {
                 watches.check(sys::now());
             }
@@ -190,6 +205,10 @@ fn serve(socket: c_int) {
                     watches.add(subject, sys::now());
                     super::done();
                 }
+                Job::Later { range, count } => {
+                    later.add(file, range, count, place);
+                    super::done();
+                }
                 Job::Behind { place: read } => {
                     behind.add(read, file, place);
                     super::done();
@@ -204,28 +223,24 @@ fn serve(socket: c_int) {
                 watches.let_go();
                 behind.let_go();
                 readers.let_go();
+                later.let_go();
                 super::done();
             }
             Received::Finish => {
-                while queue.length > 0 {
-                    queue.finish_oldest();
-                }
+                queue.finish();
                 super::done();
             }
             Received::Drain => {
-                while queue.length > 0 {
-                    queue.finish_oldest();
-                }
+                queue.finish();
                 watches.end();
                 readers.go_on();
+                later.check(u64::MAX);
                 super::done();
             }
             Received::Nothing => super::done(),
             Received::Leave => break,
             Received::End => {
-                while queue.length > 0 {
-                    queue.finish_oldest();
-                }
+                queue.finish();
                 break;
             }
         }

@@ -324,6 +324,7 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
 
 /// The kernel copied of the file to what is no file.
 pub fn sent(slot: &Slot) {
+    slot.with(|state| state.reader.sent());
     saw(slot, Seen::Sent);
 }
 
@@ -389,5 +390,6 @@ pub fn after_fork() {
 
 pub mod log;
 pub mod mixed;
+mod pending;
 pub mod reader;
 pub mod writer;

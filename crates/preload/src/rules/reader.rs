@@ -24,14 +24,17 @@ use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, PAGE, Stream};
 
+use super::pending::Pending;
 use super::{FILES, How};
 use crate::counters::Count;
-use crate::helper::{self, Ahead, Calls, Waited};
+use crate::helper::{self, Ahead, Calls, Job, Waited};
 use crate::large::{self, LargeRead};
 use crate::process::count;
 use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
 use crate::sys;
 
+/// Parts that are released at a time and sampled afterwards.
+const PARTS: usize = 32;
 /// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
 const ASK: u64 = 64 << 10;
 /// Nanoseconds after which what was read by calls that are not seen isn't released any more as the file is closed.
@@ -70,8 +73,10 @@ pub struct Reader {
     unasked: u64,
     /// Whether it was asked for just before the read.
     is_asked: bool,
-    /// What stayed resident of the window that was released last.
-    stayed: u64,
+    /// What stayed resident of what was released.
+    pending: Pending,
+    /// Whether the kernel copied of it to what may hold its pages for long.
+    is_sent: bool,
     is_mapped: bool,
     /// Whether something was read that nothing was known of.
     has_missed: bool,
@@ -105,7 +110,8 @@ impl Reader {
         position: 0,
         unasked: 0,
         is_asked: false,
-        stayed: 0,
+        pending: Pending::NEW,
+        is_sent: false,
         is_mapped: false,
         has_missed: false,
         sampled_at: 0,
@@ -320,7 +326,6 @@ impl Reader {
     fn end_large(&mut self, fd: c_int, large: &LargeRead, read: Range<u64>) {
         let start = sys::now();
         self.stream.forget();
-        self.stayed = 0;
         // The last window is the stream's to release, with what was read ahead.
         let from = (read.end / WINDOW).saturating_sub(1).max(read.start / WINDOW) * WINDOW;
         let mut released = 0;
@@ -365,20 +370,24 @@ impl Reader {
             return;
         }
         let start = sys::now();
-        let (mut released, mut seen) = (0, None);
-        for range in ranges {
+        let (mut released, stayed) = (0, self.pending.bytes());
+        for (nth, range) in ranges.enumerate() {
             if sys::drop_pages(fd, range.clone()).is_err() {
                 count(Count::Failures, 1);
                 return;
             }
-            released += range.end.saturating_sub(range.start.max(fresh));
-            // Where it was released in many parts, to sample each would cost more than it shows.
-            seen = if seen.is_none() { Some(range) } else { Some(0..0) };
+            let own = range.start.max(fresh).min(range.end)..range.end;
+            released += own.end - own.start;
+            // Where it is released in many parts, to sample each would cost more than it shows.
+            let stays = if nth < PARTS { self.probe.resident(fd, &own).unwrap_or(0) } else { 0 };
+            if stays > 0 {
+                self.pending.stays(&own, stays);
+            }
         }
-        let seen = seen.filter(|range| !range.is_empty());
-        let stays = seen.and_then(|range| self.probe.resident(fd, &range)).unwrap_or(0);
-        count(Count::StreamReleased, (released + self.stayed).saturating_sub(stays));
-        self.stayed = stays;
+        if self.pending.again(fd, &mut self.probe).is_err() {
+            count(Count::Failures, 1);
+        }
+        count(Count::StreamReleased, (released + stayed).saturating_sub(self.pending.bytes()));
         if start.saturating_sub(self.sampled_at) > STALE {
             self.stream.sample_again(at.saturating_add(done));
             self.sampled_at = start;
@@ -414,9 +423,31 @@ impl Reader {
         if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
             inside(|| self.drop_left(fd));
         }
+        self.give_pending(fd);
         self.stream.forget();
-        self.stayed = 0;
         self.ahead = None;
+    }
+
+    /// What stays is the helper's to release later, where it is held by what was sent.
+    fn give_pending(&mut self, fd: c_int) {
+        if self.pending.bytes() == 0 {
+            return;
+        }
+        let stayed = self.pending.bytes();
+        if self.pending.again(fd, &mut self.probe).is_ok() {
+            count(Count::StreamReleased, stayed.saturating_sub(self.pending.bytes()));
+        }
+        let is_sent = self.is_sent && !self.is_mapped;
+        for range in self.pending.take() {
+            if is_sent && helper::prepare() {
+                helper::send(fd, &Job::Later { range, count: Count::StreamReleased });
+            }
+        }
+    }
+
+    /// The kernel copied of the file to what may hold its pages for long: a socket, a pipe.
+    pub fn sent(&mut self) {
+        self.is_sent = true;
     }
 
     /// Bytes that were read of which nothing can be known, since this was last asked.
@@ -454,8 +485,12 @@ impl Reader {
                 let left = probe.resident(fd, &range).unwrap_or(0);
                 count(Count::StreamReleased, there.unwrap_or(0).saturating_sub(left));
                 stays += left;
+                if left > 0 && self.is_sent {
+                    self.pending.stays(&range, left);
+                }
             }
-            if stays == 0 || self.is_mapped || IN_VAIN.load(Ordering::Relaxed) >= IN_VAIN_MAX {
+            if stays == 0 || self.is_sent || self.is_mapped || IN_VAIN.load(Ordering::Relaxed) >= IN_VAIN_MAX
+            {
                 return;
             }
             sys::sleep(pause);

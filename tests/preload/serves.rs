@@ -1,0 +1,151 @@
+//! Servers that send files: what a socket's queue holds of them is released once it was sent.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support;
+use crate::support::compare::Way;
+use crate::support::loop_images::QuickDisk;
+use crate::support::{MIB, evict};
+
+const SIZE: u64 = 200 * MIB;
+/// Far longer than a queue takes to be sent.
+const SOON: Duration = Duration::from_secs(60);
+
+/// An nginx that sends the files of a directory by sendfile(2), under the rules; ended with the value.
+struct Nginx {
+    child: Child,
+    port: u16,
+}
+
+impl Nginx {
+    fn start(directory: &Path, own: &Path) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+        let (own_at, files) = (own.display(), directory.display());
+        let config = format!(
+            "daemon off; master_process off; pid {own_at}/pid; error_log {own_at}/errors;\n\
+             events {{ worker_connections 64; }}\n\
+             http {{ access_log off; sendfile on; sendfile_max_chunk 2m; server {{ listen 127.0.0.1:{port}; root {files}; }} }}\n"
+        );
+        let file = own.join("nginx.conf");
+        std::fs::write(&file, config).expect("write");
+        let mut report = std::ffi::OsString::from("--report=");
+        report.push(own.join("report"));
+        let mut way = Way::stream_by_library();
+        way.and_option(report.to_str().expect("a plain path"));
+        way.and_option("--json");
+        let mut command = way.command(Path::new("nginx"));
+        let child = command.arg("-c").arg(&file).stdin(Stdio::null()).spawn().expect("start nginx");
+        let nginx = Self { child, port };
+        support::eventually("nginx listens", SOON, || nginx.connect());
+        nginx
+    }
+
+    fn connect(&self) -> Option<TcpStream> {
+        TcpStream::connect(("127.0.0.1", self.port)).ok()
+    }
+
+    /// Asks for a file, and reads it with a pause after each so many bytes; how much came.
+    fn read_slowly(&self, name: &str, each: usize, pause: Duration) -> u64 {
+        let mut from = self.connect().expect("connect");
+        from.write_all(format!("GET /{name} HTTP/1.0\r\n\r\n").as_bytes()).expect("ask");
+        let (mut bytes, mut sum) = (vec![0; each], 0);
+        loop {
+            let mut length = 0;
+            while length < each {
+                match from.read(&mut bytes[length..]).expect("read") {
+                    0 => return sum + length as u64,
+                    more => length += more,
+                }
+            }
+            sum += length as u64;
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// Ends it: its report.
+    fn end(mut self, own: &Path) -> Value {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid")).expect("not 0");
+        kill_process(pid, Signal::TERM).expect("end nginx");
+        self.child.wait().expect("wait");
+        serde_json::from_slice(&std::fs::read(own.join("report")).expect("a report")).expect("JSON")
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn what_nginx_sends_goes_once_it_is_sent() {
+    if !support::can_start("nginx", &["nginx", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let (scratch, outside) = (QuickDisk::new(), support::scratch());
+    let file = scratch.path().join("file");
+    let bytes = vec![0x5a; usize::try_from(SIZE).expect("small")];
+    std::fs::write(&file, bytes).expect("write");
+    let resident = || support::resident_bytes(&[file.clone()]);
+    evict(&file);
+    let nginx = Nginx::start(scratch.path(), outside.path());
+    // One after the other, and several at once.
+    for clients in [1, 6] {
+        std::thread::scope(|scope| {
+            for nth in 0..clients {
+                let nginx = &nginx;
+                scope.spawn(move || {
+                    let pause = Duration::from_millis(4 + nth);
+                    let sum = nginx.read_slowly("file", 1 << 20, pause);
+                    assert!(sum > SIZE, "{sum} bytes came");
+                });
+            }
+        });
+        let left = support::eventually("what was sent goes", SOON, || {
+            let left = resident();
+            eprintln!("{clients} clients: {left} bytes stay");
+            (left <= SIZE / 50).then_some(left)
+        });
+        assert!(left <= SIZE / 50);
+    }
+    let report = nginx.end(outside.path());
+    assert_eq!(report["stream_stayed_bytes"].as_u64(), Some(resident()), "{report}");
+}
+
+/// A client that never reads on: the report says what its queue holds.
+#[test]
+fn what_a_queue_still_holds_is_reported() {
+    if !support::can_start("nginx and a client that stops", &["nginx", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let (scratch, outside) = (QuickDisk::new(), support::scratch());
+    let file = scratch.path().join("file");
+    std::fs::write(&file, vec![0x5a; 3 << 20]).expect("write");
+    evict(&file);
+    let nginx = Nginx::start(scratch.path(), outside.path());
+    let mut client = nginx.connect().expect("connect");
+    client.write_all(b"GET /file HTTP/1.0\r\n\r\n").expect("ask");
+    let resident = || support::resident_bytes(&[file.clone()]);
+    support::eventually("something is sent", SOON, || (resident() > 0).then_some(()));
+    std::thread::sleep(Duration::from_millis(500));
+    let report = nginx.end(outside.path());
+    let held = resident();
+    assert!(held > 0, "nothing is held");
+    let stayed = &report["stayed"][0];
+    assert_eq!(
+        (stayed["stayed_bytes"].as_u64(), stayed["why"].as_str()),
+        (Some(held), Some("in-flight")),
+        "{report}"
+    );
+    drop(client);
+}
