@@ -147,7 +147,7 @@ fn the_report_says_what_cachestat_says() {
             false,
         ),
     ];
-    let mut wrong = String::new();
+    let mut wrong: Vec<String> = Vec::new();
     for &(line, reasons, once) in lines {
         let here = scratch.path().join("here");
         std::fs::create_dir(&here).expect("make a directory");
@@ -175,12 +175,13 @@ fn the_report_says_what_cachestat_says() {
         let files = counted_files(&here);
         let adds_up = !once || used.abs_diff(accounted) <= files * 4096 + MIB / 2;
         if !(same && why_is_right && adds_up) {
-            wrong +=
-                &format!("{line}: {used} against {accounted}; said {said:?}, found {found:?}\n{report}\n");
+            wrong.push(format!(
+                "{line}: {used} against {accounted}; said {said:?}, found {found:?}\n{report}"
+            ));
         }
         std::fs::remove_dir_all(&here).expect("remove what was made");
     }
-    assert!(wrong.is_empty(), "{wrong}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 fn counted_files(here: &Path) -> u64 {

@@ -95,7 +95,7 @@ fn what_nginx_sends_goes_once_it_is_sent() {
     let file = scratch.path().join("file");
     let bytes = vec![0x5a; usize::try_from(SIZE).expect("small")];
     std::fs::write(&file, bytes).expect("write");
-    let resident = || support::resident_bytes(&[file.clone()]);
+    let resident = || support::resident_bytes(std::slice::from_ref(&file));
     evict(&file);
     let nginx = Nginx::start(scratch.path(), outside.path());
     // One after the other, and several at once.
@@ -135,7 +135,7 @@ fn what_a_queue_still_holds_is_reported() {
     let nginx = Nginx::start(scratch.path(), outside.path());
     let mut client = nginx.connect().expect("connect");
     client.write_all(b"GET /file HTTP/1.0\r\n\r\n").expect("ask");
-    let resident = || support::resident_bytes(&[file.clone()]);
+    let resident = || support::resident_bytes(std::slice::from_ref(&file));
     support::eventually("something is sent", SOON, || (resident() > 0).then_some(()));
     std::thread::sleep(Duration::from_millis(500));
     let report = nginx.end(outside.path());

@@ -14,7 +14,7 @@ use crate::profile::Profile;
 /// and the directories to watch. With one candidate, that one, whatever is there yet.
 ///
 /// Whoever owns `path` put there what lies below: a directory of another user is not looked into, by a link or otherwise, unless
-/// `path` is root's.
+/// `path` is root's. It is among those returned all the same, for the caller to refuse and report.
 pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
     let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
@@ -30,7 +30,8 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
     for log in &profile.logs {
         if let Some(name) = log.files.directory() {
             let directory = path.join(name);
-            if below.open(&directory).is_some() && !directories.contains(&directory) {
+            let exists = Handle::at(&directory, Links::Follow).is_ok_and(|found| found.kind().is_dir());
+            if exists && !directories.contains(&directory) {
                 directories.push(directory);
             }
         }

@@ -15,6 +15,15 @@ fn watch(directory: &Path) -> Watch {
     Watch::with(Options { find: false, directories: vec![directory.to_path_buf()], ..Options::default() })
 }
 
+fn as_postgresql(directory: &Path) -> Watch {
+    Watch::with(Options {
+        find: false,
+        directories: vec![directory.to_path_buf()],
+        profile: Some("postgresql".to_owned()),
+        ..Options::default()
+    })
+}
+
 fn refused(watch: &Watch) -> usize {
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("NotOwner");
     watch.said.iter().filter(refused).count()
@@ -27,7 +36,15 @@ fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
     let theirs = segments(&secret, 0);
     let data = directory(dir.path().join("data"), OTHER, 0o755);
     symlink(&secret, data.join("pg_wal")).unwrap();
-    let mut first = watch(&data);
+    // What the link leads to does not show of which database the directory is.
+    let mut none = watch(&data);
+    none.ticks();
+    assert!(
+        none.said.iter().any(|line| line.contains("looks like a log of any profile")),
+        "{:#?}",
+        none.said
+    );
+    let mut first = as_postgresql(&data);
     first.ticks();
     assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
     assert_eq!(refused(&first), 1, "{:#?}", first.said);

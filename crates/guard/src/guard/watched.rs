@@ -354,8 +354,11 @@ impl Watched {
                 None => continue,
             };
             let Some((profile, mut found)) = found else {
-                report
-                    .problem(path, &"no file in it looks like a log of any profile: name one with --profile");
+                report.problem(
+                    path,
+                    &"no file in it looks like a log of any profile (directories of other users that it links to \
+                      are not looked into): name one with --profile",
+                );
                 continue;
             };
             for (right, path) in &found {
