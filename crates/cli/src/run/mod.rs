@@ -153,12 +153,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Has this process join a group of its own, with a governor beside it. It `stays` where the command is its child.
 fn in_group(kept: u64, stays: bool) -> Result<Governor, Refusal> {
     let group = Group::make(kept)?;
-    let governor = Governor::start(&group, stays).map_err(Refusal::Denied);
-    match governor.and_then(|governor| group.join().map(|()| governor).map_err(Refusal::Denied)) {
+    let governor = group.step_aside().and_then(|()| Governor::start(&group, stays));
+    match governor.and_then(|governor| group.join().map(|()| governor)) {
         Ok(governor) => Ok(governor),
-        Err(refusal) => {
+        Err(error) => {
             group.abandon();
-            Err(refusal)
+            Err(Refusal::Denied(error))
         }
     }
 }

@@ -143,12 +143,16 @@ impl Governed {
 fn supervise(group: &Group, parent: Option<u32>, begin: &PipeReader, report: &PipeWriter) {
     for _ in 0..STARTS_MAX {
         match sys::in_child(|| govern(group, parent, begin, report)) {
-            Ok(true) => return,
+            Ok(true) => break,
             Ok(false) => {}
             // No process can be had: this one does it.
-            Err(_) => return govern(group, parent, begin, report),
+            Err(_) => {
+                govern(group, parent, begin, report);
+                break;
+            }
         }
     }
+    group.leave();
 }
 
 fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &PipeWriter) {
@@ -179,7 +183,7 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
     while !group.is_unused(None) && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MIN);
     }
-    let _ = group.empty();
+    group.empty();
     while !group.remove() && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MAX);
     }

@@ -23,6 +23,7 @@ use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 
 pub(crate) use governor::{Governed, Governor, GroupEnd, KEPT, KEPT_BESIDE_LIBRARY};
 pub(crate) use place::Refusal;
+use place::{Parted, Place};
 
 use crate::run::sys;
 
@@ -33,7 +34,9 @@ const SLICE_MAX: Duration = Duration::from_millis(20);
 
 /// A memory cgroup that this process made.
 pub(crate) struct Group {
+    version: CgroupVersion,
     directory: PathBuf,
+    parted: Option<Parted>,
     /// Bytes of file pages that are left to it.
     kept: u64,
 }
@@ -48,19 +51,31 @@ struct Figures {
 }
 
 impl Group {
-    /// Makes a group below this process's own, of which so many bytes of file pages are left alone.
+    /// Makes a group, of which so many bytes of file pages are left alone.
     ///
     /// # Errors
     ///
-    /// Where this process may not, or the host has no memory cgroups of version 1.
+    /// Where this process may not, or there is no place for one.
     pub(crate) fn make(kept: u64) -> Result<Self, Refusal> {
-        let group = Self { directory: place::make()?, kept };
+        let Place { version, group, parted } = place::make()?;
+        let group = Self { version, directory: group, parted, kept };
         // Only pages of files are to go.
-        if let Err(error) = group.write("memory.swappiness", "0") {
+        if version == CgroupVersion::V1
+            && let Err(error) = group.write("memory.swappiness", "0")
+        {
             group.remove();
             return Err(Refusal::Denied(error));
         }
         Ok(group)
+    }
+
+    /// Has this process go where the governor is to be, which is then started.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel refuses it.
+    pub(crate) fn step_aside(&self) -> io::Result<()> {
+        self.parted.as_ref().map_or(Ok(()), Parted::step_aside)
     }
 
     /// Has this process join it, and whatever it starts from now on.
@@ -69,17 +84,21 @@ impl Group {
     ///
     /// Where the kernel refuses it.
     pub(crate) fn join(&self) -> io::Result<()> {
-        join(&self.directory)
+        join(&self.directory)?;
+        self.parted.as_ref().map_or(Ok(()), Parted::hand_on)
     }
 
-    /// Removes it again, before the command is in it.
+    /// Removes it again, before the command is in it. A governor that was started finds nobody in it.
     pub(crate) fn abandon(self) {
+        if let Some(parted) = &self.parted {
+            parted.unite();
+        }
         self.remove();
     }
 
     /// What is charged to it.
     fn figures(&self) -> io::Result<Figures> {
-        let group = MemoryCgroup::at(CgroupVersion::V1, &self.directory).map_err(io::Error::other)?;
+        let group = MemoryCgroup::at(self.version, &self.directory).map_err(io::Error::other)?;
         let pages = group.inactive_file + group.active_file;
         let unwritten = group.dirty.unwrap_or_default() + group.writeback.unwrap_or_default();
         Ok(Figures { pages, unwritten })
@@ -93,10 +112,17 @@ impl Group {
     /// Has the kernel reclaim about so many bytes of file pages, the ones used longest ago first, and start to write those that are dirty.
     /// That fewer could be reclaimed is no error: they are dirty, or mapped and in use.
     fn reclaim(&self, bytes: u64) {
+        match self.version {
+            CgroupVersion::V1 => self.reclaim_v1(bytes),
+            CgroupVersion::V2 => self.reclaim_v2(bytes),
+        }
+    }
+
+    fn reclaim_v1(&self, bytes: u64) {
         let mut left = self.file_bytes();
         let enough = left.saturating_sub(bytes);
         let mut slice = SLICE_MIN;
-        while left > enough && slice <= SLICE_MAX && sys::interrupted_after(slice, || self.empty()) {
+        while left > enough && slice <= SLICE_MAX && sys::interrupted_after(slice, || self.empty_v1()) {
             let now = self.file_bytes();
             if now >= left {
                 slice *= 2;
@@ -105,12 +131,27 @@ impl Group {
         }
     }
 
+    fn reclaim_v2(&self, bytes: u64) {
+        // The swappiness can be given from Linux 6.9 on.
+        let refused = self.write("memory.reclaim", &format!("{bytes} swappiness=0"));
+        if refused.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) {
+            // What can't be swapped is not reclaimed, and nothing is brought back by it (`swap_max_write` of `mm/memcontrol.c`).
+            let _ = self.write("memory.swap.max", "0");
+            let _ = self.write("memory.reclaim", &bytes.to_string());
+            let _ = self.write("memory.swap.max", "max");
+        }
+    }
+
+    /// Has the kernel reclaim all that it can.
+    fn empty(&self) {
+        match self.version {
+            CgroupVersion::V1 => drop(self.empty_v1()),
+            CgroupVersion::V2 => self.reclaim_v2(self.file_bytes()),
+        }
+    }
+
     /// Has the kernel reclaim all that it can, until a signal comes.
-    ///
-    /// # Errors
-    ///
-    /// [`io::ErrorKind::Interrupted`] if one came.
-    fn empty(&self) -> io::Result<()> {
+    fn empty_v1(&self) -> io::Result<()> {
         // No limit takes part in it: `mem_cgroup_force_empty` of `mm/memcontrol-v1.c` reclaims until nothing is left, or nothing goes.
         self.write("memory.force_empty", "1")
     }
@@ -123,6 +164,13 @@ impl Group {
     /// Removes it: `false` where that can't be done yet.
     fn remove(&self) -> bool {
         remove(&self.directory)
+    }
+
+    /// Has this process, the last that is there, leave all as it was found.
+    fn leave(&self) {
+        if let Some(parted) = &self.parted {
+            parted.unite();
+        }
     }
 
     fn write(&self, name: &str, value: &str) -> io::Result<()> {
