@@ -14,10 +14,10 @@ BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/includ
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-mysql test-advice test-preload build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-mysql test-advice test-preload test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--seconds 12")
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
@@ -39,6 +39,9 @@ test-hostile: ## ten minutes of a hostile user beside real databases, as root (A
 
 test-preload: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
 	@scripts/keep-idle-pages.sh scripts/test-preload.sh
+
+test-cgroup-v2: ## memory groups of pagekeeper run on version 2, in virtual machines with Debian's kernel (ARGS=topmost or systemd)
+	@scripts/test-cgroup-v2.sh $(ARGS)
 
 build: ## the release binary
 	@scripts/require-rust.sh

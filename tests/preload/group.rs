@@ -105,10 +105,18 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * of(part) / of(whole)
 }
 
-/// Groups that runs have made below a group.
+/// Groups that runs have made below a group, and below those of its commands.
 fn left_groups(below: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(below).unwrap().flatten();
-    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    let directories = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).unwrap().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    };
+    let (mut left, others): (Vec<PathBuf>, Vec<PathBuf>) = directories(below).into_iter().partition(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("pagekeeper-run-") || name.starts_with("pagekeeper-governor-")
+    });
+    left.extend(others.iter().flat_map(|path| left_groups(path)));
+    left
 }
 
 #[test]

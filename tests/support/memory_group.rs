@@ -1,7 +1,10 @@
 //! A memory cgroup of one's own, of whichever version holds the memory controller here.
 //!
+//! On version 2 a group has either processes or groups below it that count memory: each command has a group of its own below this one.
+//!
 //! Invariants: it goes with its value, also by a panic, once the processes in it have ended. Needs root.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +12,8 @@ use std::time::Duration;
 /// A memory cgroup with a limit.
 pub(crate) struct MemoryGroup {
     directory: PathBuf,
+    /// The groups below, of version 2.
+    below: Option<RefCell<Vec<PathBuf>>>,
 }
 
 impl MemoryGroup {
@@ -17,10 +22,17 @@ impl MemoryGroup {
     pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
         let name = format!("pagekeeper-test-{}-{}", std::process::id(), limit >> 20);
         let made = places().into_iter().find_map(|(root, limit_file)| {
+            let is_v2 = limit_file == "memory.max";
+            if is_v2 {
+                std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
+            }
             let directory = root.join(&name);
             std::fs::create_dir(&directory).ok()?;
-            let group = Self { directory };
+            let group = Self { directory, below: is_v2.then(RefCell::default) };
             std::fs::write(group.directory.join(limit_file), limit.to_string()).ok()?;
+            if is_v2 {
+                std::fs::write(group.directory.join("cgroup.subtree_control"), "+memory").ok()?;
+            }
             Some(group)
         });
         if made.is_none() {
@@ -36,7 +48,7 @@ impl MemoryGroup {
 
     /// Takes a process in, unless it has ended; its children to come will be in it, too.
     pub(crate) fn add(&self, pid: u32) {
-        let moved = std::fs::write(self.directory.join("cgroup.procs"), pid.to_string());
+        let moved = std::fs::write(self.entrance(), pid.to_string());
         let ended = rustix::io::Errno::SRCH.raw_os_error();
         if let Err(error) = moved {
             assert_eq!(error.raw_os_error(), Some(ended), "move a process: {error}");
@@ -47,8 +59,18 @@ impl MemoryGroup {
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--", "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""]);
-        command.arg(self.directory.join("cgroup.procs")).arg(program);
+        command.arg(self.entrance()).arg(program);
         command
+    }
+
+    /// Where a process is written to that is to enter.
+    fn entrance(&self) -> PathBuf {
+        let Some(below) = &self.below else { return self.directory.join("cgroup.procs") };
+        let mut below = below.borrow_mut();
+        let leaf = self.directory.join(format!("leaf-{}", below.len()));
+        std::fs::create_dir(&leaf).expect("make a group for one command");
+        below.push(leaf.clone());
+        leaf.join("cgroup.procs")
     }
 }
 
@@ -56,6 +78,9 @@ impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // Busy for a moment, where a process in it is just ending.
         for _ in 0..50 {
+            for leaf in self.below.iter().flat_map(|below| below.borrow().clone()) {
+                let _ = std::fs::remove_dir(leaf);
+            }
             if std::fs::remove_dir(&self.directory).is_ok() {
                 return;
             }

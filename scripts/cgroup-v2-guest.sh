@@ -1,0 +1,110 @@
+#!/bin/bash
+# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, or `systemd`, which starts it again as `stories`.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+
+ends() {
+    echo "guest: ends"
+    sync
+    echo b >/proc/sysrq-trigger
+    sleep 60
+}
+
+topmost() {
+    echo "guest: begins with Linux $(uname -r)"
+    mount -t cgroup2 cgroup /sys/fs/cgroup
+    mount -t tmpfs shm /dev/shm
+    ip link set lo up
+    cd "$SOURCE/crates/cli" || ends
+    PAGEKEEPER_REQUIRE_ALL=1 "$TESTS" group:: --test-threads=1
+    ends
+}
+
+# Has systemd begin with the stories and little else.
+systemd() {
+    cat >/etc/systemd/system/stories.service <<END
+[Unit]
+Requires=dbus.service
+After=dbus.service basic.target
+[Service]
+Type=oneshot
+Environment=PAGEKEEPER=$PAGEKEEPER
+ExecStart=$0 stories
+StandardOutput=tty
+StandardError=tty
+TTYPath=/dev/ttyS0
+END
+    printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=stories.service\n' >/etc/systemd/system/default.target.new
+    mv -f /etc/systemd/system/default.target.new /etc/systemd/system/default.target
+    # It would empty /tmp, where the sources may be.
+    ln -s /dev/null /etc/systemd/system/systemd-tmpfiles-setup.service
+    echo "user:x:65533:65534::/var/tmp:/bin/sh" >>/etc/passwd
+    echo "user:*:19000:0:99999:7:::" >>/etc/shadow
+    : >/etc/fstab
+    rm -f /etc/machine-id && echo 0123456789abcdef0123456789abcdef >/etc/machine-id
+    exec /lib/systemd/systemd --show-status=false
+}
+
+passed=0 failed=0
+
+# story NAME nothing|all COMMAND...: what a static copy leaves in the page cache where COMMAND starts `pagekeeper run`. No group may stay, and
+# one line says so where there was none.
+story() {
+    local name=$1 expected=$2 problem="" said resident
+    shift 2
+    rm -f target
+    sync
+    echo 1 >/proc/sys/vm/drop_caches
+    said=$("$@" "$PAGEKEEPER" run -- busybox cp source target 2>&1) || problem="it failed; "
+    for _ in $(seq 50); do
+        [ -n "$(find /sys/fs/cgroup -name 'pagekeeper-*')" ] || break
+        sleep 0.2
+    done
+    resident=$(fincore --bytes --noheadings --output RES source target | awk '{ sum += $1 } END { print sum + 0 }')
+    [ -z "$(find /sys/fs/cgroup -name 'pagekeeper-*')" ] || problem+="a group stays; "
+    cmp --quiet source target || problem+="the copy differs; "
+    case $expected in
+        nothing) [ "$resident" -lt $((8 << 20)) ] || problem+="$resident bytes are resident; " ;;
+        all) [ "$resident" -gt $((400 << 20)) ] || problem+="$resident bytes are resident; " ;;
+    esac
+    case $expected/$said in
+        nothing/ | all/*"linked statically"*) ;;
+        *) problem+="it wrote: $said" ;;
+    esac
+    result "$name" "$problem"
+}
+
+result() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "test systemd::$1 ... ok"
+    else
+        failed=$((failed + 1))
+        echo "test systemd::$1 ... FAILED: $2"
+    fi
+}
+
+as_user() {
+    setpriv --reuid 65533 --regid 65534 --clear-groups env XDG_RUNTIME_DIR=/run/user/65533 "$@"
+}
+
+stories() {
+    echo "guest: begins with $(systemctl --version | head -1)"
+    mkdir /var/tmp/stories && cd /var/tmp/stories || ends
+    dd if=/dev/urandom of=source bs=1M count=256 status=none
+    story root_in_a_service all env
+    story root_in_a_scope nothing systemd-run --quiet --scope --slice=user-0.slice
+    story a_service_that_may_have_groups nothing systemd-run --quiet --wait --pipe --property=Delegate=yes --working-directory="$PWD"
+    story a_scope_of_little_memory nothing systemd-run --quiet --scope --property=MemoryMax=200M
+    systemctl start user@65533.service
+    chown -R 65533 .
+    export -f as_user
+    story a_user_in_a_session nothing systemd-run --quiet --scope --slice=user-65533.slice bash -c 'as_user "$@"' bash
+    story a_user_in_a_scope nothing as_user systemd-run --user --quiet --scope
+    story a_user_in_a_service all as_user env
+    local verdict=ok
+    [ "$failed" -eq 0 ] || verdict=FAILED
+    echo "test result: $verdict. $passed passed; $failed failed; 0 ignored; 0 measured; 0 filtered out"
+    ends
+}
+
+"$1"
