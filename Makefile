@@ -10,7 +10,7 @@ DESTDIR ?=
 ARGS ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Peers that benchmarks are built with; RocksDB where its headers are.
-BENCH_FEATURES := foyer moka raft-engine redb sqlite $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
+BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
 
 export CARGO PREFIX DESTDIR
 

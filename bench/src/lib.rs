@@ -85,6 +85,8 @@ enum Bench {
     Mixed(Options),
     /// Durable commits of random pages: the page store against other stores and fio
     Commit(Options),
+    /// Read transactions of random pages: the page store against other stores
+    Read(Options),
     /// Commits of random pages for minutes over data of many times the memory: latency, journal and memory over time
     Sustained {
         /// How long [with --quick: half a minute at most]
@@ -296,6 +298,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),
         Bench::Commit(options) => bench("commit", &options, commit::run),
+        Bench::Read(options) => bench("read", &options, commit::read::run),
         Bench::Sustained { minutes, options } => {
             bench("sustained", &options, |run| commit::sustained::run(run, minutes))
         }

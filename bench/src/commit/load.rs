@@ -37,6 +37,9 @@ pub(super) trait Pages: Send + Sync {
     /// What one thread commits with.
     fn committer(&self) -> Result<Box<dyn Committer + '_>>;
 
+    /// What one thread reads with.
+    fn reader(&self) -> Result<Box<dyn Reader + '_>>;
+
     /// Waits until nothing is left to be done in the background.
     fn settle(&self) -> Result<()>;
 
@@ -48,6 +51,12 @@ pub(super) trait Pages: Send + Sync {
 pub(super) trait Committer {
     /// Has all of `pages` changed in one commit, which is durable when this returns.
     fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()>;
+}
+
+/// One thread's way to read.
+pub(super) trait Reader {
+    /// Begins to read, shows the values of all of `pages` as they were at one time, and ends.
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()>;
 }
 
 /// A kind of those: its name, and how one is made, or opened again, in a directory.
@@ -141,7 +150,7 @@ fn commit_until<R: Record>(
 }
 
 /// Draws `each` distinct pages, ascending; there must be as many.
-fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
+pub(super) fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
     pages.clear();
     while pages.len() < each {
         let page = random.below(of);

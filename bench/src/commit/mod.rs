@@ -1,5 +1,5 @@
 //! `commit`: threads that change random pages and wait until that is durable, again and again: the page store beside
-//! `SQLite`, redb and `RocksDB`, and what the disk can do. `sustained`: the same for minutes over much data with little
+//! LMDB, fjall, `SQLite`, redb and `RocksDB`, and what the disk can do. `read`: read transactions of the same. `sustained`: the same for minutes over much data with little
 //! memory.
 //!
 //! All subjects hold the same values, made before the first sample, and keep them through all cases. Invariants: each commit
@@ -7,8 +7,15 @@
 //! background; at the end each is opened again, and has exactly what was acknowledged. Fails where a subject fails or has lost something.
 
 mod content;
+#[cfg(feature = "fjall")]
+mod fjall;
+#[cfg(feature = "lmdb")]
+mod lmdb;
 mod load;
+#[cfg(any(feature = "fjall", feature = "rocksdb"))]
+mod locks;
 mod ours;
+pub(crate) mod read;
 #[cfg(feature = "redb")]
 mod redb;
 #[cfg(feature = "rocksdb")]
@@ -105,6 +112,10 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 fn kinds() -> Vec<Kind> {
     vec![
         ours::KIND,
+        #[cfg(feature = "lmdb")]
+        lmdb::KIND,
+        #[cfg(feature = "fjall")]
+        fjall::KIND,
         #[cfg(feature = "sqlite")]
         sqlite::KIND,
         #[cfg(feature = "redb")]
@@ -116,6 +127,10 @@ fn kinds() -> Vec<Kind> {
 
 /// Notes the versions of the peers; those that this program was built without are named as missing.
 fn note_peers(run: &mut Run) {
+    #[cfg(feature = "lmdb")]
+    crate::hit::note_version(run, "lmdb-master-sys");
+    #[cfg(feature = "fjall")]
+    crate::hit::note_version(run, "fjall");
     #[cfg(feature = "sqlite")]
     run.report.machine.versions.insert("SQLite".to_owned(), sqlite::version());
     #[cfg(feature = "redb")]
@@ -123,6 +138,8 @@ fn note_peers(run: &mut Run) {
     #[cfg(feature = "rocksdb")]
     run.report.machine.versions.insert("rocksdb".to_owned(), crate::hit::rocksdb::version());
     let peers = [
+        ("lmdb", cfg!(feature = "lmdb")),
+        ("fjall", cfg!(feature = "fjall")),
         ("sqlite", cfg!(feature = "sqlite")),
         ("redb", cfg!(feature = "redb")),
         ("rocksdb", cfg!(feature = "rocksdb")),

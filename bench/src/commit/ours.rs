@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use pagekeeper_store::{Durability, Store, StoreOptions};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
 /// It.
 pub(super) const KIND: Kind =
@@ -65,6 +65,10 @@ impl Pages for Ours {
         Ok(Box::new(self))
     }
 
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(self))
+    }
+
     fn settle(&self) -> Result<()> {
         Ok(self.store.sync()?)
     }
@@ -72,6 +76,16 @@ impl Pages for Ours {
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
         for page in pages {
+            see(page, txn.read(self.first + page)?.get(..VALUE).context("a page is too short")?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Reader for &Ours {
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
+        let txn = self.store.begin_read()?;
+        for &page in pages {
             see(page, txn.read(self.first + page)?.get(..VALUE).context("a page is too short")?)?;
         }
         Ok(())

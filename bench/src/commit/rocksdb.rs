@@ -1,8 +1,7 @@
 //! `RocksDB`: values by number, each commit a batch that is synced through its write-ahead log.
 //!
 //! It has no transactions by itself: who reads a value and puts another holds the page's lock meanwhile, here as in its
-//! `TransactionDB`. Locks are taken in ascending order of pages, so no two threads wait for each other.
-//! Fails where `RocksDB` does, with its own words.
+//! `TransactionDB`. Reads are of single values, without a snapshot. Fails where `RocksDB` does, with its own words.
 
 #![expect(unsafe_code, reason = "calls into C++")]
 
@@ -10,13 +9,13 @@ use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::locks::PageLocks;
 use crate::log::rocksdb::{WORDS, text};
 
 /// It.
@@ -61,8 +60,7 @@ unsafe extern "C" {
 
 struct RocksDb {
     database: NonNull<Opaque>,
-    /// One for each page.
-    locks: Vec<Mutex<()>>,
+    locks: PageLocks,
 }
 
 // SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external synchronization"; the
@@ -88,7 +86,7 @@ impl RocksDb {
         // SAFETY: the path ends with a zero byte, and `WORDS` bytes can be written to `words`.
         let database = unsafe { bench_pages_open(path.as_ptr(), memory, words.as_mut_ptr(), WORDS) };
         let database = NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?;
-        Ok(Self { database, locks: (0..room.pages).map(|_| Mutex::new(())).collect() })
+        Ok(Self { database, locks: PageLocks::new(room.pages) })
     }
 
     fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
@@ -134,7 +132,7 @@ impl Drop for RocksDb {
 
 impl Pages for RocksDb {
     fn fill(&self) -> Result<()> {
-        let all = self.locks.len() as u64;
+        let all = self.locks.pages();
         for start in (0..all).step_by(usize::try_from(BATCH)?) {
             let pages: Vec<u64> = (start..all.min(start + BATCH)).collect();
             let values: Vec<u8> = pages.iter().flat_map(|&page| fresh(page)).collect();
@@ -147,6 +145,10 @@ impl Pages for RocksDb {
 
     fn committer(&self) -> Result<Box<dyn Committer + '_>> {
         Ok(Box::new(Thread { store: self, values: Vec::new() }))
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(self))
     }
 
     fn settle(&self) -> Result<()> {
@@ -167,6 +169,17 @@ impl Pages for RocksDb {
     }
 }
 
+impl Reader for &RocksDb {
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
+        let mut value = [0; VALUE];
+        for &page in pages {
+            self.get(page, &mut value)?;
+            see(page, &value)?;
+        }
+        Ok(())
+    }
+}
+
 struct Thread<'a> {
     store: &'a RocksDb,
     values: Vec<u8>,
@@ -174,11 +187,7 @@ struct Thread<'a> {
 
 impl Committer for Thread<'_> {
     fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
-        let lock = |&page: &u64| -> Result<MutexGuard<'_, ()>> {
-            let lock = self.store.locks.get(usize::try_from(page)?).context("no such page")?;
-            Ok(lock.lock().unwrap_or_else(PoisonError::into_inner))
-        };
-        let held: Vec<MutexGuard<'_, ()>> = pages.iter().map(lock).collect::<Result<_>>()?;
+        let held = self.store.locks.hold(pages)?;
         self.values.resize(pages.len() * VALUE, 0);
         for (&page, value) in pages.iter().zip(self.values.chunks_exact_mut(VALUE)) {
             self.store.get(page, value)?;

@@ -75,3 +75,30 @@ fn the_best_peer_is_no_limit() {
     assert_eq!(best_peer(&all), Some("b"));
     assert_eq!(best_peer(&all[..1]), None);
 }
+
+#[test]
+fn every_subject_reads_what_is_there_and_another_page_is_an_error() {
+    for kind in kinds() {
+        let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
+        let subject = filled(kind, scratch.path());
+        for pages in [1, 5] {
+            let load = Load { threads: 3, pages, seed: 2 };
+            let window = Duration::from_millis(50);
+            let rate = read::read_while(&*subject.pages, ROOM.pages, load, window, &Stop::never()).unwrap();
+            assert!(rate > 0.0, "{}", kind.name);
+        }
+        let mut seen = Vec::new();
+        let mut see = |page, value: &[u8]| {
+            super::content::check(page, 0, value)?;
+            seen.push(page);
+            Ok(())
+        };
+        subject.pages.reader().unwrap().read(&[0, 7, 599], &mut see).unwrap();
+        assert_eq!(seen, [0, 7, 599], "{}", kind.name);
+        // Pages that are none.
+        let load = Load { threads: 2, pages: 1, seed: 3 };
+        let long = Duration::from_secs(60);
+        let missing = read::read_while(&*subject.pages, 10 * ROOM.pages, load, long, &Stop::never());
+        assert!(missing.is_err(), "{}", kind.name);
+    }
+}

@@ -1,0 +1,107 @@
+//! fjall: a keyspace of values by number, each commit a batch that is synced (`PersistMode::SyncData`).
+//!
+//! Its transactions are one at a time, or fail where they conflict. So, as in the case of `RocksDB`, who reads a value and puts
+//! another holds the page's lock meanwhile. Reads are of a snapshot. Fails where fjall does.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
+
+use super::content::{VALUE, fresh};
+use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::locks::PageLocks;
+
+/// It.
+pub(super) const KIND: Kind = Kind { name: "fjall", open: |dir, room| Ok(Box::new(Fjall::open(dir, room)?)) };
+
+/// Pages that are made by one batch.
+const BATCH: u64 = 1024;
+
+struct Fjall {
+    database: Database,
+    values: Keyspace,
+    locks: PageLocks,
+}
+
+impl Fjall {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        let database = Database::builder(dir.join("fjall")).cache_size(room.memory).open()?;
+        let values =
+            database.keyspace("pages", || KeyspaceCreateOptions::default().expect_point_read_hits(true))?;
+        Ok(Self { database, values, locks: PageLocks::new(room.pages) })
+    }
+}
+
+/// The order of these is the numbers'.
+fn key(page: u64) -> [u8; 8] {
+    page.to_be_bytes()
+}
+
+impl Pages for Fjall {
+    fn fill(&self) -> Result<()> {
+        let all = self.locks.pages();
+        for start in (0..all).step_by(usize::try_from(BATCH)?) {
+            let mut batch = self.database.batch();
+            for page in start..all.min(start + BATCH) {
+                batch.insert(&self.values, key(page), fresh(page));
+            }
+            batch.commit()?;
+        }
+        self.database.persist(PersistMode::SyncAll)?;
+        self.values.rotate_memtable_and_wait()?;
+        self.settle()
+    }
+
+    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn settle(&self) -> Result<()> {
+        while self.database.outstanding_flushes() > 0 || self.database.active_compactions() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+        let mut reader = self;
+        for page in pages {
+            reader.read(&[page], see)?;
+        }
+        Ok(())
+    }
+}
+
+impl Committer for &Fjall {
+    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+        let held = self.locks.hold(pages)?;
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
+        for &page in pages {
+            let found = self.values.get(key(page))?.with_context(|| format!("page {page} is missing"))?;
+            let mut value = Vec::with_capacity(VALUE);
+            value.extend_from_slice(&found);
+            change(page, &mut value)?;
+            batch.insert(&self.values, key(page), value);
+        }
+        batch.commit()?;
+        drop(held);
+        Ok(())
+    }
+}
+
+impl Reader for &Fjall {
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
+        let snapshot = self.database.snapshot();
+        for &page in pages {
+            let found = snapshot.get(&self.values, key(page))?;
+            see(page, &found.with_context(|| format!("page {page} is missing"))?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! LMDB, by heed: a database of values by integer key, each commit synced (LMDB's default).
+//!
+//! Nothing is left to do behind a commit. Values are read in its mapping. Fails where LMDB does.
+
+#![expect(unsafe_code, reason = "a file that is mapped")]
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use heed::byteorder::NativeEndian;
+use heed::types::{Bytes, U64};
+use heed::{Database, Env, EnvOpenOptions, IntegerComparator};
+
+use super::content::{VALUE, fresh};
+use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+
+/// It.
+pub(super) const KIND: Kind = Kind { name: "LMDB", open: |dir, room| Ok(Box::new(Lmdb::open(dir, room)?)) };
+
+/// Pages that are made by one commit.
+const BATCH: u64 = 8192;
+/// Threads that read at the same time, at most.
+const READERS: u32 = 256;
+/// Address space, and at most so much of the file, for each byte of the pages.
+const MAP_FACTOR: u64 = 4;
+/// Beside that.
+const MAP_MORE: u64 = 64 << 20;
+
+struct Lmdb {
+    env: Env,
+    database: Database<U64<NativeEndian>, Bytes, IntegerComparator>,
+    pages: u64,
+}
+
+impl Lmdb {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        let bytes = room.pages * super::PAGE * MAP_FACTOR + MAP_MORE;
+        let mut options = EnvOpenOptions::new();
+        options.map_size(usize::try_from(bytes)?).max_readers(READERS);
+        // SAFETY: nobody else touches the files of this directory, which is of this run alone.
+        let env = unsafe { options.open(dir)? };
+        let mut txn = env.write_txn()?;
+        let options = env.database_options().types::<U64<NativeEndian>, Bytes>();
+        let database = options.key_comparator::<IntegerComparator>().create(&mut txn)?;
+        txn.commit()?;
+        Ok(Self { env, database, pages: room.pages })
+    }
+}
+
+impl Pages for Lmdb {
+    fn fill(&self) -> Result<()> {
+        for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
+            let mut txn = self.env.write_txn()?;
+            for page in start..self.pages.min(start + BATCH) {
+                self.database.put(&mut txn, &page, &fresh(page))?;
+            }
+            txn.commit()?;
+        }
+        Ok(())
+    }
+
+    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+        let txn = self.env.read_txn()?;
+        for entry in self.database.range(&txn, &pages)? {
+            let (page, value) = entry?;
+            see(page, value)?;
+        }
+        Ok(())
+    }
+}
+
+impl Committer for &Lmdb {
+    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+        let mut txn = self.env.write_txn()?;
+        let mut value = Vec::with_capacity(VALUE);
+        for &page in pages {
+            value.clear();
+            let found = self.database.get(&txn, &page)?;
+            value.extend_from_slice(found.with_context(|| format!("page {page} is missing"))?);
+            change(page, &mut value)?;
+            self.database.put(&mut txn, &page, &value)?;
+        }
+        txn.commit()?;
+        Ok(())
+    }
+}
+
+impl Reader for &Lmdb {
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
+        let txn = self.env.read_txn()?;
+        for &page in pages {
+            see(page, self.database.get(&txn, &page)?.with_context(|| format!("page {page} is missing"))?)?;
+        }
+        Ok(())
+    }
+}
