@@ -219,7 +219,7 @@ impl WriteTxn<'_> {
     }
 
     fn taken(&self, page: PageNo, seq: Seq, change: Change) -> Result<Changed, Error> {
-        let core = self.core;
+        let core = &self.core;
         let mut bytes = core.buffers.zeroed();
         let (kind, crc, in_part) = match change {
             Change::FullPageImage { kind, crc, first, bytes: image } => {

@@ -40,6 +40,7 @@ mod destination;
 mod error;
 mod follow;
 mod format;
+mod handle;
 mod index;
 mod inspect;
 #[cfg(test)]

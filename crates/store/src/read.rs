@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::core::{Core, is_data};
+use crate::core::is_data;
+use crate::handle::Handle;
 use crate::page::Page;
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
@@ -30,13 +31,14 @@ use crate::{Error, PageNo, Seq};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ReadTxn<'a> {
-    core: &'a Core,
+    core: Handle<'a>,
     live: Arc<Live>,
 }
 
 impl<'a> ReadTxn<'a> {
-    pub(crate) fn new(core: &'a Core) -> Self {
-        Self { core, live: core.snapshots.begin() }
+    pub(crate) fn new(core: Handle<'a>) -> Self {
+        let live = core.snapshots.begin();
+        Self { core, live }
     }
 
     /// The payload of a page.

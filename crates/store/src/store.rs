@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::core::Core;
+use crate::handle::Handle;
 use crate::{
     Backup, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
     Verification, WriteTxn, reports, threads,
@@ -81,12 +82,60 @@ impl Store {
 
     /// Begins to write; waits until the transaction before is committed or given up, and while the journal is full.
     pub fn begin(&self) -> Result<WriteTxn<'_>, Error> {
-        WriteTxn::new(&self.core)
+        WriteTxn::new(Handle::Borrowed(&self.core))
     }
 
     /// Begins to read what is visible now. Waits for nobody.
     pub fn begin_read(&self) -> Result<ReadTxn<'_>, Error> {
-        Ok(ReadTxn::new(&self.core))
+        Ok(ReadTxn::new(Handle::Borrowed(&self.core)))
+    }
+
+    /// As [`begin`](Self::begin), with a transaction that has a share of the store: it can be kept in a struct, or moved into a task
+    /// or a thread that outlives the caller. Whoever drops the last share closes the store, which may take a sync.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pagekeeper_store::{Durability, Store, WriteTxn};
+    ///
+    /// struct Session {
+    ///     txn: WriteTxn<'static>,
+    /// }
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Arc::new(Store::options().open(dir)?);
+    /// let mut session = Session { txn: store.begin_owned()? };
+    /// let page = session.txn.allocate()?;
+    /// let committed = std::thread::spawn(move || session.txn.commit(Durability::Sync));
+    /// committed.join().expect("no panic")?;
+    /// assert_eq!(store.begin_read_owned()?.read(page)?[0], 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_owned(self: &Arc<Self>) -> Result<WriteTxn<'static>, Error> {
+        WriteTxn::new(Handle::Shared(Arc::clone(self)))
+    }
+
+    /// As [`begin_read`](Self::begin_read), with a transaction that has a share of the store: it can be kept in a struct, or moved
+    /// into a task or a thread that outlives the caller. Whoever drops the last share closes the store, which may take a sync.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pagekeeper_store::{Durability, ReadTxn, Store};
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Arc::new(Store::options().open(dir)?);
+    /// let mut txn = store.begin()?;
+    /// let page = txn.allocate()?;
+    /// txn.commit(Durability::Sync)?;
+    ///
+    /// let kept: ReadTxn<'static> = store.begin_read_owned()?;
+    /// drop(store); // it stays open
+    /// assert_eq!(std::thread::spawn(move || kept.read(page)).join().expect("no panic")?[0], 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_read_owned(self: &Arc<Self>) -> Result<ReadTxn<'static>, Error> {
+        Ok(ReadTxn::new(Handle::Shared(Arc::clone(self))))
     }
 
     /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the writer's
@@ -187,14 +236,27 @@ impl Store {
 
     /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so that this takes no
     /// longer than the journal does. Dropping the store does the same, but can't report an error.
+    ///
+    /// Fails as well where the journal can't note that it was closed ([`Error::Journal`]): no commit is lost by that; the next
+    /// opening goes on as after a crash.
     pub fn close(mut self) -> Result<(), Error> {
-        self.finish()
+        self.finish()?;
+        self.end()
     }
 
     /// As [`close`](Self::close), after all was applied to the data file and synced: the next opening has nothing to do.
     pub fn close_and_sync(mut self) -> Result<(), Error> {
         self.sync()?;
-        self.finish()
+        self.finish()?;
+        self.end()
+    }
+
+    /// Closes the journal, of a store that is finished.
+    fn end(self) -> Result<(), Error> {
+        let core = Arc::clone(&self.core);
+        drop(self);
+        // Only a thread that closes the store from a report of its own has another share; the journal is closed with that.
+        Arc::into_inner(core).map_or(Ok(()), |core| Ok(core.journal.close()?))
     }
 
     /// Forgets all pages of the data file: they are read again.

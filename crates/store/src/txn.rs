@@ -10,11 +10,12 @@ use std::sync::Arc;
 use pagekeeper_kernel::mutex::lock;
 
 use crate::buffers::PageBuf;
-use crate::core::{Core, is_data};
-use crate::data::{DataFile, MAX_PAGES};
+use crate::core::is_data;
+use crate::data::MAX_PAGES;
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
+use crate::handle::Handle;
 use crate::page::Page;
 use crate::version::Whole;
 use crate::writer::WriterGuard;
@@ -50,7 +51,7 @@ pub(crate) enum Changed {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct WriteTxn<'a> {
-    pub(crate) core: &'a Core,
+    pub(crate) core: Handle<'a>,
     pub(crate) room: Room<'a>,
     pub(crate) writer: WriterGuard<'a>,
     /// Before it.
@@ -61,7 +62,7 @@ pub struct WriteTxn<'a> {
 
 /// The data file's room for runs that are not committed: given back when it goes, under the writer's lock, unless it is kept.
 pub(crate) struct Room<'a> {
-    data: &'a DataFile,
+    core: Handle<'a>,
     /// Bytes of the file before the first run.
     before: Option<u64>,
 }
@@ -76,20 +77,20 @@ impl Room<'_> {
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         if let Some(bytes) = self.before {
-            self.data.shrink(bytes);
+            self.core.data.shrink(bytes);
         }
     }
 }
 
 impl<'a> WriteTxn<'a> {
-    pub(crate) fn new(core: &'a Core) -> Result<Self, Error> {
+    pub(crate) fn new(core: Handle<'a>) -> Result<Self, Error> {
         core.check_writable()?;
         core.wait_for_room(0)?;
-        let writer = core.writer.lock();
+        let writer = WriterGuard::lock(core.clone());
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();
-        let room = Room { data: &core.data, before: None };
+        let room = Room { core: core.clone(), before: None };
         Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new() })
     }
 
@@ -175,7 +176,7 @@ impl<'a> WriteTxn<'a> {
     }
 
     fn trunk_mut(&mut self, page: PageNo) -> Result<&mut [u8], Error> {
-        let (core, pages) = (self.core, self.meta.pages);
+        let (core, pages) = (self.core.clone(), self.meta.pages);
         let payload = self.change(page, PageKind::Trunk)?;
         match trunk::check(payload, pages) {
             Ok(()) => Ok(payload),

@@ -6,6 +6,8 @@ use std::sync::{Condvar, Mutex};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
+use crate::handle::Handle;
+
 /// Whether there is a write transaction, and who waits for its end.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
@@ -14,21 +16,21 @@ pub(crate) struct Writer {
 }
 
 /// The write transaction's.
-#[derive(Debug)]
-pub(crate) struct WriterGuard<'a>(&'a Writer);
+pub(crate) struct WriterGuard<'a>(Handle<'a>);
 
-impl Writer {
-    /// Waits until nobody has it.
-    pub(crate) fn lock(&self) -> WriterGuard<'_> {
-        let is_held = lock(&self.is_held);
-        *ignore_poison(self.released.wait_while(is_held, |is_held| *is_held)) = true;
-        WriterGuard(self)
+impl<'a> WriterGuard<'a> {
+    /// Waits until nobody has that store's.
+    pub(crate) fn lock(core: Handle<'a>) -> Self {
+        let writer = &core.writer;
+        let is_held = lock(&writer.is_held);
+        *ignore_poison(writer.released.wait_while(is_held, |is_held| *is_held)) = true;
+        Self(core)
     }
 }
 
 impl Drop for WriterGuard<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.is_held) = false;
-        self.0.released.notify_one();
+        *lock(&self.0.writer.is_held) = false;
+        self.0.writer.released.notify_one();
     }
 }

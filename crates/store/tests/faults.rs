@@ -233,3 +233,21 @@ fn reads_after_a_failed_sync(keeps_old: bool) {
         }
     }
 }
+
+#[test]
+fn a_close_reports_that_the_end_of_the_journal_could_not_be_noted() {
+    for sync in [false, true] {
+        let disk = SimDisk::new();
+        let store = store(&disk);
+        if sync {
+            store.sync().unwrap();
+        }
+        disk.inject("/store/journal/control", 0..u64::MAX, WriteFault::EIO, Times::Once).unwrap();
+        let closed = store.close();
+        assert!(matches!(closed, Err(Error::Journal(_))), "{closed:?}");
+        // Nothing is lost by it, and nobody has it open any more.
+        let store = options(&disk).open(dir()).unwrap();
+        assert_eq!(first_byte(&store, 1).unwrap(), 7);
+        store.close().unwrap();
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pagekeeper_store::{Create, Durability, Error, Store};
 use pagekeeper_testing::{disk_dir, skip};
@@ -398,4 +399,40 @@ fn a_write_transaction_goes_from_one_thread_to_another() {
         }
     });
     assert_eq!(counted(&store), 40);
+}
+
+#[test]
+fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
+    let (_temp, dir) = dir();
+    let store = Arc::new(Store::options().memory(8 << 20).open(&dir).unwrap());
+    let mut txn = store.begin_owned().unwrap();
+    let page = txn.allocate().unwrap();
+    txn.commit(Durability::Sync).unwrap();
+
+    let before = store.begin_read_owned().unwrap();
+    let mut txn = store.begin_owned().unwrap();
+    txn.page_mut(page).unwrap()[0] = 7;
+    drop(store);
+    // Both go on where nobody else has the store, and hold it locked.
+    let open = |dir: &PathBuf| Store::options().memory(8 << 20).open(dir);
+    assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
+    let writer = std::thread::spawn(move || txn.commit(Durability::None));
+    assert_eq!(writer.join().unwrap().unwrap(), 2);
+    assert_eq!((before.seq(), before.read(page).unwrap()[0]), (1, 0));
+    assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
+    drop(before);
+
+    // The last of them closed it, so that what was committed is durable.
+    let store = Arc::new(open(&dir).unwrap());
+    assert_eq!(store.begin_read().unwrap().read(page).unwrap()[0], 7);
+    // One that is given up gives back its run, and the next one does not wait for it.
+    let len = std::fs::metadata(dir.join("data")).unwrap().len();
+    let mut given_up = store.begin_owned().unwrap();
+    given_up.allocate_run(100_000).unwrap();
+    drop(given_up);
+    assert_eq!(std::fs::metadata(dir.join("data")).unwrap().len(), len);
+    let last = store.begin_owned().unwrap();
+    drop(store);
+    drop(last);
+    open(&dir).unwrap().close().unwrap();
 }
