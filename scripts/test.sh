@@ -35,7 +35,8 @@ export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side, and random input
-# takes what they leave. What watches the whole machine, or lowers its dirty limits (tests/host), goes alone after them.
+# takes what all of them leave. What watches the whole machine, or lowers its dirty limits (tests/host), goes after them, beside
+# nothing that reads or writes files.
 stories=(--test commands --test databases --test docs --test preload)
 random=(--test random_input)
 alone=(--test host)
@@ -49,12 +50,12 @@ done
 bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
 
 logs=$(mktemp --directory)
-beside=()
+declare -A beside=()
 end() {
-    if [ ${#beside[@]} -gt 0 ]; then
-        kill "${beside[@]}" 2>/dev/null || true
-        shown "$logs"/{crates,random}
-    fi
+    for group in "${!beside[@]}"; do
+        kill "${beside[$group]}" 2>/dev/null || true
+        shown "$logs/$group"
+    done
     rm -rf "$logs"
 }
 trap end EXIT
@@ -79,18 +80,16 @@ status=0
     tests "${bench[@]}" || crates_status=$?
     exit "$crates_status"
 } >"$logs/crates" &
-beside+=($!)
+beside[crates]=$!
 {
-    renice --priority 19 --pid "$BASHPID" >/dev/null
+    chrt --idle --pid 0 "$BASHPID"
     tests --workspace "${random[@]}"
 } >"$logs/random" &
-beside+=($!)
+beside[random]=$!
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
-for group in "${beside[@]}"; do
-    wait "$group" || status=$?
-done
-beside=()
-shown "$logs"/{crates,random}
+wait "${beside[crates]}" || status=$?
+unset 'beside[crates]'
+shown "$logs/crates"
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
 {
     alone_status=0
@@ -98,6 +97,9 @@ shown "$logs"/{crates,random}
     tests --workspace "${alone[@]}" || alone_status=$?
     exit "$alone_status"
 } | tee "$logs/alone" | shown || status=$?
+wait "${beside[random]}" || status=$?
+unset 'beside[random]'
+shown "$logs/random"
 
 cat "$logs"/{stories,crates,random,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
