@@ -12,10 +12,10 @@ ends() {
 topmost() {
     echo "guest: begins with Linux $(uname -r)"
     mount -t cgroup2 cgroup /sys/fs/cgroup
-    mount -t tmpfs shm /dev/shm
+    mkdir /dev/shm && mount -t tmpfs shm /dev/shm
     ip link set lo up
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 "$TESTS" group:: --test-threads=1
+    PAGEKEEPER_REQUIRE_ALL=1 "$TESTS" group:: --test-threads=1 --color=never
     ends
 }
 

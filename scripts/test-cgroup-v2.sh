@@ -52,7 +52,6 @@ mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose host /
 mount -t tmpfs up /up; mkdir /up/upper /up/work
 mount -t overlay -o lowerdir=/lower,upperdir=/up/upper,workdir=/up/work root /new
 mount -t ext4 /dev/vda /new/var/tmp; chmod 1777 /new/var/tmp
-mkdir -p /new/dev/shm
 export PAGEKEEPER="$pagekeeper" TESTS="$tests" SOURCE="$PWD"
 mount --move /proc /new/proc; mount --move /sys /new/sys; mount --move /dev /new/dev
 exec switch_root /new "$PWD/scripts/cgroup-v2-guest.sh" \$(sed 's/.*guest=//; s/ .*//' /new/proc/cmdline)
