@@ -105,7 +105,7 @@ impl StoreOptions {
 
     /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
     /// the log buffer are within it; the pages of transactions that are open are not, nor is the journal that an opening has read, as
-    /// long as pages of it are not applied.
+    /// long as pages of it are not applied. It is taken as it is needed: of a store that was just opened a few MiB are resident.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;

@@ -116,6 +116,28 @@ fn little_address_space_makes_a_smaller_table_or_a_clear_error() {
     }
 }
 
+#[test]
+fn the_budget_is_taken_as_it_is_needed() {
+    let name = "the_budget_is_taken_as_it_is_needed";
+    if let Some(dir) = std::env::var_os(CHILD) {
+        let store = Store::options().open(Path::new(&dir)).unwrap();
+        commit(&store, 8, 3);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        store.close_and_sync().unwrap();
+        return println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap());
+    }
+    let temp = pagekeeper_testing::disk_dir();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, temp.path().join("store"))
+        .output();
+    let output = child.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let most = said.split_once("VmHWM:").and_then(|(_, rest)| rest.split_whitespace().next());
+    let most: u64 = most.unwrap_or_else(|| panic!("{output:?}")).parse().unwrap();
+    assert!(most < 64 << 10, "{most} KiB of a budget of 256 MiB are resident after eight pages");
+}
+
 fn in_little_address_space(dir: &Path) {
     let store = match Store::options().warm(false).open(dir) {
         Ok(store) => store,
