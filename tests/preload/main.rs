@@ -4,6 +4,7 @@
 mod support;
 
 mod calls;
+mod children;
 mod group;
 mod hot;
 mod programs;

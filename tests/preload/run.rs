@@ -290,7 +290,7 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// What a command starts isn't inspected before: the library is loaded, and leaves the rules off.
+/// What a command starts is inspected as it is started: the library is loaded, and leaves the rules off, which is said.
 #[test]
 fn programs_of_musl_that_a_command_starts_run() {
     if !can_start("programs_of_musl_that_a_command_starts_run", &["musl-gcc"]) {
@@ -305,7 +305,16 @@ fn programs_of_musl_that_a_command_starts_run() {
     for options in
         [&["--as", "stream"][..], &["--profile", "rocksdb"], &["--as", "logs", "--report=/dev/null"]]
     {
-        assert_eq!(run_sh(options, &line).fine(), "written with the library\n".repeat(3), "{options:?}");
+        let outcome = run_sh(options, &line);
+        assert_eq!(outcome.code, 0, "{options:?}: {outcome:?}");
+        assert_eq!(outcome.stdout, "written with the library\n".repeat(3), "{options:?}");
+        // Streams may have a group. Else the shell says so once, and env.
+        let said = outcome.stderr.lines().count();
+        assert!(
+            outcome.stderr.lines().all(|line| line.contains("uses musl for its C library")),
+            "{outcome:?}"
+        );
+        assert!(said == 2 || said == 0 && options.contains(&"stream"), "{options:?}: {outcome:?}");
     }
 }
 

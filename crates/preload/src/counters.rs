@@ -9,7 +9,7 @@ use crate::noted::{PLACES, Place};
 use crate::sys;
 
 /// Says that a file is a report, and of which layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 2;
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 3;
 /// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
 pub const RECORDS: usize = 4096;
 
@@ -55,6 +55,10 @@ pub enum Count {
     Failures,
     /// Files whose end is not checked: there was no place to note them.
     NotNoted,
+    /// 1 in a process that has a memory cgroup of its own, which is not counted.
+    InGroups,
+    /// 1 in a process that was started without the rules, since neither library nor group reach it.
+    NotReached,
     /// 1 in a process whose rules were left off, since a filter of system calls ends who makes theirs.
     Filtered,
 }

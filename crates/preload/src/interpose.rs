@@ -15,15 +15,16 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{counters, helper, introspection, noted, process, real, rules, sys};
+use crate::{counters, helper, introspection, launcher, noted, process, real, rules, sys};
 
 /// The text, kept: a program may write over its environment.
-struct Text(UnsafeCell<[u8; TEXT_MAX]>);
+/// A null byte stays behind it.
+struct Text(UnsafeCell<[u8; TEXT_MAX + 1]>);
 
 // SAFETY: written by `begin` alone, before the program's own code runs.
 unsafe impl Sync for Text {}
 
-static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX]));
+static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX + 1]));
 
 type Begin = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
 
@@ -45,12 +46,16 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     // SAFETY: the environment as the C library keeps it: strings, and a null pointer behind the last.
     let Some(text) = (unsafe { find(environment) }) else { return };
     // SAFETY: nobody else uses it yet.
-    let kept = unsafe { &mut *TEXT.0.get() };
-    let Some(kept) = kept.get_mut(..text.len()) else { return };
+    let whole = unsafe { &mut *TEXT.0.get() };
+    let Some(kept) = whole.get_mut(..text.len()).filter(|kept| kept.len() <= TEXT_MAX) else { return };
     kept.copy_from_slice(text);
+    let whole: &'static [u8; TEXT_MAX + 1] = whole;
     let mut name = [0; 16];
     let comm = introspection::comm(&mut name);
-    let Some(plan) = Plan::decode(kept, comm) else { return };
+    let Some(plan) = whole.get(..text.len()).and_then(|kept| Plan::decode(kept, comm)) else { return };
+    // SAFETY: the one call, before the program's own code runs.
+    unsafe { launcher::set_up(&plan, comm, whole) };
+    let _ = real::environment();
     if plan.part == Part::None {
         return;
     }

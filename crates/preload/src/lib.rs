@@ -30,6 +30,7 @@ mod hooks;
 mod interpose;
 pub mod introspection;
 pub mod large;
+pub mod launcher;
 pub mod noted;
 pub mod parts;
 pub mod process;

@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::hooks::formatted::{early_fprintf, early_fprintf_chk, early_printf, early_printf_chk};
 use crate::introspection;
+use crate::launcher::Words;
 use crate::sys::{self, Errno};
 
 // Versions that the oldest C library that is stood for (2.31) has; the newest would be named otherwise.
@@ -86,6 +87,18 @@ pub(crate) fn address(name: &CStr) -> *mut c_void {
     let is_sanitized = sanitizers.iter().any(|name| !find(libc::RTLD_DEFAULT, name).is_null());
     let next = if is_sanitized { core::ptr::null_mut() } else { find(libc::RTLD_NEXT, name) };
     if next.is_null() { find(libc::RTLD_DEFAULT, name) } else { next }
+}
+
+/// The environment of the process, as the C library has it; null where it has none. Looked up once: in the constructor.
+pub(crate) fn environment() -> Words {
+    static AT: AtomicPtr<Words> = AtomicPtr::new(core::ptr::null_mut());
+    if AT.load(Ordering::Relaxed).is_null() {
+        // The C library itself uses the program's copy, where that has one.
+        // SAFETY: the name ends with a null byte.
+        AT.store(unsafe { dlsym(libc::RTLD_DEFAULT, c"environ".as_ptr()) }.cast(), Ordering::Relaxed);
+    }
+    // SAFETY: null, or the C library's variable, or the program's of the same name, which takes its place.
+    unsafe { AT.load(Ordering::Relaxed).as_ref() }.copied().unwrap_or(core::ptr::null())
 }
 
 /// The calling thread's `errno`.
@@ -434,7 +447,6 @@ calls! {
 }
 
 type Stream = *mut c_void;
-type Words = *const *const c_char;
 
 functions! {
     fopen(path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
@@ -499,4 +511,6 @@ functions! {
     execvp(name: *const c_char, words: Words) -> c_int, else -1;
     execvpe(name: *const c_char, words: Words, environment: Words) -> c_int, else -1;
     fexecve(fd: c_int, words: Words, environment: Words) -> c_int, else -1;
+    posix_spawn(pid: *mut c_int, path: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int, else libc::ENOSYS;
+    posix_spawnp(pid: *mut c_int, name: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int, else libc::ENOSYS;
 }

@@ -19,6 +19,9 @@ pub const VARIABLE: &str = "PAGEKEEPER_RUN";
 /// Bytes of the longest text; a longer one is void.
 pub const TEXT_MAX: usize = 32 << 10;
 
+/// A line for the end of a text: nothing that these processes start is out of reach.
+pub const NO_LAUNCHER: &str = "launcher \n";
+
 /// Rules for files that one process has at most; the rest of a longer list is void with its text.
 pub const RULES_MAX: usize = 64;
 
@@ -88,6 +91,10 @@ pub struct Plan<'a> {
     pub budget: u64,
     /// The file of the report.
     pub report: Option<&'a [u8]>,
+    /// The program that starts what the library does not reach ([`crate::launcher`]).
+    pub launcher: Option<&'a [u8]>,
+    /// Whether nothing may be started without the rules.
+    pub is_required: bool,
     rules: [PlannedRule<'a>; RULES_MAX],
     count: usize,
 }
@@ -98,6 +105,8 @@ impl<'a> Plan<'a> {
         part: Part::None,
         budget: 0,
         report: None,
+        launcher: None,
+        is_required: false,
         rules: [PlannedRule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
         count: 0,
     };
@@ -142,6 +151,8 @@ impl<'a> Plan<'a> {
                 },
                 b"budget" => plan.budget = number(rest)?,
                 b"report" => plan.report = Some(rest),
+                b"launcher" => plan.launcher = Some(rest).filter(|path| !path.is_empty()),
+                b"require" => plan.is_required = true,
                 b"stream" => {
                     if plan.part == Part::None && names::matches_name(rest, comm).is_some() {
                         plan.part = Part::Stream;
@@ -207,8 +218,20 @@ pub struct Settings {
     pub budget: u64,
     /// The file of the report ([`crate::counters::Report`]).
     pub report: Option<PathBuf>,
+    /// What starts programs that the library does not reach; none where nothing is out of reach.
+    pub launcher: Option<Launcher>,
     /// The profiles, the more particular first.
     pub profiles: Vec<ProfileRules>,
+}
+
+/// What starts programs that the library does not reach.
+#[cfg(not(feature = "interpose"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launcher {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether nothing may be started without the rules.
+    pub is_required: bool,
 }
 
 /// The files of one kind of program.
@@ -235,6 +258,31 @@ pub struct FileRule {
 
 #[cfg(not(feature = "interpose"))]
 impl Settings {
+    /// What a text says of streams and of the report, without profiles. `None`: not understood.
+    pub fn decode(text: &[u8]) -> Option<Self> {
+        use std::os::unix::ffi::OsStrExt as _;
+
+        // A name that none has: what is said of all processes is left.
+        let plan = Plan::decode(text, b"")?;
+        let role = match plan.part {
+            Part::Stream => Role::Stream,
+            Part::Bulk => Role::Bulk,
+            Part::Logs => Role::Logs,
+            Part::None | Part::Files => Role::Auto,
+        };
+        let lines = text.split(|&byte| byte == b'\n').map(split_word);
+        let streams = lines.filter(|(word, _)| *word == b"stream");
+        let path = |path: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(path));
+        Some(Self {
+            role,
+            streams: streams.map(|(_, name)| String::from_utf8_lossy(name).into_owned()).collect(),
+            budget: plan.budget,
+            report: plan.report.map(path),
+            launcher: None,
+            profiles: Vec::new(),
+        })
+    }
+
     /// The text for [`VARIABLE`]. Names that hold a line's end are left out: no program and no pattern has one.
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -259,6 +307,12 @@ impl Settings {
         line(format_args!("budget {}", self.budget));
         if let Some(report) = &self.report {
             line(format_args!("report {}", report.display()));
+        }
+        if let Some(Launcher { path, is_required }) = &self.launcher {
+            line(format_args!("launcher {}", path.display()));
+            if *is_required {
+                line(format_args!("require"));
+            }
         }
         for stream in &self.streams {
             line(format_args!("stream {stream}"));
@@ -295,6 +349,7 @@ mod tests {
             streams: vec!["tar".to_owned(), "pg_*".to_owned()],
             budget: 8 << 20,
             report: Some("/dev/shm/a report".into()),
+            launcher: Some(Launcher { path: "/usr/bin/a launcher".into(), is_required: true }),
             profiles: vec![
                 ProfileRules {
                     name: "mysql".to_owned(),
@@ -335,6 +390,7 @@ mod tests {
         let plan = Plan::decode(text.as_bytes(), b"pg_dump").unwrap();
         assert_eq!((plan.part, plan.budget, plan.rules().len()), (Part::Stream, 8 << 20, 0));
         assert_eq!(plan.report, Some(&b"/dev/shm/a report"[..]));
+        assert_eq!((plan.launcher, plan.is_required), (Some(&b"/usr/bin/a launcher"[..]), true));
         let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
         assert_eq!((plan.part, plan.rules().len()), (Part::Files, 2));
         let redo = plan.action_for(b"/d/#innodb_redo/#ib_redo12");
@@ -351,6 +407,17 @@ mod tests {
         assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
         assert_eq!(plan.action_for(b"LOG"), Some(Action::Leave));
         assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::None);
+    }
+
+    #[test]
+    fn the_launcher_reads_what_it_needs() {
+        let own = settings();
+        let read = Settings::decode(own.encode().as_bytes()).unwrap();
+        assert_eq!(read, Settings { launcher: None, profiles: Vec::new(), ..own });
+        assert_eq!(Settings::decode(b"as stream\n").unwrap().role, Role::Stream);
+        assert_eq!(Settings::decode(b"as king"), None);
+        let grouped = settings().encode() + NO_LAUNCHER;
+        assert_eq!(Plan::decode(grouped.as_bytes(), b"sh").unwrap().launcher, None);
     }
 
     #[test]

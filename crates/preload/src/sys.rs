@@ -273,6 +273,14 @@ pub fn now() -> u64 {
     done.map_or(0, |_| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
+/// pread(2).
+#[allow(unsafe_code, reason = "a system call")]
+pub fn read_at(fd: c_int, into: &mut [u8], at: u64) -> Result<usize, Errno> {
+    let args = [of(fd), into.as_mut_ptr() as usize, into.len(), at as usize, 0, 0];
+    // SAFETY: `into` is valid for what is read into it.
+    unsafe { call(libc::SYS_pread64, args) }
+}
+
 /// Takes memory of the process's own, of all bits zero: private, by whole pages.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {

@@ -48,8 +48,14 @@ impl Choice {
     pub(crate) fn settings(&self, budget: u64) -> Result<Settings, UsageError> {
         let given = self.config.as_deref().map(Options::read).transpose();
         let given = given.map_err(|error| UsageError(error.to_string()))?;
-        let mut settings =
-            Settings { role: Role::Auto, streams: Vec::new(), budget, report: None, profiles: Vec::new() };
+        let mut settings = Settings {
+            role: Role::Auto,
+            streams: Vec::new(),
+            budget,
+            report: None,
+            launcher: None,
+            profiles: Vec::new(),
+        };
         if let Some(role) = self.role {
             settings.role = match role {
                 As::Stream => Role::Stream,

@@ -10,14 +10,11 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names;
+use pagekeeper_preload::launcher::{ELSEWHERE, WRAPPERS};
 use pagekeeper_preload::settings::{Role, Settings};
 
 use super::find;
 use super::obstacle::{self, Obstacle};
-
-/// Programs that start another without the library: as another user and with another environment, or below another root.
-const WRAPPERS: [&str; 10] =
-    ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap", "env"];
 
 /// Programs that become another, with the library if that can have it.
 const PREFIXES: [&str; 13] = [
@@ -40,21 +37,6 @@ const DEPTH_MAX: usize = 4;
 
 /// Programs that are many in one: which one their first word says.
 const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
-
-/// Programs that have another process start a command, which is no descendant of theirs.
-const ELSEWHERE: [&str; 11] = [
-    "docker",
-    "podman",
-    "nerdctl",
-    "kubectl",
-    "crictl",
-    "ctr",
-    "lxc",
-    "machinectl",
-    "systemd-run",
-    "at",
-    "batch",
-];
 
 /// Bytes of a process's name that the kernel keeps.
 const COMM_MAX: usize = 15;
@@ -130,9 +112,11 @@ fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover 
     let name = command.first().map_or(OsStr::new(""), |name| base(name));
     let is_one_of = |names: &[&str]| names.iter().any(|known| OsStr::new(known) == name);
     let rest = command.get(1..).unwrap_or_default();
+    // env(1) may clear the environment.
+    let is_wrapper = is_one_of(&WRAPPERS) || name == "env";
     let hindrance = if is_one_of(&ELSEWHERE) && !is_in_scope(rest) {
         Some(Hindrance::Elsewhere(name.to_owned()))
-    } else if is_one_of(&WRAPPERS) && !keeps_environment(name, rest) {
+    } else if is_wrapper && !keeps_environment(name, rest) {
         Some(Hindrance::Wrapper(name.to_owned()))
     } else {
         obstacle::obstacle(file).map(Hindrance::Program)
@@ -140,7 +124,7 @@ fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover 
     let is_stream = settings.role == Role::Stream
         || is_streaming(name, settings)
         || (is_one_of(&MANY_IN_ONE) && rest.first().is_some_and(|word| is_streaming(base(word), settings)))
-        || (is_one_of(&WRAPPERS) && rest.iter().any(|word| starts_stream(word, settings)));
+        || (is_wrapper && rest.iter().any(|word| starts_stream(word, settings)));
     let wants_group = match hindrance {
         Some(Hindrance::Elsewhere(_)) => false,
         Some(Hindrance::Program(_) | Hindrance::Wrapper(_)) => is_stream,
@@ -208,6 +192,7 @@ mod tests {
             streams: vec!["tar".to_owned(), "pg_*".to_owned()],
             budget: 0,
             report: None,
+            launcher: None,
             profiles: Vec::new(),
         };
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();

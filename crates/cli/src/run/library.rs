@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
+use pagekeeper_preload::launcher::LIBRARY_PREFIX;
 
 use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
@@ -21,7 +22,7 @@ use super::sys;
 /// The library, as the build made it; empty where none can be made (a target without glibc).
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
-const PREFIX: &str = "libpagekeeper-";
+const PREFIX: &str = LIBRARY_PREFIX;
 /// `AddressSanitizer`'s library starts no program where another library comes first, but one whose path has `libasan.so` in it.
 const SUFFIX: &str = "-before-libasan.so";
 /// What earlier versions had.

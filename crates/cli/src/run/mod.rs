@@ -12,6 +12,7 @@ mod cover;
 mod elf;
 mod find;
 mod group;
+mod inside;
 mod left;
 mod library;
 mod obstacle;
@@ -25,7 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use pagekeeper_preload::settings::{Settings, VARIABLE};
+use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
 
 use crate::output;
 use choice::{As, Choice};
@@ -84,6 +85,9 @@ pub(crate) struct Args {
     /// Fail rather than start the command without the rules
     #[arg(long)]
     require: bool,
+    /// What a process of a command under `run` becomes instead of a program that its library does not reach
+    #[arg(long, hide = true, num_args = 3, allow_hyphen_values = true, value_names = ["HOW", "SETTINGS", "FILE"])]
+    inside: Option<Vec<OsString>>,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
@@ -92,6 +96,9 @@ pub(crate) struct Args {
 /// Starts the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let found = sys::Found::now();
+    if let Some(inside) = &args.inside {
+        return Ok(inside::run(inside, &args.command, found));
+    }
     let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
     let settings = choice.settings(budget::budget_here())?;
     let Some((name, arguments)) = args.command.split_first() else {
@@ -101,20 +108,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(file) => file,
         Err(error) => return Ok(refuse(&error)),
     };
-    let Cover { hindrance, wants_group } = cover::cover(&file, &args.command, &settings);
-    let library = match &hindrance {
-        // It may yet reach what a wrapper starts.
-        None | Some(Hindrance::Wrapper(_)) => library(),
-        Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(String::new()),
-    };
-    let kept = if hindrance.is_none() && library.is_ok() { group::KEPT_BESIDE_LIBRARY } else { group::KEPT };
-    let group = wants_group.then(|| in_group(kept, args.report.is_some()));
-    let problem = match (&hindrance, &group) {
-        (_, Some(Ok(_))) => None,
-        (None, None | Some(Err(_))) => library.as_ref().err().cloned(),
-        (Some(hindrance), Some(Err(refusal))) => Some(format!("{hindrance} ({refusal})")),
-        (Some(hindrance), None) => Some(format!("{hindrance} ({})", instead(hindrance))),
-    };
+    let Means { library, group, problem } = Means::of(&file, &args.command, &settings, args.report.is_some());
     if let Some(sentence) = &problem {
         if args.require {
             output::complain(format_args!("{sentence}; not started, by --require"));
@@ -127,13 +121,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(Err(refusal)) => (None, Some(refusal.to_string())),
         None => (None, None),
     };
+    // All of a group is covered already.
+    let launcher = governor.is_none().then(|| launcher(args.require)).flatten();
+    let settings = Settings { launcher, ..settings };
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);
     if let Some(to) = &args.report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         if let Ok(library) = &library {
-            prepare(&mut command, library, &Settings { report: report.path(), ..settings });
+            prepare(&mut command, library, Settings { report: report.path(), ..settings }.encode());
         }
         let mut governed = None;
         return match parent::run(&mut command, || governed = governor.map(Governor::begin))? {
@@ -145,9 +142,46 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
     }
     if let Ok(library) = &library {
-        prepare(&mut command, library, &settings);
+        prepare(&mut command, library, settings.encode());
     }
     Ok(refuse(&NotFound::of(name, &command.exec())))
+}
+
+/// By what the rules reach a command.
+struct Means {
+    /// The library, laid out; or a sentence.
+    library: Result<PathBuf, String>,
+    /// A group, where the command is to have one. This process is in it.
+    group: Option<Result<Governor, Refusal>>,
+    /// Why neither reaches it.
+    problem: Option<String>,
+}
+
+impl Means {
+    /// Lays out and makes what the command is to have. This process `stays` as its parent, or becomes it.
+    fn of(file: &Path, command: &[OsString], settings: &Settings, stays: bool) -> Self {
+        let Cover { hindrance, wants_group } = cover::cover(file, command, settings);
+        let library = match &hindrance {
+            // It may yet reach what a wrapper starts.
+            None | Some(Hindrance::Wrapper(_)) => library(),
+            Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(String::new()),
+        };
+        let reaches = hindrance.is_none() && library.is_ok();
+        let kept = if reaches { group::KEPT_BESIDE_LIBRARY } else { group::KEPT };
+        let group = wants_group.then(|| in_group(kept, stays));
+        let problem = match (&hindrance, &group) {
+            (_, Some(Ok(_))) => None,
+            (None, None | Some(Err(_))) => library.as_ref().err().cloned(),
+            (Some(hindrance), Some(Err(refusal))) => Some(format!("{hindrance} ({refusal})")),
+            (Some(hindrance), None) => Some(format!("{hindrance} ({})", instead(hindrance))),
+        };
+        Self { library, group, problem }
+    }
+}
+
+/// This program, by which what the library does not reach is started.
+fn launcher(is_required: bool) -> Option<Launcher> {
+    std::env::current_exe().ok().map(|path| Launcher { path, is_required })
 }
 
 /// Has this process join a group of its own, with a governor beside it. It `stays` where the command is its child.
@@ -185,9 +219,9 @@ fn instead(hindrance: &Hindrance) -> &'static str {
 }
 
 /// Sets the command's environment.
-fn prepare(command: &mut Command, library: &Path, settings: &Settings) {
+fn prepare(command: &mut Command, library: &Path, settings: impl AsRef<OsStr>) {
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    command.env(PRELOAD, preloaded(&preload, library)).env(VARIABLE, settings.encode());
+    command.env(PRELOAD, preloaded(&preload, library)).env(VARIABLE, settings);
 }
 
 /// What is preloaded already, and the library behind it: once, where this process runs inside another `pagekeeper run`.

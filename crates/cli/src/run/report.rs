@@ -66,6 +66,8 @@ struct Sums {
     files_not_checked: u64,
     failures: u64,
     filtered_processes: u64,
+    processes_in_groups: u64,
+    processes_not_reached: u64,
 }
 
 /// One process's.
@@ -252,6 +254,8 @@ impl Sums {
         self.files_not_checked += process.get(Count::NotNoted);
         self.failures += process.get(Count::Failures);
         self.filtered_processes += process.get(Count::Filtered);
+        self.processes_in_groups += process.get(Count::InGroups);
+        self.processes_not_reached += process.get(Count::NotReached);
     }
 
     /// A line for each rule that did something.
@@ -314,8 +318,21 @@ impl Sums {
             line(INSIDE, &[Some(format!("{:.3} s spent in the rules", self.inside_seconds))]);
         }
         line(
+            "group",
+            &[times(
+                self.processes_in_groups,
+                "process released from outside, in a memory cgroup of its own",
+                "processes released from outside, in memory cgroups of their own",
+            )],
+        );
+        line(
             "not covered",
             &[
+                times(
+                    self.processes_not_reached,
+                    "process started without the rules",
+                    "processes started without the rules",
+                ),
                 bytes("residency not seen of", self.stream_unobserved_bytes),
                 times(self.files_not_followed, "file not followed", "files not followed"),
                 times(self.files_not_checked, "file not checked at the end", "files not checked at the end"),

@@ -21,11 +21,11 @@ static MOMENTS: AtomicU32 = AtomicU32::new(0);
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
 /// As long as it is there, no child is born.
-pub(super) struct Moment(());
+pub struct Moment(());
 
 impl Moment {
     /// Waits until nobody forks. `None`: that takes too long.
-    pub(super) fn begin() -> Option<Self> {
+    pub fn begin() -> Option<Self> {
         let mut end = None;
         loop {
             let moment = Self::enter();

@@ -40,7 +40,7 @@ use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls, Waited};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
-pub use forks::forked;
+pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all};
 pub use start::{Find, set_up};

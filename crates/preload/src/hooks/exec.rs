@@ -1,41 +1,217 @@
-//! Hooks of exec, which ends the helper: its jobs are finished first, or the pages of files that were written and closed would stay.
+//! Hooks of what starts a program, in this process (exec) or in another (`posix_spawn`).
 //!
-//! Not covered: `execl` and its like, whose variable arguments can't be passed on, and calls by number. Where the call fails, the
-//! process keeps its helper, but files that it watched before are no longer watched.
+//! An exec ends the helper: its jobs are finished first, or the pages of files that were written and closed would stay. And what would be
+//! without the rules is started by the launcher ([`launcher`]), also where no rule is for this process.
+//!
+//! Not covered: `execl` and its like, whose variable arguments can't be passed on, and calls by number; of a `posix_spawn` that changes
+//! the directory first, names relative to it. Where the call fails, the process keeps its helper, but files that it watched before are
+//! no longer watched.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 
 use super::keeping_errno;
+use crate::launcher::{self, Started, Words};
 use crate::process::Concern;
-use crate::{helper, process, real};
+use crate::sys::DescriptorPath;
+use crate::{helper, process, real, sys};
+
+/// Bytes of a path, with its end.
+const PATH: usize = libc::PATH_MAX as usize;
+/// Where programs are searched for if there is no PATH (confstr(3), `_CS_PATH`).
+const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
 /// A child of vfork has no helper, nor one of fork that has opened nothing.
 #[cold]
 #[inline(never)]
 fn becoming() {
-    if process::is_on() {
+    if process::concern() != Concern::Nothing && process::is_on() {
         keeping_errno(helper::drain);
     }
 }
 
-type Words = *const *const c_char;
+/// What the launcher's start came to, as exec returns it; `None`: the program itself is to be started.
+fn instead_of_exec(started: Started) -> Option<c_int> {
+    match started {
+        Started::Plainly => None,
+        Started::By(result) => Some(result),
+        Started::Refused => {
+            real::set_errno(libc::EACCES);
+            Some(-1)
+        }
+    }
+}
+
+/// The same, as `posix_spawn` returns it.
+fn instead_of_spawn(started: Started) -> Option<c_int> {
+    match started {
+        Started::Plainly => None,
+        Started::By(result) => Some(result),
+        Started::Refused => Some(libc::EACCES),
+    }
+}
+
+/// Finds the file that a name stands for, as execvp(3) does, and calls `then` with its path; `None`: there is none.
+#[cold]
+#[inline(never)]
+fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Option<T> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: a string, by execvp's contract.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    if bytes.contains(&b'/') {
+        return Some(then(name));
+    }
+    // SAFETY: the process's own environment: strings, with a null pointer behind the last.
+    let path = unsafe { variable(b"PATH=") }.unwrap_or(DEFAULT_PATH);
+    for directory in path.split(|&byte| byte == b':') {
+        let directory = if directory.is_empty() { b"." } else { directory };
+        let parts = directory.iter().chain(b"/").chain(bytes);
+        if bytes.is_empty() || directory.len() + 1 + bytes.len() >= PATH {
+            continue;
+        }
+        let mut file = [0_u8; PATH];
+        for (to, &byte) in file.iter_mut().zip(parts) {
+            *to = byte;
+        }
+        let Ok(path) = CStr::from_bytes_until_nul(&file) else { continue };
+        if sys::stat(path).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG) && may_execute(path)
+        {
+            return Some(then(path.as_ptr()));
+        }
+    }
+    None
+}
+
+/// Whether this process may execute a file.
+fn may_execute(path: &CStr) -> bool {
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
+    // SAFETY: a string, which lives over the call.
+    unsafe { sys::call(libc::SYS_faccessat, args) }.is_ok()
+}
+
+/// What the process's environment says of a variable, whose name is given with its `=`.
+///
+/// # Safety
+///
+/// Nobody changes the environment meanwhile.
+unsafe fn variable(name: &[u8]) -> Option<&'static [u8]> {
+    let environment = real::environment();
+    if environment.is_null() {
+        return None;
+    }
+    // SAFETY: the list ends with a null pointer, and each is a string.
+    let mut all = (0..).map(|nth| unsafe { *environment.add(nth) }).take_while(|one| !one.is_null());
+    // SAFETY: likewise.
+    all.find_map(|one| unsafe { CStr::from_ptr(one) }.to_bytes().strip_prefix(name))
+}
 
 macro_rules! exec {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+    ($($name:ident($($arg:ident: $type:ty),*) $instead:expr;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            if process::concern() != Concern::Nothing {
-                becoming();
+            becoming();
+            if launcher::is_on() {
+                let errno = real::errno();
+                // SAFETY: with what the program gave.
+                if let Some(result) = unsafe { $instead } {
+                    return result;
+                }
+                real::set_errno(errno);
             }
             // SAFETY: with what the program gave.
             unsafe { real::$name.get()($($arg),*) }
         }
     )*};
 }
+
+/// Starts the launcher in this process, if it is to start that program.
+///
+/// # Safety
+///
+/// What execve takes.
+unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<c_int> {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let start = |launcher, words| real::execve.get()(launcher, words, environment);
+        instead_of_exec(launcher::instead(path, words, environment, start))
+    }
+}
+
+/// The same for a program that is open.
+///
+/// # Safety
+///
+/// What fexecve takes.
+unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int> {
+    let mut path = [0; PATH];
+    let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    let room = path.split_last_mut()?.1;
+    sys::read_link(link.as_c_str(), room).ok()?;
+    // SAFETY: by this function's contract; the path has a null byte behind it.
+    unsafe { exec(path.as_ptr().cast(), words, environment) }
+}
+
+/// The same for another process.
+///
+/// # Safety
+///
+/// What `posix_spawn` takes.
+unsafe fn spawn(
+    pid: *mut c_int,
+    path: *const c_char,
+    acts: *const c_void,
+    how: *const c_void,
+    words: Words,
+    environment: Words,
+) -> Option<c_int> {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let start = |launcher, words| real::posix_spawn.get()(pid, launcher, acts, how, words, environment);
+        instead_of_spawn(launcher::instead(path, words, environment, start))
+    }
+}
+
 exec! {
-    execve(path: *const c_char, words: Words, environment: Words);
-    execv(path: *const c_char, words: Words);
-    execvp(name: *const c_char, words: Words);
-    execvpe(name: *const c_char, words: Words, environment: Words);
-    fexecve(fd: c_int, words: Words, environment: Words);
+    execve(path: *const c_char, words: Words, environment: Words)
+        exec(path, words, environment);
+    execv(path: *const c_char, words: Words)
+        exec(path, words, real::environment());
+    execvp(name: *const c_char, words: Words)
+        found(name, |path| exec(path, words, real::environment())).flatten();
+    execvpe(name: *const c_char, words: Words, environment: Words)
+        found(name, |path| exec(path, words, environment)).flatten();
+    fexecve(fd: c_int, words: Words, environment: Words)
+        exec_open(fd, words, environment);
+}
+
+macro_rules! spawned {
+    ($($name:ident, |$path:ident, $then:ident| $instead:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            pid: *mut c_int,
+            $path: *const c_char,
+            acts: *const c_void,
+            how: *const c_void,
+            words: Words,
+            environment: Words,
+        ) -> c_int {
+            if launcher::is_on() {
+                let errno = real::errno();
+                // SAFETY: with what the program gave.
+                let $then = |path| unsafe { spawn(pid, path, acts, how, words, environment) };
+                let result = $instead;
+                real::set_errno(errno);
+                if let Some(result) = result {
+                    return result;
+                }
+            }
+            // SAFETY: with what the program gave.
+            unsafe { real::$name.get()(pid, $path, acts, how, words, environment) }
+        }
+    )*};
+}
+spawned! {
+    posix_spawn, |path, then| then(path);
+    posix_spawnp, |path, then| found(path, then).flatten();
 }

@@ -1,0 +1,70 @@
+//! What a process of a command under `run` becomes, instead of a program that its library would not be loaded into
+//! (`pagekeeper_preload::launcher`): finds by what means the rules reach that program, and becomes it.
+//!
+//! Invariants: the program gets what the process would have given it, and the library's variables where it can have the library. What is
+//! not reached is said once, or refused, and counted for the report. Fails as exec does: 127 where the program is not found, 126 where it
+//! can't be executed.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use pagekeeper_preload::counters::{self, Count};
+use pagekeeper_preload::settings::{NO_LAUNCHER, Settings};
+
+use super::find::NotFound;
+use super::{Means, prepare, refuse, sys};
+use crate::output;
+
+/// Becomes the program of `words`: how, the settings, and its file.
+pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -> ExitCode {
+    let ([how, text, file], Some((name, arguments))) = (words, command.split_first()) else {
+        return ExitCode::from(2);
+    };
+    let path = Path::new(file);
+    let mut program = Command::new(path);
+    program.arg0(name).args(arguments);
+    // Without settings that are understood the command would have no rules either.
+    if let Some(settings) = Settings::decode(text.as_bytes()) {
+        let Means { library, group, problem } = Means::of(path, command, &settings, false);
+        if let Some(sentence) = &problem {
+            note(&settings, path, Count::NotReached);
+            if how == "require" {
+                output::complain(format_args!("{sentence}; not started, by --require"));
+                return ExitCode::FAILURE;
+            }
+            if how == "say" {
+                output::complain(format_args!("{sentence}; it is started without the rules"));
+            }
+        }
+        let mut text = text.clone();
+        if matches!(group, Some(Ok(_))) {
+            note(&settings, path, Count::InGroups);
+            text.push(NO_LAUNCHER);
+        }
+        if let Ok(library) = &library {
+            prepare(&mut program, library, text);
+        }
+        found.pass_on(&mut program);
+        let error = program.exec();
+        drop(group);
+        return refuse(&NotFound::of(file, &error));
+    }
+    found.pass_on(&mut program);
+    refuse(&NotFound::of(file, &program.exec()))
+}
+
+/// Counts a process in the report, if there is one that this user may write.
+fn note(settings: &Settings, program: &Path, count: Count) {
+    let Some(report) = &settings.report else { return };
+    let Ok(file) = File::options().read(true).write(true).open(report) else { return };
+    let Ok(mapped) = counters::map_report(file.as_raw_fd()) else { return };
+    let name = program.file_name().unwrap_or_default().as_bytes();
+    if let Some(record) = mapped.claim(std::process::id(), name) {
+        record.add(count, 1);
+    }
+}

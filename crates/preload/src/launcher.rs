@@ -1,0 +1,487 @@
+//! What a process starts that would be without the rules: a program that no library can be loaded into, one that is given an environment
+//! without the library, or one that starts others elsewhere. Its place is taken by the launcher (`pagekeeper run`), which becomes the
+//! program: with the library, in a memory cgroup, or with a line that says that neither is to be had.
+//!
+//! Invariants: what is started is the program that was named, with its words, environment, descriptors and process id; where the launcher
+//! can't be started, it is the program itself, unless all are required to have the rules. Nothing is allocated but for more words than
+//! [`FEW`], and nothing is kept open. What can't be read is taken for a program like others.
+
+#![allow(unsafe_code, reason = "follows the words and the environment that a program is given")]
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use crate::helper::Moment;
+use crate::settings::{Plan, TEXT_MAX, VARIABLE};
+use crate::sys;
+
+/// A list of strings, with a null pointer behind the last.
+pub type Words = *const *const c_char;
+
+/// Programs that start another without the library: as another user and with another environment, or below another root.
+pub const WRAPPERS: [&str; 9] =
+    ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap"];
+
+/// Programs that have another process start a command, which is no descendant of theirs.
+pub const ELSEWHERE: [&str; 11] = [
+    "docker",
+    "podman",
+    "nerdctl",
+    "kubectl",
+    "crictl",
+    "ctr",
+    "lxc",
+    "machinectl",
+    "systemd-run",
+    "at",
+    "batch",
+];
+
+/// What every name of the library begins with.
+pub const LIBRARY_PREFIX: &str = "libpagekeeper-";
+
+/// Words of a command that take no memory.
+const FEW: usize = 256;
+/// Words that come before the command's own.
+const BEFORE: usize = 7;
+/// Bytes of a path, with its end.
+const PATH: usize = libc::PATH_MAX as usize;
+/// Programs that are remembered to have been spoken of.
+const SAID: usize = 64;
+/// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
+const LINE: usize = 256;
+/// Bytes of a program's beginning: its headers, as linkers write them.
+const START: usize = 4096;
+/// Interpreters of interpreters that the kernel follows (`exec_binprm`).
+const DEPTH: usize = 5;
+
+struct Text<const N: usize>(UnsafeCell<[u8; N]>);
+
+// SAFETY: written by `set_up` alone, before anything else reads it.
+unsafe impl<const N: usize> Sync for Text<N> {}
+
+static LAUNCHER: Text<PATH> = Text(UnsafeCell::new([0; PATH]));
+/// The settings, with a null byte behind them.
+static SETTINGS: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static IS_REQUIRED: AtomicBool = AtomicBool::new(false);
+/// Memory that children share with this process until they are other programs.
+static SPOKEN_OF: AtomicPtr<[AtomicU32; SAID]> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Whether what this process starts is looked at: one load.
+#[inline]
+pub fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Has what this process starts be looked at, if the plan names a launcher and this is not the launcher itself.
+///
+/// # Safety
+///
+/// At most one call in a process, by its only thread. `text` is what the plan was read from, and lives as long as the process.
+pub unsafe fn set_up(plan: &Plan<'_>, comm: &[u8], text: &'static [u8; TEXT_MAX + 1]) {
+    let Some(path) = plan.launcher else { return };
+    if base(path).get(..comm.len()) == Some(comm) {
+        return;
+    }
+    // SAFETY: by this function's contract nobody reads it yet.
+    let to = unsafe { &mut *LAUNCHER.0.get() };
+    let Some(to) = to.get_mut(..path.len()).filter(|_| path.len() < PATH) else { return };
+    to.copy_from_slice(path);
+    SETTINGS.store(text.as_ptr().cast_mut().cast(), Ordering::Relaxed);
+    IS_REQUIRED.store(plan.is_required, Ordering::Relaxed);
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let args = [0, size_of::<[AtomicU32; SAID]>(), access as usize, kind as usize, usize::MAX, 0];
+    // SAFETY: new memory, which is never given back; zeroes are a value of it.
+    if let Ok(at) = unsafe { sys::call(libc::SYS_mmap, args) } {
+        SPOKEN_OF.store(at as *mut [AtomicU32; SAID], Ordering::Relaxed);
+    }
+    IS_ON.store(true, Ordering::Release);
+}
+
+/// What becomes of a call that starts a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Started {
+    /// The program itself is to be started.
+    Plainly,
+    /// By the launcher: what the call returned.
+    By(c_int),
+    /// It must not be, since it would be without the rules.
+    Refused,
+}
+
+/// Has the launcher start a program, if it would be without the rules otherwise: `start` is the call, with the launcher and its words,
+/// which returns 0 where it succeeded, if it returns at all.
+///
+/// # Safety
+///
+/// `path`, `words` and `environment` are what execve(2) takes.
+pub unsafe fn instead(
+    path: *const c_char,
+    words: Words,
+    environment: Words,
+    start: impl FnOnce(*const c_char, Words) -> c_int,
+) -> Started {
+    // SAFETY: by this function's contract.
+    unsafe {
+        if path.is_null() || words.is_null() || (*words).is_null() {
+            return Started::Plainly;
+        }
+        let file = CStr::from_ptr(path);
+        let Ok(status) = sys::stat(file) else { return Started::Plainly };
+        let is_covered = !is_cleared(environment)
+            && !loses_library(base(CStr::from_ptr(*words).to_bytes()))
+            && !loses_library(base(file.to_bytes()))
+            && takes_library(file, &status);
+        // What can't be started says so by itself.
+        if is_covered || status.st_mode & libc::S_IFMT != libc::S_IFREG || status.st_mode & 0o111 == 0 {
+            return Started::Plainly;
+        }
+        by_launcher(file, words, start)
+    }
+}
+
+/// # Safety
+///
+/// `words` is a list that is not empty.
+unsafe fn by_launcher(
+    file: &CStr,
+    words: Words,
+    start: impl FnOnce(*const c_char, Words) -> c_int,
+) -> Started {
+    let launcher: *const c_char = LAUNCHER.0.get().cast();
+    let is_required = IS_REQUIRED.load(Ordering::Relaxed);
+    let first = is_first(file);
+    let how = match (is_required, first) {
+        (true, _) => c"require",
+        (false, true) => c"say",
+        (false, false) => c"quiet",
+    };
+    let before: [_; BEFORE] = [
+        c"pagekeeper".as_ptr(),
+        c"run".as_ptr(),
+        c"--inside".as_ptr(),
+        how.as_ptr(),
+        SETTINGS.load(Ordering::Relaxed),
+        file.as_ptr(),
+        c"--".as_ptr(),
+    ];
+    let mut count = 0;
+    // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+    while unsafe { !(*words.add(count)).is_null() } {
+        count += 1;
+    }
+    let mut few = [core::ptr::null(); FEW];
+    let size = (count + BEFORE + 1) * size_of::<*const c_char>();
+    let many = if count + BEFORE >= FEW { sys::take_memory(size).ok() } else { None };
+    let to: *mut *const c_char = many.map_or(few.as_mut_ptr(), <*mut u8>::cast);
+    let result = if count + BEFORE >= FEW && many.is_none() {
+        -1
+    } else {
+        // SAFETY: `to` has room for so many, and for the null pointer behind them, which its memory is.
+        unsafe {
+            core::ptr::copy_nonoverlapping(before.as_ptr(), to, before.len());
+            core::ptr::copy_nonoverlapping(words, to.add(before.len()), count);
+        }
+        start(launcher, to)
+    };
+    if let Some(memory) = many {
+        // SAFETY: taken above, and used no more.
+        unsafe { sys::give_back(memory, size) };
+    }
+    if result == 0 {
+        return Started::By(result);
+    }
+    if first {
+        for part in [&b"pagekeeper: "[..], file.to_bytes(), b" is started without the rules\n"] {
+            // SAFETY: a descriptor that need not be open, and bytes to be read.
+            let _ = unsafe { sys::call(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
+        }
+    }
+    if is_required { Started::Refused } else { Started::Plainly }
+}
+
+/// Whether that program is spoken of for the first time, by this process and its children that are no other programs.
+fn is_first(file: &CStr) -> bool {
+    let hash = file
+        .to_bytes()
+        .iter()
+        .fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        | 1;
+    // SAFETY: null, or memory that is never given back.
+    let Some(spoken_of) = (unsafe { SPOKEN_OF.load(Ordering::Relaxed).as_ref() }) else { return true };
+    for place in spoken_of {
+        match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(other) if other == hash => return false,
+            Err(_) => {}
+        }
+    }
+    true
+}
+
+/// Whether an environment was made anew, without the library and its settings. One that lacks only one of them was changed to be
+/// without the rules.
+///
+/// # Safety
+///
+/// A list of strings, or null.
+unsafe fn is_cleared(environment: Words) -> bool {
+    if environment.is_null() {
+        return true;
+    }
+    for nth in 0.. {
+        // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+        let one = unsafe { *environment.add(nth) };
+        if one.is_null() {
+            break;
+        }
+        // SAFETY: by this function's contract.
+        let one = unsafe { CStr::from_ptr(one) }.to_bytes();
+        let name = one.split(|&byte| byte == b'=').next().unwrap_or_default();
+        let mut values = one.split(|byte| matches!(byte, b'=' | b':' | b' ')).skip(1);
+        if name == VARIABLE.as_bytes()
+            || name == b"LD_PRELOAD" && values.any(|name| base(name).starts_with(LIBRARY_PREFIX.as_bytes()))
+        {
+            return false;
+        }
+    }
+    true
+}
+
+fn base(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
+fn loses_library(name: &[u8]) -> bool {
+    WRAPPERS.iter().chain(&ELSEWHERE).any(|known| known.as_bytes() == name)
+}
+
+/// Whether the loader of a program loads the library: not where it has none, is musl's, or has to leave out what it is not sure of, nor
+/// in Go's programs, which call the kernel by themselves.
+fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
+    let mut stat = *stat;
+    let mut path = [0_u8; LINE];
+    let mut first = [0_u8; START];
+    for depth in 0..DEPTH {
+        let named = if depth == 0 { file } else { CStr::from_bytes_until_nul(&path).unwrap_or(c"") };
+        if depth > 0 {
+            match sys::stat(named) {
+                Ok(found) => stat = found,
+                Err(_) => return true,
+            }
+        }
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return true;
+        }
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        // Another thread's child would have the descriptor, too.
+        let _moment = Moment::begin();
+        let Ok(fd) = sys::open(named, flags) else { return !is_privileged(&stat, None) };
+        let length = sys::read(fd, &mut first).unwrap_or(0);
+        let bytes = first.get(..length).unwrap_or_default();
+        let kind = kind(bytes, |at, into| sys::read_at(fd, into, at).unwrap_or(0));
+        let is_privileged = kind == Kind::Takes && is_privileged(&stat, Some(fd));
+        sys::close(fd);
+        match kind {
+            Kind::Takes => return !is_privileged,
+            Kind::Lacks => return false,
+            Kind::Other => {}
+        }
+        let Some(interpreter) = interpreter(bytes) else { return true };
+        path = [0; LINE];
+        let Some(to) = path.get_mut(..interpreter.len()).filter(|to| to.len() < LINE) else { return true };
+        to.copy_from_slice(interpreter);
+    }
+    true
+}
+
+/// The program that a script's first line names.
+fn interpreter(start: &[u8]) -> Option<&[u8]> {
+    let line = start.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())
+}
+
+/// Whether the program gets rights that this process does not have (`AT_SECURE`).
+fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
+    const GROUP: u32 = libc::S_ISGID | libc::S_IXGRP;
+    // SAFETY: no pointers.
+    let id = |number| unsafe { sys::call(number, [0; 6]) }.unwrap_or(0) as u32;
+    let user = id(libc::SYS_getuid);
+    let has_capabilities = |fd| {
+        let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
+        // SAFETY: a name, and room for nothing: only the length is asked for.
+        unsafe { sys::call(libc::SYS_fgetxattr, args) }.is_ok()
+    };
+    stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != user
+        || stat.st_mode & GROUP == GROUP && stat.st_gid != id(libc::SYS_getgid)
+        || user != 0 && fd.is_some_and(has_capabilities)
+}
+
+/// What a file is to the loader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A program that takes the library.
+    Takes,
+    /// One that doesn't, or may not.
+    Lacks,
+    /// No program of this kind: a script, or nothing that can be started.
+    Other,
+}
+
+/// By the first bytes of the file, and what else is read of it.
+fn kind(start: &[u8], read_at: impl Fn(u64, &mut [u8]) -> usize) -> Kind {
+    const MACHINE: u64 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    /// Bytes of one program header.
+    const HEADER: usize = 56;
+    /// The build id of Go's linker: an owner's name of 4 bytes, before it the kind 4.
+    const GO_NOTE: &[u8] = b"\x04\0\0\0Go\0\0";
+    let number = |bytes: &[u8], at: usize, length: usize| {
+        let bytes = bytes.get(at..at + length)?;
+        Some(bytes.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte)))
+    };
+    if !start.starts_with(b"\x7fELF") {
+        return Kind::Other;
+    }
+    let is_native = start.get(4..6) == Some(&[2, 1])
+        && number(start, 18, 2) == Some(MACHINE)
+        && number(start, 54, 2) == Some(HEADER as u64);
+    let (true, Some(at), Some(count)) = (is_native, number(start, 32, 8), number(start, 56, 2)) else {
+        return Kind::Lacks;
+    };
+    let mut has_loader = false;
+    for nth in 0..count as usize {
+        let from = (at as usize).saturating_add(nth * HEADER);
+        let segment = from.checked_add(HEADER).and_then(|end| start.get(from..end));
+        let Some(segment) = segment else { return Kind::Lacks };
+        let (kind, offset) = (number(segment, 0, 4), number(segment, 8, 8).unwrap_or(0));
+        let mut bytes = [0_u8; 512];
+        let length = (number(segment, 32, 8).unwrap_or(0) as usize).min(bytes.len());
+        let Some(room) = bytes.get_mut(..length) else { continue };
+        match kind.map(|kind| kind as u32) {
+            Some(libc::PT_INTERP) => {
+                let read = read_at(offset, room);
+                let name = base(room.get(..read).unwrap_or_default());
+                has_loader = !name.is_empty() && !name.starts_with(b"ld-musl-");
+            }
+            Some(libc::PT_NOTE) => {
+                let read = read_at(offset, room);
+                let notes = room.get(..read).unwrap_or_default();
+                if notes.windows(GO_NOTE.len()).any(|bytes| bytes == GO_NOTE) {
+                    return Kind::Lacks;
+                }
+            }
+            _ => {}
+        }
+    }
+    if has_loader { Kind::Takes } else { Kind::Lacks }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
+    use super::*;
+
+    fn takes(path: &Path) -> bool {
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        takes_library(&path, &sys::stat(&path).unwrap())
+    }
+
+    fn cleared(environment: &[&CStr]) -> bool {
+        let all: Vec<*const c_char> =
+            environment.iter().map(|one| one.as_ptr()).chain([core::ptr::null()]).collect();
+        // SAFETY: strings, with a null pointer behind the last.
+        unsafe { is_cleared(all.as_ptr()) }
+    }
+
+    #[test]
+    fn an_environment_is_cleared_that_has_neither_variable() {
+        // SAFETY: none is given.
+        assert!(unsafe { is_cleared(core::ptr::null()) });
+        assert!(cleared(&[]) && cleared(&[c"A=b", c"LD_PRELOAD=/lib/jemalloc.so", c"PAGEKEEPER_RUNS=1"]));
+        assert!(!cleared(&[c"A=b", c"LD_PRELOAD=/a.so:/run/libpagekeeper-0.so"]));
+        assert!(!cleared(&[c"PAGEKEEPER_RUN=as auto"]));
+    }
+
+    #[test]
+    fn a_script_is_what_its_interpreter_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert!(takes(Path::new("/bin/sh")) && takes(Path::new("/proc/self/exe")));
+        assert!(takes(&place("text", b"echo")) && takes(&place("empty", b"")) && takes(dir.path()));
+        // No program headers: nothing asks for a loader.
+        let mut bare = own[..START].to_vec();
+        bare[56..58].fill(0);
+        let bare = place("bare", &bare);
+        let mut foreign = own[..START].to_vec();
+        foreign[18] = 3;
+        assert!(!takes(&bare) && !takes(&place("foreign", &foreign)) && !takes(&place("short", &own[..60])));
+        let script = place("script", format!("#! {} -x\n", bare.display()).as_bytes());
+        assert!(!takes(&script));
+        assert!(!takes(&place("twice", format!("#!{}", script.display()).as_bytes())));
+        let own = dir.path().join("own");
+        assert!(takes(&place("own", format!("#!{}\n", own.display()).as_bytes())));
+        assert!(takes(&place("lost", b"#!/no/such/interpreter\n")) && takes(&place("none", b"#!\n")));
+        assert!(takes(&place("long", &[b"#!/".as_slice(), &[b'a'; 5000]].concat())));
+    }
+
+    #[test]
+    fn the_kind_is_read_of_the_notes_and_the_loader() {
+        // A header, an interpreter at 300, and a note at 400.
+        let program = |interpreter: &[u8], note: &[u8]| {
+            let mut bytes = vec![0; 512];
+            bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+            bytes[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+            (bytes[32], bytes[54], bytes[56]) = (64, 56, 2);
+            let mut segment = |at: usize, kind: u8, offset: u16, size: usize| {
+                bytes[at] = kind;
+                bytes[at + 8..at + 10].copy_from_slice(&offset.to_le_bytes());
+                bytes[at + 32] = size as u8;
+            };
+            segment(64, 3, 300, interpreter.len());
+            segment(120, 4, 400, note.len());
+            bytes[300..300 + interpreter.len()].copy_from_slice(interpreter);
+            bytes[400..400 + note.len()].copy_from_slice(note);
+            kind(&bytes, |at, into| {
+                let from = &bytes[at as usize..];
+                let length = into.len().min(from.len());
+                into[..length].copy_from_slice(&from[..length]);
+                length
+            })
+        };
+        let glibc = b"/lib64/ld-linux-x86-64.so.2\0";
+        assert_eq!(program(glibc, b""), Kind::Takes);
+        assert_eq!(program(b"", b""), Kind::Lacks);
+        assert_eq!(program(b"/lib/ld-musl-x86_64.so.1\0", b""), Kind::Lacks);
+        assert_eq!(program(glibc, b"\x04\0\0\0\x53\0\0\0\x04\0\0\0Go\0\0id"), Kind::Lacks);
+        assert_eq!(program(glibc, b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0id"), Kind::Takes);
+        assert_eq!(kind(b"#!/bin/sh", |_, _| 0), Kind::Other);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_file_is_too_odd(places in proptest::collection::vec((0_usize..START, proptest::prelude::any::<u8>()), 0..64)) {
+            let mut bytes = std::fs::read("/proc/self/exe").unwrap();
+            bytes.truncate(START);
+            for (at, byte) in places {
+                bytes[at] = byte;
+            }
+            let read = |at: u64, into: &mut [u8]| {
+                let from = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or_default();
+                let length = into.len().min(from.len());
+                into[..length].copy_from_slice(&from[..length]);
+                length
+            };
+            kind(&bytes, read);
+        }
+    }
+}
