@@ -4,7 +4,7 @@ use globset::{Glob, GlobMatcher};
 
 /// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
 /// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
-pub const STREAMING_PROGRAMS: [&str; 46] = [
+pub const STREAMING_PROGRAMS: [&str; 54] = [
     "tar",
     "bsdtar",
     "cpio",
@@ -43,11 +43,19 @@ pub const STREAMING_PROGRAMS: [&str; 46] = [
     "mysqldump",
     "mysqlpump",
     "mydumper",
+    "myloader",
+    "mariadb",
+    "mysql",
+    "mariadb-import",
+    "mysqlimport",
     "xtrabackup",
     "xbstream",
+    "xbcloud",
+    "xbcrypt",
     "mongodump",
     "restic",
     "borg",
+    "bup",
     "kopia",
     "duplicity",
     "duplicacy",
