@@ -277,3 +277,138 @@ fn formatted_output_leaves_nothing() {
         }
     }
 }
+
+/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which its pages would go with the stream's
+/// descriptor; `None` where none can be had.
+struct Device {
+    path: std::path::PathBuf,
+    _opened: std::fs::File,
+    memory: tempfile::TempDir,
+}
+
+impl Device {
+    fn new(bytes: u64) -> Option<Self> {
+        let memory = support::scratch();
+        let image = memory.path().join("image");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(memory.path()).status();
+        mount.ok().filter(std::process::ExitStatus::success)?;
+        std::fs::File::create(&image).and_then(|file| file.set_len(bytes)).expect("make an image");
+        let made = finish(Command::new("losetup").args(["--find", "--show"]).arg(&image));
+        let path = std::path::PathBuf::from(made.stdout.trim());
+        let opened = std::fs::File::open(&path).ok()?;
+        Some(Self { path, _opened: opened, memory })
+    }
+
+    /// Bytes of its pages that are resident: cachestat(2), since fincore(1) takes a device for a file of no bytes.
+    fn resident(&self) -> u64 {
+        let text = "import ctypes, os, sys\nseen, whole = (ctypes.c_uint64 * 5)(), (ctypes.c_uint64 * 2)(0, 1 << 40)\n\
+                    assert ctypes.CDLL(None).syscall(451, os.open(sys.argv[1], 0), whole, seen, 0) == 0\n\
+                    print(seen[0] * os.sysconf('SC_PAGE_SIZE'))";
+        let seen = finish(Command::new("python3").args(["-c", text]).arg(&self.path)).fine();
+        seen.trim().parse().expect("a number")
+    }
+
+    fn evict(&self) {
+        finish(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).fine();
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+        let _ = Command::new("umount").arg("--lazy").arg(self.memory.path()).status();
+    }
+}
+
+#[test]
+fn streams_of_block_devices_leave_nothing() {
+    let programs = ["losetup", "blockdev", "mount", "dd", "cat", "cmp", "python3", "zstd", "head", "sh"];
+    if !support::can_run("streams_of_block_devices_leave_nothing", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let Some(device) = Device::new(200 * MIB) else {
+        return pagekeeper_testing::skip("streams_of_block_devices_leave_nothing: no loop device can be had");
+    };
+    let here = support::scratch();
+    let name = device.path.to_str().expect("a plain path");
+    let lines = [
+        format!("dd if={name} of=/dev/null bs=1M status=none"),
+        format!("dd if={name} of=/dev/null bs=4k status=none"),
+        format!("dd if={name} of=/dev/null bs=512M status=none"),
+        format!("cat {name} > /dev/null"),
+        format!("cat < {name} > /dev/null"),
+        format!("zstd -q -o image.zst {name} --force"),
+        format!("dd if=/dev/urandom of={name} bs=1M status=none count=200"),
+        format!("cat plain > {name}"),
+    ];
+    let mut failures = Vec::new();
+    std::fs::write(here.path().join("plain"), vec![7; 200 << 20]).expect("write");
+    for line in &lines {
+        device.evict();
+        finish(&mut stream(&["sh", "-c", line], here.path())).fine();
+        let left = device.resident();
+        // What is hot of a device that is read stays.
+        let hot = format!("head --bytes=104857600 {name} > /dev/null");
+        finish(Command::new("sh").args(["-c", &hot])).fine();
+        let before = device.resident();
+        let reads = !line.contains(&format!("of={name}")) && !line.contains(&format!("> {name}"));
+        if reads {
+            finish(&mut stream(&["sh", "-c", line], here.path())).fine();
+        }
+        let after = device.resident();
+        println!("{line}: {left} bytes stay; {before} were hot, {after} are");
+        if left > MIB || after + MIB < before || after > before + MIB {
+            failures.push(format!("{line}: {left} bytes stay; {before} were hot, {after} are"));
+        }
+    }
+    finish(Command::new("cmp").arg(here.path().join("plain")).arg(&device.path)).fine();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// A daemon whose processes see no /proc when they write: they have nobody who drops pages for them later.
+#[test]
+fn small_files_that_are_written_in_another_root_go() {
+    if !support::can_run("small_files_that_are_written_in_another_root_go", &["rsync", "fincore", "sh"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let (from, to) = (here.join("from"), here.join("to"));
+    for directory in [&from, &to] {
+        std::fs::create_dir(directory).expect("make a directory");
+    }
+    let names: Vec<String> = (0..200).map(|nth| format!("file-{nth}")).collect();
+    for (nth, name) in (0_u8..).zip(&names) {
+        std::fs::write(from.join(name), vec![nth; 300 << 10]).expect("write");
+    }
+    let text = format!("use chroot = yes\nuid = 0\ngid = 0\n[to]\npath = {}\nread only = no\n", to.display());
+    std::fs::write(here.join("rsyncd.conf"), text).expect("write");
+    // A daemon of its own for a connection, as inetd starts it.
+    let daemon = Way::stream_by_library().command(Path::new("rsync"));
+    let mut words: Vec<String> = vec![daemon.get_program().to_string_lossy().into_owned()];
+    words.extend(daemon.get_args().map(|word| word.to_string_lossy().into_owned()));
+    let line = format!("{} --daemon --config=rsyncd.conf --no-detach", words.join(" "));
+    let mut client = Command::new("rsync");
+    client.env("RSYNC_CONNECT_PROG", &line).args([
+        "--recursive",
+        "--whole-file",
+        "from/",
+        "rsync://localhost/to/",
+    ]);
+    finish(client.current_dir(here)).fine();
+    let files: Vec<_> = names.iter().map(|name| to.join(name)).collect();
+    for (name, file) in names.iter().zip(&files) {
+        assert!(
+            std::fs::read(from.join(name)).expect("read") == std::fs::read(file).expect("read"),
+            "{name}"
+        );
+    }
+    for file in &files {
+        std::fs::remove_file(file).expect("remove");
+    }
+    finish(client.current_dir(here)).fine();
+    let (left, size) = (support::resident_bytes(&files), support::size_bytes(&files));
+    assert!(size == 200 * (300 << 10) && left <= size / 50, "{left} of {size} bytes stay");
+}

@@ -82,8 +82,9 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         process::count_in(record);
     }
     introspection::descriptors(|fd| {
-        let regular = |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if sys::fstat(fd).is_ok_and(regular)
+        let has_pages =
+            |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG || sys::is_block_device(&stat);
+        if sys::fstat(fd).is_ok_and(has_pages)
             && let Ok(flags) = sys::flags(fd)
         {
             rules::opened(fd, None, flags);

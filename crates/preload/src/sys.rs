@@ -177,15 +177,30 @@ pub fn position(fd: c_int) -> Result<u64, Errno> {
     unsafe { call(libc::SYS_lseek, [of(fd), 0, libc::SEEK_CUR as usize, 0, 0, 0]) }.map(|at| at as u64)
 }
 
-/// fstat(2).
-#[allow(unsafe_code, reason = "a system call")]
+/// fstat(2), and of a block device its size, too.
+#[allow(unsafe_code, reason = "system calls")]
 pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
+    /// `BLKGETSIZE64` of linux/fs.h.
+    const SIZE: usize = 0x8008_1272;
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: `stat` has room for the kernel's structure, which is the C library's on both architectures; all bits are valid.
-    unsafe {
+    let mut stat = unsafe {
         call(libc::SYS_fstat, [of(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0])?;
-        Ok(stat.assume_init())
+        stat.assume_init()
+    };
+    if is_block_device(&stat) {
+        let mut size = 0_u64;
+        // SAFETY: `size` lives over the call, which only asks.
+        if unsafe { call(libc::SYS_ioctl, [of(fd), SIZE, (&raw mut size) as usize, 0, 0, 0]) }.is_ok() {
+            stat.st_size = size as i64;
+        }
     }
+    Ok(stat)
+}
+
+/// Whether a file is a block device, whose pages are those of a file of its size.
+pub fn is_block_device(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFBLK
 }
 
 /// What kind of file system a file is on (statfs(2)); `None` if it can't be asked.

@@ -159,8 +159,13 @@ fn index_of(count: Count) -> u32 {
 }
 
 pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
-    // What another opener would break, or whose error its close would take, is not opened anew.
-    if sys::has_lease(fd) || sys::close_takes_errors(fd) {
+    // What another opener would break, or whose error its close would take, is not opened anew; nor a device that would be busy for
+    // longer than the program has it open.
+    let ends_with_its_user = matches!(job, Job::Watch { .. } | Job::Behind { .. } | Job::Ahead { .. });
+    if sys::has_lease(fd)
+        || sys::close_takes_errors(fd)
+        || !ends_with_its_user && sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat))
+    {
         return false;
     }
     // A handler that jumps away (siglongjmp) would leave all of this half done.
@@ -211,7 +216,8 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             // Of a file without a page all that comes is the program's, also within its size: some are laid out first.
             let is_empty =
                 sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
-            let size = stat.st_size.max(0) as u64;
+            // A device that is only named does not show its size.
+            let size = sys::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64);
             message.start = if is_empty { 0 } else { size };
             message.end = sys::position(fd).unwrap_or(0);
             (message.release, message.count) = (u32::from(*release), index_of(*count));

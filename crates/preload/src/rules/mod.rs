@@ -130,10 +130,11 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     find(path.unwrap_or(given))
 }
 
-/// Follows a regular file.
+/// Follows a regular file, or the block device that is streamed.
 fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG || sys::is_of_the_kernel(fd) {
+    let is_device = sys::is_block_device(&stat) && output_of(file_role).is_some();
+    if (!is_device && stat.st_mode & libc::S_IFMT != libc::S_IFREG) || sys::is_of_the_kernel(fd) {
         return;
     }
     let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
@@ -153,7 +154,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         state.writer.open(size);
     });
     // What is kept is begun and waited for without it.
-    if flags & libc::O_ACCMODE != libc::O_RDONLY && file_role != FileRole::BulkKept {
+    if flags & libc::O_ACCMODE != libc::O_RDONLY && file_role != FileRole::BulkKept && !is_device {
         helper::prepare();
     }
 }

@@ -29,8 +29,6 @@ const STEP: u64 = 1 << 20;
 const STEP_MIN: u64 = 64 << 10;
 /// The file's position is asked for after so many bytes in small writes.
 const ASK: u64 = 64 << 10;
-/// A file that is larger than this has its end waited for as it is closed, where no helper takes it.
-const LARGE: u64 = 1 << 20;
 /// A wait that was shorter than this was none, in nanoseconds.
 const PAUSE: u64 = 50_000;
 /// How far the writer that waited last may be ahead, which the next begins with.
@@ -139,7 +137,7 @@ impl Writer {
         (self.is_active, self.begun, self.unasked, self.unpaced) = (false, false, 0, 0);
     }
 
-    /// Before the descriptor is closed, with a wait for the end of a large file where nobody else does that; or without any.
+    /// Before the descriptor is closed, with a wait for what is left where nobody else does that; or without any.
     pub fn close(&mut self, fd: c_int, output: Output, may_wait: bool) {
         self.ask(fd, 0, output);
         inside(|| {
@@ -225,7 +223,8 @@ impl Writer {
         let job = Job::AfterClose { range: range.clone(), release: true, count: released };
         if !helper::send(fd, &job) {
             begin(fd, range, output);
-            if may_wait && self.behind.length() > LARGE {
+            // What isn't written stays when it is dropped.
+            if may_wait {
                 wait(fd, range, sys::now());
             }
             release(fd, range, released);
