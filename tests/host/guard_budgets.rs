@@ -130,6 +130,59 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
 }
 
 #[test]
+fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
+    const PROCESSES: u32 = 4;
+    const EACH: u64 = 1024;
+    if !support::can_run("all places for directories", &["fincore", "setpriv", "bash"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    support::open_to_others(scratch.path());
+    let give = |path: &Path, user: u32| {
+        for entry in std::fs::read_dir(path).expect("list").map(|entry| entry.expect("list").path()) {
+            std::os::unix::fs::chown(entry, Some(user), Some(user)).expect("give it away");
+        }
+        std::os::unix::fs::chown(path, Some(user), Some(user)).expect("give it away");
+    };
+    // Two processes of each of two users hold as many as there is room for.
+    let (open, gate) = (scratch.path().to_owned(), scratch.path().join("gate"));
+    let hoards = (0..PROCESSES).map(|number| {
+        let (directory, user) = (scratch.path().join(format!("hoard{number}")), 54_321 + number % 2);
+        for number in 0..EACH {
+            let own = directory.join(number.to_string());
+            std::fs::create_dir_all(&own).expect("make a directory");
+            for name in ["binlog.index", "binlog.000001"] {
+                File::create(own.join(name)).expect("make a file");
+            }
+            give(&own, user);
+        }
+        Database::of_many(scratch.path(), &directory, user, &open)
+    });
+    let hoards: Vec<Database> = hoards.collect();
+    let own = logs(&scratch.path().join("server/data"), 3, MIB);
+    give(&scratch.path().join("server/data"), 54_323);
+    let server = Database::of_many(scratch.path(), &scratch.path().join("server"), 54_323, &gate);
+    let guard = guard(&hoards.iter().chain([&server]).collect::<Vec<_>>());
+    let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
+    let all = u64::from(PROCESSES) * EACH;
+    guard.wait_for("tick", SOON, |tick| files(tick) == all);
+
+    File::create(&gate).expect("open the gate");
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for("in_part", SOON, |event| {
+        event["budget"] == "directories" && hoards.iter().any(|hoard| event["pid"] == hoard.pid())
+    });
+    is_served("the server's log is released", &own[1]);
+    guard.wait_for_ticks(5);
+    let tick = guard.latest_tick().expect("it ticks");
+    // One place, of which there are three logs.
+    assert_eq!(files(&tick), all - 1 + 3, "{tick}");
+    assert!(guard.memory_peak_bytes() < 64 * MIB);
+    assert!(guard.stop().status.success());
+}
+
+#[test]
 fn a_file_system_that_does_not_answer_stops_nobody_else() {
     if !support::can_run("a file system that hangs", &["fincore", "setpriv", "bindfs"]) {
         return;

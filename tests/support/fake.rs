@@ -1,7 +1,7 @@
 //! Programs that only hold a file open, under a database's name.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A program by the name of `mariadbd` that holds a file open.
@@ -9,19 +9,36 @@ pub(crate) struct Database(Child);
 
 impl Database {
     pub(crate) fn start(programs: &Path, log: &Path) -> Self {
-        let program = programs.join("mariadbd");
-        if !program.exists() {
-            std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
-        }
+        let program = mariadbd(programs);
         let log = File::options().append(true).open(log).expect("open a log");
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]).arg(program).arg("1000").stdout(log);
         Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
     }
 
+    /// One of a user, that holds open the first log below each of its directory's directories once `gate` is there. Needs bash.
+    pub(crate) fn of_many(programs: &Path, directory: &Path, user: u32, gate: &Path) -> Self {
+        const HOLD: &str = "ulimit -n 4096; until [ -e \"$2\" ]; do sleep 0.1; done; \
+            for log in \"$0\"/*/binlog.000001; do exec {held}<>\"$log\"; done; exec \"$1\" 1000";
+        let user = user.to_string();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--pdeathsig=KILL", "--"]);
+        command.args(["bash", "-c", HOLD]).arg(directory).arg(mariadbd(programs)).arg(gate);
+        Self(command.stdin(Stdio::null()).spawn().expect("start a program"))
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
+}
+
+/// A program that waits, by the name of MariaDB's server.
+fn mariadbd(programs: &Path) -> PathBuf {
+    let program = programs.join("mariadbd");
+    if !program.exists() {
+        std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
+    }
+    program
 }
 
 impl Drop for Database {

@@ -339,13 +339,42 @@ impl Watched {
 
     /// What room there is for one more directory of this database; finding that out is paid for by it.
     fn room_for(&mut self, claimant: &Examined) -> Room {
+        self.room(claimant.pid, claimant.right.party())
+    }
+
+    /// The same of a process and whose it is.
+    fn room(&mut self, pid: u32, party: Party) -> Room {
         let before = thread_cpu_time();
         let of = |directory: &Directory| (directory.owner, directory.right.party());
         let watched: Vec<_> = self.directories.iter().map(of).collect();
-        let room = room_for(&watched, claimant.pid, claimant.right.party());
+        let room = room_for(&watched, pid, party);
         let spent = thread_cpu_time().saturating_sub(before);
-        self.turns.spend(&DatabaseKey::Process(claimant.pid), spent);
+        self.turns.spend(&DatabaseKey::Process(pid), spent);
         room
+    }
+
+    /// Whether there is room for a directory that was away, whose place another may have by now; that is made as for a new
+    /// one. Without, its claim is examined again later.
+    pub(super) fn has_room_again(
+        &mut self,
+        directory: &Directory,
+        report: &mut Report,
+        now: Instant,
+    ) -> bool {
+        let Some(pid) = directory.owner else { return true };
+        match self.room(pid, directory.right.party()) {
+            Room::Free => true,
+            Room::InPlaceOf(at) => {
+                report.in_part(&self.directories[at], Budget::Directories);
+                self.give_up(at, now);
+                true
+            }
+            Room::Full => {
+                report.in_part(directory, Budget::Directories);
+                self.forget_claim(directory, now);
+                false
+            }
+        }
     }
 
     /// How good the claim is that a directory is watched by; none where its database has ended.
@@ -363,14 +392,19 @@ impl Watched {
     /// Watches a directory no longer for the database that it was watched for, whose claim is examined again later.
     fn give_up(&mut self, at: usize, now: Instant) {
         let directory = self.directories.swap_remove(at);
+        self.forget_claim(&directory, now);
+    }
+
+    /// Takes note that a directory is not watched any more; its claim is examined again later.
+    fn forget_claim(&mut self, directory: &Directory, now: Instant) {
         self.notifications.unwatch(&directory.key());
         let database = self.databases.iter_mut().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
-            database.claims.insert(directory.path, Claim::Refused(now + AGAIN));
+            database.claims.insert(directory.path.clone(), Claim::Refused(now + AGAIN));
         }
     }
 
-    /// The same where they are known by inode.
+    /// As [`Watched::give_up`] where they are known by inode.
     fn give_up_known(&mut self, at: usize, by_inode: &mut HashMap<Inode, usize>, now: Instant) {
         self.give_up(at, now);
         by_inode.clear();

@@ -233,7 +233,7 @@ impl Watched {
                         });
                     }
                     for directory in directories {
-                        self.take_up_again(directory);
+                        self.take_up_again(directory, report, now);
                     }
                     // Its process may have changed meanwhile.
                     let is_of = |database: &Database| Some(database.pid) == hung.key.pid();
@@ -268,8 +268,8 @@ impl Watched {
         }
     }
 
-    /// Watches a directory again that was away, by what its process is and has now.
-    fn take_up_again(&mut self, mut directory: Directory) {
+    /// Watches a directory again that was away, by what its process is and has now, if there is room for it.
+    fn take_up_again(&mut self, mut directory: Directory, report: &mut Report, now: Instant) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
             directory.right = Right::Process(database.right());
@@ -278,7 +278,7 @@ impl Watched {
             let pins = other.pin.zip(directory.pin);
             pins.is_some_and(|(other, own)| other.is(&own))
         });
-        if taken {
+        if taken || !self.has_room_again(&directory, report, now) {
             return;
         }
         directory.came_back();
@@ -296,9 +296,13 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::{ALL_DIRECTORIES, DIRECTORIES};
     use crate::config::Options;
     use crate::guard::Guard;
+    use crate::ownership::ProcessRight;
+    use pagekeeper_catalog::Profile;
     use pagekeeper_kernel::process::ProcRoot;
+    use std::collections::HashSet;
 
     #[test]
     fn hung_databases_stay_their_users_when_their_processes_have_ended() {
@@ -317,5 +321,40 @@ mod tests {
         assert!(are_too_many(&watched.hung, &key, attacker));
         assert!(!are_too_many(&watched.hung, &key, Party::User(54_322)));
         assert!(!watched.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
+    }
+
+    #[test]
+    fn what_comes_back_finds_no_more_places_than_there_are() {
+        let profile = Arc::new(Profile::built_in().swap_remove(0));
+        let of = |number: usize, pid: u32, party| {
+            let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let path = format!("/{pid}/{number}").into();
+            Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right)
+        };
+        let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
+        let mut guard =
+            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
+        let (watched, report, now) = (&mut guard.watched, &mut guard.report, Instant::now());
+        for (pid, party) in parties {
+            watched.directories.extend((0..DIRECTORIES).map(|number| of(number, pid, party)));
+        }
+        let count = |watched: &Watched, pid: u32| {
+            watched.directories.iter().filter(|directory| directory.owner == Some(pid)).count()
+        };
+        assert_eq!(watched.directories.len(), ALL_DIRECTORIES);
+        // Of one that has all that a process may have, and of one whose user has.
+        watched.take_up_again(of(DIRECTORIES, 1, Party::User(1)), report, now);
+        assert_eq!(count(watched, 1), DIRECTORIES);
+        for number in 0..DIRECTORIES {
+            watched.take_up_again(of(number, 5, Party::User(2)), report, now);
+        }
+        assert_eq!((watched.directories.len(), count(watched, 1)), (ALL_DIRECTORIES, DIRECTORIES));
+        assert!((600..DIRECTORIES).contains(&count(watched, 5)), "{}", count(watched, 5));
+        // Another user's gets the places of who has most.
+        for number in 0..10 {
+            watched.take_up_again(of(number, 6, Party::User(3)), report, now);
+        }
+        assert_eq!((watched.directories.len(), count(watched, 6)), (ALL_DIRECTORIES, 10));
+        assert!(report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
     }
 }
