@@ -7,12 +7,12 @@ use crate::support;
 use crate::support::fake::Database;
 use crate::support::guard::Guard;
 use crate::support::hanging::Hanging;
-use crate::support::{MIB, eventually, resident_bytes};
+use crate::support::{MIB, eventually, evict, kept_bytes, resident_bytes};
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(180);
@@ -221,6 +221,29 @@ fn a_file_system_that_does_not_answer_stops_nobody_else() {
     assert!(took < Duration::from_secs(30), "{took:?}");
 }
 
+/// `cat`, which reads a file as far as it is read from.
+struct Reader(Child);
+
+impl Reader {
+    fn of(path: &Path) -> Self {
+        Self(Command::new("cat").arg(path).stdout(Stdio::piped()).spawn().expect("start cat"))
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn read(&mut self, bytes: u64) {
+        let bytes = usize::try_from(bytes).expect("a small size");
+        let output = self.0.stdout.as_mut().expect("piped");
+        output.read_exact(&mut vec![0; bytes]).expect("read what it reads");
+    }
+
+    fn end(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).expect("end cat");
+    }
+}
+
 /// The guard of a database, with more by a configuration.
 fn configured(directory: &Path, database: &Database, more: &[&str], text: &str) -> Guard {
     let config = directory.join("guard.toml");
@@ -244,29 +267,67 @@ fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database() {
     let own = logs(&few, 3, MIB);
     let hanging = Hanging::mount(&below, &point, "dump");
     let local = Database::start(scratch.path(), &own[2]);
-    let mut stream = Command::new("cat");
-    let mut stream = stream.arg(point.join("dump")).stdout(Stdio::piped()).spawn().expect("start cat");
-    let output = stream.stdout.as_mut().expect("piped");
+    let mut stream = Reader::of(&point.join("dump"));
     let streams = "[streams]\ntick = \"50ms\"\nprocesses = [\"cat\"]\n";
     let guard = configured(scratch.path(), &local, &[], streams);
     // It is known as a stream once it has given much.
-    let mut read = |bytes: u64| {
-        let bytes = usize::try_from(bytes).expect("a small size");
-        output.read_exact(&mut vec![0; bytes]).expect("read what it reads");
-    };
-    read(16 * MIB);
-    guard.wait_for("stream", SOON, |event| event["pid"] == stream.id());
+    stream.read(16 * MIB);
+    guard.wait_for("stream", SOON, |event| event["pid"] == stream.pid());
     is_served("the local log is released", &own[0]);
 
     hanging.stop();
-    guard.wait_for("problem", SOON, |event| {
-        event["problem"].as_str().is_some_and(|problem| problem.contains("no stream is followed"))
-    });
+    guard.wait_for("hung", SOON, |event| event["pid"] == stream.pid());
     is_served("the local log is released meanwhile", &own[1]);
 
     hanging.go_on();
-    stream.kill().and_then(|()| stream.wait()).expect("end cat");
-    guard.wait_for("stream_ended", SOON, |event| event["pid"] == stream.id());
+    stream.end();
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == stream.pid());
+    assert!(guard.stop().status.success());
+}
+
+#[test]
+fn a_stream_on_a_file_system_that_does_not_answer_stops_no_other_stream() {
+    if !support::can_run("two streams, of which one hangs", &["fincore", "setpriv", "bindfs", "cat"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (below, point, few) =
+        (scratch.path().join("below"), scratch.path().join("point"), scratch.path().join("few"));
+    let local = scratch.path().join("dump");
+    std::fs::create_dir(&below).expect("make a directory");
+    for file in [&below.join("dump"), &local] {
+        fill(file, 64 * MIB);
+        evict(file);
+    }
+    let own = logs(&few, 3, MIB);
+    let hanging = Hanging::mount(&below, &point, "dump");
+    let database = Database::start(scratch.path(), &own[2]);
+    let (mut remote, mut near) = (Reader::of(&point.join("dump")), Reader::of(&local));
+    let streams = "[streams]\ntick = \"50ms\"\nprocesses = [\"cat\"]\n";
+    let guard = configured(scratch.path(), &database, &[], streams);
+    remote.read(16 * MIB);
+    near.read(16 * MIB);
+    for stream in [&remote, &near] {
+        guard.wait_for("stream", SOON, |event| event["pid"] == stream.pid());
+    }
+
+    hanging.stop();
+    let hung = guard.wait_for("hung", SOON, |event| event["pid"] == remote.pid());
+    assert_eq!(hung["program"], "cat", "{hung}");
+    assert_eq!(hung["path"], point.join("dump").to_str().expect("a path of this test's own"), "{hung}");
+    assert!(hung["seconds"].as_f64().is_some_and(|seconds| seconds >= 5.0), "{hung}");
+    near.read(32 * MIB);
+    eventually("what the other one reads is released", SOON, || {
+        (kept_bytes(std::slice::from_ref(&local)) < 32 * MIB).then_some(())
+    });
+
+    hanging.go_on();
+    guard.wait_for("answers", SOON, |event| event["pid"] == remote.pid() && event["program"] == "cat");
+    for stream in [&mut remote, &mut near] {
+        stream.end();
+        guard.wait_for("stream_ended", SOON, |event| event["pid"] == stream.pid());
+    }
     assert!(guard.stop().status.success());
 }
 

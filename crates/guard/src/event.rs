@@ -97,26 +97,30 @@ pub enum Event {
         /// The process that it was watched for.
         from: u32,
     },
-    /// The file system of a database's logs does not answer: it is left alone until that does. Said after some seconds,
-    /// and seldom again.
+    /// The file system of a database's logs, or of a stream's file, does not answer: it is left alone until that does. Said
+    /// after some seconds, and seldom again.
     Hung {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
         /// The profile it goes by, if that is known.
         profile: Option<String>,
-        /// A directory of its logs, as it sees it.
+        /// What it is called, if it is a streaming process.
+        program: Option<String>,
+        /// A directory of its logs, or the stream's file, as it sees it.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// For how long.
         seconds: f64,
     },
-    /// The file system of a database's logs answers again.
+    /// The file system of a database's logs, or of a stream's file, answers again.
     Answers {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
         /// The profile it goes by, if that is known.
         profile: Option<String>,
-        /// The directory that was reported.
+        /// What it is called, if it is a streaming process.
+        program: Option<String>,
+        /// What was reported.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// After how long.

@@ -1,7 +1,11 @@
-//! Following streams where a file system may hang: each pass is a job that takes the streams along and brings them back.
+//! Following streams where a file system may hang: the pass over each is a job that takes it along and brings it back.
 //!
-//! While a pass does not come back no stream is followed, and nothing else waits for it: neither the databases nor the end of
-//! the guard. It is reported once it has taken [`REPORTED`]. Where no thread can be had, streams are not followed.
+//! A stream whose pass does not come back is *hung*: it is away, all others are followed, and once the pass comes back it is
+//! followed again. Streams that were last seen to have a file on the device that it hangs at are left alone until then.
+//! Streaming processes are found by their names in the loop's own thread, which reads `/proc` alone for that.
+//!
+//! Invariants: a stream has at most one pass at a time; while [`MOST_HUNG`] of its user hang no pass over a stream begins.
+//! What hangs is reported with seconds. Where no thread can be had, streams are not followed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,49 +16,62 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::hang::Crew;
 
 use super::report::Report;
+use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::Watched;
 use crate::config::Settings;
 use crate::event::Event;
-use crate::streams::{StreamContext, StreamWatch};
+use crate::ownership::Party;
+use crate::streams::{Finder, Pass, Stream, StreamPlace, StreamSetting};
 
-/// How long a tick waits for a pass.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// From when on it is reported that it does not come back.
-const REPORTED: Duration = Duration::from_secs(5);
+/// Hung streams of one user from which on no stream of that user is followed, and of all together.
+const MOST_HUNG: (usize, usize) = (8, 32);
+/// Programs that are counted by name; those beyond are counted together.
+const MAX_NAMES: usize = 64;
 
-/// What comes back of a pass.
-struct Passed {
-    streams: StreamWatch,
-    released: u64,
-    events: Vec<Event>,
-    problems: Vec<(PathBuf, String)>,
+/// A stream whose pass has not come back.
+struct Hung {
+    pid: u32,
+    program: String,
+    party: Party,
+    place: StreamPlace,
+    /// Where it was when it was reported.
+    path: PathBuf,
+    silence: Silence,
+    back: Receiver<(Stream, Pass)>,
 }
 
-/// The streams, and the pass that is under way.
+/// The streams, and the passes that are under way.
 pub(super) struct Following {
     crew: Crew,
-    /// None while a pass does not come back, since when.
-    streams: Result<Box<StreamWatch>, (Receiver<Passed>, Instant)>,
-    /// Whether the names of all processes are to be read again.
-    names_anew: bool,
+    finder: Finder,
+    streams: Vec<Stream>,
+    hung: Vec<Hung>,
+    due: Instant,
     released: BTreeMap<String, u64>,
     kept: u64,
 }
 
 impl Following {
     pub(super) fn new(now: Instant) -> Self {
-        let streams = Ok(Box::new(StreamWatch::new(now)));
-        Self { crew: Crew::default(), streams, names_anew: false, released: BTreeMap::new(), kept: 0 }
+        Self {
+            crew: Crew::default(),
+            finder: Finder::new(now),
+            streams: Vec::new(),
+            hung: Vec::new(),
+            due: now,
+            released: BTreeMap::new(),
+            kept: 0,
+        }
     }
 
     /// Reads the names of all processes again at the next pass.
-    pub(super) fn forget_names(&mut self) {
-        self.names_anew = true;
+    pub(super) fn forget_names(&mut self, now: Instant) {
+        self.finder = Finder::new(now);
     }
 
-    /// The time until the next pass; as long as one does not come back, that of a tick.
+    /// The time until the next pass.
     pub(super) fn pause(&self, now: Instant) -> Duration {
-        self.streams.as_ref().map_or(Duration::MAX, |streams| streams.pause(now))
+        self.due.saturating_duration_since(now)
     }
 
     /// Released so far, in bytes, by program.
@@ -67,67 +84,143 @@ impl Following {
         self.kept
     }
 
-    /// Samples all streams once, and acts.
+    /// Samples all streams once, and acts, if it is time for that.
     pub(super) fn follow(&mut self, watched: &Watched, settings: &Settings, report: &mut Report) {
-        let now = Instant::now();
-        if let Err((pass, since)) = &self.streams {
-            match pass.try_recv() {
-                Ok(passed) => self.take_back(passed, report),
-                Err(TryRecvError::Disconnected) => self.streams = Ok(Box::new(StreamWatch::new(now))),
-                Err(TryRecvError::Empty) => {
-                    if since.elapsed() >= REPORTED {
-                        let problem = "a file of a streaming program does not answer: no stream is followed until it does";
-                        report.problem(watched.proc.path().to_path_buf(), &problem);
-                    }
-                    return;
-                }
-            }
-        }
-        if !self.crew.is_ready() {
-            let problem =
-                "no thread can be started (RLIMIT_NPROC, TasksMax or memory): streams are not followed";
-            report.problem(watched.proc.path().to_path_buf(), &problem);
+        let began = Instant::now();
+        if began < self.due {
             return;
         }
-        let streams = std::mem::replace(&mut self.streams, Ok(Box::new(StreamWatch::new(now))));
-        let Ok(mut streams) = streams else { return };
-        if std::mem::take(&mut self.names_anew) {
-            streams.forget_names(now);
+        self.take_back(report);
+        self.find(watched, settings, report, began);
+        if !self.streams.is_empty() {
+            self.pass_over_all(watched, settings, report);
         }
-        let databases = watched.databases.iter();
-        let databases: Vec<_> =
-            databases.map(|database| (database.pid, Arc::clone(&database.profile))).collect();
-        let (proc, options) = (watched.proc.clone(), &settings.options);
-        let (of_streams, targets, dry_run) =
-            (options.streams.clone(), options.targets.clone(), options.dry_run);
-        let pass = self.crew.run(PATIENCE, move || {
-            let (mut events, mut problems) = (Vec::new(), Vec::new());
-            let released = streams.follow(&mut StreamContext {
-                proc: &proc,
-                options: &of_streams,
-                dry_run,
-                targets: &targets,
-                databases: &databases,
-                events: &mut events,
-                problems: &mut problems,
-            });
-            Passed { streams: *streams, released, events, problems }
-        });
-        match pass {
-            Ok(passed) => self.take_back(passed, report),
-            Err(pass) => self.streams = Err((pass, now)),
+        let is_busy = !self.streams.is_empty() || !self.hung.is_empty();
+        let next = began + settings.options.streams.tick;
+        self.due = if is_busy { next } else { next.max(self.finder.due()) };
+    }
+
+    /// Takes up streams that are not known yet.
+    fn find(&mut self, watched: &Watched, settings: &Settings, report: &mut Report, now: Instant) {
+        let is_known = |pid| {
+            self.streams.iter().any(|stream| stream.pid() == pid && stream.runs())
+                || self.hung.iter().any(|hung| hung.pid == pid)
+        };
+        match self.finder.find(&watched.proc, &settings.options.streams, is_known, now) {
+            Ok(found) => self.streams.extend(found),
+            Err(error) => report.problem(error.path().to_path_buf(), &error),
         }
     }
 
-    fn take_back(&mut self, passed: Passed, report: &mut Report) {
-        let Passed { streams, released, events, problems } = passed;
-        self.released.clone_from(streams.released());
-        self.kept = streams.kept();
-        self.streams = Ok(Box::new(streams));
+    /// Has each stream followed once, but for those that would hang.
+    fn pass_over_all(&mut self, watched: &Watched, settings: &Settings, report: &mut Report) {
+        let databases = watched.databases.iter();
+        let setting = Arc::new(StreamSetting {
+            proc: watched.proc.clone(),
+            tick: settings.options.streams.tick,
+            dry_run: settings.options.dry_run,
+            targets: settings.options.targets.clone(),
+            databases: databases.map(|database| (database.pid, Arc::clone(&database.profile))).collect(),
+        });
+        for stream in std::mem::take(&mut self.streams) {
+            if !self.crew.is_ready() {
+                let problem =
+                    "no thread can be started (RLIMIT_NPROC, TasksMax or memory): streams are not followed";
+                report.problem(watched.proc.path().to_path_buf(), &problem);
+                self.streams.push(stream);
+                continue;
+            }
+            let parties = self.hung.iter().map(|hung| hung.party);
+            if are_too_many(parties, stream.party(), MOST_HUNG) {
+                let problem = "too many streaming programs do not answer: no other of that user is followed until one does";
+                report.problem(watched.proc.path().to_path_buf(), &problem);
+                self.streams.push(stream);
+                continue;
+            }
+            let mut devices = self.hung.iter().filter_map(|hung| hung.place.get()?.1);
+            if devices.any(|dev| stream.is_on(dev)) {
+                self.streams.push(stream);
+                continue;
+            }
+            self.pass_over(stream, &setting, report);
+        }
+    }
+
+    /// Has one stream followed.
+    fn pass_over(&mut self, mut stream: Stream, setting: &Arc<StreamSetting>, report: &mut Report) {
+        let (pid, program, party) = (stream.pid(), stream.name().to_owned(), stream.party());
+        let (place, since) = (StreamPlace::default(), Instant::now());
+        let (of_pass, setting_of_pass) = (place.clone(), Arc::clone(setting));
+        let outcome = self.crew.run(PATIENCE, move || {
+            let pass = stream.follow(&setting_of_pass, &of_pass);
+            (stream, pass)
+        });
+        match outcome {
+            Ok((stream, pass)) => self.passed(stream, pass, report),
+            Err(back) => {
+                let (path, silence) = (setting.proc.root(pid), Silence::new(since));
+                self.hung.push(Hung { pid, program, party, place, path, silence, back });
+            }
+        }
+    }
+
+    /// Takes back the streams that answer again, and reports those that do not.
+    fn take_back(&mut self, report: &mut Report) {
+        for mut hung in std::mem::take(&mut self.hung) {
+            match hung.back.try_recv() {
+                Ok((stream, pass)) => {
+                    if hung.silence.was_reported() {
+                        report.events.push(Event::Answers {
+                            pid: Some(hung.pid),
+                            profile: None,
+                            program: Some(hung.program),
+                            path: hung.path,
+                            seconds: hung.silence.time().as_secs_f64(),
+                        });
+                    }
+                    self.passed(stream, pass, report);
+                }
+                // Its process is found again.
+                Err(TryRecvError::Disconnected) => {
+                    let problem = "the guard failed at its files: it is examined anew";
+                    report.problem(hung.path, &problem);
+                }
+                Err(TryRecvError::Empty) => {
+                    if hung.silence.is_due() {
+                        if let Some((path, _)) = hung.place.get() {
+                            hung.path = path;
+                        }
+                        report.events.push(Event::Hung {
+                            pid: Some(hung.pid),
+                            profile: None,
+                            program: Some(hung.program.clone()),
+                            path: hung.path.clone(),
+                            seconds: hung.silence.time().as_secs_f64(),
+                        });
+                    }
+                    self.hung.push(hung);
+                }
+            }
+        }
+    }
+
+    /// Takes in what came of a pass.
+    fn passed(&mut self, stream: Stream, pass: Pass, report: &mut Report) {
+        let Pass { released, kept, events, problems, ended } = pass;
+        if released > 0 {
+            let name = stream.name();
+            let is_counted = self.released.contains_key(name) || self.released.len() < MAX_NAMES;
+            let name = if is_counted { name } else { "other" };
+            *self.released.entry(name.to_owned()).or_default() += released;
+        }
+        self.kept += kept;
         report.events.extend(events);
         for (path, problem) in problems {
             report.problem(path, &problem);
         }
         report.behind_streams(released);
+        if !ended {
+            self.streams.push(stream);
+        }
     }
 }

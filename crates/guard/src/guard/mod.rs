@@ -25,6 +25,7 @@ mod sampling;
 #[cfg(test)]
 mod selection_tests;
 mod serve;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -115,7 +116,7 @@ impl Guard {
         let now = Instant::now();
         self.watched.forget(now);
         self.report.forget_problems();
-        self.streams.forget_names();
+        self.streams.forget_names(now);
         self.watched.watch_named_directories(&self.settings, &mut self.report);
         Ok(())
     }

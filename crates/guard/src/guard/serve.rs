@@ -5,7 +5,7 @@
 //! again. Databases on the file system that its job is at are left alone until then.
 //!
 //! What is not done so: the first sight of a process (its names, descriptors and root), and the directory of a warning. Streams
-//! have a worker of their own (`following`).
+//! have workers of their own (`following`).
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
 //! directory is not opened while [`MOST_HUNG`] of its user are hung, whose they stay when their processes have ended.
@@ -18,17 +18,13 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use super::report::Report;
+use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 use crate::ownership::{Party, Right};
 
-/// How long a tick waits for one database.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// From when on it is reported that it does not answer, and after how many times that again.
-const REPORTED: Duration = Duration::from_secs(5);
-const REPORTED_AGAIN: u32 = 12;
 /// Hung databases of one user from which on no new directory of its databases is opened, and of all together.
 const MOST_HUNG: (usize, usize) = (16, 128);
 
@@ -61,9 +57,7 @@ pub(super) struct Hung {
     /// The devices of its directories, as far as they are known, and which of them it hangs at.
     devices: Vec<Option<u64>>,
     place: Place,
-    since: Instant,
-    report_after: Duration,
-    reported: bool,
+    silence: Silence,
     /// Whether it is not to be watched any more.
     dropped: bool,
     back: Box<dyn FnMut() -> Back>,
@@ -84,8 +78,8 @@ impl Hung {
         since: Instant,
         back: Box<dyn FnMut() -> Back>,
     ) -> Self {
-        let (report_after, reported, dropped) = (REPORTED, false, false);
-        Self { key, party, path, profile, devices, place, since, report_after, reported, dropped, back }
+        let (silence, dropped) = (Silence::new(since), false);
+        Self { key, party, path, profile, devices, place, silence, dropped, back }
     }
 
     /// The device that does not answer, if it is known.
@@ -103,11 +97,10 @@ fn back<R: 'static>(waiting: Receiver<(Vec<Directory>, R)>) -> Box<dyn FnMut() -
     })
 }
 
-/// Whether so many are hung that nothing new of this database is to be opened.
-fn are_too_many(hung: &[Hung], key: &DatabaseKey, party: Party) -> bool {
-    hung.len() >= MOST_HUNG.1
-        || hung.iter().any(|one| one.key == *key)
-        || hung.iter().filter(|one| one.party == party).count() >= MOST_HUNG.0
+/// Whether so much hangs that nothing new of this database is to be opened.
+fn hangs_too_much(hung: &[Hung], key: &DatabaseKey, party: Party) -> bool {
+    let parties = hung.iter().map(|one| one.party);
+    hung.iter().any(|one| one.key == *key) || are_too_many(parties, party, MOST_HUNG)
 }
 
 impl Watched {
@@ -190,7 +183,7 @@ impl Watched {
 
     /// Whether a new directory of a database is not to be opened now.
     pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
-        are_too_many(&self.hung, key, self.party(key))
+        hangs_too_much(&self.hung, key, self.party(key))
     }
 
     /// Whose a database is.
@@ -208,7 +201,7 @@ impl Watched {
     /// For how long the first of them has not answered.
     pub(super) fn hung_for(&self) -> Duration {
         let hung = self.hung.iter().filter(|hung| !hung.dropped);
-        hung.map(|hung| hung.since.elapsed()).max().unwrap_or_default()
+        hung.map(|hung| hung.silence.time()).max().unwrap_or_default()
     }
 
     /// Takes back what answers again, and reports what does not.
@@ -220,14 +213,15 @@ impl Watched {
         for mut hung in std::mem::take(&mut self.hung) {
             let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
             hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
-            let seconds = hung.since.elapsed().as_secs_f64();
+            let seconds = hung.silence.time().as_secs_f64();
             match (hung.back)() {
                 Back::Now(_) | Back::Never if hung.dropped => {}
                 Back::Now(directories) => {
-                    if hung.reported {
+                    if hung.silence.was_reported() {
                         report.events.push(Event::Answers {
                             pid: hung.key.pid(),
                             profile: hung.profile,
+                            program: None,
                             path: hung.path,
                             seconds,
                         });
@@ -252,12 +246,11 @@ impl Watched {
                     }
                 }
                 Back::NotYet => {
-                    if !hung.dropped && hung.since.elapsed() >= hung.report_after {
-                        hung.reported = true;
-                        hung.report_after *= REPORTED_AGAIN;
+                    if !hung.dropped && hung.silence.is_due() {
                         report.events.push(Event::Hung {
                             pid: hung.key.pid(),
                             profile: hung.profile.clone(),
+                            program: None,
                             path: hung.path.clone(),
                             seconds,
                         });
@@ -318,8 +311,8 @@ mod tests {
             watched.hung.push(Hung::new(whose, "/".into(), None, nothing, Instant::now(), never_back));
         }
         let key = DatabaseKey::Process(1);
-        assert!(are_too_many(&watched.hung, &key, attacker));
-        assert!(!are_too_many(&watched.hung, &key, Party::User(54_322)));
+        assert!(hangs_too_much(&watched.hung, &key, attacker));
+        assert!(!hangs_too_much(&watched.hung, &key, Party::User(54_322)));
         assert!(!watched.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
     }
 

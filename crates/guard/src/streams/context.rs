@@ -1,39 +1,70 @@
 //! What a pass over the streams is given, and what it reports.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::config::Streams;
 use crate::event::Event;
 use crate::targets::{ProcessTraits, Targets};
 
-/// What one pass over the streams is given.
-pub(crate) struct StreamContext<'a> {
-    pub(crate) proc: &'a ProcRoot,
-    pub(crate) options: &'a Streams,
+/// What holds for all streams in one pass.
+#[derive(Debug)]
+pub(crate) struct StreamSetting {
+    pub(crate) proc: ProcRoot,
+    /// Time between two passes.
+    pub(crate) tick: Duration,
     pub(crate) dry_run: bool,
-    pub(crate) targets: &'a Targets,
+    pub(crate) targets: Targets,
     /// The databases that run, with their profiles.
-    pub(crate) databases: &'a [(u32, Arc<Profile>)],
-    pub(crate) events: &'a mut Vec<Event>,
-    /// What could not be done.
-    pub(crate) problems: &'a mut Vec<(PathBuf, String)>,
+    pub(crate) databases: Vec<(u32, Arc<Profile>)>,
 }
 
-impl StreamContext<'_> {
+/// At which file a pass is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StreamPlace(Arc<Mutex<Option<At>>>);
+
+/// A file's path, and the device that it is on where nothing else is asked for it.
+type At = (PathBuf, Option<u64>);
+
+impl StreamPlace {
+    /// Takes note that the pass goes on with this file, and on which device that is, where nothing else is asked for it.
+    pub(super) fn at(&self, path: &Path, dev: Option<u64>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.to_path_buf(), dev));
+    }
+
+    /// The last file that it was at, and its device.
+    pub(crate) fn get(&self) -> Option<At> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What the pass over one stream is given, and what it reports.
+pub(super) struct StreamContext<'a> {
+    pub(super) setting: &'a StreamSetting,
+    pub(super) place: &'a StreamPlace,
+    pub(super) events: Vec<Event>,
+    /// What could not be done.
+    pub(super) problems: Vec<(PathBuf, String)>,
+}
+
+impl<'a> StreamContext<'a> {
+    pub(super) fn new(setting: &'a StreamSetting, place: &'a StreamPlace) -> Self {
+        Self { setting, place, events: Vec::new(), problems: Vec::new() }
+    }
+
     /// Whether what is decided for a file of a streaming process is done, and not only reported.
     pub(super) fn acts_on(&self, process: &ProcessTraits, file: &Path) -> bool {
-        !self.dry_run && self.targets.acts_on(Some(process), directory_of(file))
+        !self.setting.dry_run && self.setting.targets.acts_on(Some(process), directory_of(file))
     }
 
     /// Whether a file is left alone, by whose it is or where it lies. What `only` lists are databases, which a streaming
     /// program is not.
     pub(super) fn leaves_alone(&self, process: &ProcessTraits, file: &Path) -> bool {
-        self.targets.never(Some(process), directory_of(file))
+        self.setting.targets.never(Some(process), directory_of(file))
     }
 
     /// Reports what could not be done with a file, unless that is nothing to report.

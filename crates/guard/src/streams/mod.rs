@@ -12,15 +12,20 @@ mod file;
 mod names;
 mod program;
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::context::StreamContext;
+use pagekeeper_kernel::Result;
+use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
+
+use self::context::StreamContext;
+pub(crate) use self::context::{StreamPlace, StreamSetting};
 use self::file::StreamFile;
 use self::names::Names;
 use self::program::Program;
-use crate::targets::ProcessTraits;
-use crate::usage;
+use crate::config::Streams;
+use crate::event::Event;
+use crate::ownership::Party;
 
 /// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
 const NAMES_SHARE: u32 = 100;
@@ -30,22 +35,55 @@ const NAMES_WITHIN: Duration = Duration::from_secs(2);
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 /// And while pages of it resist for another reason.
 const FREE_WITHIN: Duration = Duration::from_secs(2);
-/// Programs that are counted by name; those beyond are counted together.
-const MAX_NAMES: usize = 64;
-/// Closed files that are seen to at a time.
-const MAX_CLOSING: usize = 256;
+/// Closed files of one process that are seen to at a time.
+const MAX_CLOSING: usize = 64;
 
-/// The streaming processes and their files.
+/// Finds streaming processes by their names, in `/proc` alone.
 #[derive(Debug)]
-pub(crate) struct StreamWatch {
+pub(crate) struct Finder {
     names: Names,
-    names_due: Instant,
-    programs: Vec<Program>,
-    closing: Vec<Closing>,
     due: Instant,
-    /// Released in all, by program.
-    released: BTreeMap<String, u64>,
-    kept: u64,
+}
+
+impl Finder {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { names: Names::default(), due: now }
+    }
+
+    /// When names are read again.
+    pub(crate) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Those that are not known yet, if it is time for that. Fails where the processes can't be listed.
+    pub(crate) fn find(
+        &mut self,
+        proc: &ProcRoot,
+        options: &Streams,
+        is_known: impl Fn(u32) -> bool,
+        now: Instant,
+    ) -> Result<Vec<Stream>> {
+        if now < self.due {
+            return Ok(Vec::new());
+        }
+        let before = thread_cpu_time();
+        let named = self.names.read(proc, &options.processes);
+        let found = named.map(|named| {
+            let new = named.into_iter().filter(|named| !is_known(named.pid));
+            new.filter_map(|named| Stream::new(proc, named.pid, named.name)).collect()
+        });
+        let cost = thread_cpu_time().saturating_sub(before);
+        self.due = now + (cost * NAMES_SHARE).clamp(options.tick, NAMES_WITHIN.max(options.tick));
+        found
+    }
+}
+
+/// A streaming process, its files, and those that it has closed.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    program: Program,
+    party: Party,
+    closing: Vec<Closing>,
 }
 
 /// A file that its process has closed.
@@ -54,76 +92,71 @@ struct Closing {
     file: StreamFile,
     /// What its process may have brought into it since the last sample before, in bytes.
     brought: u64,
-    pid: u32,
-    program: String,
-    traits: ProcessTraits,
-    parent: u32,
     since: Instant,
 }
 
-impl StreamWatch {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self {
-            names: Names::default(),
-            names_due: now,
-            programs: Vec::new(),
-            closing: Vec::new(),
-            due: now,
-            released: BTreeMap::new(),
-            kept: 0,
-        }
+/// What came of a pass over one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Pass {
+    /// Bytes.
+    pub(crate) released: u64,
+    /// What resisted, in bytes.
+    pub(crate) kept: u64,
+    pub(crate) events: Vec<Event>,
+    pub(crate) problems: Vec<(PathBuf, String)>,
+    /// Whether nothing is left to be followed.
+    pub(crate) ended: bool,
+}
+
+impl Stream {
+    /// The process, unless it has ended already.
+    fn new(proc: &ProcRoot, pid: u32, name: String) -> Option<Self> {
+        let program = Program::new(proc, pid, name)?;
+        Some(Self { program, party: Party::of(proc, pid), closing: Vec::new() })
     }
 
-    /// Reads the names of all processes again.
-    pub(crate) fn forget_names(&mut self, now: Instant) {
-        (self.names, self.names_due) = (Names::default(), now);
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.program.pid
     }
 
-    /// The time until the next pass.
-    pub(crate) fn pause(&self, now: Instant) -> Duration {
-        self.due.saturating_duration_since(now)
+    /// What its process is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.program.name
     }
 
-    /// Released so far, in bytes, by program.
-    pub(crate) fn released(&self) -> &BTreeMap<String, u64> {
-        &self.released
+    /// Whose it was when it was found.
+    pub(crate) fn party(&self) -> Party {
+        self.party
     }
 
-    /// What resisted at the time so far, in bytes.
-    pub(crate) fn kept(&self) -> u64 {
-        self.kept
+    /// Whether its process was there at the last pass.
+    pub(crate) fn runs(&self) -> bool {
+        !self.program.ended
     }
 
-    /// Samples all streams once, and acts; the bytes released.
-    pub(crate) fn follow(&mut self, context: &mut StreamContext<'_>) -> u64 {
+    /// Whether a file that it was last seen to have is on a device.
+    pub(crate) fn is_on(&self, dev: u64) -> bool {
+        let closed = self.closing.iter().map(|closing| &closing.file);
+        self.program.files.iter().chain(closed).any(|file| file.inode.dev == dev)
+    }
+
+    /// Samples its files once, and acts.
+    pub(crate) fn follow(&mut self, setting: &StreamSetting, place: &StreamPlace) -> Pass {
         let began = Instant::now();
-        if began < self.due {
-            return 0;
-        }
-        self.find(context, began);
-        let mut released = 0;
-        let mut closed = Vec::new();
-        for program in &mut self.programs {
-            let (done, gone) = program.follow(context);
-            self.kept += done.kept;
-            released += count(&mut self.released, &program.name, done.released);
-            closed.extend(gone.into_iter().map(|(file, brought)| Closing {
-                file,
-                brought,
-                pid: program.pid,
-                program: program.name.clone(),
-                traits: program.traits.clone(),
-                parent: program.parent,
-                since: began,
-            }));
-        }
-        let closing = std::mem::take(&mut self.closing).into_iter().chain(closed).take(MAX_CLOSING);
+        let mut context = StreamContext::new(setting, place);
+        let (done, gone) = self.program.follow(&mut context);
+        let mut pass = Pass { released: done.released, kept: done.kept, ..Pass::default() };
+        let gone = gone.into_iter().map(|(file, brought)| Closing { file, brought, since: began });
+        let closing = std::mem::take(&mut self.closing).into_iter().chain(gone).take(MAX_CLOSING);
         for mut closing in closing.collect::<Vec<_>>() {
-            let path = &closing.file.path;
-            if !context.acts_on(&closing.traits, path) || context.leaves_alone(&closing.traits, path) {
+            let (path, traits) = (&closing.file.path, &self.program.traits);
+            if !context.acts_on(traits, path) || context.leaves_alone(traits, path) {
                 continue;
             }
-            let done = match closing.file.close(context.proc, closing.parent, closing.brought) {
+            // By its path, which may lead elsewhere by now.
+            place.at(path, None);
+            let done = match closing.file.close(&setting.proc, self.program.parent, closing.brought) {
                 Ok(Some(done)) => done,
                 // Deleted, renamed, or not to be seen from here.
                 Ok(None) => continue,
@@ -132,71 +165,30 @@ impl StreamWatch {
                     continue;
                 }
             };
-            released += count(&mut self.released, &closing.program, done.released);
-            if let Some(program) = self.programs.iter_mut().find(|program| program.pid == closing.pid) {
-                program.released += done.released;
-            }
+            pass.released += done.released;
+            self.program.released += done.released;
             let patience = if done.unwritten > 0 { WRITTEN_WITHIN } else { FREE_WITHIN };
             if done.kept > 0 && closing.since.elapsed() < patience {
                 self.closing.push(closing);
             } else {
-                self.kept += done.kept;
+                pass.kept += done.kept;
             }
         }
-        self.programs.retain(|program| {
-            let waits = self.closing.iter().any(|closing| closing.pid == program.pid);
-            let ended = program.ended && !waits;
-            if ended {
-                context.events.extend(program.end());
-            }
-            !ended
-        });
-        let busy = !self.programs.is_empty() || !self.closing.is_empty();
-        let next = began + context.options.tick;
-        self.due = if busy { next } else { next.max(self.names_due) };
-        released
-    }
-
-    /// Finds streaming processes that are not known yet.
-    fn find(&mut self, context: &mut StreamContext<'_>, now: Instant) {
-        if now < self.names_due {
-            return;
+        pass.ended = self.program.ended && self.closing.is_empty();
+        if pass.ended {
+            context.events.extend(self.program.end());
         }
-        let before = usage::cpu_time();
-        match self.names.read(context.proc, &context.options.processes) {
-            Ok(found) => {
-                for named in found {
-                    if !self.programs.iter().any(|program| program.pid == named.pid && !program.ended) {
-                        self.programs.extend(Program::new(context.proc, named.pid, named.name));
-                    }
-                }
-            }
-            Err(error) => context.problem(error.path().to_path_buf(), &error),
-        }
-        let cost = usage::cpu_time().saturating_sub(before);
-        let tick = context.options.tick;
-        self.names_due = now + (cost * NAMES_SHARE).clamp(tick, NAMES_WITHIN.max(tick));
+        (pass.events, pass.problems) = (context.events, context.problems);
+        pass
     }
-}
-
-/// Adds to a program's figure; gives the bytes back.
-fn count(released: &mut BTreeMap<String, u64>, name: &str, bytes: u64) -> u64 {
-    if bytes > 0 {
-        let name = if released.contains_key(name) || released.len() < MAX_NAMES { name } else { "other" };
-        *released.entry(name.to_owned()).or_default() += bytes;
-    }
-    bytes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Streams;
-    use crate::event::Event;
     use crate::targets::{Selector, Targets};
     use globset::Glob;
     use pagekeeper_catalog::Profile;
-    use pagekeeper_kernel::process::ProcRoot;
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     use pagekeeper_testing::disk_dir;
     use std::io::Read;
@@ -206,6 +198,44 @@ mod tests {
     use std::sync::Arc;
 
     const WINDOW: u64 = 2 << 20;
+
+    /// The streams of a test's own program, and what they reported.
+    struct Followed {
+        options: Streams,
+        setting: StreamSetting,
+        finder: Finder,
+        streams: Vec<Stream>,
+        events: Vec<Event>,
+        problems: Vec<(PathBuf, String)>,
+    }
+
+    impl Followed {
+        fn new(program: &str, targets: Targets, databases: Vec<(u32, Arc<Profile>)>) -> Self {
+            let options = Streams {
+                on: true,
+                processes: vec![Glob::new(program).unwrap().compile_matcher()],
+                tick: Duration::from_millis(1),
+            };
+            let (proc, tick, dry_run) = (ProcRoot::default(), options.tick, false);
+            let setting = StreamSetting { proc, tick, dry_run, targets, databases };
+            let (finder, streams) = (Finder::new(Instant::now()), Vec::new());
+            Self { options, setting, finder, streams, events: Vec::new(), problems: Vec::new() }
+        }
+
+        fn follow(&mut self) {
+            std::thread::sleep(Duration::from_millis(2));
+            let now = Instant::now();
+            self.finder.due = now;
+            let is_known = |pid| self.streams.iter().any(|stream| stream.pid() == pid && stream.runs());
+            let found = self.finder.find(&self.setting.proc, &self.options, is_known, now).unwrap();
+            self.streams.extend(found);
+            for stream in &mut self.streams {
+                let pass = stream.follow(&self.setting, &StreamPlace::default());
+                self.events.extend(pass.events);
+                self.problems.extend(pass.problems);
+            }
+        }
+    }
 
     fn ended(mut child: Child) {
         child.kill().unwrap();
@@ -230,35 +260,17 @@ mod tests {
             Command::new("sleep").arg("1000").stdin(std::fs::File::open(&name).unwrap()).spawn().unwrap();
         let databases = [(database.id(), Arc::new(Profile::built_in().remove(0)))];
         let mut stream = Command::new("cat").arg(&path).stdout(Stdio::piped()).spawn().unwrap();
-        let options = Streams {
-            on: true,
-            processes: vec![Glob::new("cat").unwrap().compile_matcher()],
-            tick: Duration::from_millis(1),
-        };
-        let mut watch = StreamWatch::new(Instant::now());
-        let (mut events, mut problems) = (Vec::new(), Vec::new());
-        let mut follow = || {
-            std::thread::sleep(Duration::from_millis(2));
-            watch.names_due = Instant::now();
-            watch.follow(&mut StreamContext {
-                proc: &ProcRoot::default(),
-                options: &options,
-                dry_run: false,
-                targets: &Targets::default(),
-                databases: if in_a_database { &databases } else { &[] },
-                events: &mut events,
-                problems: &mut problems,
-            });
-        };
+        let databases = if in_a_database { databases.to_vec() } else { Vec::new() };
+        let mut followed = Followed::new("cat", Targets::default(), databases);
         let output = stream.stdout.as_mut().unwrap();
         // As `cat` it is known once it has given something.
         output.read_exact(&mut [0; 1]).unwrap();
         for _ in 0..3 {
-            follow();
+            followed.follow();
         }
         output.read_exact(&mut vec![0; 7 << 21]).unwrap();
         for _ in 0..3 {
-            follow();
+            followed.follow();
         }
         let resident =
             |window: u64| residency(&file, window * WINDOW..(window + 1) * WINDOW).unwrap().resident;
@@ -267,6 +279,7 @@ mod tests {
         ended(stream);
         ended(database);
         // Another test's `cat` is a stream, too, and may be gone at any moment.
+        let mut problems = followed.problems;
         problems.retain(|(path, _)| path.starts_with(dir.path().canonicalize().unwrap()));
         assert_eq!(problems, []);
         second
@@ -284,45 +297,25 @@ mod tests {
         let program = dir.path().join("selected-cat");
         std::os::unix::fs::symlink("/bin/cat", &program).unwrap();
         let mut stream = Command::new(&program).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
-        let options = Streams {
-            on: true,
-            processes: vec![Glob::new("selected-cat").unwrap().compile_matcher()],
-            tick: Duration::from_millis(1),
-        };
-        let targets = targets(stream.id(), &path);
-        let mut watch = StreamWatch::new(Instant::now());
-        let (mut events, mut problems) = (Vec::new(), Vec::new());
-        let mut follow = || {
-            std::thread::sleep(Duration::from_millis(2));
-            watch.names_due = Instant::now();
-            watch.follow(&mut StreamContext {
-                proc: &ProcRoot::default(),
-                options: &options,
-                dry_run: false,
-                targets: &targets,
-                databases: &[],
-                events: &mut events,
-                problems: &mut problems,
-            });
-        };
+        let mut followed = Followed::new("selected-cat", targets(stream.id(), &path), Vec::new());
         let output = stream.stdout.as_mut().unwrap();
         output.read_exact(&mut [0; 1]).unwrap();
         for _ in 0..3 {
-            follow();
+            followed.follow();
         }
         output.read_exact(&mut vec![0; 7 << 21]).unwrap();
         for _ in 0..3 {
-            follow();
+            followed.follow();
         }
         let resident = residency(&file, 0..6 * WINDOW).unwrap().resident;
         ended(stream);
         // Files that it has closed are seen to, too.
         for _ in 0..3 {
-            follow();
+            followed.follow();
         }
         assert_eq!(residency(&file, 0..6 * WINDOW).unwrap().resident, resident);
         let own = |event: &&Event| matches!(event, Event::Would { path: of, .. } if *of == path);
-        (resident, events.iter().filter(own).count())
+        (resident, followed.events.iter().filter(own).count())
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) struct Program {
     pub(super) parent: u32,
     started: u64,
     began: Instant,
-    files: Vec<StreamFile>,
+    pub(super) files: Vec<StreamFile>,
     /// What it had read and written at the last sample; none before the first.
     io: Option<IoCounters>,
     /// What it brought in at the last sample that was not seen in its files yet, in bytes.
@@ -89,11 +89,11 @@ impl Program {
         if self.ended {
             return (ReleaseTotals::default(), Vec::new());
         }
-        let same = context.proc.start_time(self.pid).is_ok_and(|started| started == self.started);
-        let open = if same { context.proc.open_files(self.pid) } else { Ok(Vec::new()) };
+        let same = context.setting.proc.start_time(self.pid).is_ok_and(|started| started == self.started);
+        let open = if same { context.setting.proc.open_files(self.pid) } else { Ok(Vec::new()) };
         self.ended = !same;
         if same {
-            self.traits = context.targets.traits_of(context.proc, self.pid);
+            self.traits = context.setting.targets.traits_of(&context.setting.proc, self.pid);
         }
         let mut shown: BTreeMap<Inode, Shown> = BTreeMap::new();
         match open {
@@ -108,13 +108,13 @@ impl Program {
                     }
                 }
             }
-            Err(error) => context.problem(context.proc.root(self.pid), &error),
+            Err(error) => context.problem(context.setting.proc.root(self.pid), &error),
         }
         let (files, closed): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.files).into_iter().partition(|file| shown.contains_key(&file.inode));
         self.files = files;
         let last = self.io;
-        let io = context.proc.io_counters(self.pid).ok().or(last).unwrap_or_default();
+        let io = context.setting.proc.io_counters(self.pid).ok().or(last).unwrap_or_default();
         self.meet(context, &shown, io);
         // What a process that was met late has ever brought in may be long gone.
         let late = last.is_none() && !is_young(self.started);
@@ -145,7 +145,7 @@ impl Program {
             }));
         }
         // Once more: the first time was before what it has read meanwhile.
-        let io = context.proc.io_counters(self.pid).ok().or(self.io).unwrap_or_default();
+        let io = context.setting.proc.io_counters(self.pid).ok().or(self.io).unwrap_or_default();
         self.io = Some(io);
         let now = brought(&io, last);
         let moved = files.iter().map(|file| file.moved).fold(0, u64::saturating_add);
@@ -171,6 +171,7 @@ impl Program {
                 context.events.extend(would(file, &acts));
                 continue;
             }
+            context.place.at(&file.path, Some(file.inode.dev));
             match file.act(&opened, acts) {
                 Ok(done) => {
                     totals.released += done.released;
@@ -190,7 +191,8 @@ impl Program {
             if self.files.iter().any(|file| file.inode == shown.file.inode) {
                 continue;
             }
-            match shown.open(context.proc, self.pid) {
+            context.place.at(&shown.file.path, Some(shown.file.inode.dev));
+            match shown.open(&context.setting.proc, self.pid) {
                 Ok(Some(file)) => new.push((shown, file)),
                 Ok(None) => {}
                 Err(error) => context.problem(shown.file.path.clone(), &error),
@@ -200,7 +202,7 @@ impl Program {
         new.truncate(MAX_FILES.saturating_sub(self.files.len()));
         let known = self.io.is_some() || is_young(self.started);
         let reads = new.iter().any(|(shown, _)| !shown.writes);
-        let own = if known && reads { self.all_own(context.proc, &new, io) } else { None };
+        let own = if known && reads { self.all_own(&context.setting.proc, &new, io) } else { None };
         let mut own = own.map(Vec::into_iter);
         let mut met = Vec::new();
         for (shown, file) in &new {
@@ -286,14 +288,15 @@ impl Program {
         databases: &OnceCell<HashSet<Inode>>,
     ) -> Result<Option<(InspectedFile, FileSample)>> {
         let Some(shown) = all.get(&file.inode) else { return Ok(None) };
-        let Some(opened) = shown.open(context.proc, self.pid)? else { return Ok(None) };
+        context.place.at(&shown.file.path, Some(shown.file.inode.dev));
+        let Some(opened) = shown.open(&context.setting.proc, self.pid)? else { return Ok(None) };
         if opened.file_system()?.release_refusal().is_some() {
             return Ok(None);
         }
         let shared =
             || databases.get_or_init(|| shared_with_databases(context, all)).contains(&shown.file.inode);
-        let since = || context.proc.io_counters(self.pid).map_or(0, |now| brought(&now, last));
-        let found = file.sample(&opened, shown, context.options.tick, since, shared)?;
+        let since = || context.setting.proc.io_counters(self.pid).map_or(0, |now| brought(&now, last));
+        let found = file.sample(&opened, shown, context.setting.tick, since, shared)?;
         Ok(Some((opened, found)))
     }
 
@@ -323,11 +326,11 @@ fn shared_with_databases(context: &StreamContext<'_>, files: &BTreeMap<Inode, Sh
         wanted.insert(*inode, *inode);
     }
     let selection = Selection { inodes: Some(&wanted), ..Selection::default() };
-    let pids = context.databases.iter().flat_map(|(database, profile)| {
-        let workers = workers_of(context.proc, *database, profile).unwrap_or_default();
+    let pids = context.setting.databases.iter().flat_map(|(database, profile)| {
+        let workers = workers_of(&context.setting.proc, *database, profile).unwrap_or_default();
         workers.into_iter().chain([*database])
     });
-    let found = OpenFilesScan::of(context.proc, pids, selection).finish();
+    let found = OpenFilesScan::of(&context.setting.proc, pids, selection).finish();
     found.processes.iter().flat_map(|process| &process.open).map(|file| file.inode).collect()
 }
 
