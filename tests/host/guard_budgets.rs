@@ -6,8 +6,8 @@
 use crate::support;
 use crate::support::fake::Database;
 use crate::support::guard::Guard;
-use crate::support::hanging::Hanging;
 use crate::support::{MIB, eventually, evict, kept_bytes, resident_bytes};
+use pagekeeper_testing::Hanging;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;

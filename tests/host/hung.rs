@@ -5,7 +5,7 @@
 use crate::support;
 use crate::support::command::{Outcome, finish, program};
 use crate::support::fake::Database;
-use crate::support::hanging::Hanging;
+use pagekeeper_testing::Hanging;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;

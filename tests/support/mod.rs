@@ -13,7 +13,6 @@ pub(crate) mod container;
 pub(crate) mod decoys;
 pub(crate) mod fake;
 pub(crate) mod guard;
-pub(crate) mod hanging;
 pub(crate) mod hostile;
 pub(crate) mod logs;
 pub(crate) mod loop_images;

@@ -253,6 +253,13 @@ impl Directory {
         directory.open_directory(Expected::Inode(identity.pin.inode))
     }
 
+    /// The same directory, of which no file is known: to be opened elsewhere.
+    pub(crate) fn without_files(&self) -> Self {
+        let (profile, right) = (Arc::clone(&self.profile), self.right.clone());
+        let path = self.path.clone();
+        Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, Vec::new(), right) }
+    }
+
     /// Finds the directory that its path leads to now, and opens nothing: it may be anybody's.
     pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, Identity)> {
         let directory = match self.through {

@@ -6,30 +6,18 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use pagekeeper_kernel::hang;
 use pagekeeper_policy::DiskProfile;
 
 /// From this share of the rate on what leftovers cost is within the noise.
 const FREE: f64 = 0.9;
 
-/// The profile of the file system that an open directory is on: one of those given, else the saved one.
+/// The profile of the file system that an open directory is on: one of those given, else the saved one. It may hang with
+/// that.
 pub(crate) fn of(given: &[DiskProfile], directory: impl AsFd) -> Option<DiskProfile> {
     // By its descriptor: the path may be one of another namespace.
-    let directory = directory.as_fd().try_clone_to_owned().ok()?;
-    let link = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-    // The copy goes with the job: the number is not another's while that is under way.
-    let (given, directory) = (given.to_vec(), Arc::new(directory));
-    let found = hang::patiently(|| {
-        let (given, link, directory) = (given.clone(), link.clone(), Arc::clone(&directory));
-        move || {
-            let found = pagekeeper_catalog::disks::of(&given, &link);
-            drop(directory);
-            found
-        }
-    });
-    found.ok()?.ok().flatten()
+    let link = PathBuf::from(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd()));
+    pagekeeper_catalog::disks::of(given, &link).ok().flatten()
 }
 
 /// What leftover pages of a file in direct I/O come to.

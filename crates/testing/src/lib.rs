@@ -3,6 +3,7 @@
 //!
 //! All of it panics where it fails, as tests do.
 
+mod hanging;
 mod mounted;
 mod opens;
 mod processes;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+pub use hanging::Hanging;
 pub use mounted::{Mounted, unmount};
 pub use opens::Opens;
 pub use processes::fake_process;

@@ -138,19 +138,13 @@ impl Decider {
     }
 
     /// What is to be done with what was seen, by the rules of the policy.
-    pub(super) fn decide(&mut self, facts: &Facts, watched: &Watched, settings: &Settings) -> Decision {
+    pub(super) fn decide(&mut self, facts: &Facts, watched: &mut Watched, settings: &Settings) -> Decision {
         let acts = step(&mut self.policy, facts);
         if acts.is_empty() {
             return Decision::default();
         }
-        let wanted: HashSet<FileId> = acts.iter().map(file_of).collect();
-        let entries = watched.directories.iter().enumerate().flat_map(|(index, directory)| {
-            directory.entries.iter().map(move |(name, entry)| (index, name.as_os_str(), entry))
-        });
-        let files: HashMap<FileId, (usize, &OsStr, &Entry)> = entries
-            .filter(|(_, _, entry)| wanted.contains(&entry.id))
-            .map(|found| (found.2.id, found))
-            .collect();
+        let leftovers = leftovers(&acts, watched, settings);
+        let files = files(acts.iter(), watched);
         let mut decision = Decision::default();
         for act in acts {
             let Some(&(index, name, entry)) = files.get(&file_of(&act)) else { continue };
@@ -160,7 +154,8 @@ impl Decider {
                 Act::StartWriteback { range, .. } => (range, Action::StartWriteback),
                 Act::Release { range, .. } => (range, Action::Release),
                 Act::Warn { warning, .. } => {
-                    if let Some(mut text) = text_of(warning, directory, watched, settings) {
+                    let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
+                    if let Some(mut text) = text_of(warning, leftovers) {
                         if let Some(hint) = &spec.hint {
                             text = format!("{text}; {hint}");
                         }
@@ -185,20 +180,42 @@ impl Decider {
     }
 }
 
+/// The files that acts are about: in which directory, by which name.
+fn files<'a, 'b>(
+    acts: impl Iterator<Item = &'a Act>,
+    watched: &'b Watched,
+) -> HashMap<FileId, (usize, &'b OsStr, &'b Entry)> {
+    let wanted: HashSet<FileId> = acts.map(file_of).collect();
+    let entries = watched.directories.iter().enumerate().flat_map(|(index, directory)| {
+        directory.entries.iter().map(move |(name, entry)| (index, name.as_os_str(), entry))
+    });
+    entries.filter(|(_, _, entry)| wanted.contains(&entry.id)).map(|found| (found.2.id, found)).collect()
+}
+
+/// What leftovers cost in the directories of which a warning is to say that. One that does not answer is left alone, and what
+/// was measured there not known.
+fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMap<usize, Leftovers> {
+    let warns = |act: &&Act| matches!(act, Act::Warn { warning: Warning::DirectButResident, .. });
+    let warned = files(acts.iter().filter(warns), watched);
+    let directories: HashSet<usize> = warned.into_values().map(|(index, _, _)| index).collect();
+    let mut found = HashMap::new();
+    for index in directories {
+        let directory = &watched.directories[index];
+        let (key, path, same) = (directory.database(), directory.path.clone(), directory.without_files());
+        let (proc, given) = (watched.proc.clone(), settings.options.disk_profiles.clone());
+        let disk = watched.find_out(key, &path, move || disks::of(&given, same.open(&proc).ok()?));
+        found.insert(index, Leftovers::of(disk.flatten().as_ref()));
+    }
+    found
+}
+
 /// A warning, with what was measured of the disk; nothing where that says that there is nothing to warn of.
-fn text_of(
-    warning: Warning,
-    directory: &Directory,
-    watched: &Watched,
-    settings: &Settings,
-) -> Option<String> {
+fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
     match warning {
         Warning::RecycledSubPages => return Some(warning.to_string()),
         Warning::DirectButResident => {}
     }
-    let opened = directory.open(&watched.proc).ok();
-    let disk = opened.and_then(|opened| disks::of(&settings.options.disk_profiles, opened));
-    match Leftovers::of(disk.as_ref()) {
+    match leftovers {
         Leftovers::Unknown => Some(warning.to_string()),
         Leftovers::Free => None,
         Leftovers::Cost(ratio) => Some(format!(

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_testing::disk_dir;
+use pagekeeper_policy::Window;
+use pagekeeper_testing::{Hanging, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -118,7 +119,7 @@ fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
     let (answer, question) = std::sync::mpsc::channel::<()>();
     let waits = Box::new(move |_: &mut Vec<Directory>, _: &_| question.recv().unwrap_or(()));
     assert!(guard.watched.attempt(&key, own, waits).is_none());
-    let decision = guard.decider.decide(&facts, &guard.watched, &guard.settings);
+    let decision = guard.decider.decide(&facts, &mut guard.watched, &guard.settings);
     let decided = decision.acts.len();
     assert!(decided > 0, "nothing was decided");
     let done = carry_out(decision, &mut guard.watched, &guard.settings, &mut guard.report);
@@ -159,4 +160,46 @@ fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
     );
     assert_eq!(served, 1, "the one beside is on the file system that answers");
     drop(answer);
+}
+
+#[test]
+fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
+    let has_bindfs = Command::new("bindfs").arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !rustix::process::geteuid().is_root() || !has_bindfs {
+        return pagekeeper_testing::skip("a warning of a file system that hangs: it needs root and bindfs");
+    }
+    let (scratch, below) = (disk_dir(), disk_dir());
+    let point = scratch.path().canonicalize().unwrap().join("point");
+    let (profile, log) = (scratch.path().join("own.toml"), below.path().join("redo.1"));
+    let text = "name = \"own\"\n[[log]]\nclass = \"redo\"\nfiles = \"redo.{n}\"\nrule = \"direct\"\n";
+    std::fs::write(&profile, text).unwrap();
+    std::fs::write(&log, vec![1; 1 << 20]).unwrap();
+    let hanging = Hanging::mount(below.path(), &point, "redo.1");
+    let options = Options {
+        find: false,
+        directories: vec![point],
+        profile: Some("own".to_owned()),
+        profiles: vec![pagekeeper_catalog::Profile::read(&profile).unwrap()],
+        dry_run: true,
+        ..Options::default()
+    };
+    let (give, take) = std::sync::mpsc::channel();
+    let decision = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+            guard.sample(Instant::now());
+            // FUSE forgets a file's pages when it is opened anew, as by the guard.
+            let window = Window { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
+            let entries = guard.watched.directories.iter_mut().flat_map(|one| one.entries.values_mut());
+            entries.for_each(|entry| entry.sample.replace(&(0..1 << 20), vec![window.clone()]));
+            hanging.stop();
+            let facts = guard.decider.facts(&mut guard.watched, &mut guard.report, Instant::now());
+            give.send(guard.decider.decide(&facts, &mut guard.watched, &guard.settings)).unwrap();
+        });
+        let decision = take.recv_timeout(Duration::from_secs(60));
+        hanging.go_on();
+        decision
+    });
+    let decision = decision.expect("it waits for the file system");
+    assert_eq!(decision.warnings.len(), 1, "{decision:?}");
 }

@@ -195,7 +195,7 @@ impl Guard {
     /// What was decided once is taken to be done: it is decided again no sooner than ten seconds later, if it is there still.
     pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
         let (facts, _) = self.sample(Instant::now());
-        let decision = self.decider.decide(&facts, &self.watched, &self.settings);
+        let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
         self.report.pass_on(report);
         decision
     }
@@ -225,7 +225,7 @@ impl Guard {
         };
         self.report.resident_before(tick.files, facts.resident());
 
-        let decision = self.decider.decide(&facts, &self.watched, &self.settings);
+        let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
         tick.acts = decision.acts.len();
         let idle = !moved && decision == Decision::default();
         self.quiet_ticks = if idle { self.quiet_ticks.saturating_add(1) } else { 0 };

@@ -4,7 +4,7 @@
 //! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
 //! again. Databases on the file system that its job is at are left alone until then.
 //!
-//! What is not done so: the first sight of a process (its names, descriptors and root), and the directory of a warning. Streams
+//! What is not done so: the first sight of a process (its names, descriptors and root), which is asked of `/proc` alone. Streams
 //! have workers of their own (`following`).
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new

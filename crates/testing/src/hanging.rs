@@ -2,35 +2,49 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
-
-use super::eventually;
+use std::time::{Duration, Instant};
 
 /// A directory seen through a file system in user space, whose process can be stopped.
-pub(crate) struct Hanging {
+pub struct Hanging {
     server: Child,
     point: PathBuf,
 }
 
 impl Hanging {
-    /// `shown` is a name in the directory.
-    pub(crate) fn mount(below: &Path, point: &Path, shown: &str) -> Self {
+    /// `shown` is a name in the directory. Needs root and bindfs.
+    ///
+    /// # Panics
+    ///
+    /// Where it can't be mounted.
+    pub fn mount(below: &Path, point: &Path, shown: &str) -> Self {
         std::fs::create_dir_all(point).expect("make a mount point");
         let mut command = Command::new("bindfs");
         let server = command.args(["-f", "-o", "attr_timeout=0,entry_timeout=0"]).arg(below).arg(point);
         let server = server.spawn().expect("start bindfs");
         let mounted = Self { server, point: point.to_owned() };
-        eventually("it is mounted", Duration::from_secs(60), || point.join(shown).exists().then_some(()));
+        let began = Instant::now();
+        while !point.join(shown).exists() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it is not mounted");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         mounted
     }
 
     /// Does not answer from now on.
-    pub(crate) fn stop(&self) {
+    ///
+    /// # Panics
+    ///
+    /// If it has ended.
+    pub fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
 
     /// Answers again.
-    pub(crate) fn go_on(&self) {
+    ///
+    /// # Panics
+    ///
+    /// If it has ended.
+    pub fn go_on(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
 
