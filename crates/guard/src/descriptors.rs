@@ -9,7 +9,7 @@
 //! and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one
 //! that may not be inspected is reported by its error.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -34,6 +34,9 @@ const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(15);
 /// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
 pub(crate) const POLLED: usize = 256;
+/// The files of a process with no more descriptors are sampled at each tick, whether these are seen to move or not: not all
+/// that is written moves one.
+const FEW_HELD: usize = 64;
 /// Processor time for listings in one tick, where something is to be seen at once, and else.
 const SLICE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(3));
 
@@ -48,6 +51,28 @@ pub(crate) struct Descriptor {
     pub(crate) inode: Inode,
     pub(crate) access: Access,
     pub(crate) position: u64,
+    /// Whether it was seen elsewhere at this tick than before, or for the first time.
+    pub(crate) moved: bool,
+}
+
+/// At which files processes are.
+#[derive(Debug, Default)]
+pub(crate) struct FilesInUse {
+    /// To be sampled at each tick.
+    pub(crate) busy: HashSet<FileId>,
+    /// Open, but of a process with very many, and no descriptor was seen to move at this tick.
+    pub(crate) held: HashSet<FileId>,
+}
+
+impl FilesInUse {
+    /// Takes in the descriptors of one process.
+    pub(crate) fn add(&mut self, of_process: &[Descriptor]) {
+        let are_few = of_process.len() <= FEW_HELD;
+        for descriptor in of_process {
+            let set = if are_few || descriptor.moved { &mut self.busy } else { &mut self.held };
+            set.insert(descriptor.file);
+        }
+    }
 }
 
 /// When descriptors are listed.
@@ -109,7 +134,12 @@ impl Descriptors {
 
     /// Knows those of the listed descriptors that are of watched files.
     pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &Names<'_>) {
+        let before: HashMap<RawFd, (FileId, u64)> =
+            self.known.iter().map(|known| (known.fd, (known.file, known.position))).collect();
         self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
+        for known in &mut self.known {
+            known.moved = before.get(&known.fd) != Some(&(known.file, known.position));
+        }
     }
 
     /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
@@ -154,6 +184,11 @@ impl Others {
     /// All descriptors that are known.
     pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
         self.known.values().flat_map(|known| &known.descriptors)
+    }
+
+    /// The same, by process.
+    pub(crate) fn by_process(&self) -> impl Iterator<Item = &[Descriptor]> {
+        self.known.values().map(|known| &*known.descriptors)
     }
 
     /// Whether a listing of all processes is under way, but for those with very many descriptors.
@@ -311,6 +346,7 @@ fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: u
     known.retain_mut(|descriptor| {
         let is_due = (at + count - first) % count < share;
         at += 1;
+        descriptor.moved = false;
         if !is_due {
             return true;
         }
@@ -321,6 +357,7 @@ fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: u
         });
         changed |= same.is_none();
         if let Some(info) = &same {
+            descriptor.moved = descriptor.position != info.position;
             descriptor.position = info.position;
             descriptor.access = info.access();
         }
@@ -335,18 +372,16 @@ const FEW: usize = 16;
 /// The names of all watched files, and which files they are.
 pub(crate) struct Names<'a> {
     directories: &'a [Directory],
-    /// In which of many directories a name is.
-    index: Option<HashMap<&'a OsStr, Vec<usize>>>,
+    /// Of many directories, the files that each name is of.
+    index: Option<HashMap<&'a OsStr, HashMap<Inode, &'a Entry>>>,
 }
 
 impl<'a> Names<'a> {
     pub(crate) fn of(directories: &'a [Directory]) -> Self {
         let index = (directories.len() > FEW).then(|| {
-            let mut index: HashMap<&OsStr, Vec<usize>> = HashMap::new();
-            for (at, directory) in directories.iter().enumerate() {
-                for name in directory.entries.keys() {
-                    index.entry(name).or_default().push(at);
-                }
+            let mut index: HashMap<&OsStr, HashMap<Inode, &Entry>> = HashMap::new();
+            for (name, entry) in directories.iter().flat_map(|directory| &directory.entries) {
+                index.entry(name).or_default().entry(entry.inode).or_insert(entry);
             }
             index
         });
@@ -367,7 +402,7 @@ impl<'a> Names<'a> {
             directory.entries.get(name).filter(|entry: &&Entry| entry.inode == inode)
         };
         match &self.index {
-            Some(index) => index.get(name)?.iter().find_map(|at| entry_in(&self.directories[*at])),
+            Some(index) => index.get(name)?.get(&inode).copied(),
             None => self.directories.iter().find_map(entry_in),
         }
     }
@@ -384,5 +419,6 @@ fn descriptor(pid: u32, file: &OpenFile, names: &Names<'_>) -> Option<Descriptor
         inode: file.inode,
         access: file.access,
         position: file.position,
+        moved: true,
     })
 }

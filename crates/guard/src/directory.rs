@@ -31,12 +31,17 @@ use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
 
 use crate::budget::Turn;
+use crate::descriptors::FilesInUse;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
 
 /// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
+/// And of one that is open in a process with very many of them: a half to all of so many.
+const HELD: u32 = 8;
+/// A directory in which no file is sampled is opened every so many ticks, to see whether its path still leads to it.
+const CHECKED: u64 = 16;
 /// In a directory of more log files than this, one with nothing resident and no process at it is sampled
 /// seldom from the first.
 const MANY: usize = 256;
@@ -114,6 +119,8 @@ pub(crate) struct Directory {
     list_cost: Duration,
     /// No listing begins before.
     list_earliest: Instant,
+    /// Ticks in which no file of it was due.
+    ticks: u64,
     /// Behind which name sampling goes on, where there was no time for all.
     sampled_to: Option<OsString>,
 }
@@ -239,6 +246,7 @@ impl Directory {
             left_out: 0,
             list_cost: Duration::ZERO,
             list_earliest: Instant::now(),
+            ticks: 0,
             sampled_to: None,
         }
     }
@@ -524,13 +532,26 @@ impl Directory {
         }
     }
 
-    /// The files to be sampled now: those that are due, and those that some process is at (`busy`). The one behind the last
-    /// that was sampled comes first.
-    pub(crate) fn due(&mut self, busy: &HashSet<FileId>) -> Vec<Due> {
+    /// Whether it is to be opened at this tick though no file in it is due. Without any file it always is: nothing else shows
+    /// that another takes its place.
+    pub(crate) fn is_checked_now(&mut self) -> bool {
+        self.ticks = self.ticks.wrapping_add(1);
+        // Not all in the same tick.
+        let number = self.pin.map_or(0, |pin| pin.inode.ino);
+        self.entries.is_empty() || self.ticks.wrapping_add(number).is_multiple_of(CHECKED)
+    }
+
+    /// The files to be sampled now: those that are due, and those that some process is at. The one behind the last that was
+    /// sampled comes first.
+    pub(crate) fn due(&mut self, in_use: &FilesInUse) -> Vec<Due> {
         for entry in self.entries.values_mut() {
             entry.due = entry.due.saturating_sub(1);
-            if busy.contains(&entry.id) {
+            if in_use.busy.contains(&entry.id) {
                 entry.sample_now();
+            } else if in_use.held.contains(&entry.id) {
+                // Files that fell quiet together are spread over the ticks.
+                let spread = u32::try_from(entry.id.0 % u64::from(HELD / 2)).expect("it is less than HELD");
+                entry.due = entry.due.min(HELD / 2 + spread);
             }
         }
         let due = |(name, entry): (&OsString, &Entry)| {
@@ -548,16 +569,15 @@ impl Directory {
         behind.chain(before).filter_map(due).collect()
     }
 
-    /// Samples the files that are due while the turn lasts. `problem` is given those that can't be inspected.
+    /// Samples the files that are [due](Self::due) while the turn lasts. `problem` is given those that can't be inspected.
     pub(crate) fn sample(
         &mut self,
         fd: BorrowedFd<'_>,
-        busy: &HashSet<FileId>,
+        due: Vec<Due>,
         room: &mut Room,
         turn: &Turn,
         problem: impl FnMut(&Path, &Error),
     ) -> SampledFiles {
-        let due = self.due(busy);
         let wanted = due.len();
         let sampled = sample_due(fd, &self.path, due, room, turn);
         self.take_samples(sampled, wanted, problem)

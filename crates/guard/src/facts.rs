@@ -195,13 +195,13 @@ pub(crate) fn follower_in_title(directory: &Directory, pid: u32, title: &str) ->
 mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
+    use crate::descriptors::FilesInUse;
     use crate::directory::Ids;
     use crate::ownership::Right;
     use crate::sample::Room;
     use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_policy::Rule;
-    use std::collections::HashSet;
     use std::os::fd::AsFd;
     use std::path::Path;
     use std::sync::Arc;
@@ -223,15 +223,15 @@ mod tests {
         assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
         directory.list(fd.as_fd(), ids, &turn).unwrap();
         let mut room = Room { left: usize::MAX, least: 1 };
-        directory.sample(fd.as_fd(), &HashSet::new(), &mut room, &turn, |path, error| {
-            panic!("{}: {error}", path.display())
-        });
+        let due = directory.due(&FilesInUse::default());
+        directory
+            .sample(fd.as_fd(), due, &mut room, &turn, |path, error| panic!("{}: {error}", path.display()));
     }
 
     fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
         let entry = &directory.entries[std::ffi::OsStr::new(name)];
         let inode = Inode { dev: 0, ino: 0 };
-        Descriptor { pid: 1, fd: 3, file: entry.id, shown_inode: None, inode, access, position }
+        Descriptor { pid: 1, fd: 3, file: entry.id, shown_inode: None, inode, access, position, moved: false }
     }
 
     fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {

@@ -27,7 +27,8 @@ pub(crate) struct WatchMaker {
 impl WatchMaker {
     /// Watches a directory that is open, also if it is watched already; `None` if no watch can be had.
     pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<MadeWatch> {
-        let wanted = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
+        let of_names = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
+        let wanted = of_names | WatchMask::MOVE_SELF;
         // Through the descriptor: the very directory, whatever its name leads to by now.
         let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
         let watches = self.watches.as_mut()?;

@@ -1,10 +1,11 @@
 //! What is kept within limits, and what becomes of a job that does not come back.
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_policy::Window;
 use pagekeeper_testing::{Hanging, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -13,10 +14,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::Guard;
 use super::carry_out::carry_out;
 use super::claim_tests::{Watch, scratch};
-use crate::budget::DIRECTORIES;
+use crate::budget::{DIRECTORIES, Slice, Turn};
 use crate::config::Options;
+use crate::descriptors::{Descriptor, FilesInUse};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
+use crate::sample::Room;
 
 /// A process that holds a log open in each of more directories than are watched of one.
 #[test]
@@ -202,4 +205,40 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     });
     let decision = decision.expect("it waits for the file system");
     assert_eq!(decision.warnings.len(), 1, "{decision:?}");
+}
+
+#[test]
+fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    let directory = &mut guard.watched.directories[0];
+    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let endless = Duration::from_secs(3600);
+    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+    let samples = |directory: &mut Directory, moved: bool| {
+        let files: Vec<_> = directory.entries.values().map(|entry| entry.id).collect();
+        let at = |number: usize, file| Descriptor {
+            pid: 1,
+            fd: i32::try_from(number).unwrap(),
+            file,
+            shown_inode: None,
+            inode: directory.entries.values().next().unwrap().inode,
+            access: Access::WriteOnly,
+            position: 0,
+            moved,
+        };
+        let descriptors: Vec<_> = (0..100).map(|number| at(number, files[number % files.len()])).collect();
+        let mut in_use = FilesInUse::default();
+        in_use.add(&descriptors);
+        let due = directory.due(&in_use);
+        let (count, mut room) = (due.len(), Room { left: usize::MAX, least: 1 });
+        directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+        count
+    };
+    let moving: usize = (0..64).map(|_| samples(directory, true)).sum();
+    assert_eq!(moving, 2 * 64, "two logs at each tick");
+    let resting: usize = (0..64).map(|_| samples(directory, false)).sum();
+    assert!((16..=40).contains(&resting), "{resting}");
+    assert_eq!(samples(directory, true), 2, "at once when they move");
 }

@@ -1,7 +1,7 @@
 //! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, Expected, Result};
-use pagekeeper_policy::FileId;
 
 use super::claims::Claim;
 use super::report::Report;
@@ -19,7 +18,7 @@ use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, ListedProcess, Lister, Names, POLLED};
+use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, Names, POLLED};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
@@ -246,8 +245,10 @@ impl Watched {
     pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
         let mut changed = false;
         let report = RefCell::new(report);
-        let busy: Arc<HashSet<FileId>> =
-            Arc::new(self.descriptors().map(|descriptor| descriptor.file).collect());
+        let mut in_use = FilesInUse::default();
+        let databases = self.databases.iter().map(|database| &*database.descriptors.known);
+        databases.chain(self.others.by_process()).for_each(|of_process| in_use.add(of_process));
+        let in_use = Arc::new(in_use);
         let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
             let Some(slice) = watched.turns.slice(key) else {
                 if let Some(first) = own.first().filter(|_| watched.turns.has_waited(key)) {
@@ -259,7 +260,7 @@ impl Watched {
             let windows: usize = own.iter().map(Directory::windows).sum();
             let limit = watched.turns.windows(own);
             let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
-            Some(watched.sampling_job(slice, room, Arc::clone(&busy)))
+            Some(watched.sampling_job(slice, room, Arc::clone(&in_use)))
         };
         let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], done: SamplingDone| {
             watched.turns.spend(key, done.spent);
@@ -276,7 +277,7 @@ impl Watched {
     }
 
     /// Samples the files of a database that are due.
-    fn sampling_job(&self, slice: Slice, room: Room, busy: Arc<HashSet<FileId>>) -> Job<SamplingDone> {
+    fn sampling_job(&self, slice: Slice, room: Room, in_use: Arc<FilesInUse>) -> Job<SamplingDone> {
         let proc = self.proc.clone();
         Box::new(move |own, place| {
             let turn = Turn::begin(slice);
@@ -284,6 +285,10 @@ impl Watched {
             for (index, directory) in own.iter_mut().enumerate() {
                 if turn.is_over() {
                     break;
+                }
+                let due = directory.due(&in_use);
+                if due.is_empty() && !directory.is_checked_now() {
+                    continue;
                 }
                 place.at(index);
                 let Ok(fd) = directory.open(&proc) else {
@@ -293,7 +298,7 @@ impl Watched {
                     continue;
                 };
                 let problems = &mut done.problems;
-                let sampled = directory.sample(fd.as_fd(), &busy, &mut room, &turn, |path, error| {
+                let sampled = directory.sample(fd.as_fd(), due, &mut room, &turn, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
                 done.changed |= sampled.changed;
