@@ -416,7 +416,7 @@ fn wrong_calls_end_with_2() {
         assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
     }
-    for command in ["stat", "verify", "dump", "backup", "restore", "repair"] {
+    for command in ["stat", "verify", "dump", "backup", "restore", "compact", "repair"] {
         let help = run(["store", command, "--help"]).fine();
         assert!(help.contains("Examples:") && help.contains("Usage: pagekeeper store "), "{help}");
     }
@@ -507,4 +507,51 @@ fn what_is_left_of_a_damaged_store_is_saved() {
     assert!(outcome.code == 1 && outcome.stderr.contains("in use: another process"), "{outcome:?}");
     held.close().unwrap();
     assert!(!at("other").exists());
+}
+
+#[test]
+fn a_compacted_store_takes_up_less_room_and_has_what_it_had() {
+    let (_held, dir) = store();
+    let store = Store::options().create(Create::Never).open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    let pages: Vec<_> = (0..600).map(|_| txn.allocate().unwrap()).collect();
+    let keep = pages[500];
+    txn.page_mut(keep).unwrap()[..4].copy_from_slice(b"keep");
+    let many = vec![7; store.payload_size()];
+    txn.commit(Durability::Sync).unwrap();
+    for pages in pages.chunks(5) {
+        let mut txn = store.begin().unwrap();
+        pages.iter().filter(|page| **page != keep).for_each(|page| txn.write(*page, &many).unwrap());
+        txn.commit(Durability::None).unwrap();
+    }
+    let mut txn = store.begin().unwrap();
+    pages.iter().filter(|page| **page != keep).for_each(|page| txn.free(*page).unwrap());
+    txn.commit(Durability::Sync).unwrap();
+    let outcome = inspect(&["compact"], &dir);
+    assert!(outcome.code == 1 && outcome.stderr.contains("in use: another process"), "{outcome:?}");
+    store.close_and_sync().unwrap();
+
+    let room = || {
+        let found = std::fs::metadata(dir.join("data")).unwrap();
+        (found.len(), std::os::unix::fs::MetadataExt::blocks(&found) * 512)
+    };
+    let before = room();
+    let report = inspect(&["compact", "--json"], &dir).json();
+    let after = room();
+    assert_eq!((after.0, &report["pages"]), ((keep + 1) * PAGE, &json!(keep + 1)));
+    assert_eq!(report["cut_bytes"], json!(before.0 - after.0));
+    match report["given_back_bytes"].as_u64() {
+        Some(bytes) => {
+            assert!(bytes > 450 * PAGE, "{report}");
+            assert!(after.1 + 450 * PAGE < before.1, "{before:?} {after:?}");
+        }
+        None => println!("SKIPPED: the file system makes no holes"),
+    }
+    let again = inspect(&["compact"], &dir).fine();
+    let sum = format!("{0} pages of {0} left: 0 B cut off, 0 B of free pages given back", keep + 1);
+    assert_eq!(again, format!("{}: {sum}\n", dir.display()));
+    inspect(&["verify"], &dir).fine();
+    let store = Store::options().create(Create::Never).open(&dir).unwrap();
+    let read = store.begin_read().unwrap();
+    assert_eq!((&read.read(keep).unwrap()[..4], &read.read(3).unwrap()[..5]), (&b"keep"[..], &b"hello"[..]));
 }

@@ -110,6 +110,13 @@ pub trait IoFile: Send + Sync {
         Err(unsupported("fallocate", self.path()))
     }
 
+    /// Gives the room of the range, in bytes, back to the file system: fallocate(2) with `FALLOC_FL_PUNCH_HOLE`. It reads as zeros from
+    /// then on, and the file stays as long as it is. Blocks that are only in part within the range are written with zeros there. `EOPNOTSUPP` where the file
+    /// system can't. Durable after [`Self::sync_all`].
+    fn punch(&self, _range: Range<u64>) -> Result<(), Error> {
+        Err(unsupported("fallocate", self.path()))
+    }
+
     /// Cuts or lengthens (by zeros) the file to `len` bytes: ftruncate(2). Durable after a sync.
     fn set_len(&self, _len: u64) -> Result<(), Error> {
         Err(unsupported("ftruncate", self.path()))

@@ -171,6 +171,10 @@ impl IoFile for DiskFile {
         pages::allocate(&self.file, &self.path, &range)
     }
 
+    fn punch(&self, range: Range<u64>) -> Result<(), Error> {
+        pages::punch(&self.file, &self.path, &range)
+    }
+
     fn set_len(&self, len: u64) -> Result<(), Error> {
         pages::set_len(&self.file, &self.path, len)
     }

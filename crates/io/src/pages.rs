@@ -37,6 +37,15 @@ pub(crate) fn allocate(file: impl AsFd, path: &Path, range: &Range<u64>) -> Resu
         .map_err(|errno| call("fallocate", path, errno))
 }
 
+pub(crate) fn punch(file: impl AsFd, path: &Path, range: &Range<u64>) -> Result<(), Error> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let (how, len) = (FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range.end - range.start);
+    uninterrupted(|| rustix::fs::fallocate(&file, how, range.start, len))
+        .map_err(|errno| call("fallocate", path, errno))
+}
+
 pub(crate) fn set_len(file: impl AsFd, path: &Path, len: u64) -> Result<(), Error> {
     uninterrupted(|| rustix::fs::ftruncate(&file, len)).map_err(|errno| call("ftruncate", path, errno))
 }

@@ -94,6 +94,17 @@ fn check_alone(io: &dyn Io, path: &Path, access: Access) {
         Err(error) => assert_eq!(error.errno(), Some(libc::EOPNOTSUPP), "{error}"),
     }
     file.allocate(5..5).unwrap();
+    file.punch(5..5).unwrap();
+    // Also where it ends behind the file, which stays as long as it is.
+    for hole in [100_000_usize..300_001, 690_000..900_000] {
+        match file.punch(hole.start as u64..hole.end as u64) {
+            Ok(()) => {
+                let end = expected.len().min(hole.end);
+                expected[hole.start..end].fill(0);
+            }
+            Err(error) => assert_eq!(error.errno(), Some(libc::EOPNOTSUPP), "{error}"),
+        }
+    }
     file.sync_all().unwrap();
     assert!(content(io, path) == expected);
     // And through a file that was there, in both ways.

@@ -183,7 +183,7 @@ impl Copy<'_> {
         if is_read && self.core.map.check(page, &found).is_ok() {
             match found {
                 Ok(header) if header.seq <= live.seq => return Ok(Some(header.crc)),
-                Err(PageFault::NeverWritten) => return Ok(None),
+                Err(PageFault::NeverWritten) if self.core.is_blank(live, page) => return Ok(None),
                 Ok(_) | Err(_) => {}
             }
         }

@@ -35,7 +35,7 @@
 //! 1. `writer`, for a whole write transaction.
 //! 2. `checkpoints.under_way`, for a whole checkpoint.
 //! 3. `tail`, for the encoding and appending of one commit, and for a checkpoint's start.
-//! 4. The index's shards; the snapshots'; what is noted for a backup; `superblocks`, for one write; `checkpoints.request` and
+//! 4. The index's shards; the snapshots'; what is noted for a backup; `given_back`; `superblocks`, for one write; `checkpoints.request` and
 //!    `group.lock`, to wait and to notify.
 //!
 //! Readers take, and seldom have to wait for, that of a shard of the index, and that of their part of the snapshots.
@@ -49,6 +49,7 @@
 //!    the one exception, since what it refused was not half written.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -223,6 +224,8 @@ pub(crate) struct Core {
     pub(crate) group: GroupCommit,
     /// With locks of its own.
     pub(crate) changes: Changes,
+    /// Pages that were free when it was made, or when room was given back; `None`: not known yet. Under the writer's lock.
+    pub(crate) given_back: Mutex<Option<Vec<Range<PageNo>>>>,
     /// With a lock of its own.
     pub(crate) reports: Reports,
     /// The first failure. Set once, by whoever meets it.

@@ -139,6 +139,49 @@ impl DataFile {
         }
     }
 
+    /// Makes it no longer than so many pages, durably; gives how many bytes shorter it is. Nothing that counts stands behind that, and
+    /// nobody grows it meanwhile.
+    pub(crate) fn cut(&self, pages: u64) -> Result<u64, Error> {
+        let mut failed = lock(&self.growing);
+        // As it is: a recovery may have written pages that are none any more.
+        let (len, wanted) = (self.file.stat()?.size, pages.saturating_mul(self.page_size));
+        if len <= wanted {
+            return Ok(0);
+        }
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        self.file.set_len(wanted)?;
+        self.len.fetch_min(wanted, Ordering::AcqRel);
+        self.durable.fetch_min(wanted, Ordering::AcqRel);
+        match self.file.sync_all() {
+            Ok(()) => Ok(len - wanted),
+            Err(error) => Err(failed.get_or_insert(error.into()).clone()),
+        }
+    }
+
+    /// Gives the room of pages back to the file system: they are zeros then. Durable after [`Self::sync_all`].
+    pub(crate) fn punch(&self, pages: &Range<PageNo>) -> Result<(), Error> {
+        Ok(self.file.punch(pages.start * self.page_size..pages.end * self.page_size)?)
+    }
+
+    /// As [`Self::sync`], and where the file has room.
+    pub(crate) fn sync_all(&self) -> Result<(), Error> {
+        let mut failed = lock(&self.growing);
+        if let Err(error) = self.file.sync_all() {
+            failed.get_or_insert(error.into());
+        }
+        failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Has the file system give a page room that it may have none of. Where it can't say, it gives that when the page is written.
+    pub(crate) fn make_room(&self, page: PageNo) -> Result<(), Error> {
+        match self.file.allocate(page * self.page_size..(page + 1) * self.page_size) {
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(()),
+            made => Ok(made?),
+        }
+    }
+
     /// Makes it longer than `len`.
     fn extend(&self, len: u64, needed: u64, sparse: bool) -> Result<(), Error> {
         let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);

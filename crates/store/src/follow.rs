@@ -210,6 +210,9 @@ impl WriteTxn<'_> {
         if meta.pages > self.meta.pages {
             self.grow(meta.pages, true)?;
         }
+        if meta.pages < self.meta.pages {
+            self.core.forget_given_back();
+        }
         for (page, change) in changes {
             let changed = self.taken(page, seq, change)?;
             self.changed.insert(page, changed);

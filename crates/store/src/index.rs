@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
@@ -165,6 +165,17 @@ impl Index {
     /// Whether there is any version of the page.
     pub(crate) fn has(&self, page: PageNo) -> bool {
         self.read(page).contains_key(&page)
+    }
+
+    /// Whether there is any version of any of these pages.
+    pub(crate) fn has_any(&self, pages: &Range<PageNo>) -> bool {
+        if pages.end.saturating_sub(pages.start) <= SHARDS as u64 {
+            return pages.clone().any(|page| self.get(page, Seq::MAX).is_some());
+        }
+        let has = |shard: &Shard| {
+            shard.len.load(Ordering::Acquire) > 0 && shard.read().keys().any(|page| pages.contains(page))
+        };
+        self.shards.iter().any(has)
     }
 
     /// Adds what a commit made of a page; versions that nobody needs any more go.

@@ -43,6 +43,10 @@ pub(crate) enum InjectedFault {
     NoPageChecksum,
     /// Pages are not compared with the page map.
     NoPageMap,
+    /// The file is cut, and holes are made, before a checkpoint has made sure that nothing names what was there.
+    CompactedBeforeCheckpoint,
+    /// Holes are made while the map says what is there.
+    HolesUnknownToTheMap,
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
 }

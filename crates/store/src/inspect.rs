@@ -30,7 +30,7 @@ pub enum PageState {
     Free,
     /// Free, and a part of the free list.
     Trunk,
-    /// Of a run, and not written yet.
+    /// Of a run, and not written yet; or free, and its room was given back by [`Store::compact`](crate::Store::compact).
     NeverWritten,
     /// Not what was written there, or not to be read: in words.
     Damaged(String),
@@ -154,7 +154,7 @@ impl Core {
             Ok(header) if header.seq <= live.seq && !newer && is_last => {
                 return Ok(PageInfo::whole(page, header.kind, bytes, true));
             }
-            Err(PageFault::NeverWritten) if !newer && is_last => {
+            Err(PageFault::NeverWritten) if !newer && is_last && self.is_blank(live, page) => {
                 return Ok(PageInfo::never_written(page, bytes));
             }
             Ok(_) | Err(_) => {}

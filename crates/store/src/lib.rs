@@ -32,6 +32,7 @@ mod buffers;
 mod changes;
 mod checkpoint;
 mod commit;
+mod compact;
 mod core;
 mod create;
 mod data;
@@ -70,6 +71,7 @@ mod writer;
 
 pub use backup::Backup;
 pub use commit::Durability;
+pub use compact::Compaction;
 pub use error::Error;
 pub use follow::Follower;
 pub use format::shipped::Shipped;

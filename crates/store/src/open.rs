@@ -213,6 +213,7 @@ fn start(
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),
         changes: Changes::default(),
+        given_back: Mutex::default(),
         reports: Reports::default(),
         poison: OnceLock::new(),
     };

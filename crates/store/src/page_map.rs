@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 
@@ -22,7 +23,7 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use crate::data::{DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
 use crate::format::page::{PageFault, PageHeader};
-use crate::format::page_map::{BLOCK, MapBlock, MapFault, PAGES, entry};
+use crate::format::page_map::{BLOCK, MapBlock, MapFault, NEVER, PAGES, entry};
 use crate::{Error, PageNo, Seq};
 
 /// Its name.
@@ -261,6 +262,45 @@ impl PageMap {
         Ok(())
     }
 
+    /// Takes the same note of pages in a row: [`NEVER`](crate::format::page_map::NEVER) or
+    /// [`UNKNOWN`](crate::format::page_map::UNKNOWN).
+    pub(crate) fn fill(&self, pages: Range<PageNo>, entry: u32) -> Result<(), Error> {
+        for (number, within) in blocks_of(pages) {
+            let shard = self.shard(number);
+            loop {
+                if let Some(loaded) = ignore_poison(shard.write()).get_mut(&number) {
+                    let entries = &mut loaded.block.entries[within];
+                    loaded.is_dirty |= entries.iter().any(|before| *before != entry);
+                    entries.fill(entry);
+                    break;
+                }
+                let generation = self.generation();
+                self.keep(number, self.read(number)?, generation);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it says of all these pages that they were never written.
+    pub(crate) fn were_never_written(&self, pages: Range<PageNo>) -> Result<bool, Error> {
+        for (number, within) in blocks_of(pages) {
+            let is_in_file = number * 2 * (BLOCK as u64) < self.file.bytes();
+            let is_loaded = || ignore_poison(self.shard(number).read()).contains_key(&number);
+            if (is_in_file || is_loaded())
+                && !self
+                    .with(number, |block| block.entries[within.clone()].iter().all(|entry| *entry == NEVER))?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Pages that its file has room for.
+    pub(crate) fn pages(&self) -> u64 {
+        self.file.bytes() / (2 * BLOCK as u64) * PAGES as u64
+    }
+
     /// Loads the blocks of these pages at once.
     fn load(&self, pages: &[(PageNo, u32)]) {
         let mut missing: Vec<u64> = pages.iter().map(|(page, _)| place_of(*page).0).collect();
@@ -295,12 +335,14 @@ impl PageMap {
 
     /// Makes the map durable as it is: for a store with so many pages, as of a checkpoint. By one at a time.
     pub(crate) fn flush(&self, pages: u64, seq: Seq, depth: Depth) -> Result<(), Error> {
-        self.file.grow(bytes_for(pages) / BLOCK as u64, true)?;
         let mut dirty = Vec::new();
         for shard in &self.shards {
             let shard = ignore_poison(shard.read());
             dirty.extend(shard.iter().filter(|(_, loaded)| loaded.is_dirty).map(|(number, _)| *number));
         }
+        // Pages that were written may be none any more.
+        let blocks = dirty.iter().max().map_or(0, |last| last + 1).max(pages.div_ceil(PAGES as u64));
+        self.file.grow(blocks * 2, true)?;
         if dirty.is_empty() {
             self.upto.fetch_max(seq, Ordering::AcqRel);
             return Ok(());
@@ -378,6 +420,18 @@ impl PageMap {
 /// What one place holds, if the next write of the block goes to the other one, `unreadable`: else what that may hold would win over it.
 fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> {
     place.filter(|block| (block.number + 1) % 2 == unreadable)
+}
+
+/// Blocks that have pages of these, and which entries of each that are.
+fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = pages.end;
+    let first = pages.start;
+    let last = if first < end { end.div_ceil(PAGES as u64) } else { 0 };
+    (first / PAGES as u64..last).map(move |number| {
+        let start = number * PAGES as u64;
+        let within = |page: u64| usize::try_from(page - start).unwrap_or(PAGES).min(PAGES);
+        (number, within(first.max(start))..within(end))
+    })
 }
 
 /// Block and entry of a page.

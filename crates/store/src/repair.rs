@@ -234,7 +234,10 @@ impl Source {
                             }
                         }
                     }
-                    Saved::Blank => bytes.fill(0),
+                    Saved::Blank => {
+                        bytes.fill(0);
+                        free.add_blank(page);
+                    }
                     Saved::Lost(what) => {
                         bytes.fill(0);
                         // Behind the last page that is known of something is lost only if it was a page.
@@ -269,6 +272,7 @@ impl Source {
         found: &mut Repair,
     ) -> Result<Meta, Error> {
         let mut meta = Meta { pages: found.pages, ..self.journal.meta.clone() };
+        free.take_blank(meta.free_head);
         if !free.are_listed(meta.free_head, meta.free_pages) {
             let lost: BTreeSet<_> = found.lost.iter().map(|lost| lost.page).collect();
             free.take_listed(meta.free_head, |page| lost.contains(&page));

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
-    Backup, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
+    Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
     Verification, WriteTxn, reports, threads,
 };
 
@@ -209,6 +209,42 @@ impl Store {
     /// ```
     pub fn backup(&self, to: &Path) -> Result<Backup, Error> {
         self.core.backup(to)
+    }
+
+    /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to
+    /// the file system, where 64 KiB or more of them stand in a row. No page moves, since its number is yours: to have it smaller still,
+    /// write the pages at the end to lower ones (which [`allocate`](WriteTxn::allocate) gives first after this), free them, and compact
+    /// again.
+    ///
+    /// Waits for the write transaction and keeps others waiting, for two checkpoints and as long as the file system takes. Readers go on. A free page whose
+    /// room was given back reads as never written ([`Error::NeverWritten`]). A [replica](Self::apply) must not be compacted: it takes
+    /// the commit from its source.
+    ///
+    /// Fails with [`Error::TransactionTooLarge`] where the free list has more parts than the journal takes in one commit (each names
+    /// some 500 pages), with [`Error::Damaged`] where it is damaged, and as commits and checkpoints do. What it did until then stays,
+    /// and the next one goes on from there.
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Store::options().journal_bytes(1 << 20).open(dir)?;
+    /// let mut txn = store.begin()?;
+    /// let pages: Vec<_> = (0..100).map(|_| txn.allocate()).collect::<Result<_, _>>()?;
+    /// txn.commit(Durability::Sync)?;
+    /// let mut txn = store.begin()?;
+    /// for page in &pages[10..] {
+    ///     txn.free(*page)?;
+    /// }
+    /// txn.commit(Durability::Sync)?;
+    ///
+    /// let compaction = store.compact()?;
+    /// assert_eq!((compaction.pages_before, compaction.pages), (100, 10));
+    /// assert_eq!(dir.join("data").metadata()?.len(), 10 * 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn compact(&self) -> Result<Compaction, Error> {
+        self.core.compact()
     }
 
     /// Pages with their headers, and what is wrong with those that are damaged: for tools that show a store to people. All of them are in

@@ -137,6 +137,8 @@ impl<'a> WriteTxn<'a> {
                 "there is no address space for more: raise its limit (ulimit -v), and open the store again";
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
         }
+        // What a compaction has left there is no page of a run.
+        self.core.clear_behind(self.base.pages, self.meta.pages..pages)?;
         let grown = self.core.data.grow(pages, sparse);
         grown.map_err(|error| if error.is_no_space() { error } else { self.core.poison(error) })
     }
@@ -144,6 +146,11 @@ impl<'a> WriteTxn<'a> {
     fn take_free(&mut self, head: PageNo) -> Result<PageNo, Error> {
         let payload = self.trunk_mut(head)?;
         if let Some(page) = trunk::pop(payload) {
+            if let Err(error) = self.core.make_room(page) {
+                let is_back = trunk::push(self.trunk_mut(head)?, page);
+                debug_assert!(is_back, "there was room for it");
+                return Err(error);
+            }
             self.meta.free_pages -= 1;
             return Ok(page);
         }
@@ -191,9 +198,15 @@ impl<'a> WriteTxn<'a> {
         let found = match self.changed.get(&page) {
             Some(Changed::Page { kind, bytes, .. }) => Page::version(Whole::new(*kind, bytes.clone())),
             Some(Changed::Free) => return Err(Error::NotAllocated { page }),
-            None => self.before(page)?.ok_or(Error::NeverWritten { page })?,
+            None => self.before(page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?,
         };
         if is_data(found.kind()) { Ok(found) } else { Err(Error::NotAllocated { page }) }
+    }
+
+    /// Why a page that nothing is in can't be read.
+    fn nothing_in(&self, page: PageNo) -> Result<Error, Error> {
+        let is_free = self.core.is_given_back(&self.base, page)?;
+        Ok(if is_free { Error::NotAllocated { page } } else { Error::NeverWritten { page } })
     }
 
     /// The page before this transaction; `None` if it was never written.
@@ -227,6 +240,9 @@ impl<'a> WriteTxn<'a> {
         let in_part = self.core.index.get(page, Seq::MAX).is_some();
         if self.base.free_pages > 0 {
             match self.core.page_at(page, Seq::MAX) {
+                Ok(None) if self.core.is_given_back(&self.base, page)? => {
+                    return Err(Error::NotAllocated { page });
+                }
                 // What is damaged can be rewritten.
                 Ok(None) | Err(Error::Damaged { .. }) => {}
                 Ok(Some(before)) if is_data(before.kind()) => {}
@@ -249,7 +265,7 @@ impl<'a> WriteTxn<'a> {
 
     fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
         if !self.changed.contains_key(&page) {
-            let before = self.before(page)?.ok_or(Error::NeverWritten { page })?;
+            let before = self.before(page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?;
             if before.kind() != wanted {
                 return Err(Error::NotAllocated { page });
             }

@@ -101,8 +101,8 @@ impl Core {
         }
         self.map.faults(meta.pages).into_iter().for_each(|fault| found.fault(fault));
         let mut free = Vec::new();
-        self.verify_pages(live, &mut found, &mut free)?;
         let listed = self.walk_free_list(live, &mut found)?;
+        self.verify_pages(live, &listed, &mut found, &mut free)?;
         free.sort_unstable();
         if listed != free {
             let lost = free.iter().filter(|page| listed.binary_search(page).is_err());
@@ -136,6 +136,7 @@ impl Core {
     fn verify_pages(
         &self,
         live: &Live,
+        listed: &[PageNo],
         found: &mut Verification,
         free: &mut Vec<PageNo>,
     ) -> Result<(), Error> {
@@ -166,7 +167,7 @@ impl Core {
                 let newest = live.seq.min(self.checkpoints.newest_in_file.load(Ordering::Acquire));
                 let kind = match read {
                     Ok(header) if header.seq <= newest && !newer && is_last => Some(header.kind),
-                    Err(PageFault::NeverWritten) if !newer && is_last => None,
+                    Err(PageFault::NeverWritten) if !newer && is_last && self.is_blank(live, page) => None,
                     // Not applied yet, being written, or damaged: what memory has of it does not count.
                     Ok(_) | Err(_) => match self.page_read_again(live, page) {
                         Ok(page) => page.map(|page| page.kind()),
@@ -180,6 +181,11 @@ impl Core {
                 match kind {
                     Some(PageKind::Data) => found.data_pages += 1,
                     Some(PageKind::Free | PageKind::Trunk) => {
+                        found.free_pages += 1;
+                        free.push(page);
+                    }
+                    // Its room was given back.
+                    None if listed.binary_search(&page).is_ok() => {
                         found.free_pages += 1;
                         free.push(page);
                     }

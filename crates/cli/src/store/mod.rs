@@ -1,9 +1,10 @@
-//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; copies and repairs.
+//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; copies, repairs, and making it smaller.
 //!
-//! Invariant: not one byte of the store is written, and no file made. Fails as opening the store does: where it is in use, is none, or
+//! Invariant: not one byte of the store is written, and no file made, but by `compact`. Fails as opening the store does: where it is in use, is none, or
 //! is of a newer version.
 
 mod backup;
+mod compact;
 mod dump;
 mod repair;
 mod stat;
@@ -19,7 +20,7 @@ use pagekeeper_store::{Error, Store};
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
 
-/// Show a page store's figures, verify it, list its pages, copy or repair it
+/// Show a page store's figures, verify it, list its pages, copy, compact or repair it
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_subcommand = true,
@@ -29,10 +30,11 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
   pagekeeper store backup /srv/app/store /backup/app-monday
+  pagekeeper store compact /srv/app/store     give the room of free pages back
   pagekeeper store repair /srv/app/store --to /srv/app/repaired
 
 A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
-    process. The commands write nothing, so that a store on a full or read-only file system will do, too."
+    process. But for compact the commands write nothing, so that a store on a full or read-only file system will do, too."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -46,6 +48,7 @@ enum Command {
     Dump(dump::Args),
     Backup(backup::Args),
     Restore(backup::RestoreArgs),
+    Compact(compact::Args),
     Repair(repair::Args),
 }
 
@@ -65,6 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Command::Dump(args) => dump::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Restore(args) => backup::restore(args),
+        Command::Compact(args) => compact::run(args),
         Command::Repair(args) => repair::run(args),
     }
 }

@@ -209,6 +209,19 @@ impl Inode {
         (self.modified, self.changed) = (number, number);
     }
 
+    /// Makes zeros of a range, block by block: nothing is written but what says where blocks are.
+    pub(super) fn punch(&mut self, number: u64, range: &Range<u64>) {
+        let end = range.end.min(self.len());
+        let mut at = range.start;
+        while at < end {
+            let block = end.min((at / CHUNK as u64 + 1) * CHUNK as u64);
+            let zeros = [0; CHUNK];
+            let len = usize::try_from(block - at).expect("no more than a chunk");
+            self.write(number, Access::Direct, at, &zeros[..len], WriteMode::Atomic);
+            at = block;
+        }
+    }
+
     pub(super) fn set_len(&mut self, number: u64, len: u64) {
         if len < self.len() {
             let gone = len.div_ceil(CHUNK as u64)..u64::MAX;

@@ -102,6 +102,12 @@ impl IoFile for SimFile {
         self.change("fallocate", |state| state.allocate(self.inode, &range))
     }
 
+    /// After a crash each block is a hole or as it was.
+    fn punch(&self, range: Range<u64>) -> Result<(), Error> {
+        self.for_writing("fallocate", libc::EBADF)?;
+        self.change("fallocate", |state| state.punch(self.inode, &range))
+    }
+
     fn set_len(&self, len: u64) -> Result<(), Error> {
         self.for_writing("ftruncate", libc::EINVAL)?;
         self.change("ftruncate", |state| state.set_len(self.inode, len))

@@ -540,6 +540,16 @@ impl DiskState {
         self.power()
     }
 
+    /// Makes zeros of a range, as far as the file goes.
+    pub(super) fn punch(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
+        let number = self.operation()?;
+        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, Action::Allocate) {
+            return Err(errno);
+        }
+        self.inode_mut(file)?.punch(number, range);
+        self.power()
+    }
+
     pub(super) fn hold(&mut self, inode: u64, range: Range<u64>) -> u64 {
         let number = self.next_number();
         self.holds.insert(number, (inode, range));

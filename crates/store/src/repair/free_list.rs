@@ -1,9 +1,11 @@
 //! The free list of a damaged store: taken as it is if it is whole, and else made again from the pages that are free.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use pagekeeper_io::AlignedBuf;
 
+use crate::compact::is_within;
 use crate::data::Run;
 use crate::destination::Writer;
 use crate::format::page::{self, HEADER, PageKind};
@@ -26,6 +28,8 @@ pub(super) struct FreePages {
     pages: BTreeSet<PageNo>,
     /// Those that name others.
     trunks: HashMap<PageNo, Trunk>,
+    /// Pages that nothing is in, in ascending order: of a run, or free ones whose room was given back.
+    blank: Vec<Range<PageNo>>,
 }
 
 /// What the list names.
@@ -44,6 +48,20 @@ impl FreePages {
     pub(super) fn add_trunk(&mut self, page: PageNo, payload: &[u8]) {
         let trunk = Trunk { next: trunk::next(payload), names: trunk::iter(payload).collect() };
         self.trunks.insert(page, trunk);
+    }
+
+    /// A page that nothing is in. In ascending order.
+    pub(super) fn add_blank(&mut self, page: PageNo) {
+        match self.blank.last_mut() {
+            Some(last) if last.end == page => last.end += 1,
+            _ => self.blank.push(page..page + 1),
+        }
+    }
+
+    /// Of pages that nothing is in, those are free that the list names.
+    pub(super) fn take_blank(&mut self, head: Option<PageNo>) {
+        let blank = std::mem::take(&mut self.blank);
+        self.take_listed(head, |page| is_within(&blank, page));
     }
 
     fn walk(&self, head: Option<PageNo>) -> Listed {

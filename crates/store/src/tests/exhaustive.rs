@@ -107,6 +107,11 @@ fn checkpoints_survive_a_crash_at_any_operation() {
 }
 
 #[test]
+fn compactions_survive_a_crash_at_any_operation() {
+    both_modes(&[sync(21), Op::FreeMany(7), Op::Keep, Op::Compact, sync(23), Op::Compare(3), Op::Compact]);
+}
+
+#[test]
 fn snapshots_and_syncs_survive_a_crash_at_any_operation() {
     both_modes(&[
         sync(11),

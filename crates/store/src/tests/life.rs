@@ -58,11 +58,16 @@ pub(super) struct Made(Vec<(Setting, SimDisk)>);
 
 impl Made {
     pub(super) fn new() -> Self {
+        Self::like(Setting::SMALL)
+    }
+
+    /// With such a life as this setting says.
+    pub(super) fn like(like: Setting) -> Self {
         let settings = [64, 64, 96, 256, 64, 64].into_iter().enumerate().map(|(at, kib)| Setting {
             atomic: at > 3,
             journal_bytes: kib << 10,
             journal_mode: if at % 2 == 1 { LogMode::Direct } else { LogMode::Buffered },
-            ..Setting::SMALL
+            ..like
         });
         let made = |setting: Setting| {
             let mut world = World::new(setting, None, None);
@@ -100,6 +105,8 @@ pub(super) fn live(
 }
 
 fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
+    // Random numbers of their own: a life with the same seed is else the same.
+    let mut compactions = world.setting.compacts.then(|| Rng::from_seed(rng.number()));
     open_at_last(world, rng, world.setting.is_new, crashes);
     while world.crashes < crashes {
         let subject = world.subject.clone().expect("it is open");
@@ -109,6 +116,10 @@ fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
         }
         let mut kept = Vec::new();
         for _ in 0..rng.of(1..40) {
+            if compactions.as_mut().is_some_and(|rng| rng.one_in(8)) {
+                world.run(&subject, &mut kept, Op::FreeMany(rng.number()));
+                world.run(&subject, &mut kept, Op::Compact);
+            }
             if !world.run(&subject, &mut kept, random_op(rng)) && rng.one_in(2) {
                 break;
             }

@@ -44,6 +44,8 @@ pub(super) struct Oracle {
     pub(super) doubt: bool,
     /// Pages whose place in the data file was spoilt, and from which commit on they are whole again.
     pub(super) rot: BTreeMap<PageNo, Seq>,
+    /// Room of free pages may have been given back.
+    compacted: bool,
     /// Pages that there may be.
     pub(super) max_pages: usize,
     /// The length of metadata with which a commit takes up [`EVEN`] bytes of the journal, as far as is known; if that is
@@ -64,6 +66,7 @@ impl Oracle {
             durable: 0,
             doubt: false,
             rot: BTreeMap::new(),
+            compacted: false,
             max_pages,
             even: even.then_some(900),
         }
@@ -124,7 +127,9 @@ impl Subject {
     /// Whether a commit needs no checkpoint to have room.
     pub(super) fn has_room(&self) -> bool {
         let stat = self.store.stat();
-        stat.journal_bytes + (60 << 10) < stat.max_journal_bytes
+        let is_clear = self.store.core().is_clear(&(stat.pages..stat.pages + 100));
+        is_clear.is_ok_and(|is_clear| is_clear)
+            && stat.journal_bytes + (60 << 10) < stat.max_journal_bytes
             && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
     }
 
@@ -209,6 +214,86 @@ impl Subject {
         }
     }
 
+    /// Frees many pages, as far as that goes.
+    pub(super) fn free_many(&self, seed: u64) {
+        let mut oracle = lock(&self.oracle);
+        let mut rng = Rng::from_seed(seed);
+        let before = Arc::clone(oracle.last());
+        let mut txn = match self.store.begin() {
+            Ok(txn) => txn,
+            Err(error) => return oracle.excuse(&error, before.seq),
+        };
+        let mut after = StoreState { seq: before.seq + 1, ..StoreState::clone(&before) };
+        let mut changed = Vec::new();
+        let end = rng.index(before.pages.len() + 1);
+        for (index, slot) in after.pages.iter_mut().enumerate() {
+            if *slot == Slot::Free || (index < end && rng.one_in(2)) {
+                continue;
+            }
+            let page = index as u64;
+            if let Err(error) = txn.free(page) {
+                return oracle.excuse(&error, before.seq);
+            }
+            *slot = Slot::Free;
+            changed.push(page);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        match txn.commit(Durability::Sync) {
+            Ok(seq) => {
+                oracle.durable_upto(seq);
+                oracle.committed(after, &changed);
+            }
+            Err(error) => {
+                oracle.excuse(&error, before.seq);
+                if matches!(error, Error::Poisoned { .. }) {
+                    oracle.committed(after, &changed);
+                    oracle.doubt = true;
+                }
+            }
+        }
+    }
+
+    /// The free pages at the end go, and room of others.
+    pub(super) fn compact(&self) {
+        let mut oracle = lock(&self.oracle);
+        oracle.compacted = true;
+        let before = Arc::clone(oracle.last());
+        let mut after = StoreState::clone(&before);
+        while after.pages.last() == Some(&Slot::Free) {
+            after.pages.pop();
+        }
+        let is_shorter = after.pages.len() < before.pages.len();
+        after.seq += 1;
+        let done = self.store.compact();
+        if oracle.doubt {
+            let error = done.expect_err("a store that has failed is not compacted");
+            return oracle.excuse(&error, before.seq);
+        }
+        let seq = self.store.stat().seq;
+        match &done {
+            Ok(found) => {
+                // Or the free list alone was brought into order.
+                assert!(found.seq == after.seq || !is_shorter && found.seq == before.seq);
+                assert_eq!((found.seq, found.pages), (seq, after.pages.len() as u64));
+                assert_eq!(found.pages_before, before.pages.len() as u64);
+            }
+            // Also where a page of the free list is.
+            Err(error) => oracle.excuse(error, before.seq),
+        }
+        if seq == after.seq {
+            oracle.committed(after, &[]);
+        } else {
+            assert_eq!(seq, before.seq);
+        }
+        match done {
+            Ok(_) => oracle.durable_upto(seq),
+            Err(Error::Poisoned { .. }) => oracle.doubt = true,
+            Err(_) => {}
+        }
+    }
+
     /// What readers see now, with what it should be.
     pub(super) fn begin_read(&self) -> (ReadTxn<'_>, Arc<StoreState>) {
         let oracle = lock(&self.oracle);
@@ -267,6 +352,7 @@ impl Oracle {
             }
             (Err(Error::NotAllocated { .. }), Slot::Free)
             | (Err(Error::NeverWritten { .. }), Slot::Blank) => {}
+            (Err(Error::NeverWritten { .. }), Slot::Free) if self.compacted => {}
             (Ok(_), slot) => panic!("page {page} of commit {seq} can be read, and is {slot:?}"),
             (Err(error @ (Error::NotAllocated { .. } | Error::NeverWritten { .. })), _) => {
                 panic!("page {page} of commit {seq}: {error}");

@@ -43,6 +43,10 @@ pub(super) enum Op {
     /// The same, with all pages read again.
     CompareAgain,
     Verify,
+    /// The data file is made smaller.
+    Compact,
+    /// Many pages are freed in one transaction: all at the end, and some of the others.
+    FreeMany(u64),
     Fail(Failing),
 }
 
@@ -104,6 +108,8 @@ pub(super) struct Setting {
     pub(super) even: bool,
     /// It is made within the life; crashes come while it is.
     pub(super) is_new: bool,
+    /// It is compacted now and then.
+    pub(super) compacts: bool,
 }
 
 impl Setting {
@@ -116,6 +122,7 @@ impl Setting {
         atomic: false,
         even: false,
         is_new: true,
+        compacts: false,
     };
 }
 
@@ -249,6 +256,8 @@ impl World {
                 lock(&self.oracle).compare(&read, &state);
             }
             Op::Verify => self.verify(subject),
+            Op::Compact => subject.compact(),
+            Op::FreeMany(seed) => subject.free_many(seed),
             Op::Fail(how) => self.plan(how),
         }
         !lock(&self.oracle).has_failed()

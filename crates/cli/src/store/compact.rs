@@ -1,0 +1,117 @@
+//! `store compact`: the data file of a store is made smaller.
+//!
+//! Invariant: the one command that writes to a store. Wherever it ends, the store is what it was but for free pages.
+
+use std::borrow::Cow;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use pagekeeper_kernel::text::{escaped, unescaped};
+use pagekeeper_store::{Compaction, Create, Store};
+use serde::Serialize;
+
+use super::{MEMORY, StorePath, in_use, pages};
+use crate::output::{self, count};
+use crate::size::Size;
+
+/// Give the room of free pages back to the file system
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  pagekeeper store compact /srv/app/store
+  pagekeeper store compact --json /srv/app/store | jq .cut_bytes
+
+Free pages at the end of the data file are cut off, and where 64 KiB or more of others stand in a row the file system gets their \
+    room back. No page moves: its number is the engine's. Whatever is killed or loses power meanwhile, nothing is lost; the next \
+    compaction goes on from there.
+
+A store that a process has open is refused: have that process call Store::compact. Don't compact a replica: it takes that from its \
+    source.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    store: StorePath,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    store: Cow<'a, str>,
+    /// The commit that it is as of.
+    seq: u64,
+    pages_before: u64,
+    pages: u64,
+    cut_bytes: u64,
+    /// `null` where the file system takes none.
+    given_back_bytes: Option<u64>,
+    seconds: f64,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let dir = &args.store.dir;
+    let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
+    let store = options.open(dir).map_err(|error| in_use(dir, error))?;
+    let Compaction { seq, pages_before, pages, cut, given_back, took, .. } = store.compact()?;
+    store.close()?;
+    let report = Report {
+        store: unescaped(dir),
+        seq,
+        pages_before,
+        pages,
+        cut_bytes: cut,
+        given_back_bytes: given_back,
+        seconds: took.as_secs_f64(),
+    };
+    if args.json {
+        output::json(&report)?;
+    } else {
+        let mut out = output::stdout();
+        writeln!(out, "{}", report.in_words(dir))?;
+        out.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Report<'_> {
+    fn in_words(&self, dir: &Path) -> String {
+        let given_back = match self.given_back_bytes {
+            Some(bytes) => format!("{} of free pages given back", Size(bytes)),
+            None => "the file system takes back no room of free pages".to_owned(),
+        };
+        format!(
+            "{}: {} of {} left: {} cut off, {given_back}",
+            escaped(dir),
+            pages(self.pages),
+            count(self.pages_before),
+            Size(self.cut_bytes),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compaction_is_summed_up_in_a_line() {
+        let report = |given_back_bytes| Report {
+            store: "/s".into(),
+            seq: 7,
+            pages_before: 65_536,
+            pages: 4096,
+            cut_bytes: 240 << 20,
+            given_back_bytes,
+            seconds: 0.5,
+        };
+        assert_eq!(
+            report(Some(1 << 20)).in_words("/s".as_ref()),
+            "/s: 4,096 pages of 65,536 left: 240 MiB cut off, 1 MiB of free pages given back"
+        );
+        assert_eq!(
+            report(None).in_words("/s".as_ref()),
+            "/s: 4,096 pages of 65,536 left: 240 MiB cut off, the file system takes back no room of free pages"
+        );
+    }
+}

@@ -1,0 +1,297 @@
+//! Compactions: what goes, what stays, and crashes at random amid them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, Times, WriteFault};
+use pagekeeper_testing::Seed;
+
+use super::life::{Made, OF_A_LIFE, crashes, life};
+use super::world::{Setting, dir};
+use crate::injected_fault::InjectedFault;
+use crate::{Durability, Error, PageNo, Shipped, Store, StoreOptions};
+
+const COMPACTING: Setting = Setting { compacts: true, ..Setting::SMALL };
+
+fn options(disk: &SimDisk) -> StoreOptions {
+    Store::options().journal_bytes(256 << 10).io(Arc::new(disk.clone())).without_threads().warm(false)
+}
+
+fn open(disk: &SimDisk) -> Store {
+    options(disk).open(dir()).unwrap()
+}
+
+fn bytes(disk: &SimDisk) -> u64 {
+    disk.open(&dir().join("data"), Access::Direct).unwrap().stat().unwrap().size
+}
+
+/// A store of so many pages, each with its number, of which some are free.
+fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(PageNo) -> bool) -> Store {
+    let store = open(disk);
+    let mut txn = store.begin().unwrap();
+    for page in 0..pages {
+        assert_eq!(txn.allocate().unwrap(), page);
+        txn.page_mut(page).unwrap()[..8].copy_from_slice(&page.to_le_bytes());
+    }
+    txn.commit(Durability::Sync).unwrap();
+    free(&store, (0..pages).filter(|page| is_free(*page)));
+    store
+}
+
+fn free(store: &Store, pages: impl Iterator<Item = PageNo>) {
+    let mut txn = store.begin().unwrap();
+    pages.for_each(|page| txn.free(page).unwrap());
+    txn.commit(Durability::Sync).unwrap();
+}
+
+fn is_sound(store: &Store) {
+    let found = store.verify().unwrap();
+    assert!(found.is_sound(), "{found}");
+}
+
+#[test]
+fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 700, |page| page >= 20 && page != 100);
+    let before = bytes(&disk);
+    let found = store.compact().unwrap();
+    assert_eq!((found.pages_before, found.pages, found.seq), (700, 101, 3));
+    assert_eq!((bytes(&disk), found.cut), (101 * 4096, before - 101 * 4096));
+    // Of 20 to 99, but for the one that names them.
+    assert_eq!(found.given_back, Some(79 * 4096));
+    let stat = store.stat();
+    assert_eq!((stat.pages, stat.free_pages, stat.checkpoint_seq), (101, 80, 3));
+    is_sound(&store);
+    let again = store.compact().unwrap();
+    assert_eq!((again.pages, again.cut, again.given_back, again.seq), (101, 0, Some(0), 3));
+
+    drop(store);
+    let store = open(&disk.after_power_cut(Persistence::None, 0));
+    is_sound(&store);
+    let read = store.begin_read().unwrap();
+    assert_eq!(read.read(100).unwrap()[..8], 100_u64.to_le_bytes());
+    drop(read);
+    // The lowest first; the page that names them last; and none twice.
+    let mut txn = store.begin().unwrap();
+    let allocated: Vec<_> = (0..81).map(|_| txn.allocate().unwrap()).collect();
+    let expected: Vec<_> = (21..100).chain([20, 101]).collect();
+    assert_eq!(allocated, expected);
+    txn.commit(Durability::Sync).unwrap();
+    is_sound(&store);
+}
+
+#[test]
+fn a_store_of_free_pages_alone_becomes_empty() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 1200, |_| true);
+    assert_eq!(store.compact().unwrap().pages, 0);
+    assert_eq!((bytes(&disk), store.stat().free_pages), (0, 0));
+    let mut txn = store.begin().unwrap();
+    assert_eq!(txn.allocate_run(5).unwrap(), 0);
+    txn.commit(Durability::Sync).unwrap();
+    let read = store.begin_read().unwrap().read(3);
+    assert!(matches!(read, Err(Error::NeverWritten { .. })), "{read:?}");
+    is_sound(&store);
+}
+
+/// It reads as never written, and is nobody's all the same.
+#[test]
+fn a_page_whose_room_was_given_back_is_refused_to_writers() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 60, |page| (10..50).contains(&page));
+    let refuse = |store: &Store| {
+        let payload = vec![1; store.payload_size()];
+        let mut txn = store.begin().unwrap();
+        for page in 12..50 {
+            assert!(matches!(txn.write(page, &payload), Err(Error::NotAllocated { .. })), "page {page}");
+            assert!(matches!(txn.page_mut(page), Err(Error::NotAllocated { .. })));
+            assert!(matches!(txn.read(page), Err(Error::NotAllocated { .. })));
+            assert!(matches!(txn.free(page), Err(Error::NotAllocated { .. })), "page {page} is freed twice");
+        }
+        // A run that was never written is not taken for one of them.
+        let first = txn.allocate_run(2).unwrap();
+        txn.commit(Durability::Sync).unwrap();
+        let mut txn = store.begin().unwrap();
+        txn.write(first, &payload).unwrap();
+        txn.free(first + 1).unwrap();
+        txn.commit(Durability::Sync).unwrap();
+    };
+    store.compact().unwrap();
+    refuse(&store);
+    store.close().unwrap();
+    let store = open(&disk);
+    refuse(&store);
+    is_sound(&store);
+}
+
+/// Nor is what was at the end before, whatever a crash left of it.
+#[test]
+fn what_is_behind_the_end_is_no_page_of_a_later_run() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 40, |page| page >= 10);
+    store.sync().unwrap();
+    // The commit is made, and the file can't be cut.
+    let from = disk.ops();
+    drop(store);
+    for cut in 0..60 {
+        let disk = disk.after_kill();
+        let store = open(&disk);
+        disk.cut_power_at(disk.ops() + cut);
+        let is_whole = store.compact().is_ok();
+        let found = disk.after_power_cut(Persistence::All, cut);
+        drop(store);
+        let store = open(&found);
+        let mut txn = store.begin().unwrap();
+        let (pages, first) = (txn.pages(), txn.allocate_run(20).unwrap());
+        assert_eq!(first, pages);
+        txn.commit(Durability::Sync).unwrap();
+        let read = store.begin_read().unwrap();
+        for page in first..first + 20 {
+            assert!(matches!(read.read(page), Err(Error::NeverWritten { .. })), "page {page}, cut at {cut}");
+        }
+        drop(read);
+        is_sound(&store);
+        if is_whole {
+            assert!(cut > 12, "a compaction is more than that, {from}");
+            return;
+        }
+    }
+    panic!("a compaction is less than that");
+}
+
+#[test]
+fn snapshots_that_live_see_what_they_saw() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 60, |_| false);
+    store.sync().unwrap();
+    let read = store.begin_read().unwrap();
+    free(&store, 5..60);
+    store.sync().unwrap();
+    assert_eq!(store.compact().unwrap().pages, 5);
+    store.drop_cached();
+    for page in 0..60 {
+        assert_eq!(read.read(page).unwrap()[..8], page.to_le_bytes());
+    }
+    // Until their pages are another run's.
+    let mut txn = store.begin().unwrap();
+    txn.allocate_run(50).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    assert!(matches!(read.read(30), Err(Error::SnapshotTooOld)));
+    drop(read);
+    let read = store.begin_read().unwrap();
+    assert!(matches!(read.read(30), Err(Error::NeverWritten { .. })));
+}
+
+#[test]
+fn replicas_and_backups_and_repairs_have_what_a_compacted_store_has() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 60, |page| page == 3);
+    let replica = Path::new("/replica");
+    store.backup(replica).unwrap();
+    let replica = options(&disk).open(replica).unwrap();
+    let mut follower = store.follow(replica.stat().seq).unwrap();
+    free(&store, (20..40).chain(50..60));
+    let follow = |follower: &mut crate::Follower<'_>| {
+        while let Some(commit) = follower.next().unwrap() {
+            replica.apply(&Shipped::decode(&commit.encode()).unwrap(), Durability::Sync).unwrap();
+        }
+    };
+    // Which may be gone from the journal, else.
+    follow(&mut follower);
+    // Its page map has them.
+    replica.sync().unwrap();
+    let follower = &mut store.follow(replica.stat().seq).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(0).unwrap()[9] = 1;
+    txn.commit(Durability::Sync).unwrap();
+    follow(follower);
+    let before = store.stat().seq;
+    let (seq, _) = store.core().drop_free_end().unwrap();
+    assert_eq!((seq, store.stat().pages), (before + 1, 50));
+    follow(follower);
+    let mut txn = store.begin().unwrap();
+    txn.allocate_run(10).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    follow(follower);
+    for store in [&replica, &store] {
+        let read = store.begin_read().unwrap();
+        assert!(matches!(read.read(55), Err(Error::NeverWritten { .. })), "{store:?}");
+        drop(read);
+        is_sound(store);
+    }
+
+    assert_eq!(store.compact().unwrap().given_back, Some(20 * 4096));
+    let copy = Path::new("/copy");
+    store.backup(copy).unwrap();
+    let (pages, free) = (store.stat().pages, store.stat().free_pages);
+    store.close_and_sync().unwrap();
+    let saved = Path::new("/saved");
+    let found = options(&disk).repair(dir(), saved).unwrap();
+    assert!(found.is_complete(), "{found:?}");
+    assert_eq!((found.free_pages, found.never_written), (free, 10));
+    for dir in [copy, saved] {
+        let store = options(&disk).open(dir).unwrap();
+        assert_eq!((store.stat().pages, store.stat().free_pages), (pages, free));
+        is_sound(&store);
+    }
+}
+
+/// Of a page that is allocated again: a full disk fails its transaction alone.
+#[test]
+fn room_that_was_given_back_is_had_again_before_the_commit() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 60, |page| (10..50).contains(&page));
+    store.compact().unwrap();
+    disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once);
+    let mut txn = store.begin().unwrap();
+    assert_eq!(txn.allocate().unwrap_err().errno(), Some(libc::ENOSPC));
+    // None is lost by that.
+    assert_eq!(txn.allocate().unwrap(), 11);
+    txn.commit(Durability::Sync).unwrap();
+    is_sound(&store);
+}
+
+#[test]
+fn a_store_that_is_read_only_or_damaged_is_not_compacted() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 60, |page| page > 30);
+    store.close_and_sync().unwrap();
+    let store = options(&disk).read_only(true).open(dir()).unwrap();
+    assert!(matches!(store.compact(), Err(Error::ReadOnly)));
+    drop(store);
+    let file = disk.open_writable(&dir().join("data"), Access::Direct, Create::Never).unwrap();
+    let rot = pagekeeper_io::AlignedBuf::new(4096);
+    file.write_at(31 * 4096, &rot, pagekeeper_io::WriteMode::Plain).unwrap();
+    let store = open(&disk);
+    let before = store.stat();
+    assert!(matches!(store.compact(), Err(Error::Damaged { page: 31, .. })));
+    assert_eq!((store.stat().pages, store.stat().seq), (before.pages, before.seq));
+}
+
+#[test]
+fn lives_with_compactions_and_random_crashes() {
+    let seed = Seed::new();
+    let made = Made::like(COMPACTING);
+    for which in 0..crashes(10_000).div_ceil(OF_A_LIFE) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| life(&seed, which, &made, None))) {
+            eprintln!("life {which}");
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn faults_of_a_compaction_are_found() {
+    let seed = Seed(12);
+    let made = Made::like(COMPACTING);
+    let hook = take_hook();
+    set_hook(Box::new(|_| {}));
+    let is_found =
+        |bug, which| catch_unwind(AssertUnwindSafe(|| life(&seed, which, &made, Some(bug)))).is_err();
+    let bugs = [InjectedFault::CompactedBeforeCheckpoint, InjectedFault::HolesUnknownToTheMap];
+    let found = bugs.map(|bug| (bug, (0..2000).find(|which| is_found(bug, *which))));
+    set_hook(hook);
+    assert!(found.iter().all(|(_, life)| life.is_some()), "{found:?}");
+    println!("{found:?}");
+}
