@@ -21,7 +21,7 @@ const DURING_COMMITS_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
 const WORTH: u64 = 10;
 
 /// The depth, as far as it is known.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Depth {
     now: usize,
     /// What is doing at this depth: since when, and how many have ended.

@@ -3,9 +3,10 @@
 //!
 //! Invariants:
 //! 1. The entry of a page is that of what the data file has durably, before its versions leave the index.
-//! 2. A block that differs from what the disk has stays in memory. It is written to the place that does not hold its newest; what
-//!    a crash leaves of that is in the journal as well, so that the older place is as good. The newest is durable by then, also where
-//!    a process that was killed has written it.
+//! 2. A block that differs from what the disk has stays in memory. It is written to the place that does not hold its newest, and when
+//!    that is durable to the other one: then both say the same, and either may be lost. What a crash leaves of the first write is in the
+//!    journal as well, so that the older place is as good. The newest is durable by then, also where a process that was killed has
+//!    written it.
 //! 3. A place that is not whole fails nothing: the other one is taken, and a page that is newer than it believed. Nor does one that
 //!    can't be read, if it is the one that is written next; else what it holds may count later, and nothing is taken for the block.
 //!
@@ -353,9 +354,25 @@ impl PageMap {
             self.file.sync()?;
             self.is_durable.store(true, Ordering::Release);
         }
+        self.write_next(&dirty, seq, depth.clone())?;
+        self.write_next(&dirty, seq, depth)?;
+        // Before any of them may go: one that is read again is judged by what the disk has.
+        self.upto.fetch_max(seq, Ordering::AcqRel);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        for number in dirty {
+            if let Some(loaded) = ignore_poison(self.shard(number).write()).get_mut(&number) {
+                loaded.is_dirty = false;
+            }
+        }
+        self.evict(self.max_kept);
+        Ok(())
+    }
+
+    /// Writes each of these blocks to the place whose turn it is, and makes that durable.
+    fn write_next(&self, dirty: &[u64], seq: Seq, depth: Depth) -> Result<(), Error> {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let writes = WritesInFlight::new(&self.file, depth);
-        for number in &dirty {
+        for number in dirty {
             let next =
                 self.with(*number, |block| MapBlock { number: block.number + 1, seq, ..block.clone() })?;
             let mut bytes = AlignedBuf::new(BLOCK);
@@ -366,16 +383,11 @@ impl PageMap {
         writes.wait(0);
         writes.check()?;
         self.file.sync()?;
-        // Before any of them may go: one that is read again is judged by what the disk has.
-        self.upto.fetch_max(seq, Ordering::AcqRel);
-        self.generation.fetch_add(1, Ordering::AcqRel);
         for number in dirty {
-            if let Some(loaded) = ignore_poison(self.shard(number).write()).get_mut(&number) {
+            if let Some(loaded) = ignore_poison(self.shard(*number).write()).get_mut(number) {
                 (loaded.block.number, loaded.block.seq) = (loaded.block.number + 1, seq);
-                loaded.is_dirty = false;
             }
         }
-        self.evict(self.max_kept);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use pagekeeper_io::{Access, AlignedBuf, Create, Fault, Io, Persistence, SimDisk,
 
 use crate::data::Use;
 use crate::depth::Depth;
-use crate::format::page::{PageHeader, PageKind};
+use crate::format::page::{PageFault, PageHeader, PageKind};
 use crate::format::page_map::{BLOCK, PAGES};
 use crate::page_map::{NAME, PageMap};
 use crate::{PageNo, Seq};
@@ -156,11 +156,40 @@ fn more_blocks_than_are_kept_go_and_come_back() {
     }
 }
 
+/// A page that was written for the first time, with whatever other write of its block before it, must not read as one that never was
+/// once the disk has lost it: whichever place of the block is lost with it.
+#[test]
+fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
+    for place in 0..2_u64 {
+        for lost in [0, 7] {
+            let disk = SimDisk::new();
+            let map = map(&disk, 1000, 0);
+            for seq in 1..=4_u32 {
+                let page = PageNo::from(seq);
+                map.set(vec![(page, 10 * seq)]).unwrap();
+                flush(&map, 1000, seq.into());
+                let disk = disk.after_kill();
+                let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
+                let mut bytes = AlignedBuf::new(BLOCK);
+                bytes.fill(lost);
+                file.write_at(place * BLOCK as u64, &bytes, WriteMode::Plain).unwrap();
+                let found = open(&disk, 1000, 0);
+                let zeros = found.check(page, &Err(PageFault::NeverWritten));
+                assert!(zeros.is_err(), "place {place} filled with {lost}, commit {seq}");
+                assert!(passes(&found, page, 10 * seq, seq.into()));
+                // Nor a version of it that the disk should not have any more.
+                assert!(!passes(&found, page, 10 * seq + 1, seq.into()));
+                assert!(found.check(page + 1, &Err(PageFault::NeverWritten)).is_ok());
+            }
+        }
+    }
+}
+
 /// What a process that was killed had written and not synced is read by the next one, and lost by a power cut: the other place must not
 /// be written before.
 #[test]
 fn a_power_cut_after_a_kill_leaves_one_place_whole() {
-    for cut in 0..4 {
+    for cut in 0..7 {
         for (persistence, seed) in
             Persistence::ALL.into_iter().flat_map(|each| (0..20).map(move |seed| (each, seed)))
         {
