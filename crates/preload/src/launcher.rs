@@ -4,7 +4,7 @@
 //!
 //! Invariants: what is started is the program that was named, with its words, environment, descriptors and process id; where the launcher
 //! can't be started, it is the program itself, unless all are required to have the rules. Nothing is allocated but for more words than
-//! [`FEW`], and nothing is kept open. What can't be read is taken for a program like others.
+//! `FEW`, and nothing is kept open. What can't be read is taken for a program like others.
 
 #![allow(unsafe_code, reason = "follows the words and the environment that a program is given")]
 
