@@ -4,7 +4,8 @@
 //! 1. The damaged store is only read.
 //! 2. A page that is whole is there in the repaired store, as the newest commit left it that can be read, and as the data file has it where
 //!    none can. A page that is not is listed, and reading it fails there, until it is written as a whole.
-//! 3. What can't be known is said: that a page is whole, but older or newer than what is known of the commits.
+//! 3. What may be in use does not become free: a free page that the map, or a free list that is whole, knows nothing of is lost.
+//! 4. What can't be known is said: that a page is whole, but older or newer than what is known of the commits.
 //!
 //! Fails where nothing of a store is found, where a newer version wrote it, where it is open, and as the destination does.
 
@@ -15,25 +16,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
-use pagekeeper_log::Error as LogError;
 
 use crate::data::{self, Run};
 use crate::destination::{Destination, Like, Writer};
 use crate::format::page::{self, HEADER, PageFault, PageHeader, PageKind};
 use crate::format::superblock::{Found, Meta, Superblock, VERSION};
 use crate::inspect::PIECE;
-use crate::open::{JOURNAL, LOCK};
+use crate::open::LOCK;
 use crate::options::StoreOptions;
-use crate::replay::{Replayed, journal_options, replay_to_fault};
+use crate::replay::Replayed;
 use crate::superblocks::{self, SlotRead};
 use crate::version::{Content, PageId, Version};
 use crate::{Error, PageNo, Seq};
 
 mod free_list;
 mod identify;
+mod journal;
 mod map;
 
 use free_list::FreePages;
+use journal::{made_up, read_journal};
 use map::Map;
 
 /// Something about one page; in a [`Repair`].
@@ -146,6 +148,8 @@ struct Source {
     journal: Replayed,
     /// The commit that the superblock says the map is as of.
     upto: Seq,
+    /// What the store is as a whole is known: of the superblock, or of a commit.
+    has_meta: bool,
 }
 
 /// What became of a page.
@@ -182,7 +186,10 @@ impl Source {
         };
         let Some(superblock) = superblock else { return Err(Error::NoStore { path: from.to_path_buf() }) };
         let journal = read_journal(options, io, from, &superblock, is_known, found)?;
+        // The seq that was made up is 0, which no commit has.
+        let has_meta = is_known || journal.seq > 0;
         Ok(Self {
+            has_meta,
             data,
             path,
             store: superblock.store,
@@ -219,18 +226,28 @@ impl Source {
             for ((page, bytes), failed) in pages.zip(piece.chunks_mut(self.page_size)).zip(failed) {
                 let doubtful = found.doubtful.len();
                 match self.page(page, bytes, failed, &mut map, found) {
+                    // What a compaction left behind the end.
+                    Saved::Page(PageKind::Free | PageKind::Trunk, seq)
+                        if self.has_meta && page >= known && seq <= self.journal.seq =>
+                    {
+                        bytes.fill(0);
+                        found.doubtful.truncate(doubtful);
+                    }
                     Saved::Page(kind, seq) => {
                         (found.pages, found.seq) = (found.pages.max(page + 1), found.seq.max(seq));
+                        // A free one that is not as it should be may be in use, and what one names as well.
+                        if kind != PageKind::Data && found.doubtful.len() > doubtful {
+                            bytes.fill(0);
+                            found.lost.extend(found.doubtful.drain(doubtful..));
+                            continue;
+                        }
                         noted.push((page, page::crc(bytes)));
                         match kind {
                             PageKind::Data => found.data_pages += 1,
                             PageKind::Free => free.add(page),
                             PageKind::Trunk => {
                                 free.add(page);
-                                // What one names that is not as it should be may be in use.
-                                if found.doubtful.len() == doubtful {
-                                    free.add_trunk(page, &bytes[HEADER..]);
-                                }
+                                free.add_trunk(page, &bytes[HEADER..]);
                             }
                         }
                     }
@@ -273,6 +290,13 @@ impl Source {
     ) -> Result<Meta, Error> {
         let mut meta = Meta { pages: found.pages, ..self.journal.meta.clone() };
         free.take_blank(meta.free_head);
+        if self.has_meta {
+            for page in free.take_unlisted(meta.free_head, meta.free_pages) {
+                let what = "it is a free page, but not on the free list: what was written there last is lost";
+                found.lost.push(PageFinding { page, what: what.to_owned() });
+            }
+            found.lost.sort_by_key(|lost| lost.page);
+        }
         if !free.are_listed(meta.free_head, meta.free_pages) {
             let lost: BTreeSet<_> = found.lost.iter().map(|lost| lost.page).collect();
             free.take_listed(meta.free_head, |page| lost.contains(&page));
@@ -329,7 +353,8 @@ impl Source {
         match read {
             Ok(header) => {
                 let seq = header.seq;
-                if seq > self.journal.seq {
+                // Where no commit is known the map alone says what there should be.
+                if self.has_meta && seq > self.journal.seq {
                     doubt(format!("it is whole, as of commit {seq}, which is lost otherwise"));
                 } else if let Err(fault) = map.check(page, &read) {
                     doubt(fault.to_string());
@@ -414,82 +439,4 @@ fn read_superblock(io: &dyn Io, from: &Path, found: &mut Repair) -> Result<Optio
             Ok(None)
         }
     }
-}
-
-/// What is taken for a superblock where there is none.
-fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> Superblock {
-    Superblock {
-        number: 0,
-        store,
-        page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
-        checkpoint_seq: 0,
-        checkpoint_lsn: 0,
-        max_journal_bytes: options.journal_bytes,
-        // So that all counts that the journal says.
-        first_diffs: true,
-        journal: 0,
-        meta: Meta::default(),
-    }
-}
-
-/// What of the journal's commits can be read.
-fn read_journal(
-    options: &StoreOptions,
-    io: &Arc<dyn Io>,
-    from: &Path,
-    superblock: &Superblock,
-    is_known: bool,
-    found: &mut Repair,
-) -> Result<Replayed, Error> {
-    let path = from.join(JOURNAL);
-    let mut superblock = superblock.clone();
-    let salvage = |lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(&path, lsn);
-    let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));
-    if matches!(salvaged.fault, Some(LogError::NotInLog { .. } | LogError::NotARecord { .. })) {
-        // The superblock is older than what of the journal is left.
-        salvaged = salvage(None);
-    }
-    if let Some(
-        fault @ (LogError::UnknownVersion { .. }
-        | LogError::UnknownRecord { .. }
-        | LogError::OldVersion { .. }
-        | LogError::Io(pagekeeper_io::Error::Locked { .. })),
-    ) = salvaged.fault
-    {
-        return Err(fault.into());
-    }
-    if is_known && salvaged.id.is_some_and(|id| id != superblock.journal) {
-        found.notes.push("journal: it is another store's".to_owned());
-        salvaged.records.clear();
-    }
-    // Whatever it begins with, all behind that follows.
-    let first = salvaged.records.iter().find_map(|record| Some((seq_of(&record.body)?, record.lsn)));
-    if let Some((seq, lsn)) = first
-        && (!is_known || seq > superblock.checkpoint_seq + 1)
-    {
-        if is_known {
-            let (from, upto) = (superblock.checkpoint_seq + 1, seq - 1);
-            found.notes.push(format!("journal: commits {from} to {upto} are lost"));
-        }
-        (superblock.checkpoint_seq, superblock.checkpoint_lsn) = (seq.saturating_sub(1), lsn);
-    }
-    let page_size = superblock.page_size as usize;
-    let (journal, fault) = replay_to_fault(&salvaged.records, &superblock, page_size, &path);
-    if let Some(fault @ Error::UnknownVersion { .. }) = fault {
-        return Err(fault);
-    }
-    for fault in fault.into_iter().chain(salvaged.fault.map(Error::from)) {
-        let seq = journal.seq;
-        found.notes.push(format!("{fault}; if there were commits behind commit {seq} they are lost"));
-    }
-    if !is_known && first.is_none() {
-        let what = "root page and metadata are lost: the journal has no commit that says what they were";
-        found.notes.push(what.to_owned());
-    }
-    Ok(journal)
-}
-
-/// The commit that a record is of.
-fn seq_of(body: &[u8]) -> Option<Seq> {
-    body.get(8..16)?.try_into().ok().map(Seq::from_le_bytes)
 }

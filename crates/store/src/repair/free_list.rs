@@ -93,6 +93,17 @@ impl FreePages {
         self.pages.extend(listed.into_iter().filter(|page| is_lost(*page)));
     }
 
+    /// Takes out the free pages that the list does not name, if it is whole and names so many: those are in use.
+    pub(super) fn take_unlisted(&mut self, head: Option<PageNo>, count: u64) -> Vec<PageNo> {
+        let Listed { pages, is_whole } = self.walk(head);
+        if !is_whole || pages.len() as u64 != count {
+            return Vec::new();
+        }
+        let unlisted = self.pages.difference(&pages).copied().collect();
+        self.pages.retain(|page| pages.contains(page));
+        unlisted
+    }
+
     pub(super) fn has(&self, page: PageNo) -> bool {
         self.pages.contains(&page)
     }

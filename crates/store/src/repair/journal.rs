@@ -1,0 +1,92 @@
+//! The journal of a damaged store: what of its commits can be read, on what the superblock says, or on nothing where there is none.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::Io;
+use pagekeeper_log::Error as LogError;
+
+use super::Repair;
+use crate::format::superblock::{Meta, Superblock};
+use crate::open::JOURNAL;
+use crate::options::StoreOptions;
+use crate::replay::{Replayed, journal_options, replay_to_fault};
+use crate::{Error, Seq};
+
+/// What is taken for a superblock where there is none.
+pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> Superblock {
+    Superblock {
+        number: 0,
+        store,
+        page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
+        checkpoint_seq: 0,
+        checkpoint_lsn: 0,
+        max_journal_bytes: options.journal_bytes,
+        // So that all counts that the journal says.
+        first_diffs: true,
+        journal: 0,
+        meta: Meta::default(),
+    }
+}
+
+/// What of the journal's commits can be read.
+pub(super) fn read_journal(
+    options: &StoreOptions,
+    io: &Arc<dyn Io>,
+    from: &Path,
+    superblock: &Superblock,
+    is_known: bool,
+    found: &mut Repair,
+) -> Result<Replayed, Error> {
+    let path = from.join(JOURNAL);
+    let mut superblock = superblock.clone();
+    let salvage = |lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(&path, lsn);
+    let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));
+    if matches!(salvaged.fault, Some(LogError::NotInLog { .. } | LogError::NotARecord { .. })) {
+        // The superblock is older than what of the journal is left.
+        salvaged = salvage(None);
+    }
+    if let Some(
+        fault @ (LogError::UnknownVersion { .. }
+        | LogError::UnknownRecord { .. }
+        | LogError::OldVersion { .. }
+        | LogError::Io(pagekeeper_io::Error::Locked { .. })),
+    ) = salvaged.fault
+    {
+        return Err(fault.into());
+    }
+    if is_known && salvaged.id.is_some_and(|id| id != superblock.journal) {
+        found.notes.push("journal: it is another store's".to_owned());
+        salvaged.records.clear();
+    }
+    // Whatever it begins with, all behind that follows.
+    let first = salvaged.records.iter().find_map(|record| Some((seq_of(&record.body)?, record.lsn)));
+    if let Some((seq, lsn)) = first
+        && (!is_known || seq > superblock.checkpoint_seq + 1)
+    {
+        if is_known {
+            let (from, upto) = (superblock.checkpoint_seq + 1, seq - 1);
+            found.notes.push(format!("journal: commits {from} to {upto} are lost"));
+        }
+        (superblock.checkpoint_seq, superblock.checkpoint_lsn) = (seq.saturating_sub(1), lsn);
+    }
+    let page_size = superblock.page_size as usize;
+    let (journal, fault) = replay_to_fault(&salvaged.records, &superblock, page_size, &path);
+    if let Some(fault @ Error::UnknownVersion { .. }) = fault {
+        return Err(fault);
+    }
+    for fault in fault.into_iter().chain(salvaged.fault.map(Error::from)) {
+        let seq = journal.seq;
+        found.notes.push(format!("{fault}; if there were commits behind commit {seq} they are lost"));
+    }
+    if !is_known && first.is_none() {
+        let what = "root page and metadata are lost: the journal has no commit that says what they were";
+        found.notes.push(what.to_owned());
+    }
+    Ok(journal)
+}
+
+/// The commit that a record is of.
+fn seq_of(body: &[u8]) -> Option<Seq> {
+    body.get(8..16)?.try_into().ok().map(Seq::from_le_bytes)
+}

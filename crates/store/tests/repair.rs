@@ -1,0 +1,122 @@
+//! Repairs of stores on real file systems of which single writes were lost: what was in use never becomes free.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use pagekeeper_store::{Durability, Error, Repair, Store, StoreOptions};
+use pagekeeper_testing::disk_dir;
+
+const PAGE: u64 = 4096;
+
+fn options() -> StoreOptions {
+    Store::options().memory(32 << 20).journal_bytes(1 << 20).warm(false).without_threads()
+}
+
+fn filled(dir: &Path, pages: u64) -> Store {
+    let store = options().open(dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    for _ in 0..pages {
+        txn.allocate().unwrap();
+    }
+    txn.commit(Durability::Sync).unwrap();
+    store
+}
+
+/// A page of the data file, to be written back later: as if the writes between had been lost.
+struct Stale {
+    data: File,
+    page: u64,
+    bytes: Vec<u8>,
+}
+
+impl Stale {
+    fn of(dir: &Path, page: u64) -> Self {
+        let data = File::options().read(true).write(true).open(dir.join("data")).unwrap();
+        let mut bytes = vec![0; usize::try_from(PAGE).unwrap()];
+        data.read_exact_at(&mut bytes, page * PAGE).unwrap();
+        Self { data, page, bytes }
+    }
+
+    fn write_back(self) {
+        self.data.write_all_at(&self.bytes, self.page * PAGE).unwrap();
+        self.data.sync_all().unwrap();
+    }
+}
+
+fn pages_of(findings: &[pagekeeper_store::PageFinding]) -> Vec<u64> {
+    findings.iter().map(|finding| finding.page).collect()
+}
+
+/// Page 2 was free, then it became the root, and that write to the data file is lost.
+fn with_a_root_that_was_free(dir: &Path) {
+    let store = filled(dir, 5);
+    let mut txn = store.begin().unwrap();
+    // A trunk, which names the other one.
+    txn.free(1).unwrap();
+    txn.free(2).unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    let stale = Stale::of(dir, 2);
+    let mut txn = store.begin().unwrap();
+    assert_eq!(txn.allocate().unwrap(), 2);
+    txn.page_mut(2).unwrap()[0] = 42;
+    txn.set_root(Some(2));
+    txn.commit(Durability::Sync).unwrap();
+    store.close_and_sync().unwrap();
+    stale.write_back();
+}
+
+fn has_lost_its_root(repair: &Repair, to: &Path) {
+    assert_eq!(pages_of(&repair.lost), [2], "{repair:?}");
+    assert!(repair.doubtful.is_empty(), "{repair:?}");
+    let store = options().open(to).unwrap();
+    let read = store.begin_read().unwrap();
+    assert_eq!(read.root(), Some(2));
+    assert!(matches!(read.read(2), Err(Error::Damaged { page: 2, .. })));
+    let mut txn = store.begin().unwrap();
+    let allocated: Vec<_> = (0..3).map(|_| txn.allocate().unwrap()).collect();
+    assert!(!allocated.contains(&2), "the root was given away: {allocated:?}");
+    drop(txn);
+    assert_eq!(store.verify().unwrap().faults, 1);
+}
+
+#[test]
+fn a_page_in_use_that_reads_as_a_free_one_is_lost() {
+    let temp = disk_dir();
+    let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
+    with_a_root_that_was_free(&dir);
+    let repair = options().repair(&dir, &to).unwrap();
+    has_lost_its_root(&repair, &to);
+}
+
+/// What was written last is not known then, but the free list is, as a whole.
+#[test]
+fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too() {
+    let temp = disk_dir();
+    let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
+    with_a_root_that_was_free(&dir);
+    std::fs::remove_file(dir.join("map")).unwrap();
+    let repair = options().repair(&dir, &to).unwrap();
+    has_lost_its_root(&repair, &to);
+}
+
+/// What was written last is known of the map then, which is whole.
+#[test]
+fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
+    let temp = disk_dir();
+    let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
+    let store = filled(&dir, 6);
+    store.sync().unwrap();
+    let stale = Stale::of(&dir, 2);
+    let mut txn = store.begin().unwrap();
+    txn.page_mut(2).unwrap()[0] = 9;
+    txn.commit(Durability::Sync).unwrap();
+    store.close_and_sync().unwrap();
+    stale.write_back();
+    std::fs::remove_file(dir.join("superblock")).unwrap();
+    let repair = options().repair(&dir, &to).unwrap();
+    assert_eq!(pages_of(&repair.doubtful), [2], "{repair:?}");
+    assert!(repair.lost.is_empty() && repair.data_pages == 6, "{repair:?}");
+    assert!(repair.notes[0].contains("superblock: gone"), "{repair:?}");
+}
