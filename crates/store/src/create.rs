@@ -1,7 +1,8 @@
 //! Making a store where none is.
 //!
 //! Invariant: a store is made only where neither a superblock nor anything else of one is, or `superblock.new` says that it never had a
-//! commit. One that has neither of the two has lost it, and is left as it is. The superblock's name comes last.
+//! commit. One that has neither of the two has lost it, and is left as it is; so is a copy that was never finished, which
+//! `superblock.copy` says. The superblock's name comes last.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
@@ -22,9 +23,10 @@ use crate::replay::{journal_options, longest_record};
 use crate::superblocks;
 
 /// What a store's directory may have.
-const OURS: [&str; 10] = [
+const OURS: [&str; 11] = [
     superblocks::NAME,
     superblocks::UNFINISHED,
+    superblocks::COPYING,
     superblocks::REPLACEMENT,
     data::NAME,
     page_map::NAME,
@@ -52,6 +54,10 @@ pub(crate) fn is_to_be_made(
     let is_unfinished = has(superblocks::UNFINISHED);
     if has(superblocks::NAME) {
         return Ok(false);
+    }
+    // Whoever opens it means the store that was copied, and not a new one without its pages.
+    if has(superblocks::COPYING) {
+        return Err(Error::Unfinished { path: directory.to_path_buf() });
     }
     if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
         let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
@@ -100,7 +106,7 @@ pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<
 
 /// Makes a store where none is, or one that was never finished. The superblock's name comes last.
 pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
-    superblocks::begin(&**io, directory)?;
+    superblocks::begin(&**io, directory, superblocks::UNFINISHED)?;
     let journal = directory.join(JOURNAL);
     let remains = match io.list(&journal) {
         Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
@@ -140,7 +146,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         journal: journal_id,
         meta: Meta::default(),
     };
-    superblocks::create(&**io, directory, first)
+    superblocks::create(&**io, directory, superblocks::UNFINISHED, first)
 }
 
 /// Makes a journal where none is, and gives its id.

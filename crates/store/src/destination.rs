@@ -70,7 +70,7 @@ impl Destination {
             made => made?,
         }
         let files = Files { io: Arc::clone(io), directory: directory.to_path_buf(), is_finished: false };
-        superblocks::begin(&**io, directory)?;
+        superblocks::begin(&**io, directory, superblocks::COPYING)?;
         io.sync_dir(above(directory))?;
         let journal = make_journal(options, io, directory, like.max_journal_bytes)?;
         let data = DataFile::open(io, directory, data::NAME, Use::Make, like.page_size)?;
@@ -106,7 +106,7 @@ impl Destination {
             journal: self.journal,
             meta,
         };
-        superblocks::create(&**io, directory, superblock)?;
+        superblocks::create(&**io, directory, superblocks::COPYING, superblock)?;
         self.files.is_finished = true;
         Ok(())
     }
@@ -114,9 +114,7 @@ impl Destination {
 
 /// What is there already.
 fn exists(io: &dyn Io, directory: &Path) -> Error {
-    let names = io.list(directory).unwrap_or_default();
-    let has = |name: &str| names.iter().any(|found| found == name);
-    let is_unfinished = has(superblocks::UNFINISHED) && !has(superblocks::NAME);
+    let is_unfinished = superblocks::is_unfinished(&io.list(directory).unwrap_or_default());
     Error::Exists { path: directory.to_path_buf(), is_unfinished }
 }
 
@@ -177,7 +175,7 @@ impl Drop for Files {
             let _ = io.remove(&journal.join(name));
         }
         let _ = io.remove_dir(&journal);
-        for name in [data::NAME, page_map::NAME, superblocks::UNFINISHED] {
+        for name in [data::NAME, page_map::NAME, superblocks::COPYING] {
             let _ = io.remove(&directory.join(name));
         }
         let _ = io.remove_dir(directory);

@@ -49,7 +49,7 @@ pub enum Error {
         /// Whether it is a store that was never finished.
         is_unfinished: bool,
     },
-    /// The making of the store was interrupted; no commit was ever in it.
+    /// The making of the store was interrupted, or the backup, the restore or the repair that made it: it never was one.
     #[error("{}: this store was never finished: make it again", escaped(path))]
     Unfinished {
         /// The directory.

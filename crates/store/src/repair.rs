@@ -117,8 +117,7 @@ impl StoreOptions {
             }
             names => names?,
         };
-        let has = |name: &str| names.iter().any(|found| found == name);
-        if has(superblocks::UNFINISHED) && !has(superblocks::NAME) {
+        if superblocks::is_unfinished(&names) {
             return Err(Error::Unfinished { path: from.to_path_buf() });
         }
         let _held = io.lock_shared(&from.join(LOCK))?;

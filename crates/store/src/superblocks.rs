@@ -8,6 +8,7 @@
 //!
 //! Fails as the disk does; a failure of a write or sync is final.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use crate::injected_fault::InjectedFault;
 pub(crate) const NAME: &str = "superblock";
 /// The same while the store is made: only when all else is there does it get its name.
 pub(crate) const UNFINISHED: &str = "superblock.new";
+/// The same while a backup or a repair makes the store: what there is of it is no store's to be made anew.
+pub(crate) const COPYING: &str = "superblock.copy";
 /// The same while one takes its place of which a slot can't be read.
 pub(crate) const REPLACEMENT: &str = "superblock.repaired";
 
@@ -121,9 +124,16 @@ fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
     }
 }
 
-/// Notes durably that the making of a store has begun: nothing that is found in the directory is a store's from then on.
-pub(crate) fn begin(io: &dyn Io, directory: &Path) -> Result<(), Error> {
-    new_file(io, &directory.join(UNFINISHED))?;
+/// Whether a directory with these names has a store, or a copy of one, whose making never ended.
+pub(crate) fn is_unfinished(names: &[OsString]) -> bool {
+    let has = |name: &str| names.iter().any(|found| found == name);
+    !has(NAME) && (has(UNFINISHED) || has(COPYING))
+}
+
+/// Notes durably, by one of the two names, that the making of a store has begun: nothing that is found in the directory is a store's
+/// from then on.
+pub(crate) fn begin(io: &dyn Io, directory: &Path, name: &str) -> Result<(), Error> {
+    new_file(io, &directory.join(name))?;
     Ok(io.sync_dir(directory)?)
 }
 
@@ -138,9 +148,9 @@ fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> 
     Ok(file.sync_all()?)
 }
 
-/// Ends the making of a store: its first superblock, durably.
-pub(crate) fn create(io: &dyn Io, directory: &Path, first: Superblock) -> Result<(), Error> {
-    let path = directory.join(UNFINISHED);
+/// Ends the making of a store that began with this name: its first superblock, durably.
+pub(crate) fn create(io: &dyn Io, directory: &Path, name: &str, first: Superblock) -> Result<(), Error> {
+    let path = directory.join(name);
     make(io, &path, &Superblock { number: MADE, ..first })?;
     io.rename(&path, &directory.join(NAME))?;
     Ok(io.sync_dir(directory)?)

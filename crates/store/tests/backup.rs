@@ -153,11 +153,35 @@ fn nothing_that_is_there_is_followed_or_written_over() {
     std::fs::create_dir(at("half")).unwrap();
     std::fs::write(at("half/superblock.new"), b"").unwrap();
     let error = store.backup(&at("half")).unwrap_err();
+    assert!(matches!(error, Error::Exists { is_unfinished: true, .. }), "{error}");
+    std::fs::remove_file(at("half/superblock.new")).unwrap();
+    std::fs::write(at("half/superblock.copy"), b"").unwrap();
+    let error = store.backup(&at("half")).unwrap_err();
     assert!(
         error.to_string().contains("never finished, by a backup or repair that was interrupted"),
         "{error}"
     );
     store.backup(&at("copy")).unwrap();
+}
+
+/// As a kill just before the rename leaves it. To who asks for the copy a new store would look like one that is empty.
+#[test]
+fn no_store_is_made_of_a_backup_that_was_never_finished() {
+    let temp = disk_dir();
+    let at = |name: &str| temp.path().join(name);
+    let store = filled(&at("store"));
+    store.backup(&at("copy")).unwrap();
+    std::fs::rename(at("copy/superblock"), at("copy/superblock.copy")).unwrap();
+    for create in [Create::Never, Create::IfMissing, Create::New] {
+        for read_only in [false, true] {
+            let opened = options().create(create).read_only(read_only).open(&at("copy"));
+            assert!(matches!(opened, Err(Error::Unfinished { .. })), "{create:?}: {opened:?}");
+        }
+    }
+    assert!(matches!(options().repair(&at("copy"), &at("repaired")), Err(Error::Unfinished { .. })));
+    // It is as it was: with its mark for the name nothing is missing.
+    std::fs::rename(at("copy/superblock.copy"), at("copy/superblock")).unwrap();
+    is_whole(&options().open(&at("copy")).unwrap());
 }
 
 #[test]

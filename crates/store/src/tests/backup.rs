@@ -248,7 +248,10 @@ fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
             drop(store);
             for (disk, what) in [(&found, "power cut"), (&killed, "kill")] {
                 let what = format!("{what} at operation {cut}, {persistence:?}");
-                match open(disk, to()) {
+                // What is there of it is never taken for a place to make a new one in.
+                let has_some = disk.list(to()).is_ok_and(|names| !names.is_empty());
+                let create = if has_some { Create::IfMissing } else { Create::Never };
+                match options(disk, &Meanwhile::default()).create(create).open(to()) {
                     Err(Error::NoStore { .. } | Error::Unfinished { .. }) => assert!(!is_made, "{what}"),
                     Err(error) => panic!("{what}: {error}"),
                     Ok(store) => {
