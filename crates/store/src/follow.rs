@@ -152,6 +152,20 @@ impl Follower<'_> {
 
     /// The body of the next record that is durable.
     fn next_record(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            match self.read_record() {
+                Ok(found) => return Ok(found),
+                Err(error) => {
+                    if !self.go_on_behind(error)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same, from where it is.
+    fn read_record(&mut self) -> Result<Option<Bytes>, LogError> {
         // A second time with a reader that is new.
         for _ in 0..2 {
             let is_new = self.reader.is_none();
@@ -159,15 +173,17 @@ impl Follower<'_> {
                 if self.core.journal.durable_lsn() <= self.lsn {
                     return Ok(None);
                 }
-                let reader = self.core.journal.read_from(self.lsn).map_err(|error| self.lost(error))?;
-                self.reader = Some(reader);
+                self.reader = Some(self.core.journal.read_from(self.lsn)?);
             }
             match self.reader.as_mut().and_then(Iterator::next) {
                 Some(Ok(record)) => {
                     self.lsn = record.end;
                     return Ok(Some(record.body.into()));
                 }
-                Some(Err(error)) => return Err(self.lost(error)),
+                Some(Err(error)) => {
+                    self.reader = None;
+                    return Err(error);
+                }
                 None => self.reader = None,
             }
             if is_new {
@@ -177,18 +193,27 @@ impl Follower<'_> {
         Ok(None)
     }
 
-    /// The journal can't be read: since it was given up, or for another reason.
-    fn lost(&self, error: LogError) -> Error {
-        let oldest = self.core.checkpoint_position().0;
+    /// The journal can't be read: if that was given up, and had no commit that is wanted, it goes on behind that. Gives whether it does
+    /// by now: the checkpoint may not have ended.
+    ///
+    /// Fails with [`Error::TooOld`] where commits that are wanted are gone, and as reading did where nothing was given up.
+    fn go_on_behind(&mut self, error: LogError) -> Result<bool, Error> {
         let is_given_up = self.core.journal.checkpoint_lsn() > self.lsn;
         match error {
             LogError::NotInLog { .. } | LogError::Overtaken { .. } | LogError::Corrupt { .. }
-                if is_given_up =>
-            {
-                Error::TooOld { after: self.after, oldest }
-            }
-            error => error.into(),
+                if is_given_up => {}
+            error => return Err(error.into()),
         }
+        let (oldest, lsn) = self.core.checkpoint_position();
+        if self.after < oldest {
+            return Err(Error::TooOld { after: self.after, oldest });
+        }
+        let goes_on = lsn > self.lsn;
+        if goes_on {
+            self.lsn = lsn;
+            self.parts.clear();
+        }
+        Ok(goes_on)
     }
 
     fn corrupt(&self, what: &str) -> Error {

@@ -135,6 +135,45 @@ fn who_does_not_keep_up_gets_an_error() {
     assert!(matches!(store.follow(ahead), Err(Error::NotTheNext { .. })));
 }
 
+fn write(store: &Store) -> Seq {
+    let mut txn = store.begin().unwrap();
+    let seq = store.stat().seq + 1;
+    txn.write(7, &[seq.to_le_bytes()[0]; 4064]).unwrap();
+    txn.commit(Durability::Sync).unwrap()
+}
+
+/// What of the journal is given up had nothing that it lacks: marks, and commits that it has.
+#[test]
+fn who_lacks_nothing_goes_on_behind_what_was_given_up() {
+    let (_, store) = new();
+    write(&store);
+    let mut follower = store.follow(store.stat().seq).unwrap();
+    for round in 0..20 {
+        store.sync().unwrap();
+        if round % 3 == 0 {
+            assert!(follower.next().unwrap().is_none(), "round {round}");
+        }
+        let seq = write(&store);
+        assert_eq!(follower.next().unwrap().map(|commit| commit.seq()), Some(seq), "round {round}");
+    }
+}
+
+#[test]
+fn who_follows_goes_on_behind_the_mark_of_an_opening() {
+    let (disk, store) = new();
+    store.close().unwrap();
+    for round in 0..12 {
+        let store = options(&disk).open(dir()).unwrap();
+        let mut follower = store.follow(store.stat().seq).unwrap();
+        assert!(follower.next().unwrap().is_none(), "round {round}");
+        store.sync().unwrap();
+        assert!(follower.next().unwrap().is_none(), "round {round}");
+        let seq = write(&store);
+        assert_eq!(follower.next().unwrap().map(|commit| commit.seq()), Some(seq), "round {round}");
+        store.close().unwrap();
+    }
+}
+
 /// A commit is taken only by the store that it is for, in its place; and what does not fit changes nothing.
 #[test]
 fn what_does_not_fit_is_refused() {
