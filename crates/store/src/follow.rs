@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::format::entry::{Change, Entry, PartHeader};
 use crate::format::page::{self, HEADER, PageKind};
 use crate::format::shipped::{Shipped, ShippedFault};
+use crate::format::superblock::Meta;
 use crate::txn::{Changed, WriteTxn};
 use crate::{Durability, Error, PageNo, Seq, Store};
 
@@ -232,18 +233,39 @@ impl WriteTxn<'_> {
     /// Makes it the change that another store made.
     fn take(&mut self, entry: Entry) -> Result<(), Error> {
         let Entry { seq, meta, changes } = entry;
-        if meta.pages > self.meta.pages {
-            self.grow(meta.pages, true)?;
-        }
-        if meta.pages < self.meta.pages {
-            self.core.forget_given_back();
+        // A compaction takes free pages alone.
+        let in_use = |meta: &Meta| meta.pages - meta.free_pages;
+        if meta.pages < self.meta.pages && in_use(&meta) != in_use(&self.meta) {
+            return Err(Error::Diverged { page: meta.pages, seq });
         }
         for (page, change) in changes {
             let changed = self.taken(page, seq, change)?;
             self.changed.insert(page, changed);
         }
+        if let Some(head) = meta.free_head.filter(|head| self.meta.free_head != Some(*head))
+            && !self.is_trunk(head)?
+        {
+            return Err(Error::Diverged { page: head, seq });
+        }
+        // When all else was found to fit.
+        if meta.pages > self.meta.pages {
+            self.room.before.get_or_insert(self.core.data.bytes());
+            self.grow(meta.pages, true)?;
+        }
+        if meta.pages < self.meta.pages {
+            self.core.forget_given_back();
+        }
         self.meta = meta;
         Ok(())
+    }
+
+    /// Whether a page is one of the free list's after this transaction.
+    fn is_trunk(&self, page: PageNo) -> Result<bool, Error> {
+        Ok(match self.changed.get(&page) {
+            Some(Changed::Page { kind, .. }) => *kind == PageKind::Trunk,
+            Some(Changed::Free) => false,
+            None => self.core.page_at(page, Seq::MAX)?.is_some_and(|page| page.kind() == PageKind::Trunk),
+        })
     }
 
     fn taken(&self, page: PageNo, seq: Seq, change: Change) -> Result<Changed, Error> {

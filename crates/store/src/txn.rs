@@ -64,7 +64,7 @@ pub struct WriteTxn<'a> {
 pub(crate) struct Room<'a> {
     core: Handle<'a>,
     /// Bytes of the file before the first run.
-    before: Option<u64>,
+    pub(crate) before: Option<u64>,
 }
 
 impl Room<'_> {

@@ -238,3 +238,76 @@ fn is_the_same(directory: &Path) -> bool {
     assert!(replica.verify().unwrap().is_sound());
     true
 }
+
+fn varint(mut number: u64, to: &mut Vec<u8>) {
+    loop {
+        let byte = number.to_le_bytes()[0] & 0x7f;
+        number >>= 7;
+        to.push(if number == 0 { byte } else { byte | 0x80 });
+        if number == 0 {
+            return;
+        }
+    }
+}
+
+/// A commit as another one could send it, with right checksums of the whole.
+fn shipped(store: u64, seq: u64, items: &[Vec<u8>]) -> Shipped {
+    let mut part = vec![1, 0, 0, 0, 0, 0, 0, 0];
+    part.extend(seq.to_le_bytes());
+    for item in items {
+        varint(item.len() as u64, &mut part);
+        part.extend(item);
+    }
+    let mut bytes = b"pks\x01".to_vec();
+    bytes.extend(store.to_le_bytes());
+    bytes.extend(seq.to_le_bytes());
+    bytes.extend(u32::try_from(part.len()).unwrap().to_le_bytes());
+    bytes.extend(part);
+    let crc = crc32c::crc32c(&bytes);
+    Shipped::decode(&[&crc.to_le_bytes()[..], &bytes].concat()).unwrap()
+}
+
+/// What a commit says of the store: no root, so many pages, the free list.
+fn meta(pages: u64, free: Option<(u64, u64)>) -> Vec<u8> {
+    let mut meta = vec![if free.is_some() { 2 } else { 0 }];
+    varint(pages, &mut meta);
+    if let Some((head, _)) = free {
+        varint(head, &mut meta);
+    }
+    varint(free.map_or(0, |(_, count)| count), &mut meta);
+    meta
+}
+
+#[test]
+fn a_commit_that_is_refused_leaves_all_as_it_was() {
+    let temp = disk_dir();
+    let dir = temp.path().join("store");
+    let store = options().warm(false).without_threads().open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    for _ in 0..3 {
+        txn.allocate().unwrap();
+    }
+    let seq = txn.commit(Durability::Sync).unwrap();
+    let id = store.follow(0).unwrap().next().unwrap().unwrap().store();
+    let bytes = || std::fs::metadata(dir.join("data")).unwrap().len();
+    let before = bytes();
+    // A free page with a checksum that is not its own, in a store that would be as large as can be.
+    let mut free = vec![(2 << 4) | 3];
+    varint(1, &mut free);
+    free.extend([9; 4]);
+    let hostile = [
+        ("grows", vec![meta(1 << 31, None), free]),
+        ("has fewer pages", vec![meta(1, None)]),
+        ("has a free list that begins with data", vec![meta(3, Some((1, 1)))]),
+    ];
+    for (what, items) in hostile {
+        let error = store.apply(&shipped(id, seq + 1, &items), Durability::Sync).unwrap_err();
+        assert!(matches!(error, Error::Diverged { .. }), "{what}: {error}");
+        assert_eq!((bytes(), store.stat().seq), (before, seq), "{what}");
+        assert!(store.begin_read().unwrap().read(2).is_ok(), "{what}");
+    }
+    assert!(store.verify().unwrap().is_sound());
+    // It takes what fits.
+    store.apply(&shipped(id, seq + 1, &[meta(4, None)]), Durability::Sync).unwrap();
+    assert_eq!(store.begin_read().unwrap().pages(), 4);
+}
