@@ -18,13 +18,11 @@ use pagekeeper_io::{
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use crate::depth::Depth;
+pub(crate) use crate::format::superblock::MAX_PAGES;
 use crate::{Error, PageNo};
 
 /// Its name.
 pub(crate) const NAME: &str = "data";
-
-/// Page numbers have 32 bits in the cache.
-pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 
 /// It grows by an eighth, within these bounds, in bytes.
 const STEP: Range<u64> = 256 << 10..64 << 20;

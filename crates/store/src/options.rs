@@ -10,6 +10,7 @@ use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
 use crate::data::Use;
+use crate::format::superblock::{MAX_JOURNAL_BYTES, MIN_JOURNAL_BYTES};
 use crate::{Error, Progress, depth};
 
 /// Whether opening makes a store that is not there.
@@ -90,9 +91,6 @@ pub(crate) const MIN_PAGE_BYTES: usize = 4096;
 const MAX_PAGE_BYTES: usize = 65536;
 /// The least memory, in bytes.
 const MIN_MEMORY: u64 = 1 << 20;
-/// The smallest limit, in bytes.
-const MIN_JOURNAL_BYTES: u64 = 64 << 10;
-const MAX_JOURNAL_BYTES: u64 = 1 << 40;
 
 impl StoreOptions {
     /// Bytes of a page: a power of two from 4096 to 65536; 4096 if not said. Of a store that is there it must be what the store

@@ -20,7 +20,7 @@ use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
 use crate::data::{self, Run};
 use crate::destination::{Destination, Like, Writer};
 use crate::format::page::{self, HEADER, PageFault, PageHeader, PageKind};
-use crate::format::superblock::{Found, Meta, Superblock, VERSION};
+use crate::format::superblock::{Found, MAX_SEQ, Meta, Superblock, VERSION};
 use crate::inspect::PIECE;
 use crate::open::LOCK;
 use crate::options::StoreOptions;
@@ -350,6 +350,9 @@ impl Source {
         }
         let mut doubt = |what| found.doubtful.push(PageFinding { page, what });
         match read {
+            Ok(header) if header.seq > MAX_SEQ => {
+                Saved::Lost(format!("it is whole, as of commit {}, and none has that number", header.seq))
+            }
             Ok(header) => {
                 let seq = header.seq;
                 // Where no commit is known the map alone says what there should be.

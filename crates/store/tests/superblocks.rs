@@ -224,3 +224,38 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
         }
     }
 }
+
+/// What no store says, with a checksum that holds: it is named, and nothing counts on with it.
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let hostile = [
+        (16, u64::MAX),
+        (32, u64::MAX),
+        (48, 0),
+        (48, 1 << 62),
+        (48, u64::MAX),
+        (56, 1 << 32),
+        (56, u64::MAX),
+    ];
+    for (at, value) in hostile {
+        let what = format!("{value} at {at}");
+        let disk = disk(&[true, false]);
+        for slot in 0..2 {
+            spoil(&disk, slot, |bytes| {
+                bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+                let crc = crc32c::crc32c(&bytes[..SLOT - 4]);
+                bytes[SLOT - 4..].copy_from_slice(&crc.to_le_bytes());
+            });
+        }
+        for read_only in [false, true] {
+            let error = options(&disk).read_only(read_only).open(dir()).map(drop).unwrap_err();
+            assert!(matches!(error, Error::BrokenSuperblock { .. }), "{what}: {error}");
+            assert!(error.to_string().contains("what it says makes no sense"), "{what}: {error}");
+        }
+        // It is as lost as one that is gone.
+        let repaired = options(&disk).repair(dir(), Path::new("/repaired")).unwrap();
+        assert!(repaired.lost.is_empty() && repaired.data_pages == 1, "{what}: {repaired:?}");
+        let store = options(&disk).open(Path::new("/repaired")).unwrap();
+        assert_eq!(store.begin_read().unwrap().read(0).unwrap()[..8], 2_u64.to_le_bytes(), "{what}");
+    }
+}

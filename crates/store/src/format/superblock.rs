@@ -25,6 +25,9 @@
 //! | 1128..4092 | zeros |
 //! | 4092..4096 | CRC-32C of all before |
 //!
+//! At most 2^32 - 2 pages, 64 KiB to 1 TiB of journal, and numbers of commits and writes below 2^63 make sense: what counts on from there
+//! goes over no end.
+//!
 //! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is distinguished from rot.
 
 /// Bytes of a slot.
@@ -45,6 +48,18 @@ pub(crate) const VERSION: u16 = 2;
 const USER: usize = 96;
 const JOURNAL: usize = USER + MAX_USER_BYTES;
 const CHECKED: usize = SLOT - 4;
+
+/// The most pages: the cache numbers them by 32 bits.
+pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
+
+/// The smallest limit of a journal, in bytes.
+pub(crate) const MIN_JOURNAL_BYTES: u64 = 64 << 10;
+
+/// The largest, in bytes.
+pub(crate) const MAX_JOURNAL_BYTES: u64 = 1 << 40;
+
+/// No commit, and no write of a slot, has a number above this one.
+pub(crate) const MAX_SEQ: u64 = u64::MAX >> 1;
 
 const FIRST_DIFFS: u16 = 1;
 const ROOT: u16 = 2;
@@ -185,7 +200,10 @@ impl Superblock {
         let is_sound = flags <= (FIRST_DIFFS | ROOT | FREE_HEAD)
             && page_size.is_power_of_two()
             && (MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&page_size)
-            && user <= MAX_USER_BYTES;
+            && user <= MAX_USER_BYTES
+            && [long(16), long(32)].iter().all(|number| *number <= MAX_SEQ)
+            && (MIN_JOURNAL_BYTES..=MAX_JOURNAL_BYTES).contains(&long(48))
+            && long(56) <= MAX_PAGES;
         if !is_sound {
             return Found::Nothing(SlotFault::Senseless);
         }
@@ -299,9 +317,16 @@ mod tests {
         };
         assert_eq!(with(8, 1), Found::Version(1));
         // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too much metadata.
-        for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)] {
+        // Numbers of a write and a commit that nothing can come behind; journals of 2^63 bytes and of 24 KiB; 2^32 pages.
+        let too_much = [(23, 0x80), (39, 0x80), (55, 0x80), (60, 1)];
+        for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)]
+            .into_iter()
+            .chain(too_much)
+        {
             assert_eq!(with(at, byte), Found::Nothing(SlotFault::Senseless), "byte {at}");
         }
+        let journal = Superblock { max_journal_bytes: 24 << 10, ..superblock() };
+        assert_eq!(Superblock::decode(&journal.encode()), Found::Nothing(SlotFault::Senseless));
     }
 
     #[test]
@@ -332,7 +357,9 @@ mod tests {
             user in prop::collection::vec(any::<u8>(), 0..=MAX_USER_BYTES),
         ) {
             let [number, store, checkpoint_seq, checkpoint_lsn, max_journal_bytes, journal, pages] = numbers;
-            let pages = pages.max(1);
+            let (number, checkpoint_seq) = (number >> 1, checkpoint_seq >> 1);
+            let max_journal_bytes = MIN_JOURNAL_BYTES + max_journal_bytes % (MAX_JOURNAL_BYTES - MIN_JOURNAL_BYTES + 1);
+            let pages = pages % MAX_PAGES + 1;
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
             let meta = Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
             let superblock = Superblock {
