@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! 1. A follower gives durable commits only, each once, in order and without a gap; or says that the next one is gone from the journal.
-//! 2. A replica takes a commit only if it is the next one, and only as a whole; each page is then, bit by bit, what it is in the source.
+//! 2. A replica takes a commit only if it is the next one, and only as a whole; each page is then, bit by bit, what it is in the source,
+//!    if each of its commits was the source's: a restored or repaired source gives the same numbers to other commits, and that is not
+//!    noticed but by the checksum of a page that is changed in part.
 //!
 //! Fails as reading the journal does.
 
@@ -80,7 +82,11 @@ impl Store {
     ///
     /// Fails with [`Error::NotTheNext`] where commits between are missing, with [`Error::OtherStore`] for a commit of another store,
     /// with [`Error::Diverged`] where the page that is changed is not what it is in the source, and as [`WriteTxn::commit`] does; then
-    /// nothing was changed. Its journal must be no smaller than the source's.
+    /// nothing was changed. Its journal must have room for the commit with all of its pages as a whole, which may be more than the source's
+    /// needed: [`Error::TransactionTooLarge`] else.
+    ///
+    /// That both have the same commits up to there is not checked. A replica that took commits of its own, or whose source was restored or
+    /// repaired, has to begin with a backup again: it would differ without an error.
     pub fn apply(&self, commit: &Shipped, durability: Durability) -> Result<Seq, Error> {
         let core = self.core();
         if commit.store != core.config.store_id {
