@@ -19,9 +19,9 @@ use crate::support::{
 const SIZE: u64 = 512 * MIB;
 /// Bytes of what others use.
 const HOT: u64 = 128 * MIB;
-/// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for what waits for the disk,
-/// which nothing but the host's dirty limits holds back.
-const LIMIT: u64 = HOT + SIZE + 192 * MIB;
+/// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for all that is written, which
+/// waits for a busy disk and nothing but the host's dirty limits holds back, and for what is read before the governor has its turn.
+const LIMIT: u64 = HOT + SIZE + 384 * MIB;
 /// A disk may be slow to take what was written.
 const SOON: Duration = Duration::from_secs(120);
 
