@@ -9,6 +9,7 @@ mod child;
 mod database;
 mod myrocks;
 mod postgresql;
+mod programs;
 mod site;
 mod speed;
 mod watch;
@@ -94,6 +95,9 @@ pub(crate) struct Choice {
     /// Rate of the stream, in MB/s
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=2000))]
     rate: u64,
+    /// Instead: what whole programs leave in memory, of what they read and wrote and of a hot file
+    #[arg(long, conflicts_with_all = ["server", "case", "rate"])]
+    programs: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -110,6 +114,9 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
         Setting { rate: choice.rate * 1_000_000, settle: 1, window: 6, tree: 3 * GIB }
     };
     let groups = Groups::find()?;
+    if choice.programs {
+        return programs::run(run, &groups);
+    }
     run.scratch.require_space(setting.tree + 2 * setting.written() + 2 * GIB)?;
     run.note(&format!(
         "server and stream of {} MB/s in one memory cgroup (version {}), limited to what the warm server takes and {} MiB",

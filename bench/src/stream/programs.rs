@@ -1,0 +1,282 @@
+//! What streaming programs leave in memory, and of a file that was hot: each as people call it, plain and under run.
+//!
+//! Invariants: file and target are cold at the begin; the hot file is resident, read twice by a program of the group's own; the group
+//! has room for it, the program's heap and [`ROOM`], so that a stream that stays takes its place. What stays is counted by fincore,
+//! of a block device by the kernel's `Buffers`, and never by pagekeeper. A program that is not installed is named as missing.
+//! Fails where a program fails.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::database::files_below;
+use super::{PLAIN, UNDER_RUN};
+use crate::Run;
+use crate::data::{MIB, make_cold, write_synced};
+use crate::peers::{Program, run as run_process};
+use crate::pressure::group::{Group, Groups};
+use crate::report::Unit;
+use crate::rounds::Samples;
+
+/// Bytes of the file that is read, and of the one that is hot.
+const SIZE: u64 = 512 * MIB;
+const HOT: u64 = 256 * MIB;
+/// What a program has beside its heap and the hot file.
+const ROOM: u64 = 160 * MIB;
+/// A group of a run is gone, and what is written is on disk, after so long.
+const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// A program, as it is called by a shell: `$RUN` is what runs it, `$FILE` is read, and `$NEW` is a directory to write to.
+struct Tool {
+    name: &'static str,
+    needs: &'static [&'static str],
+    line: &'static str,
+    /// Bytes of its heap.
+    heap: u64,
+}
+
+const fn tool(name: &'static str, needs: &'static [&'static str], heap: u64, line: &'static str) -> Tool {
+    Tool { name, needs, line, heap: heap * MIB }
+}
+
+const TOOLS: [Tool; 15] = [
+    tool("cp", &[], 0, "$RUN cp \"$FILE\" \"$NEW\""),
+    tool("rsync", &["rsync"], 0, "$RUN rsync --whole-file \"$FILE\" \"$NEW/\""),
+    tool("tar", &[], 0, "$RUN tar -cPf \"$NEW/tar\" \"$FILE\""),
+    tool(
+        "borg",
+        &["borg"],
+        128,
+        "export BORG_BASE_DIR=\"$NEW/home\"; borg init -e none \"$NEW/borg\" &&
+         $RUN borg create --compression none \"$NEW/borg::one\" \"$FILE\"",
+    ),
+    tool(
+        "restic",
+        &["restic"],
+        512,
+        "export RESTIC_PASSWORD=x; restic -q --no-cache -r \"$NEW/restic\" init >/dev/null &&
+         $RUN restic -q --no-cache -r \"$NEW/restic\" backup \"$FILE\"",
+    ),
+    tool("pigz", &["pigz"], 16, "$RUN pigz -1 -k -c \"$FILE\" >\"$NEW/gz\""),
+    tool("zstd", &["zstd"], 64, "$RUN zstd -q -1 \"$FILE\" -o \"$NEW/zst\""),
+    tool("dd bs=1G", &[], 512, "$RUN dd if=\"$FILE\" of=\"$NEW/dd\" bs=1G status=none"),
+    tool(
+        "node, copyFile",
+        &["node"],
+        64,
+        "$RUN node -e 'fs.copyFileSync(process.argv[1], process.argv[2])' \"$FILE\" \"$NEW/node\"",
+    ),
+    tool(
+        "python, read()",
+        &["python3"],
+        544,
+        "$RUN python3 -c 'import sys; open(sys.argv[2], \"wb\").write(open(sys.argv[1], \"rb\").read())' \"$FILE\" \"$NEW/python\"",
+    ),
+    tool(
+        "nginx, sendfile",
+        &["nginx", "curl"],
+        32,
+        "printf 'daemon off; user root; pid nginx.pid; error_log stderr; events {} http { access_log off; sendfile on; server {
+           listen 127.0.0.1:48157; root %s; } }' \"${FILE%/*}\" >\"$NEW/conf\"
+         $RUN nginx -e stderr -p \"$NEW\" -c \"$NEW/conf\" & server=$!
+         curl -sf --retry 50 --retry-connrefused --retry-delay 1 -o /dev/null \"http://127.0.0.1:48157/${FILE##*/}\"
+         status=$?; kill \"$(cat \"$NEW/nginx.pid\")\"; wait \"$server\"; exit $status",
+    ),
+    tool("mbstream -c", &["mbstream"], 16, "cd \"${FILE%/*}\" && $RUN mbstream -c \"${FILE##*/}\" >\"$NEW/stream\""),
+    tool(
+        "cp by who does not own it",
+        &["setpriv"],
+        0,
+        "chmod 777 \"$NEW\" && setpriv --reuid=65534 --regid=65534 --clear-groups $RUN cp \"$FILE\" \"$NEW\"",
+    ),
+    tool("sudo cp", &["sudo"], 0, "$RUN sudo cp \"$FILE\" \"$NEW\""),
+    tool("dd of a block device", &["losetup"], 0, "$RUN dd if=\"$DEVICE\" of=/dev/null bs=1M status=none"),
+];
+
+/// What stays of a run of one.
+#[derive(Debug, Default)]
+struct Stays {
+    stream_mib: Vec<f64>,
+    hot_percent: Vec<f64>,
+    rate: Vec<f64>,
+}
+
+struct Site<'a> {
+    group: &'a Group,
+    /// What stands before a command under run.
+    run: String,
+    file: PathBuf,
+    hot: PathBuf,
+    new: PathBuf,
+    device: Device,
+}
+
+/// Runs them all.
+pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
+    run.scratch.require_space(4 * SIZE + HOT)?;
+    let home = run.scratch.path().to_path_buf();
+    open_to_others(&home)?;
+    // Where other users can start it, too.
+    let program = home.join("pagekeeper");
+    std::fs::copy(&run.pagekeeper.path, &program).context("can't copy pagekeeper")?;
+    let (file, hot) = (home.join("file"), home.join("hot"));
+    write_synced(&file, SIZE)?;
+    write_synced(&hot, HOT)?;
+    let group = groups.create(8 << 30)?;
+    let device = Device::new(&home.join("device"))?;
+    let site = Site {
+        group: &group,
+        run: format!("{} run --as=stream --", program.display()),
+        new: home.join("new"),
+        device,
+        file,
+        hot,
+    };
+    run.note(&format!(
+        "each program reads {} MiB and writes as much, in a memory cgroup (version {}) with {} MiB that were read twice; limit: that, its heap and {} MiB",
+        SIZE / MIB,
+        groups.version(),
+        HOT / MIB,
+        ROOM / MIB
+    ));
+    let (mut most_left, mut least_hot) = (0.0_f64, 100.0_f64);
+    for tool in &TOOLS {
+        if let Some(missing) = tool.needs.iter().find(|name| Program::find(name).is_none()) {
+            run.report.add_missing(missing);
+            continue;
+        }
+        run.say(tool.name)?;
+        let (mut under_run, mut plain) = (Stays::default(), Stays::default());
+        for _ in 0..if run.quick { 1 } else { run.rounds.min(3) } {
+            site.once(tool, true, &mut under_run)?;
+            run.stop.check()?;
+            site.once(tool, false, &mut plain)?;
+            run.stop.check()?;
+        }
+        most_left = under_run.stream_mib.iter().fold(most_left, |most, one| most.max(*one));
+        least_hot = under_run.hot_percent.iter().fold(least_hot, |least, one| least.min(*one));
+        let pair = |of: fn(&Stays) -> &Vec<f64>| {
+            [(UNDER_RUN, &under_run), (PLAIN, &plain)]
+                .map(|(subject, stays)| Samples { subject, values: of(stays).clone() })
+        };
+        let mut add = |what: &str, unit, samples: [Samples; 2]| {
+            run.report.add_case(&format!("{}: {what}", tool.name), unit, &samples);
+        };
+        add("what it read and wrote stays in memory", Unit::Mib, pair(|stays| &stays.stream_mib));
+        add("the hot file stays", Unit::Percent, pair(|stays| &stays.hot_percent));
+        add("rate", Unit::MibPerSecond, pair(|stays| &stays.rate));
+    }
+    run.report.ratios.insert("stream_programs_left_percent", most_left / ((2 * SIZE) / MIB) as f64 * 100.0);
+    run.report.ratios.insert("stream_programs_hot_kept", least_hot / 100.0);
+    Ok(())
+}
+
+fn open_to_others(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755))
+        .context("can't open the directory to others")
+}
+
+impl Site<'_> {
+    /// One program once.
+    fn once(&self, tool: &Tool, under_run: bool, stays: &mut Stays) -> Result<()> {
+        if self.new.exists() {
+            std::fs::remove_dir_all(&self.new).context("can't remove what was written")?;
+        }
+        std::fs::create_dir(&self.new).context("can't make a directory")?;
+        make_cold(&self.file)?;
+        make_cold(&self.hot)?;
+        let device = tool.line.contains("$DEVICE").then_some(&self.device);
+        device.map(Device::make_cold).transpose()?;
+        self.group.set_limit(HOT + tool.heap + ROOM)?;
+        for _ in 0..2 {
+            run_process(self.group.command("cat").arg(&self.hot).stdout(std::process::Stdio::null()))?;
+        }
+        let before = buffers()?;
+        let mut shell = self.group.command("sh");
+        shell.args(["-c", tool.line]);
+        shell
+            .env("FILE", &self.file)
+            .env("NEW", &self.new)
+            .env("RUN", if under_run { &self.run } else { "" });
+        shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
+        let finished = run_process(&mut shell).with_context(|| tool.name)?;
+        self.settle()?;
+        let of_device =
+            device.map_or(Ok(0), |_| Ok::<_, anyhow::Error>(buffers()?.saturating_sub(before)))?;
+        let mut files = files_below(&self.new)?;
+        files.push(self.file.clone());
+        stays.stream_mib.push((fincore(&files)? + of_device) as f64 / MIB as f64);
+        stays.hot_percent.push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT as f64 * 100.0);
+        stays.rate.push((SIZE / MIB) as f64 / finished.seconds);
+        Ok(())
+    }
+
+    /// Until the group has no other below it: a governor has ended then.
+    fn settle(&self) -> Result<()> {
+        let directory = self.group.entrance().with_file_name("");
+        let began = Instant::now();
+        let has_groups = || {
+            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.path().is_dir()).count() > 0
+        };
+        while has_groups() {
+            ensure!(began.elapsed() < SETTLED_WITHIN, "a group below {} stays", directory.display());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+/// Resident bytes, as fincore counts them.
+fn fincore(files: &[PathBuf]) -> Result<u64> {
+    let output = run_process(
+        Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).args(files),
+    )?;
+    output
+        .stdout
+        .split_whitespace()
+        .map(|number| number.parse::<u64>().context("fincore printed no number"))
+        .sum()
+}
+
+/// Bytes of block devices' own pages.
+fn buffers() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
+    let line =
+        text.lines().find_map(|line| line.strip_prefix("Buffers:")).context("no Buffers in /proc/meminfo")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("Buffers is no number")?;
+    Ok(kib << 10)
+}
+
+/// A loop device on a file that it reads past the page cache. It is held open, since the kernel drops its pages with the last close.
+struct Device {
+    path: PathBuf,
+    _open: std::fs::File,
+}
+
+impl Device {
+    fn new(file: &Path) -> Result<Self> {
+        write_synced(file, SIZE)?;
+        make_cold(file)?;
+        let made =
+            run_process(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(file))?;
+        let path = PathBuf::from(made.stdout.trim());
+        let open = std::fs::File::open(&path).with_context(|| format!("can't open {}", path.display()))?;
+        Ok(Self { path, _open: open })
+    }
+
+    fn make_cold(&self) -> Result<()> {
+        run_process(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).map(drop)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Err(error) = run_process(Command::new("losetup").arg("--detach").arg(&self.path)) {
+            eprintln!("pagekeeper-bench: can't detach {}: {error:#}", self.path.display());
+        }
+    }
+}
