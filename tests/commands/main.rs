@@ -12,5 +12,6 @@ mod odd_proc;
 mod odd_settings;
 mod peers;
 mod store;
+mod store_format;
 mod toggled;
 mod top;
