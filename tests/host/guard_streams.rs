@@ -311,6 +311,67 @@ fn a_reader_without_a_position_is_followed_by_what_is_resident() {
     guard.stop();
 }
 
+/// A process of another user that is called as a streaming program and holds a file open so many times.
+fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
+    const HOLD: &str =
+        "ulimit -n 20000; for ((at = 0; at < $2; at++)); do exec {held}< \"$0\"; done; exec \"$1\" 1000";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--pdeathsig=KILL", "--"]);
+    command.args(["bash", "-c", HOLD]).arg(file).arg(program).arg(descriptors.to_string());
+    command.stdin(Stdio::null()).spawn().expect("start a program")
+}
+
+/// Processor time of a process so far, in seconds: `/proc/PID/stat`, fields 14 and 15.
+fn processor_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+    let ticks: u32 =
+        fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u32>().expect("a number")).sum();
+    f64::from(ticks) / 100.0
+}
+
+#[test]
+fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_another_user_waiting() {
+    const MEASURED: Duration = Duration::from_secs(10);
+    if !support::can_run("processes that are called as streams", &["dd", "setpriv", "bash"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let stream = cold(scratch.path().join("stream"), SIZE);
+    let (program, held) = (scratch.path().join("dd"), scratch.path().join("held"));
+    std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
+    let held = written(held, 8 * MIB);
+    // The first is found first, and so followed.
+    let mut hostile: Vec<Child> =
+        (0..100).map(|at| called_as(&program, &held, if at == 0 { 16_000 } else { 1 })).collect();
+    for process in &hostile {
+        support::eventually("it is called as a stream", SOON, || {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", process.id())).ok()?;
+            (name.trim() == "dd").then_some(())
+        });
+    }
+
+    let guard = guard(scratch.path(), "dd");
+    for part in ["are not followed", "is followed more slowly"] {
+        guard.wait_for("problem", SOON, |event| {
+            event["problem"].as_str().is_some_and(|text| text.contains(part))
+        });
+    }
+    let before = processor_seconds(guard.pid());
+    std::thread::sleep(MEASURED);
+    let share = (processor_seconds(guard.pid()) - before) / MEASURED.as_secs_f64();
+    assert!(share < 0.5, "{share} of a core");
+
+    let mut dd = reader("dd", &stream);
+    read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
+    for process in &mut hostile {
+        process.kill().and_then(|()| process.wait()).expect("end it");
+    }
+    assert!(released(&guard.stop(), "dd") > 0);
+}
+
 #[test]
 fn without_being_asked_for_no_stream_is_followed() {
     if !support::can_run("streams that are left alone", &PROGRAMS) {

@@ -1,4 +1,4 @@
-//! What one database may cost the guard: names, windows and processor time.
+//! What one database may cost the guard: names, windows and processor time; and what a streaming program may.
 //!
 //! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each window of
 //! large sparse files, renames without end. None of that may cost more than a small share of a core and of memory,
@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`], and one more for
 //!    each directory, of which there are at most [`ALL_DIRECTORIES`]. A database that has more is served in part.
-//! 2. In the long run all databases together take no more processor time than [`ALL_TIME`], beside what they earn by
-//!    bytes that were released ([`EARNED`]), and one no more than [`TIME`].
+//! 2. In the long run all databases together take no more processor time than their [`Rate`], beside what they earn by
+//!    bytes that were released ([`EARNED`]).
 //! 3. Of all that there is for all each user has a share, and of that each of its databases. What one does not need is the
 //!    others'.
 //! 4. Nothing here does I/O. Work measures itself, by a [`Turn`] in the thread that does it.
@@ -41,10 +41,22 @@ pub(crate) const DESCRIPTORS: usize = 2048;
 /// And of all processes together that are no databases.
 pub(crate) const DESCRIPTORS_OF_OTHERS: usize = 16_384;
 
-/// Processor time for one database, as one part of so many.
-const TIME: u32 = 100;
-/// And for all together: 3 parts of so many.
-const ALL_TIME: (u32, u32) = (3, 200);
+/// Processor time that is given out in the long run, each as (parts, of so many).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rate {
+    /// For one.
+    one: (u32, u32),
+    /// And for all together.
+    all: (u32, u32),
+}
+
+/// For databases.
+pub(crate) const TIME: Rate = Rate { one: (1, 100), all: (3, 200) };
+/// For streaming programs: a real one takes less than 1 % of a core, and its releases pay for themselves. One that samples
+/// many files at a short tick takes more.
+pub(crate) const STREAM_TIME: Rate = Rate { one: (1, 20), all: (1, 10) };
+/// Streaming programs that are followed of one user, and of all together.
+pub(crate) const STREAMS: (usize, usize) = (64, 256);
 /// What a database can save up.
 const SAVED: Duration = Duration::from_secs(1);
 /// What a new one starts with at most; it comes out of what others did not need.
@@ -146,6 +158,7 @@ pub(crate) struct Slice {
 /// Gives out processor time to the databases.
 #[derive(Debug)]
 pub(crate) struct Purse {
+    rate: Rate,
     /// What nobody needed, for new ones.
     reserve: i64,
     earnings: i64,
@@ -153,8 +166,8 @@ pub(crate) struct Purse {
 }
 
 impl Purse {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { reserve: nanoseconds(2 * AT_FIRST), earnings: nanoseconds(SLICE), filled: now }
+    pub(crate) fn new(rate: Rate, now: Instant) -> Self {
+        Self { rate, reserve: nanoseconds(2 * AT_FIRST), earnings: nanoseconds(SLICE), filled: now }
     }
 
     /// The credit of a new database. Whoever starts one after another gets ever less.
@@ -169,9 +182,8 @@ impl Purse {
     pub(crate) fn fill<'a>(&mut self, credits: impl Iterator<Item = (Party, &'a mut Credit)>, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
-        let (parts, of) = ALL_TIME;
-        let mut pool = nanoseconds(passed * parts / of);
-        let each = nanoseconds(passed / TIME);
+        let part = |(parts, of): (u32, u32)| nanoseconds(passed * parts / of);
+        let (each, mut pool) = (part(self.rate.one), part(self.rate.all));
         let mut credits: Vec<(Party, &mut Credit)> = credits.collect();
         let lack = |credit: &Credit| (nanoseconds(SAVED) - credit.left).clamp(0, each);
         let lacking: Vec<(Party, usize)> =
@@ -299,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_one_does_not_need_is_the_others() {
-        let mut purse = Purse::new(Instant::now());
+        let mut purse = Purse::new(TIME, Instant::now());
         let idle = Credit { left: nanoseconds(SAVED) };
         let mut credits = [Credit { left: 0 }, idle, Credit { left: 0 }, idle];
         filled(&mut purse, &mut credits, 10);
@@ -313,7 +325,7 @@ mod tests {
 
     #[test]
     fn who_has_very_many_databases_takes_no_time_of_another_user() {
-        let mut purse = Purse::new(Instant::now());
+        let mut purse = Purse::new(TIME, Instant::now());
         let mut credits = [Credit { left: 0 }; 101];
         let until = purse.filled + Duration::from_secs(10);
         let of = |at| Party::User(if at == 100 { 2 } else { 1 });
@@ -326,7 +338,7 @@ mod tests {
 
     #[test]
     fn all_together_never_get_more_than_their_share() {
-        let mut purse = Purse::new(Instant::now());
+        let mut purse = Purse::new(TIME, Instant::now());
         let reserve = purse.reserve;
         let mut credits = Vec::new();
         // One after another starts, and spends what it has.
@@ -346,7 +358,7 @@ mod tests {
 
     #[test]
     fn debts_are_paid_back_and_bytes_earn() {
-        let mut purse = Purse::new(Instant::now());
+        let mut purse = Purse::new(TIME, Instant::now());
         let mut credit = purse.open();
         credit.spend(Duration::from_secs(1));
         assert_eq!(credit.slice(Duration::ZERO), None);

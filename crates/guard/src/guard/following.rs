@@ -4,8 +4,12 @@
 //! followed again. Streams that were last seen to have a file on the device that it hangs at are left alone until then.
 //! Streaming processes are found by their names in the loop's own thread, which reads `/proc` alone for that.
 //!
+//! A stream's owner may be hostile, too: thousands of processes that are called as a backup, or one with as many files. Each has
+//! an account of processor time, and each user so many places; what is over it is followed more slowly, or not at all.
+//!
 //! Invariants: a stream has at most one pass at a time; while [`MOST_HUNG`] of its user hang no pass over a stream begins.
-//! What hangs is reported with seconds. Where no thread can be had, streams are not followed.
+//! What hangs is reported with seconds. Where no thread can be had, streams are not followed. No more than [`STREAMS`] are.
+//! In the long run they take no more than [`STREAM_TIME`], beside what releasing earns.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,6 +22,7 @@ use pagekeeper_kernel::hang::Crew;
 use super::report::Report;
 use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::Watched;
+use crate::budget::{Credit, Purse, STREAM_TIME, STREAMS};
 use crate::config::Settings;
 use crate::event::Event;
 use crate::ownership::Party;
@@ -28,8 +33,20 @@ const MOST_HUNG: (usize, usize) = (8, 32);
 /// Programs that are counted by name; those beyond are counted together.
 const MAX_NAMES: usize = 64;
 
+/// Passes that a stream has had to wait for time before that is reported.
+const WAITED: u32 = 8;
+
+/// A stream that is here.
+struct Followed {
+    stream: Stream,
+    credit: Credit,
+    /// Passes since it last had time.
+    waited: u32,
+}
+
 /// A stream whose pass has not come back.
 struct Hung {
+    credit: Credit,
     pid: u32,
     program: String,
     party: Party,
@@ -44,8 +61,9 @@ struct Hung {
 pub(super) struct Following {
     crew: Crew,
     finder: Finder,
-    streams: Vec<Stream>,
+    streams: Vec<Followed>,
     hung: Vec<Hung>,
+    purse: Purse,
     due: Instant,
     released: BTreeMap<String, u64>,
     kept: u64,
@@ -58,6 +76,7 @@ impl Following {
             finder: Finder::new(now),
             streams: Vec::new(),
             hung: Vec::new(),
+            purse: Purse::new(STREAM_TIME, now),
             due: now,
             released: BTreeMap::new(),
             kept: 0,
@@ -103,12 +122,24 @@ impl Following {
     /// Takes up streams that are not known yet.
     fn find(&mut self, watched: &Watched, settings: &Settings, report: &mut Report, now: Instant) {
         let is_known = |pid| {
-            self.streams.iter().any(|stream| stream.pid() == pid && stream.runs())
+            self.streams.iter().any(|Followed { stream, .. }| stream.pid() == pid && stream.runs())
                 || self.hung.iter().any(|hung| hung.pid == pid)
         };
         match self.finder.find(&watched.proc, &settings.options.streams, is_known, now) {
-            Ok(found) => self.streams.extend(found),
+            Ok(found) => found.into_iter().for_each(|stream| self.take_up(stream, watched, report)),
             Err(error) => report.problem(error.path().to_path_buf(), &error),
+        }
+    }
+
+    /// Takes up one stream, if there is a place for it.
+    fn take_up(&mut self, stream: Stream, watched: &Watched, report: &mut Report) {
+        let here = self.streams.iter().map(|followed| followed.stream.party());
+        let parties = here.chain(self.hung.iter().map(|hung| hung.party));
+        if are_too_many(parties, stream.party(), STREAMS) {
+            let problem = "more streaming programs than the guard follows of one user, or of all: those found last are not followed";
+            report.problem(watched.proc.path().to_path_buf(), &problem);
+        } else {
+            self.streams.push(Followed { stream, credit: self.purse.open(), waited: 0 });
         }
     }
 
@@ -122,32 +153,46 @@ impl Following {
             targets: settings.options.targets.clone(),
             databases: databases.map(|database| (database.pid, Arc::clone(&database.profile))).collect(),
         });
-        for stream in std::mem::take(&mut self.streams) {
+        let credits = self.streams.iter_mut().map(|followed| (followed.stream.party(), &mut followed.credit));
+        self.purse.fill(credits, Instant::now());
+        for mut followed in std::mem::take(&mut self.streams) {
+            let stream = &followed.stream;
+            if followed.credit.slice(Duration::ZERO).is_none() {
+                followed.waited += 1;
+                if followed.waited == WAITED {
+                    let problem = "the files of a streaming program take more time than the guard gives to one, or to those of one user: it is followed more slowly";
+                    report.problem(watched.proc.path().to_path_buf(), &problem);
+                }
+                self.streams.push(followed);
+                continue;
+            }
+            followed.waited = 0;
             if !self.crew.is_ready() {
                 let problem =
                     "no thread can be started (RLIMIT_NPROC, TasksMax or memory): streams are not followed";
                 report.problem(watched.proc.path().to_path_buf(), &problem);
-                self.streams.push(stream);
+                self.streams.push(followed);
                 continue;
             }
             let parties = self.hung.iter().map(|hung| hung.party);
             if are_too_many(parties, stream.party(), MOST_HUNG) {
                 let problem = "too many streaming programs do not answer: no other of that user is followed until one does";
                 report.problem(watched.proc.path().to_path_buf(), &problem);
-                self.streams.push(stream);
+                self.streams.push(followed);
                 continue;
             }
             let mut devices = self.hung.iter().filter_map(|hung| hung.place.get()?.1);
             if devices.any(|dev| stream.is_on(dev)) {
-                self.streams.push(stream);
+                self.streams.push(followed);
                 continue;
             }
-            self.pass_over(stream, &setting, report);
+            self.pass_over(followed, &setting, report);
         }
     }
 
     /// Has one stream followed.
-    fn pass_over(&mut self, mut stream: Stream, setting: &Arc<StreamSetting>, report: &mut Report) {
+    fn pass_over(&mut self, followed: Followed, setting: &Arc<StreamSetting>, report: &mut Report) {
+        let Followed { mut stream, credit, .. } = followed;
         let (pid, program, party) = (stream.pid(), stream.name().to_owned(), stream.party());
         let (place, since) = (StreamPlace::default(), Instant::now());
         let (of_pass, setting_of_pass) = (place.clone(), Arc::clone(setting));
@@ -156,10 +201,10 @@ impl Following {
             (stream, pass)
         });
         match outcome {
-            Ok((stream, pass)) => self.passed(stream, pass, report),
+            Ok((stream, pass)) => self.passed(stream, credit, pass, report),
             Err(back) => {
                 let (path, silence) = (setting.proc.root(pid), Silence::new(since));
-                self.hung.push(Hung { pid, program, party, place, path, silence, back });
+                self.hung.push(Hung { credit, pid, program, party, place, path, silence, back });
             }
         }
     }
@@ -178,7 +223,7 @@ impl Following {
                             seconds: hung.silence.time().as_secs_f64(),
                         });
                     }
-                    self.passed(stream, pass, report);
+                    self.passed(stream, hung.credit, pass, report);
                 }
                 // Its process is found again.
                 Err(TryRecvError::Disconnected) => {
@@ -205,8 +250,9 @@ impl Following {
     }
 
     /// Takes in what came of a pass.
-    fn passed(&mut self, stream: Stream, pass: Pass, report: &mut Report) {
-        let Pass { released, kept, events, problems, ended } = pass;
+    fn passed(&mut self, stream: Stream, mut credit: Credit, pass: Pass, report: &mut Report) {
+        let Pass { released, kept, events, problems, ended, cpu } = pass;
+        credit.spend(self.purse.unpaid(cpu, released));
         if released > 0 {
             let name = stream.name();
             let is_counted = self.released.contains_key(name) || self.released.len() < MAX_NAMES;
@@ -220,7 +266,7 @@ impl Following {
         }
         report.behind_streams(released);
         if !ended {
-            self.streams.push(stream);
+            self.streams.push(Followed { stream, credit, waited: 0 });
         }
     }
 }

@@ -21,7 +21,7 @@ use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use self::context::StreamContext;
 pub(crate) use self::context::{StreamPlace, StreamSetting};
 use self::file::StreamFile;
-use self::names::Names;
+use self::names::{Named, Names};
 use self::program::Program;
 use crate::config::Streams;
 use crate::event::Event;
@@ -31,6 +31,8 @@ use crate::ownership::Party;
 const NAMES_SHARE: u32 = 100;
 /// But not later than that: whatever is read meanwhile is not seen.
 const NAMES_WITHIN: Duration = Duration::from_secs(2);
+/// Processes that are called as a streaming program and examined in one pass; the next ones in the next pass.
+const NEW_AT_ONCE: usize = 64;
 /// How long a closed file is seen to while what was written to it is written out.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 /// And while pages of it resist for another reason.
@@ -43,11 +45,13 @@ const MAX_CLOSING: usize = 64;
 pub(crate) struct Finder {
     names: Names,
     due: Instant,
+    /// Up to which process those that are not known were examined.
+    examined: u32,
 }
 
 impl Finder {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { names: Names::default(), due: now }
+        Self { names: Names::default(), due: now, examined: 0 }
     }
 
     /// When names are read again.
@@ -69,8 +73,13 @@ impl Finder {
         let before = thread_cpu_time();
         let named = self.names.read(proc, &options.processes);
         let found = named.map(|named| {
-            let new = named.into_iter().filter(|named| !is_known(named.pid));
-            new.filter_map(|named| Stream::new(proc, named.pid, named.name)).collect()
+            let mut new: Vec<Named> = named.into_iter().filter(|named| !is_known(named.pid)).collect();
+            // Who is not followed, since too many of its user are, keeps nobody else from being examined.
+            let from = new.partition_point(|named| named.pid <= self.examined);
+            new.rotate_left(from);
+            new.truncate(NEW_AT_ONCE);
+            self.examined = new.last().map_or(0, |named| named.pid);
+            new.into_iter().filter_map(|named| Stream::new(proc, named.pid, named.name)).collect()
         });
         let cost = thread_cpu_time().saturating_sub(before);
         self.due = now + (cost * NAMES_SHARE).clamp(options.tick, NAMES_WITHIN.max(options.tick));
@@ -106,6 +115,8 @@ pub(crate) struct Pass {
     pub(crate) problems: Vec<(PathBuf, String)>,
     /// Whether nothing is left to be followed.
     pub(crate) ended: bool,
+    /// Processor time that it took.
+    pub(crate) cpu: Duration,
 }
 
 impl Stream {
@@ -143,7 +154,7 @@ impl Stream {
 
     /// Samples its files once, and acts.
     pub(crate) fn follow(&mut self, setting: &StreamSetting, place: &StreamPlace) -> Pass {
-        let began = Instant::now();
+        let (began, before) = (Instant::now(), thread_cpu_time());
         let mut context = StreamContext::new(setting, place);
         let (done, gone) = self.program.follow(&mut context);
         let mut pass = Pass { released: done.released, kept: done.kept, ..Pass::default() };
@@ -179,6 +190,7 @@ impl Stream {
             context.events.extend(self.program.end());
         }
         (pass.events, pass.problems) = (context.events, context.problems);
+        pass.cpu = thread_cpu_time().saturating_sub(before);
         pass
     }
 }

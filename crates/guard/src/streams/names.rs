@@ -18,8 +18,8 @@ const AGAIN: u32 = 16;
 /// What is known of the processes by their names.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// How many passes ago each process was first seen, and whether it is called as wanted.
-    known: HashMap<u32, (u32, bool)>,
+    /// How many passes ago each process was first seen, and what it is called, if that is wanted.
+    known: HashMap<u32, (u32, Option<String>)>,
 }
 
 /// A process that is called as a streaming program.
@@ -37,17 +37,17 @@ impl Names {
         self.known.retain(|pid, _| pids.binary_search(pid).is_ok());
         let mut found = Vec::new();
         for pid in pids {
-            let (passes, streams) = self.known.entry(pid).or_insert((0, false));
+            let (passes, streams) = self.known.entry(pid).or_insert((0, None));
             *passes = passes.saturating_add(1);
             // Not of all old ones in the same pass.
             let again = passes.wrapping_add(pid).is_multiple_of(AGAIN);
-            if (*passes > YOUNG && !*streams && !again) || pid == own {
-                continue;
+            if (*passes <= YOUNG || again) && pid != own {
+                // One that has ended meanwhile is none.
+                let name = proc.name(pid).ok();
+                let name = name.filter(|name| wanted.iter().any(|glob| glob.is_match(name)));
+                *streams = name.map(|name| unescaped(&name).into_owned());
             }
-            // One that has ended meanwhile is none.
-            let name = proc.name(pid).ok().filter(|name| wanted.iter().any(|glob| glob.is_match(name)));
-            *streams = name.is_some();
-            found.extend(name.map(|name| Named { pid, name: unescaped(&name).into_owned() }));
+            found.extend(streams.clone().map(|name| Named { pid, name }));
         }
         Ok(found)
     }
