@@ -36,6 +36,30 @@ const MAX_NAMES: usize = 64;
 /// Passes that a stream has had to wait for time before that is reported.
 const WAITED: u32 = 8;
 
+/// Where one more stream can be followed.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Free,
+    /// In the place of one of these, who have most.
+    Of(Party),
+    None,
+}
+
+/// The place for one of `party` beside those that are followed.
+fn place_for(party: Party, followed: impl Iterator<Item = Party>) -> Place {
+    let (of_party, of_all) = STREAMS;
+    let mut counts: BTreeMap<Party, usize> = BTreeMap::new();
+    followed.for_each(|party| *counts.entry(party).or_default() += 1);
+    let own = counts.get(&party).copied().unwrap_or(0);
+    let most = counts.iter().max_by_key(|(_, count)| **count);
+    match most {
+        _ if own >= of_party => Place::None,
+        _ if counts.values().sum::<usize>() < of_all => Place::Free,
+        Some((most, count)) if *count > own + 1 => Place::Of(*most),
+        Some(_) | None => Place::None,
+    }
+}
+
 /// A stream that is here.
 struct Followed {
     stream: Stream,
@@ -131,14 +155,22 @@ impl Following {
         }
     }
 
-    /// Takes up one stream, if there is a place for it.
+    /// Takes up one stream, if there is a place for it, or another user has more of them.
     fn take_up(&mut self, stream: Stream, watched: &Watched, report: &mut Report) {
         let here = self.streams.iter().map(|followed| followed.stream.party());
         let parties = here.chain(self.hung.iter().map(|hung| hung.party));
-        if are_too_many(parties, stream.party(), STREAMS) {
-            let problem = "more streaming programs than the guard follows of one user, or of all: those found last are not followed";
+        let place = place_for(stream.party(), parties);
+        if place != Place::Free {
+            let problem = "more streaming programs than the guard follows of one user, or of all: some are not followed";
             report.problem(watched.proc.path().to_path_buf(), &problem);
-        } else {
+        }
+        if let Place::Of(party) = place {
+            let last = self.streams.iter().rposition(|followed| followed.stream.party() == party);
+            // What hangs can't be let go.
+            let Some(last) = last else { return };
+            self.streams.remove(last);
+        }
+        if place != Place::None {
             self.streams.push(Followed { stream, credit: self.purse.open(), waited: 0 });
         }
     }
@@ -268,5 +300,30 @@ impl Following {
         if !ended {
             self.streams.push(Followed { stream, credit, waited: 0 });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_all_places_of_streams_gives_some_to_others() {
+        let (of_party, of_all) = STREAMS;
+        let full = |user: u32| std::iter::repeat_n(Party::User(user), of_party);
+        let users = u32::try_from(of_all / of_party).unwrap();
+        let mut followed: Vec<Party> = (1..=users).flat_map(full).collect();
+        assert_eq!(place_for(Party::User(1), full(1)), Place::None);
+        assert_eq!(place_for(Party::User(2), full(1)), Place::Free);
+        // Who comes late gets as many as the others, and no more.
+        let late = Party::Container(7);
+        while let Place::Of(most) = place_for(late, followed.iter().copied()) {
+            let last = followed.iter().rposition(|party| *party == most).unwrap();
+            followed[last] = late;
+        }
+        let count = |party: Party| followed.iter().filter(|other| **other == party).count();
+        assert_eq!(followed.len(), of_all);
+        assert!(count(late) >= of_all / 5 && (1..=users).all(|user| count(Party::User(user)) >= of_all / 5));
+        assert_eq!(place_for(Party::User(1), followed.iter().copied()), Place::None);
     }
 }
