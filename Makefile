@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-mysql test-advice test-preload test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,9 @@ test: ## all checks and all tests, real databases included; as root it installs 
 
 test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
 	@scripts/keep-idle-pages.sh scripts/test-kills.sh
+
+test-faults: ## power cuts, failing and lying disks under store and logs, a second reader after kills, as root (CYCLES=500)
+	@scripts/keep-idle-pages.sh scripts/test-faults.sh
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/keep-idle-pages.sh scripts/test-mysql.sh

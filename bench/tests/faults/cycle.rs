@@ -1,0 +1,314 @@
+//! A life of a store or log: cycles of opening, committing, and losing power, on one disk.
+//!
+//! Invariants: an acknowledgement counts if it was read from the pipe, whose writer can't have got it from a disk without power;
+//! what a process says after that it has from memory. Fails with what is wrong and the seed of the life. What a seed repeats is
+//! what was chosen; how threads took turns is not.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pagekeeper_testing::Rng;
+
+use crate::disk::{Disk, Faults, mount_point, unmount};
+use crate::file::Cut;
+use crate::oracle::{Line, Oracle};
+use crate::subjects::Subject;
+
+/// How the process under test is asked for what it is to do: subject, how it is written, cycle, whether to
+/// close at once, and where.
+pub(crate) const ASKED: &str = "PAGEKEEPER_FAULTS_CHILD";
+/// How long a cycle may last that does not come to its cut.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an opening may take that nothing hinders.
+const LONG: Duration = Duration::from_secs(120);
+const IMAGE: &str = "image";
+
+/// Where the files are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On the disk itself.
+    Files,
+    /// In a file system on a loop device over one file of the disk.
+    On(&'static str),
+}
+
+/// How the disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// Only the power goes.
+    Honest,
+    /// Besides, now and then a write or sync fails, there is no room, or a block can't be read.
+    Failing,
+    /// One sync in twenty reports success and loses what it was to make durable.
+    Lying,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    pub(crate) cycles: u64,
+    pub(crate) openings: u64,
+    pub(crate) acknowledgements: u64,
+    pub(crate) syncs: u64,
+    pub(crate) lies: u64,
+}
+
+pub(crate) struct Life {
+    subject: Subject,
+    place: Place,
+    manner: Manner,
+    way: u64,
+    rng: Rng,
+    disk: Disk,
+    oracle: Oracle,
+    /// Where a file system is mounted.
+    mounted: tempfile::TempDir,
+    account: Account,
+}
+
+/// What a process said, and how it ended.
+struct Heard {
+    lines: Vec<Line>,
+    /// It ended by itself while the disk had power.
+    ended: bool,
+    said_besides: String,
+}
+
+impl Life {
+    pub(crate) fn new(subject: Subject, place: Place, manner: Manner, seed: u64) -> Self {
+        let mut rng = Rng::from_seed(seed);
+        let disk = Disk::new(Rng::from_seed(rng.number()));
+        let mounted = mount_point();
+        let mut life = Self {
+            subject,
+            place,
+            manner,
+            way: seed,
+            rng,
+            disk,
+            oracle: Oracle::default(),
+            mounted,
+            account: Account::default(),
+        };
+        if let Place::On(kind) = place {
+            life.make_file_system(kind);
+        }
+        life
+    }
+
+    /// Lives through so many cycles and opens what is left; fails with what is wrong.
+    pub(crate) fn run(mut self, cycles: u64) -> Result<Account, String> {
+        for cycle in 1..=cycles {
+            self.cycle(cycle).map_err(|what| format!("cycle {cycle}: {what}"))?;
+        }
+        self.look().map_err(|what| format!("after {cycles} cycles: {what}"))?;
+        self.account.openings = self.oracle.openings;
+        self.account.acknowledgements = self.oracle.acknowledgements;
+        Ok(self.account)
+    }
+
+    fn directory(&self) -> PathBuf {
+        match self.place {
+            Place::Files => self.disk.point().join("under-test"),
+            Place::On(_) => self.mounted.path().join("under-test"),
+        }
+    }
+
+    fn faults(&mut self) -> Faults {
+        let rng = &mut self.rng;
+        let mut faults = Faults { cut_at: Some(1 + rng.skewed(1200)), ..Faults::default() };
+        match self.manner {
+            Manner::Honest => {}
+            Manner::Lying => {
+                faults.lies_one_in = Some(20);
+                if !rng.one_in(4) {
+                    faults.cut_at = None;
+                    faults.cut_after_lie = Some(rng.skewed(4));
+                }
+            }
+            Manner::Failing => match rng.of(0..8) {
+                0 | 1 => {
+                    faults.failing_sync = Some(1 + rng.skewed(100));
+                    faults.failing_sync_drops = rng.one_in(2);
+                }
+                2 => faults.failing_write = Some(1 + rng.skewed(400)),
+                3 => {
+                    let used = self.disk.with_medium(|medium| medium.used_blocks());
+                    faults.room = Some(used + rng.skewed(200));
+                }
+                4 => faults.unreadable.extend(self.disk.with_medium(|medium| medium.any_block(rng))),
+                _ => {}
+            },
+        }
+        faults
+    }
+
+    fn cycle(&mut self, cycle: u64) -> Result<(), String> {
+        self.disk.start();
+        let faults = self.faults();
+        let hindered = faults.failing_sync.is_some()
+            || faults.failing_write.is_some()
+            || faults.room.is_some()
+            || !faults.unreadable.is_empty()
+            || faults.lies_one_in.is_some();
+        // Mostly once the file system is there; else its own recovery is cut off, too. XFS would try that again for ever.
+        let early = self.rng.one_in(8) && self.place != Place::On("xfs");
+        if early {
+            self.disk.set(faults.clone());
+        }
+        let is_mounted = self.mount();
+        let heard = is_mounted.then(|| {
+            if !early {
+                self.disk.set(faults);
+            }
+            self.hear(cycle, false, PATIENCE)
+        });
+        let (_, syncs, lies) = self.disk.turn_off();
+        self.unmount(is_mounted);
+        let cut = if self.manner == Manner::Lying { Cut::Nothing } else { Cut::random(&mut self.rng) };
+        self.disk.lose_unsynced(cut, &mut self.rng);
+        self.account.cycles += 1;
+        self.account.syncs += syncs;
+        self.account.lies += lies;
+        if !is_mounted && !early {
+            return Err("the file system can't be mounted".to_owned());
+        }
+        let Some(heard) = heard else { return Ok(()) };
+        self.oracle.hear(&heard.lines)?;
+        if heard.ended && !hindered {
+            return Err(heard.why());
+        }
+        Ok(())
+    }
+
+    /// Opens it on a disk that is in order.
+    fn look(&mut self) -> Result<(), String> {
+        self.disk.start();
+        let is_mounted = self.mount();
+        let heard = is_mounted.then(|| self.hear(0, true, LONG));
+        self.disk.turn_off();
+        self.unmount(is_mounted);
+        let Some(heard) = heard else { return Err("the file system can't be mounted".to_owned()) };
+        self.oracle.hear(&heard.lines)?;
+        let is_open = heard.lines.iter().any(|line| matches!(line, Line::Opened(_)));
+        let failed = heard.lines.iter().any(|line| matches!(line, Line::Failed(_)));
+        if is_open && !failed && heard.ended { Ok(()) } else { Err(heard.why()) }
+    }
+
+    /// Runs a process until it ends, the power goes, or it has had its time; then it is killed.
+    fn hear(&mut self, cycle: u64, only_look: bool, patience: Duration) -> Heard {
+        let asked = format!(
+            "{} {} {cycle} {only_look} {}",
+            self.subject.name(),
+            self.way,
+            text_of(&self.directory())
+        );
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ASKED, asked)
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let heard = std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).filter_map(|line| Line::parse(&line)).collect()
+        });
+        let mut stderr = child.stderr.take().unwrap();
+        let said = std::thread::spawn(move || {
+            let mut said = String::new();
+            let _ = stderr.read_to_string(&mut said);
+            said
+        });
+        let went = self.disk.wait_off(patience, || has_ended(&mut child));
+        let ended = !went && has_ended(&mut child);
+        self.disk.turn_off();
+        // What was acknowledged by then may still be on its way.
+        std::thread::sleep(Duration::from_micros(self.rng.of(0..5000)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        Heard { lines: heard.join().unwrap(), ended, said_besides: said.join().unwrap() }
+    }
+
+    fn make_file_system(&mut self, kind: &str) {
+        // mkfs.xfs makes nothing smaller.
+        self.disk.make_file(IMAGE, if kind == "xfs" { 300 << 20 } else { 64 << 20 });
+        self.disk.start();
+        let device = attach(&self.disk.point().join(IMAGE)).unwrap();
+        let mkfs = format!("mkfs.{kind}");
+        let quick: &[&str] = if kind == "xfs" { &["-K"] } else { &["-E", "nodiscard,lazy_itable_init=0"] };
+        let made = run(Command::new(mkfs).arg("-q").args(quick).arg(&device));
+        detach(&device);
+        made.unwrap();
+        self.disk.stop();
+        self.disk.turn_off();
+        self.disk.lose_unsynced(Cut::Nothing, &mut self.rng);
+    }
+
+    /// False where the power went meanwhile.
+    fn mount(&self) -> bool {
+        let Place::On(kind) = self.place else { return true };
+        let Ok(device) = attach(&self.disk.point().join(IMAGE)) else { return false };
+        let mut mount = Command::new("mount");
+        mount.args(["-t", kind, "-o", "noatime"]).arg(&device).arg(self.mounted.path());
+        let mounted = run(&mut mount);
+        // The device goes with the mount.
+        detach(&device);
+        if let Err(why) = &mounted {
+            println!("{why}");
+        }
+        mounted.is_ok()
+    }
+
+    fn unmount(&mut self, is_mounted: bool) {
+        if is_mounted && self.place != Place::Files {
+            unmount(self.mounted.path());
+        }
+        self.disk.stop();
+    }
+}
+
+impl Heard {
+    fn why(&self) -> String {
+        let failed: Vec<String> = self
+            .lines
+            .iter()
+            .filter_map(|line| match line {
+                Line::Failed(why) => Some(why.clone()),
+                Line::Found { .. } | Line::Opened(_) | Line::Acknowledged(_) | Line::Wrong(_) => None,
+            })
+            .collect();
+        format!("it ended by itself: {}; {}", failed.join("; "), self.said_besides.trim())
+    }
+}
+
+fn has_ended(child: &mut Child) -> bool {
+    child.try_wait().unwrap().is_some()
+}
+
+fn text_of(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+fn attach(image: &Path) -> Result<String, String> {
+    run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(image))
+}
+
+/// Frees the device, at once or when it is not mounted any more.
+fn detach(device: &str) {
+    if let Err(why) = run(Command::new("losetup").arg("--detach").arg(device)) {
+        println!("{why}");
+    }
+}

@@ -1,0 +1,170 @@
+//! Store, redo log and binlog on a disk that loses power, fails and lies, in processes that are killed. As root, with FUSE.
+//!
+//! `PAGEKEEPER_FAULT_CYCLES` says how many cycles each test has; `make test-faults` has 500. A failure prints the seed of the life that
+//! it came in: with `PAGEKEEPER_SEED` set to it that life is the first one.
+
+mod cycle;
+mod disk;
+mod file;
+mod medium;
+mod oracle;
+mod serve;
+mod subjects;
+
+use std::path::Path;
+use std::time::Instant;
+
+use cycle::{Account, Life, Manner, Place};
+use pagekeeper_testing::{Seed, skip};
+use subjects::Subject;
+
+/// Cycles of a life.
+const LIFE: u64 = 10;
+
+/// Whether such disks can be made here.
+fn possible(place: Place) -> bool {
+    let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    if !rustix::process::geteuid().is_root() {
+        skip("a disk that fails needs root");
+    } else if fuse.is_err() {
+        skip("a disk that fails needs /dev/fuse");
+    } else if let Place::On(kind) = place
+        && (!Path::new("/dev/loop-control").exists()
+            || std::process::Command::new(format!("mkfs.{kind}")).arg("-V").output().is_err())
+    {
+        skip(format_args!("{kind} on a disk that fails needs mkfs.{kind} and loop devices"));
+    } else {
+        return true;
+    }
+    false
+}
+
+fn cycles(few: u64) -> u64 {
+    std::env::var("PAGEKEEPER_FAULT_CYCLES").map_or(few, |cycles| cycles.parse().unwrap())
+}
+
+fn add(sum: &mut Account, account: &Account) {
+    sum.cycles += account.cycles;
+    sum.openings += account.openings;
+    sum.acknowledgements += account.acknowledgements;
+    sum.syncs += account.syncs;
+    sum.lies += account.lies;
+}
+
+/// Lives until there were so many cycles: all that was acknowledged must be there.
+fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
+    if !possible(place) {
+        return;
+    }
+    let (seed, cycles, began) = (Seed::new().0, cycles(few), Instant::now());
+    let mut sum = Account::default();
+    for life in 0..cycles.div_ceil(LIFE) {
+        // The last kinds of faults are the disk's alone: what a file system makes of them is its own affair.
+        let manner = if place == Place::Files && life % 2 == 1 { Manner::Failing } else { Manner::Honest };
+        let seed = seed.wrapping_add(life);
+        let lived = Life::new(subject, place, manner, seed).run(LIFE.min(cycles - sum.cycles));
+        let account = lived.unwrap_or_else(|what| {
+            panic!(
+                "{subject:?} on {place:?}, {manner:?}, {what}; PAGEKEEPER_SEED={seed} begins with this life"
+            )
+        });
+        add(&mut sum, &account);
+    }
+    println!("{subject:?} on {place:?}: {sum:?} in {:.0?}", began.elapsed());
+    assert!(sum.openings > cycles / 4 && sum.acknowledgements > 0, "hardly anything was committed: {sum:?}");
+}
+
+/// On a disk that lies the same check must fail, and soon.
+fn a_lie_is_caught(subject: Subject) {
+    if !possible(Place::Files) {
+        return;
+    }
+    let (seed, mut refused, mut unseen) = (Seed::new().0, 0, 0);
+    for life in 0..100 {
+        match Life::new(subject, Place::Files, Manner::Lying, seed.wrapping_add(life)).run(3) {
+            Ok(account) => unseen += account.lies,
+            Err(what) if what.contains("acknowledged commits are lost") => {
+                return println!(
+                    "{subject:?}: life {life}, {what}; before it {refused} had damage, {unseen} lies took nothing"
+                );
+            }
+            Err(what) => {
+                println!("{what}");
+                refused += 1;
+            }
+        }
+    }
+    panic!(
+        "a disk that lies was not caught: {refused} lives ended in damage, and no acknowledged commit was lost in silence"
+    );
+}
+
+#[test]
+fn child() {
+    let Ok(asked) = std::env::var(cycle::ASKED) else { return };
+    let mut words = asked.splitn(5, ' ');
+    let mut word = || words.next().unwrap();
+    let (subject, way, cycle) = (Subject::by_name(word()), word().parse().unwrap(), word().parse().unwrap());
+    let only_look = word() == "true";
+    subject.run(Path::new(word()), way, cycle, only_look);
+}
+
+#[test]
+fn the_store_loses_nothing_on_files() {
+    nothing_is_lost(Subject::Store, Place::Files, 20);
+}
+
+#[test]
+fn the_redo_log_loses_nothing_on_files() {
+    nothing_is_lost(Subject::Redo, Place::Files, 20);
+}
+
+#[test]
+fn the_binlog_loses_nothing_on_files() {
+    nothing_is_lost(Subject::Binlog, Place::Files, 20);
+}
+
+#[test]
+fn a_disk_that_lies_to_the_store_is_caught() {
+    a_lie_is_caught(Subject::Store);
+}
+
+#[test]
+fn a_disk_that_lies_to_the_redo_log_is_caught() {
+    a_lie_is_caught(Subject::Redo);
+}
+
+#[test]
+fn a_disk_that_lies_to_the_binlog_is_caught() {
+    a_lie_is_caught(Subject::Binlog);
+}
+
+#[test]
+fn the_store_loses_nothing_on_ext4() {
+    nothing_is_lost(Subject::Store, Place::On("ext4"), 5);
+}
+
+#[test]
+fn the_redo_log_loses_nothing_on_ext4() {
+    nothing_is_lost(Subject::Redo, Place::On("ext4"), 5);
+}
+
+#[test]
+fn the_binlog_loses_nothing_on_ext4() {
+    nothing_is_lost(Subject::Binlog, Place::On("ext4"), 5);
+}
+
+#[test]
+fn the_store_loses_nothing_on_xfs() {
+    nothing_is_lost(Subject::Store, Place::On("xfs"), 5);
+}
+
+#[test]
+fn the_redo_log_loses_nothing_on_xfs() {
+    nothing_is_lost(Subject::Redo, Place::On("xfs"), 5);
+}
+
+#[test]
+fn the_binlog_loses_nothing_on_xfs() {
+    nothing_is_lost(Subject::Binlog, Place::On("xfs"), 5);
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, on files and on ext4 and XFS; and
+# kills after which a second reader must find what the first one does. As root, with FUSE. CYCLES: power cuts of each [default: 500].
+# `make test` has some tens of them.
+#
+# In mounts of its own: whatever ends it, nothing stays mounted.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+scripts/require-rust.sh
+scripts/packages.sh "XFS on a disk that fails: xfsprogs"
+if [ "$(id -u)" -ne 0 ]; then
+    echo "A disk that fails has to be mounted: run this as root." >&2
+    exit 1
+fi
+bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
+"$cargo" test "${bench[@]}" --test faults --no-run
+"$cargo" test --package pagekeeper --test commands --no-run
+
+export PAGEKEEPER_REQUIRE_ALL=1
+PAGEKEEPER_FAULT_CYCLES=${CYCLES:-500} unshare --mount "$cargo" test "${bench[@]}" --test faults -- --show-output --test-threads=2
+PAGEKEEPER_KILLS=100 "$cargo" test --package pagekeeper --test commands -- --show-output store_format
