@@ -16,6 +16,9 @@ mod machine_tree;
 #[path = "../../cli/src/snapshot/format.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod snapshot_format;
+#[path = "../../store/src/tree/format/mod.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod tree_format;
 
 mod entry;
 mod http;
@@ -35,6 +38,7 @@ mod shipped;
 mod snapshot;
 mod superblock;
 mod trace;
+mod tree_page;
 mod warm;
 
 /// A parser, and what it is meant to read.
@@ -53,7 +57,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
@@ -71,6 +75,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
     Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },
     Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },
+    Target { name: "tree_page", fuzz_one: tree_page::fuzz_one, seeds: seeds::tree_page },
     Target { name: "warm", fuzz_one: warm::fuzz_one, seeds: seeds::warm },
 ];
 

@@ -88,6 +88,17 @@ pub(crate) fn shipped() -> Vec<Vec<u8>> {
     vec![parts(0x2c, &[first, second]), parts(0x2c, &[second])]
 }
 
+/// Changes, and a leaf, an inner page and an extent's head, each as small as it can be.
+pub(crate) fn tree_page() -> Vec<Vec<u8>> {
+    owned(&[
+        b"\x03\x10\x01\x09x\x11\x00\x00\x00\x12\x00\x20ytl\0\0\x02\0\x20\0\x02\0\0\0ab\x20\0\x27\0\0\0\
+        \0\0\0\0\0\0\0\0\0\0\0\0\x01\0\x02\0kvw\x01\0\xff\xffl\x40\0\0\0\x07\0\0\0",
+        b"\x02\x00\x01\x04x\x01\x01\x00\x00ti\x01\0\x02\0\x14\0\0\0\0\0\x14\0\x1c\0\0\0\0\0\0\0\x04\0\
+        \x03\0\0\0\x01\0\x04\0m\x04\0\0\0",
+        b"\0tv\0\0\x02\0\0\0\xff\xff\xff\xff\0\0\0\0and so on",
+    ])
+}
+
 /// Two ranges.
 pub(crate) fn warm() -> Vec<Vec<u8>> {
     owned(&[b"\0\x01\x02\x80\x01"])

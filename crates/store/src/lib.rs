@@ -20,7 +20,8 @@
 //! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first checkpoint
 //!   applies it.
 //!
-//! See [`Store`] for how it is used, and `docs/src/store-format.md` for what stands on the disk.
+//! See [`Store`] for how it is used, [`tree`] for an ordered map on top of it, and `docs/src/store-format.md` for what stands on the
+//! disk.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -63,6 +64,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod threads;
+pub mod tree;
 mod txn;
 mod verify;
 mod version;

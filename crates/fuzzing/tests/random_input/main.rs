@@ -160,6 +160,11 @@ fn random_lines_of_tracing_end_no_parser() {
 }
 
 #[test]
+fn random_pages_of_a_tree_end_no_parser() {
+    random_input_for("tree_page");
+}
+
+#[test]
 fn random_page_maps_end_no_parser() {
     random_input_for("page_map");
 }

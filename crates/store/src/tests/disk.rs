@@ -15,15 +15,15 @@ type Done = Box<dyn FnMut() + Send>;
 
 /// What is to be done before the next writes of a checkpoint get to the disk.
 #[derive(Clone, Default)]
-pub(super) struct Meanwhile(Arc<Mutex<Option<Done>>>);
+pub(crate) struct Meanwhile(Arc<Mutex<Option<Done>>>);
 
 impl Meanwhile {
     /// Has it done, as often as writes come.
-    pub(super) fn set(&self, what: impl FnMut() + Send + 'static) {
+    pub(crate) fn set(&self, what: impl FnMut() + Send + 'static) {
         *lock(&self.0) = Some(Box::new(what));
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         *lock(&self.0) = None;
     }
 
@@ -37,7 +37,7 @@ impl Meanwhile {
 }
 
 /// The disk, which must go by steps.
-pub(super) struct Prompt {
+pub(crate) struct Prompt {
     disk: SimDisk,
     meanwhile: Meanwhile,
     /// Writes that are still to come: until then some are left in flight, for the next ones to join.
@@ -48,12 +48,12 @@ pub(super) struct Prompt {
 const LAG: usize = 48;
 
 impl Prompt {
-    pub(super) fn new(disk: SimDisk, meanwhile: Meanwhile) -> Self {
+    pub(crate) fn new(disk: SimDisk, meanwhile: Meanwhile) -> Self {
         Self::lagging(disk, meanwhile, 0)
     }
 
     /// The same, but as wide as the submitter would have it, for so many writes.
-    pub(super) fn lagging(disk: SimDisk, meanwhile: Meanwhile, writes: u64) -> Self {
+    pub(crate) fn lagging(disk: SimDisk, meanwhile: Meanwhile, writes: u64) -> Self {
         Self { disk, meanwhile, left: AtomicU64::new(writes) }
     }
 

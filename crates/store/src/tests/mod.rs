@@ -3,7 +3,7 @@
 mod backup;
 mod compact;
 mod crashes;
-mod disk;
+pub(crate) mod disk;
 mod exhaustive;
 mod follow;
 mod index;

@@ -1,0 +1,137 @@
+//! The pages of a tree: any bytes are read or refused, and any changes made to them; where the entries of a page are whole and apart, a
+//! change changes what it says and nothing else.
+//!
+//! The input: how many changes (1 byte), these (4 bytes each: what, which entry, how long, a byte of it), and the page.
+
+use crate::tree_format::edit::{self, Entry};
+use crate::tree_format::extent::Extent;
+use crate::tree_format::node::{Body, LargeRef, Node, common};
+
+/// Bytes of a page that has room for changes.
+const PAYLOAD: usize = 4064;
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    let Some((count, rest)) = data.split_first() else { return };
+    let at = rest.len().min(4 * usize::from(count % 32));
+    let (changes, page) = rest.split_at(at);
+    if let Ok(extent) = Extent::parse(page) {
+        assert_eq!(extent.encode()[..], page[..16]);
+    }
+    try_reading(page);
+    try_changing(page.to_vec(), changes);
+    // With room between the directory and the entries, which are where the page ends.
+    let mut roomy = vec![0; PAYLOAD];
+    if let Ok(node) = Node::parse(page)
+        && let Ok(cells) = node.cells().collect::<Result<Vec<_>, _>>()
+    {
+        let entries = cells.iter().map(|cell| (cell.suffix, cell.body));
+        if edit::build(&mut roomy, node.level(), node.prefix(), entries).is_ok() {
+            assert_eq!(contents(&roomy), contents(page));
+            try_changing(roomy, changes);
+        }
+    }
+}
+
+fn try_reading(page: &[u8]) {
+    let Ok(node) = Node::parse(page) else { return };
+    assert!(node.prefix().len() <= 512 && node.is_leaf() == (node.level() == 0));
+    for entry in 0..node.count() + 2 {
+        let Ok(key) = node.key(entry) else { continue };
+        assert!(
+            entry < node.count() && key.len() <= 512 && common(&key, node.prefix()) == node.prefix().len()
+        );
+        match node.cell(entry).expect("it has a key").body {
+            Body::Child(child) => assert_eq!(node.child(entry), Ok(u64::from(child))),
+            Body::Value(_) | Body::Large(_) => assert!(node.child(entry).is_err()),
+        }
+        if node.is_leaf() {
+            if let Ok(Ok(found)) = node.find(&key) {
+                assert_eq!(node.key(found).as_ref(), Ok(&key));
+            }
+        } else if let Ok(found) = node.find_child(&key) {
+            assert!(found < node.count());
+        }
+    }
+    if let (Ok(live), Ok(used)) = (node.live(), node.used(0)) {
+        assert!(live >= 12 + node.prefix().len() && used + 12 + node.prefix().len() >= live);
+    }
+}
+
+type Contents = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What a page's entries are, if all of them are whole.
+fn contents(page: &[u8]) -> Option<Contents> {
+    let node = Node::parse(page).ok()?;
+    let cells =
+        node.cells().map(|cell| cell.map(|cell| (cell.suffix.to_vec(), format!("{:?}", cell.body).into())));
+    cells.collect::<Result<_, _>>().ok()
+}
+
+/// The same, if none lies in another.
+fn apart(page: &[u8]) -> Option<Contents> {
+    let node = Node::parse(page).ok()?;
+    let mut places: Vec<_> = node
+        .cells()
+        .map(|cell| cell.map(|cell| (cell.start, cell.start + cell.len())))
+        .collect::<Result<_, _>>()
+        .ok()?;
+    places.sort_unstable();
+    let is_apart = places.iter().zip(places.iter().skip(1)).all(|(one, next)| one.1 <= next.0);
+    if is_apart { contents(page) } else { None }
+}
+
+fn try_changing(mut page: Vec<u8>, changes: &[u8]) {
+    for change in changes.as_chunks::<4>().0 {
+        let before = apart(&page);
+        let [what, entry, len, byte] = *change;
+        let (entry, bytes) = (usize::from(entry), vec![byte; usize::from(len)]);
+        let (is_leaf, prefix) =
+            Node::parse(&page).map_or((true, 0), |node| (node.is_leaf(), node.prefix().len()));
+        let body = match what >> 4 {
+            _ if !is_leaf => Body::Child(byte.into()),
+            0 => Body::Large(LargeRef { len: len.into(), page: byte.into() }),
+            _ => Body::Value(&bytes),
+        };
+        let suffix = &bytes[..bytes.len() / 2];
+        let shown = || format!("{body:?}").into_bytes();
+        let (done, after) = match what % 3 {
+            0 => {
+                let new: Entry<'_> = (suffix, body);
+                let done = edit::insert(&mut page, entry, new);
+                let after = before.clone().filter(|before| entry <= before.len()).map(|mut after| {
+                    after.insert(entry, (suffix.to_vec(), shown()));
+                    after
+                });
+                (done, after)
+            }
+            1 => {
+                let done = edit::remove(&mut page, entry).map(|()| true);
+                let after = before.clone().filter(|before| entry < before.len()).map(|mut after| {
+                    after.remove(entry);
+                    after
+                });
+                (done, after)
+            }
+            _ => {
+                let done = edit::replace(&mut page, entry, body);
+                let after = before.clone().filter(|before| entry < before.len()).map(|mut after| {
+                    after[entry].1 = shown();
+                    after
+                });
+                (done, after)
+            }
+        };
+        let Some(before) = before else { continue };
+        match done {
+            // An inner page without entries is none; and who inserts a key knows how long one may be.
+            Ok(true) if !is_leaf && after.as_ref().is_some_and(Vec::is_empty) => {}
+            Ok(true) if apart(&page).is_none() => {
+                assert!(prefix + suffix.len() > 512, "a change left no page");
+            }
+            Ok(true) => assert_eq!(apart(&page), after),
+            Ok(false) | Err(_) => assert_eq!(apart(&page), Some(before)),
+        }
+        try_reading(&page);
+    }
+}

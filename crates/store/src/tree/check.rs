@@ -1,0 +1,140 @@
+//! Checks of whole trees: each page once, keys in order and between those above them, values whole, and nothing that belongs to none.
+//!
+//! Fails with the first page that is not as it should be.
+
+use std::collections::HashSet;
+
+use super::error::at;
+use super::format::Fault;
+use super::format::node::{Body, Node};
+use super::read::{Pages, load, node};
+use super::{Tree, TreeError, value};
+use crate::{Error, PageNo};
+
+/// What a tree that is sound has: by [`Tree::check`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct TreeCheck {
+    /// Keys, each with its value.
+    pub entries: u64,
+    /// Pages from the root to a leaf, both among them.
+    pub levels: u32,
+    /// Pages that name others.
+    pub inner_pages: u64,
+    /// Pages with entries.
+    pub leaf_pages: u64,
+    /// Pages with large values.
+    pub value_pages: u64,
+}
+
+pub(super) fn check(pages: &impl Pages, root: PageNo) -> Result<TreeCheck, TreeError> {
+    walk(pages, root, &mut HashSet::new())
+}
+
+/// The pages that are in use and belong to none of these trees, by ascending numbers: with all trees of a store, none but what somebody
+/// else has allocated.
+///
+/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, also where two trees have a page in common.
+pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
+    let mut seen = HashSet::new();
+    for tree in trees {
+        walk(pages, tree.root(), &mut seen)?;
+    }
+    let mut unused = Vec::new();
+    for page in (0..pages.end()).filter(|page| !seen.contains(page)) {
+        match pages.page(page) {
+            Ok(_) => unused.push(page),
+            Err(Error::NotAllocated { .. } | Error::NeverWritten { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(unused)
+}
+
+/// A page that is still to be checked: its number, its level if it is known, and what its keys are within.
+struct Due {
+    page: PageNo,
+    level: Option<u8>,
+    lower: Option<Vec<u8>>,
+    upper: Option<Vec<u8>>,
+}
+
+fn walk(pages: &impl Pages, root: PageNo, seen: &mut HashSet<PageNo>) -> Result<TreeCheck, TreeError> {
+    let mut found = TreeCheck::default();
+    let mut due = vec![Due { page: root, level: None, lower: None, upper: None }];
+    while let Some(next) = due.pop() {
+        let number = next.page;
+        see(number, seen)?;
+        let page = load(pages, number, next.level)?;
+        let node = node(number, &page)?;
+        if next.level.is_none() {
+            found.levels = u32::from(node.level()) + 1;
+        }
+        check_node(&node, &next, page.len()).map_err(at(number))?;
+        if !node.is_leaf() {
+            found.inner_pages += 1;
+            push_children(&node, &next, &mut due).map_err(at(number))?;
+            continue;
+        }
+        found.leaf_pages += 1;
+        found.entries += node.count() as u64;
+        for cell in node.cells() {
+            if let Body::Large(large) = cell.map_err(at(number))?.body {
+                for page in value::check(pages, large)? {
+                    see(page, seen)?;
+                    found.value_pages += 1;
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn see(page: PageNo, seen: &mut HashSet<PageNo>) -> Result<(), TreeError> {
+    let reason = "it is there for another purpose already";
+    if seen.insert(page) { Ok(()) } else { Err(TreeError::NotATree { page, reason: reason.to_owned() }) }
+}
+
+/// Whether its entries are in order, between what is above, and not in each other.
+fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
+    let prefix = node.prefix();
+    let is_prefix = |bound: &Option<Vec<u8>>| bound.as_ref().is_some_and(|bound| bound.starts_with(prefix));
+    let is_common = prefix.is_empty() || is_prefix(&due.lower) && is_prefix(&due.upper);
+    if !is_common {
+        return Err(Fault::Prefix);
+    }
+    let first = usize::from(!node.is_leaf());
+    let mut before: Option<Vec<u8>> = None;
+    for entry in first..node.count() {
+        let key = node.key(entry)?;
+        let is_above = match (&before, &due.lower) {
+            (Some(before), _) => *before < key,
+            // A separator is above what the page's first entry stands for.
+            (None, Some(lower)) if node.is_leaf() => *lower <= key,
+            (None, Some(lower)) => *lower < key,
+            (None, None) => true,
+        };
+        if !is_above || due.upper.as_ref().is_some_and(|upper| *upper <= key) {
+            return Err(Fault::Order(entry));
+        }
+        before = Some(key);
+    }
+    let mut places = Vec::with_capacity(node.count());
+    for cell in node.cells() {
+        let cell = cell?;
+        places.push((cell.start, cell.start + cell.len()));
+    }
+    places.sort_unstable();
+    let is_apart = places.iter().zip(places.iter().skip(1)).all(|(one, next)| one.1 <= next.0);
+    if is_apart && node.live()? <= payload { Ok(()) } else { Err(Fault::Overlap) }
+}
+
+fn push_children(node: &Node<'_>, due: &Due, to: &mut Vec<Due>) -> Result<(), Fault> {
+    let key = |entry: usize| if entry < node.count() { node.key(entry).map(Some) } else { Ok(None) };
+    for entry in (0..node.count()).rev() {
+        let lower = if entry == 0 { due.lower.clone() } else { key(entry)? };
+        let upper = key(entry + 1)?.or_else(|| due.upper.clone());
+        to.push(Due { page: node.child(entry)?, level: Some(node.level() - 1), lower, upper });
+    }
+    Ok(())
+}

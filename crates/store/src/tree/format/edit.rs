@@ -1,0 +1,142 @@
+//! Changes of leaves and inner pages: in place where there is room, so that few bytes of the page change; or a page put together anew.
+//!
+//! What an entry leaves behind that was removed, or moved since it grew, stays as it is until the page is put together anew.
+//!
+//! Invariants: a page that is read without a fault before a change is so after it; no change panics, whatever the page holds.
+
+use super::node::{Body, CELL_HEAD, HEAD, Node, SLOT};
+use super::{Fault, set_short};
+
+/// The fields of a head.
+const COUNT: usize = 4;
+const HEAP: usize = 6;
+const PREFIX: usize = 8;
+
+/// An entry as it is to be: its key, behind a prefix or not, and what is behind that.
+pub(crate) type Entry<'a> = (&'a [u8], Body<'a>);
+
+/// Bytes that an entry takes up, with its place in the directory.
+pub(crate) const fn entry_len(suffix: usize, body: usize) -> usize {
+    SLOT + CELL_HEAD + suffix + body
+}
+
+/// Puts a page together: its level, what all keys begin with, and the entries without that. What is free then is zeros.
+pub(crate) fn build<'a>(
+    bytes: &mut [u8],
+    level: u8,
+    prefix: &[u8],
+    entries: impl IntoIterator<Item = Entry<'a>>,
+) -> Result<(), Fault> {
+    bytes.fill(0);
+    if bytes.len() < HEAD + prefix.len() {
+        return Err(Fault::Overlap);
+    }
+    bytes[..2].copy_from_slice(if level == 0 { b"tl" } else { b"ti" });
+    bytes[2] = level;
+    set_short(bytes, PREFIX, prefix.len())?;
+    bytes[HEAD..HEAD + prefix.len()].copy_from_slice(prefix);
+    let (mut count, mut heap) = (0, bytes.len());
+    for (suffix, body) in entries {
+        let slot = HEAD + prefix.len() + SLOT * count;
+        let len = CELL_HEAD + suffix.len() + body.len();
+        heap = heap.checked_sub(len).filter(|heap| *heap >= slot + SLOT).ok_or(Fault::Overlap)?;
+        write_cell(&mut bytes[heap..heap + len], suffix, body)?;
+        set_short(bytes, slot, heap)?;
+        count += 1;
+    }
+    set_short(bytes, COUNT, count)?;
+    set_short(bytes, HEAP, heap)
+}
+
+fn write_cell(to: &mut [u8], suffix: &[u8], body: Body<'_>) -> Result<(), Fault> {
+    set_short(to, 0, suffix.len())?;
+    set_short(to, 2, body.tag())?;
+    to[CELL_HEAD..CELL_HEAD + suffix.len()].copy_from_slice(suffix);
+    body.write(&mut to[CELL_HEAD + suffix.len()..]);
+    Ok(())
+}
+
+/// Adds an entry before the one at this place; false, and nothing changed, where the page has no room for it. The key is without the
+/// page's prefix.
+pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): Entry<'_>) -> Result<bool, Fault> {
+    let node = Node::parse(bytes)?;
+    let (count, slots_start, slots_end, heap) =
+        (node.count(), node.slots_start(), node.slots_end(), node.heap());
+    if at > count {
+        return Err(Fault::Entry(at));
+    }
+    if node.gap() < entry_len(suffix.len(), body.len()) {
+        if node.live()? + entry_len(suffix.len(), body.len()) > bytes.len() {
+            return Ok(false);
+        }
+        compact(bytes)?;
+        return insert(bytes, at, (suffix, body));
+    }
+    let start = heap - CELL_HEAD - suffix.len() - body.len();
+    write_cell(&mut bytes[start..heap], suffix, body)?;
+    let slot = slots_start + SLOT * at;
+    bytes.copy_within(slot..slots_end, slot + SLOT);
+    set_short(bytes, slot, start)?;
+    set_short(bytes, COUNT, count + 1)?;
+    set_short(bytes, HEAP, start)?;
+    Ok(true)
+}
+
+/// Removes an entry.
+pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), Fault> {
+    let node = Node::parse(bytes)?;
+    let cell = node.cell(at)?;
+    let (count, slots_start, slots_end) = (node.count(), node.slots_start(), node.slots_end());
+    let heap = match node.heap() {
+        _ if count == 1 => bytes.len(),
+        // Nobody else's: entries don't lie in each other.
+        heap if heap == cell.start => heap + cell.len(),
+        heap => heap,
+    };
+    let slot = slots_start + SLOT * at;
+    bytes.copy_within(slot + SLOT..slots_end, slot);
+    bytes[slots_end - SLOT..slots_end].fill(0);
+    set_short(bytes, COUNT, count - 1)?;
+    set_short(bytes, HEAP, heap)
+}
+
+/// Gives an entry another body; false, and nothing changed, where the page has no room for it.
+pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<bool, Fault> {
+    let node = Node::parse(bytes)?;
+    let cell = node.cell(at)?;
+    let (start, slots_start, before) = (cell.body_start(), node.slots_start(), cell.body.len());
+    if body.len() <= before {
+        let head = cell.start;
+        set_short(bytes, head + 2, body.tag())?;
+        body.write(&mut bytes[start..start + body.len()]);
+        return Ok(true);
+    }
+    let len = CELL_HEAD + cell.suffix.len() + body.len();
+    if node.gap() < len {
+        if node.live()? + body.len() - before > bytes.len() {
+            return Ok(false);
+        }
+        let old = bytes.to_vec();
+        let node = Node::parse(&old)?;
+        let cells: Vec<_> = node.cells().collect::<Result<_, _>>()?;
+        let entries = cells
+            .iter()
+            .enumerate()
+            .map(|(number, cell)| (cell.suffix, if number == at { body } else { cell.body }));
+        build(bytes, node.level(), node.prefix(), entries)?;
+        return Ok(true);
+    }
+    let (heap, suffix) = (node.heap(), cell.suffix.to_vec());
+    write_cell(&mut bytes[heap - len..heap], &suffix, body)?;
+    set_short(bytes, slots_start + SLOT * at, heap - len)?;
+    set_short(bytes, HEAP, heap - len)?;
+    Ok(true)
+}
+
+/// Puts a page together anew, so that all its room is in one piece.
+fn compact(bytes: &mut [u8]) -> Result<(), Fault> {
+    let old = bytes.to_vec();
+    let node = Node::parse(&old)?;
+    let cells: Vec<_> = node.cells().collect::<Result<_, _>>()?;
+    build(bytes, node.level(), node.prefix(), cells.iter().map(|cell| (cell.suffix, cell.body)))
+}

@@ -1,0 +1,58 @@
+//! Extents: pages in a row with a part of a large value. The first one has a head, all else in them is the value's.
+//!
+//! | bytes | what (little endian) |
+//! |---|---|
+//! | 0..2 | `tv` |
+//! | 2..4 | zeros |
+//! | 4..8 | pages of the extent |
+//! | 8..12 | head of the next one; all ones: there is none |
+//! | 12..16 | zeros |
+//! | 16.. | the value goes on here, and in the whole of each page that follows |
+//!
+//! Invariant: the pages of a value are exactly as many as its length needs in these extents; what the last one has behind it is zeros.
+
+use super::{Fault, long};
+
+/// Bytes of the head.
+pub(crate) const HEAD: usize = 16;
+/// As the next one: there is none.
+const NONE: u32 = u32::MAX;
+
+/// Pages in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) pages: u32,
+    /// The head of the next one.
+    pub(crate) next: Option<u32>,
+}
+
+impl Extent {
+    /// Of the payload of its first page.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let Some(head) = bytes.first_chunk::<HEAD>() else { return Err(Fault::Magic) };
+        if &head[..2] != b"tv" {
+            return Err(Fault::Magic);
+        }
+        let extent = Self { pages: long(head, 4), next: Some(long(head, 8)).filter(|next| *next != NONE) };
+        let is_sound = head[2..4] == [0; 2] && head[12..] == [0; 4] && extent.pages > 0;
+        if is_sound { Ok(extent) } else { Err(Fault::Head) }
+    }
+
+    pub(crate) fn encode(self) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        head[..2].copy_from_slice(b"tv");
+        head[4..8].copy_from_slice(&self.pages.to_le_bytes());
+        head[8..12].copy_from_slice(&self.next.unwrap_or(NONE).to_le_bytes());
+        head
+    }
+}
+
+/// Pages that an extent of so many bytes of a value has.
+pub(crate) fn pages_for(bytes: u64, payload: usize) -> u64 {
+    (bytes + HEAD as u64).div_ceil(payload as u64)
+}
+
+/// Bytes of a value that an extent of so many pages holds.
+pub(crate) fn room_of(pages: u64, payload: usize) -> u64 {
+    pages * payload as u64 - HEAD as u64
+}

@@ -1,0 +1,228 @@
+//! An ordered map of byte strings in the pages of a store: a B+tree, and the reference of how to build on pages.
+//!
+//! It uses the store as anyone can: pages by number, transactions, runs of pages, the root page. What the store promises holds for it
+//! by that alone: a commit of a tree's changes is there as a whole or not at all, and readers see it as of one commit.
+//!
+//! ```text
+//!   root ─────────── inner page      separators, as short as they can be
+//!                    │      │
+//!                 leaf      leaf     keys without what all of the page begin with, and short values
+//!                             │
+//!                             └───── extents: pages in a row with a large value
+//! ```
+//!
+//! Invariants:
+//! 1. The root keeps its page: it grows and shrinks in place. So the number of that page is the tree.
+//! 2. All keys below an entry of an inner page are from its key on, and below that of the next one. What both begin with, all keys
+//!    between begin with, so that an insertion never changes a page's prefix.
+//! 3. Each page is of one tree, once.
+//!
+//! Fails with [`TreeError::NotATree`] at a page that is whole and makes no sense, and as the store does; never in a panic. `format`
+//! says what the pages hold.
+
+mod check;
+mod error;
+mod format;
+mod range;
+mod read;
+#[cfg(test)]
+mod tests;
+mod value;
+mod write;
+
+use std::ops::RangeBounds;
+
+pub use check::{TreeCheck, unused_pages};
+pub use error::TreeError;
+pub use range::Range;
+pub use read::Pages;
+pub use value::Value;
+
+use crate::{PageNo, WriteTxn};
+
+/// Maximum bytes of a key.
+pub const MAX_KEY_BYTES: usize = format::MAX_KEY;
+/// Maximum bytes of a value; the journal may take less in one transaction.
+pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
+
+/// An ordered map of byte strings, in the pages of a store.
+///
+/// It is no more than the number of its root page, which it keeps as long as it lives: so it can be kept beside the store, and be used
+/// in any transaction. A tree is read in a [`ReadTxn`](crate::ReadTxn), as of its snapshot, or in a [`WriteTxn`], with what that has changed
+/// so far.
+///
+/// ```
+/// use pagekeeper_store::tree::Tree;
+/// use pagekeeper_store::{Durability, Store};
+///
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("store");
+/// let store = Store::options().journal_bytes(1 << 20).open(dir)?;
+/// let mut txn = store.begin()?;
+/// let tree = Tree::create(&mut txn)?;
+/// txn.set_root(Some(tree.root())); // so that it is found again
+/// tree.insert(&mut txn, b"apple", b"red")?;
+/// tree.insert(&mut txn, b"banana", b"yellow")?;
+/// tree.insert(&mut txn, b"cherry", &[7; 100_000])?; // large values have pages of their own
+/// txn.commit(Durability::Sync)?;
+///
+/// let read = store.begin_read()?;
+/// let tree = Tree::open(&read, read.root().expect("it was set"))?;
+/// assert_eq!(tree.get(&read, b"apple")?.as_deref(), Some(&b"red"[..]));
+/// let mut range = tree.range(&read, "b"..);
+/// assert_eq!(range.next().transpose()?.map(|(key, _)| key), Some(b"banana".to_vec()));
+/// assert_eq!(range.next_back().transpose()?.map(|(_, value)| value.len()), Some(100_000));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Several trees
+///
+/// A store has any number of them, each with a root page of its own, and one transaction changes any of them. Names for them
+/// are a tree, too, whose values are the numbers of root pages:
+///
+/// ```
+/// # use pagekeeper_store::tree::Tree;
+/// # use pagekeeper_store::{Durability, Store};
+/// # let temp = tempfile::tempdir_in(".")?;
+/// # let dir = &temp.path().join("store");
+/// # let store = Store::options().journal_bytes(1 << 20).open(dir)?;
+/// let mut txn = store.begin()?;
+/// let (names, users) = (Tree::create(&mut txn)?, Tree::create(&mut txn)?);
+/// txn.set_root(Some(names.root()));
+/// names.insert(&mut txn, b"users", &users.root().to_le_bytes())?;
+/// users.insert(&mut txn, b"ada", b"1815")?;
+/// txn.commit(Durability::Sync)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Limits
+///
+/// - Keys of 0 to [`MAX_KEY_BYTES`] (512) bytes, in the order of their bytes. Values of 0 to 4 GiB less one byte, if one transaction
+///   with all its pages fits into the journal ([`Error::TransactionTooLarge`](crate::Error::TransactionTooLarge)). All sizes of pages
+///   that a store can have.
+/// - An entry that takes up more than a quarter of a page, 1016 bytes of one of 4 KiB, has its value in pages of its own: at least one,
+///   of which 16 bytes are the tree's.
+/// - One writer at a time, as of the store. Each page that a transaction changes is in memory until its commit, and large
+///   values as a whole; so is a value of more than one page that is read.
+/// - It does not know how many entries it has: [`len`](Self::len) reads all leaves.
+/// - A leaf that gets less than a third full is merged with a neighbour where both fit into 7/8 of a page. Pages in
+///   which much was removed, and not that much, stay as they are.
+/// - The last leaf has no key above it, so that its keys stand there as a whole. Where keys come in ascending order and have much in common
+///   their leaves are filled by that measure, and have room left once the next leaf has begun.
+/// - After an error of a change the transaction holds some of that change: drop it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tree {
+    root: PageNo,
+}
+
+impl Tree {
+    /// Makes one without entries; its root page is allocated.
+    pub fn create(txn: &mut WriteTxn<'_>) -> Result<Self, TreeError> {
+        write::create(txn).map(|root| Self { root })
+    }
+
+    /// The tree whose root is this page.
+    ///
+    /// Fails with [`TreeError::NotATree`] where the page is no tree's, and as [`ReadTxn::read`](crate::ReadTxn::read) does.
+    pub fn open(pages: &impl Pages, root: PageNo) -> Result<Self, TreeError> {
+        read::load(pages, root, None)?;
+        Ok(Self { root })
+    }
+
+    /// The number of its root page, which stays the same as long as the tree is there.
+    pub fn root(&self) -> PageNo {
+        self.root
+    }
+
+    /// The value of a key. A value that lies within one page is not copied.
+    ///
+    /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does.
+    pub fn get(&self, pages: &impl Pages, key: &[u8]) -> Result<Option<Value>, TreeError> {
+        read::get(pages, self.root, key)
+    }
+
+    /// Gives a key this value; true if it had one before.
+    ///
+    /// A value that is as long as the one before, or takes up as many pages, is changed in place, so that the journal gets what
+    /// differs. Fails with [`TreeError::KeyTooLong`] and [`TreeError::ValueTooLong`], with [`TreeError::NotATree`], and as the store does
+    /// ([`WriteTxn::page_mut`], [`WriteTxn::allocate`], [`WriteTxn::free`]).
+    pub fn insert(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<bool, TreeError> {
+        write::insert(txn, self.root, key, value)
+    }
+
+    /// Removes a key and its value, whose pages are free then; false if it is not there.
+    ///
+    /// Fails as [`insert`](Self::insert) does.
+    pub fn remove(&self, txn: &mut WriteTxn<'_>, key: &[u8]) -> Result<bool, TreeError> {
+        write::remove(txn, self.root, key)
+    }
+
+    /// Frees all pages of the tree, the root among them: it is no tree any more. Reads all of it but the values.
+    ///
+    /// Fails as [`insert`](Self::insert) does.
+    pub fn delete(self, txn: &mut WriteTxn<'_>) -> Result<(), TreeError> {
+        write::delete(txn, self.root)
+    }
+
+    /// The entries whose keys are in a range, from both ends. A range that ends before it begins has none.
+    ///
+    /// ```
+    /// # use pagekeeper_store::tree::Tree;
+    /// # use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(&temp.path().join("store"))?;
+    /// let mut txn = store.begin()?;
+    /// let tree = Tree::create(&mut txn)?;
+    /// for key in ["a", "b", "c", "d"] {
+    ///     tree.insert(&mut txn, key.as_bytes(), b"")?;
+    /// }
+    /// let keys = |entries: pagekeeper_store::tree::Range<'_, _>| -> Result<Vec<u8>, _> {
+    ///     entries.map(|entry| entry.map(|(key, _)| key[0])).collect()
+    /// };
+    /// assert_eq!(keys(tree.range(&txn, "b"..="c"))?, b"bc");
+    /// let backwards: Result<Vec<_>, _> = tree.range(&txn, .."c").rev().collect();
+    /// assert_eq!(backwards?[0].0, b"b");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn range<'t, T: Pages, K: AsRef<[u8]>>(
+        &self,
+        pages: &'t T,
+        range: impl RangeBounds<K>,
+    ) -> Range<'t, T> {
+        let owned = |bound: std::ops::Bound<&K>| bound.map(|key| key.as_ref().to_vec());
+        Range::new(pages, self.root, owned(range.start_bound()), owned(range.end_bound()))
+    }
+
+    /// All entries, from both ends.
+    pub fn iter<'t, T: Pages>(&self, pages: &'t T) -> Range<'t, T> {
+        self.range::<T, &[u8]>(pages, ..)
+    }
+
+    /// The entry with the lowest key.
+    pub fn first(&self, pages: &impl Pages) -> Result<Option<(Vec<u8>, Value)>, TreeError> {
+        self.iter(pages).next().transpose()
+    }
+
+    /// The entry with the highest key.
+    pub fn last(&self, pages: &impl Pages) -> Result<Option<(Vec<u8>, Value)>, TreeError> {
+        self.iter(pages).next_back().transpose()
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self, pages: &impl Pages) -> Result<bool, TreeError> {
+        Ok(self.first(pages)?.is_none())
+    }
+
+    /// How many entries there are: counted, in all leaves.
+    pub fn len(&self, pages: &impl Pages) -> Result<u64, TreeError> {
+        read::len(pages, self.root)
+    }
+
+    /// Walks the whole tree, its values among it, and fails with the first page that is not as it should be: each page is there
+    /// once, the levels go down by one, keys are in order and between those above them. Takes a few bytes of memory for each page of the tree.
+    ///
+    /// [`unused_pages`] finds what belongs to no tree.
+    pub fn check(&self, pages: &impl Pages) -> Result<TreeCheck, TreeError> {
+        check::check(pages, self.root)
+    }
+}

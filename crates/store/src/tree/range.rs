@@ -1,0 +1,253 @@
+//! Scans: the entries of a range, from both ends.
+//!
+//! Leaves don't know each other, so that a split changes no neighbour: each end keeps the pages above its leaf. Invariants: what is given
+//! lies between what both ends have given, and each key behind the one before, or the scan ends in an error; no scan loads more pages
+//! than twice as many as there are.
+
+use std::fmt;
+use std::ops::Bound;
+
+use super::error::at;
+use super::format::{Fault, MAX_KEY};
+use super::read::{Pages, load, node, value_of};
+use super::{TreeError, Value};
+use crate::{Page, PageNo};
+
+/// The entries of a range of keys, from both ends: by [`Tree::range`](super::Tree::range).
+///
+/// After an error there are no more.
+pub struct Range<'t, T> {
+    pages: &'t T,
+    root: PageNo,
+    lower: Bound<Vec<u8>>,
+    upper: Bound<Vec<u8>>,
+    /// `None`: not begun.
+    front: Option<Cursor>,
+    back: Option<Cursor>,
+    /// Pages that were loaded.
+    loaded: u64,
+    is_over: bool,
+}
+
+/// Pages from the root to a leaf.
+type Cursor = Vec<Level>;
+
+struct Level {
+    number: PageNo,
+    page: Page,
+    /// Of an inner page: the entry that was taken. Of a leaf: how many entries are before what comes next.
+    at: usize,
+}
+
+/// From which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Front,
+    Back,
+}
+
+type Entry = (Vec<u8>, Value);
+
+impl<'t, T: Pages> Range<'t, T> {
+    pub(super) fn new(pages: &'t T, root: PageNo, lower: Bound<Vec<u8>>, upper: Bound<Vec<u8>>) -> Self {
+        Self { pages, root, lower, upper, front: None, back: None, loaded: 0, is_over: false }
+    }
+
+    fn step(&mut self, end: End) -> Option<Result<Entry, TreeError>> {
+        if self.is_over {
+            return None;
+        }
+        let found = self.try_step(end).transpose();
+        self.is_over = !matches!(found, Some(Ok(_)));
+        found
+    }
+
+    fn try_step(&mut self, end: End) -> Result<Option<Entry>, TreeError> {
+        let cursor = match end {
+            End::Front => self.front.take(),
+            End::Back => self.back.take(),
+        };
+        let mut cursor = match cursor {
+            Some(cursor) => cursor,
+            None => self.seek(end)?,
+        };
+        let Some((number, page, entry)) = self.advance(&mut cursor, end)? else { return Ok(None) };
+        let key = node(number, &page)?.key(entry).map_err(at(number))?;
+        let (is_above, is_below) = (is_above(&key, &self.lower), is_below(&key, &self.upper));
+        let (is_in_order, is_within, bound) = match end {
+            End::Front => (is_above, is_below, &mut self.lower),
+            End::Back => (is_below, is_above, &mut self.upper),
+        };
+        if !is_in_order {
+            return Err(at(number)(Fault::Order(entry)));
+        }
+        if !is_within {
+            return Ok(None);
+        }
+        // Its memory is used again.
+        match bound {
+            Bound::Excluded(last) => last.clone_from(&key),
+            bound => *bound = Bound::Excluded(key.clone()),
+        }
+        let value = value_of(self.pages, number, &page, entry)?;
+        match end {
+            End::Front => self.front = Some(cursor),
+            End::Back => self.back = Some(cursor),
+        }
+        Ok(Some((key, value)))
+    }
+
+    /// Where this end begins.
+    fn seek(&mut self, end: End) -> Result<Cursor, TreeError> {
+        let bound = match end {
+            End::Front => self.lower.clone(),
+            End::Back => self.upper.clone(),
+        };
+        let mut cursor = Cursor::new();
+        let (Bound::Included(key) | Bound::Excluded(key)) = &bound else {
+            self.descend(&mut cursor, end, self.root, None)?;
+            return Ok(cursor);
+        };
+        // Keys that are longer than any stand behind the one that is as long as can be.
+        let (key, is_cut) = (&key[..key.len().min(MAX_KEY)], key.len() > MAX_KEY);
+        let (mut number, mut level) = (self.root, None);
+        loop {
+            let page = self.load(number, level)?;
+            let found = node(number, &page)?;
+            if found.is_leaf() {
+                let entry = match found.find(key).map_err(at(number))? {
+                    // Behind the entry itself?
+                    Ok(entry) => {
+                        let is_behind = match end {
+                            End::Front => is_cut || matches!(bound, Bound::Excluded(_)),
+                            End::Back => is_cut || matches!(bound, Bound::Included(_)),
+                        };
+                        entry + usize::from(is_behind)
+                    }
+                    Err(entry) => entry,
+                };
+                cursor.push(Level { number, page, at: entry });
+                return Ok(cursor);
+            }
+            let entry = found.find_child(key).map_err(at(number))?;
+            let child = found.child(entry).map_err(at(number))?;
+            level = Some(found.level() - 1);
+            cursor.push(Level { number, page, at: entry });
+            number = child;
+        }
+    }
+
+    /// Down to the leaf at this end of what is below a page.
+    fn descend(
+        &mut self,
+        cursor: &mut Cursor,
+        end: End,
+        mut number: PageNo,
+        mut level: Option<u8>,
+    ) -> Result<(), TreeError> {
+        loop {
+            let page = self.load(number, level)?;
+            let found = node(number, &page)?;
+            let (count, is_leaf) = (found.count(), found.is_leaf());
+            let entry = match end {
+                End::Front => 0,
+                End::Back if is_leaf => count,
+                End::Back => count - 1,
+            };
+            if is_leaf {
+                cursor.push(Level { number, page, at: entry });
+                return Ok(());
+            }
+            let child = found.child(entry).map_err(at(number))?;
+            level = Some(found.level() - 1);
+            cursor.push(Level { number, page, at: entry });
+            number = child;
+        }
+    }
+
+    fn load(&mut self, number: PageNo, level: Option<u8>) -> Result<Page, TreeError> {
+        self.loaded += 1;
+        if self.loaded > self.pages.end().saturating_mul(2) {
+            return Err(at(number)(Fault::Cycle));
+        }
+        load(self.pages, number, level)
+    }
+
+    /// The leaf that has the next entry from this end, and which it is.
+    fn advance(&mut self, cursor: &mut Cursor, end: End) -> Result<Option<(PageNo, Page, usize)>, TreeError> {
+        loop {
+            let Some(leaf) = cursor.last_mut() else { return Ok(None) };
+            let count = node(leaf.number, &leaf.page)?.count();
+            let entry = match end {
+                End::Front if leaf.at < count => Some(leaf.at),
+                End::Back => leaf.at.checked_sub(1),
+                End::Front => None,
+            };
+            if let Some(entry) = entry {
+                leaf.at = match end {
+                    End::Front => entry + 1,
+                    End::Back => entry,
+                };
+                return Ok(Some((leaf.number, leaf.page.clone(), entry)));
+            }
+            cursor.pop();
+            // The lowest page that goes on.
+            let next = loop {
+                let Some(above) = cursor.last_mut() else { return Ok(None) };
+                let inner = node(above.number, &above.page)?;
+                let next = match end {
+                    End::Front => Some(above.at + 1).filter(|next| *next < inner.count()),
+                    End::Back => above.at.checked_sub(1),
+                };
+                if let Some(next) = next {
+                    above.at = next;
+                    let child = inner.child(next).map_err(at(above.number))?;
+                    break (child, Some(inner.level() - 1));
+                }
+                cursor.pop();
+            };
+            self.descend(cursor, end, next.0, next.1)?;
+        }
+    }
+}
+
+fn is_above(key: &[u8], lower: &Bound<Vec<u8>>) -> bool {
+    match lower {
+        Bound::Included(lower) => key >= &lower[..],
+        Bound::Excluded(lower) => key > &lower[..],
+        Bound::Unbounded => true,
+    }
+}
+
+fn is_below(key: &[u8], upper: &Bound<Vec<u8>>) -> bool {
+    match upper {
+        Bound::Included(upper) => key <= &upper[..],
+        Bound::Excluded(upper) => key < &upper[..],
+        Bound::Unbounded => true,
+    }
+}
+
+impl<T: Pages> Iterator for Range<'_, T> {
+    type Item = Result<Entry, TreeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.step(End::Front)
+    }
+}
+
+impl<T: Pages> DoubleEndedIterator for Range<'_, T> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.step(End::Back)
+    }
+}
+
+impl<T: Pages> std::iter::FusedIterator for Range<'_, T> {}
+
+impl<T> fmt::Debug for Range<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Range")
+            .field("lower", &self.lower)
+            .field("upper", &self.upper)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,160 @@
+//! A tree beside a map of the standard library, by random changes.
+
+use pagekeeper_testing::Seed;
+
+use super::*;
+use crate::tree::TreeError;
+
+/// Changes in one transaction.
+const CHANGES: u64 = 40;
+
+/// Makes a tree large, then small, several times, and compares it all the while.
+fn grow_and_shrink(page_size: usize, rounds: u64) {
+    let seed = Seed::new();
+    let mut rng = seed.rng(page_size as u64);
+    let disk = disk();
+    let (mut store, tree) = with_tree(&disk, page_size);
+    let payload = store.payload_size();
+    let mut model = Model::new();
+    for round in 0..rounds {
+        // Of sixteen changes so many are insertions.
+        let insertions = if round / 20 % 2 == 0 { 13 } else { 3 };
+        let mut txn = store.begin().unwrap();
+        let mut changed = model.clone();
+        for _ in 0..rng.of(1..CHANGES) {
+            let key = if insertions < 8 && !changed.is_empty() && !rng.one_in(8) {
+                changed.keys().nth(rng.index(changed.len())).unwrap().clone()
+            } else {
+                random_key(&mut rng)
+            };
+            let before = tree.get(&txn, &key).unwrap();
+            assert_eq!(before.as_deref(), changed.get(&key).map(|value| &value[..]), "{key:?}");
+            drop(before);
+            if rng.of(0..16) < insertions {
+                let value = random_value(&mut rng, payload);
+                let was_there = tree.insert(&mut txn, &key, &value).unwrap();
+                assert_eq!(was_there, changed.insert(key, value).is_some());
+            } else {
+                assert_eq!(tree.remove(&mut txn, &key).unwrap(), changed.remove(&key).is_some());
+            }
+        }
+        compare_range(tree, &txn, &changed, &mut rng);
+        if rng.one_in(8) {
+            compare(tree, &txn, &changed);
+        }
+        if rng.one_in(6) {
+            drop(txn); // given up
+            compare(tree, &store.begin_read().unwrap(), &model);
+        } else {
+            let before = store.begin_read().unwrap();
+            txn.commit(Durability::None).unwrap();
+            if rng.one_in(8) {
+                compare(tree, &before, &model);
+            }
+            model = changed;
+        }
+        if rng.one_in(16) {
+            store.close().unwrap();
+            store = open(&disk, page_size).unwrap();
+            assert_eq!(store.begin_read().unwrap().root(), Some(tree.root()));
+        }
+        let read = store.begin_read().unwrap();
+        compare_range(tree, &read, &model, &mut rng);
+    }
+    let read = store.begin_read().unwrap();
+    compare(tree, &read, &model);
+    drop(read);
+    assert!(store.verify().unwrap().is_sound());
+    let mut txn = store.begin().unwrap();
+    tree.delete(&mut txn).unwrap();
+    assert_eq!(unused_pages(&txn, &[]).unwrap(), []);
+}
+
+#[test]
+fn a_tree_is_a_map_with_pages_of_4_kib() {
+    grow_and_shrink(4096, 200);
+}
+
+#[test]
+fn a_tree_is_a_map_with_pages_of_8_kib() {
+    grow_and_shrink(8192, 120);
+}
+
+#[test]
+fn a_tree_is_a_map_with_pages_of_16_and_32_kib() {
+    grow_and_shrink(16_384, 80);
+    grow_and_shrink(32_768, 80);
+}
+
+#[test]
+fn a_tree_is_a_map_with_pages_of_64_kib() {
+    grow_and_shrink(65_536, 80);
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
+    let (store, tree) = with_tree(&disk(), 4096);
+    let mut txn = store.begin().unwrap();
+    let longest = vec![9; MAX_KEY_BYTES];
+    for key in [&b""[..], &longest] {
+        assert!(!tree.insert(&mut txn, key, b"value").unwrap());
+        assert_eq!(tree.get(&txn, key).unwrap().as_deref(), Some(&b"value"[..]));
+    }
+    let longer = vec![9; MAX_KEY_BYTES + 1];
+    let refused = [
+        tree.get(&txn, &longer).map(drop),
+        tree.insert(&mut txn, &longer, b"value").map(drop),
+        tree.remove(&mut txn, &longer).map(drop),
+    ];
+    for error in refused {
+        assert!(matches!(error, Err(TreeError::KeyTooLong { given: 513, max: 512 })));
+    }
+    // As a bound it is a key like any other.
+    let lengths = |range: super::super::Range<'_, _>| -> Vec<usize> {
+        range.map(|entry| entry.unwrap().0.len()).collect()
+    };
+    assert_eq!(lengths(tree.range(&txn, &longer[..]..)), [] as [usize; 0]);
+    assert_eq!(lengths(tree.range(&txn, ..&longer[..])), [0, 512]);
+    assert_eq!(lengths(tree.range(&txn, ..&longest[..])), [0]);
+    let backwards: Vec<_> =
+        tree.range(&txn, ..=&longer[..]).rev().map(|entry| entry.unwrap().0.len()).collect();
+    assert_eq!(backwards, [512, 0]);
+}
+
+#[test]
+fn values_of_all_lengths_about_a_page_are_there_and_change_into_each_other() {
+    let (store, tree) = with_tree(&disk(), 4096);
+    let payload = store.payload_size();
+    let lengths = [0, 1, 8, 1000, 1003, 1004, 1005, payload - 17, payload - 16, payload - 15, payload];
+    let more = [2 * payload - 16, 2 * payload - 15, 10 * payload, 10 * payload - 5];
+    let lengths: Vec<usize> = lengths.into_iter().chain(more).collect();
+    let mut model = Model::new();
+    for (number, from) in lengths.iter().enumerate() {
+        for to in &lengths {
+            let mut txn = store.begin().unwrap();
+            for len in [from, to] {
+                let value = vec![u8::try_from(number).unwrap() + 1; *len];
+                tree.insert(&mut txn, b"of a key", &value).unwrap();
+                model.insert(b"of a key".to_vec(), value);
+            }
+            compare(tree, &txn, &model);
+            txn.commit(Durability::None).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_value_that_the_journal_does_not_take_changes_nothing() {
+    let (store, tree) = with_tree(&disk(), 4096);
+    let mut txn = store.begin().unwrap();
+    tree.insert(&mut txn, b"small", b"value").unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    let pages = store.stat().pages;
+    let mut txn = store.begin().unwrap();
+    tree.insert(&mut txn, b"large", &vec![1; 20 << 20]).unwrap();
+    let error = txn.commit(Durability::Sync).unwrap_err();
+    assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");
+    let model = Model::from([(b"small".to_vec(), b"value".to_vec())]);
+    compare(tree, &store.begin_read().unwrap(), &model);
+    assert_eq!(store.stat().pages, pages);
+}

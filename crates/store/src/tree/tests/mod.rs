@@ -1,0 +1,122 @@
+//! What a tree promises: as a map, after crashes, in its use of pages, and on pages that are not its own.
+
+mod crashes;
+mod hostile;
+mod map;
+mod space;
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::SimDisk;
+use pagekeeper_testing::Rng;
+
+use super::{MAX_KEY_BYTES, Pages, Tree, unused_pages};
+use crate::tests::disk::{Meanwhile, Prompt};
+use crate::{Durability, Error, Store};
+
+/// What a tree should hold.
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn disk() -> SimDisk {
+    SimDisk::builder().by_steps().build()
+}
+
+fn open(disk: &SimDisk, page_size: usize) -> Result<Store, Error> {
+    let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
+    let options = Store::options().page_size(page_size).journal_bytes(16 << 20).memory(64 << 20).io(io);
+    options.warm(false).without_threads().open(Path::new("/store"))
+}
+
+/// A store with one tree, whose root page is the store's root.
+fn with_tree(disk: &SimDisk, page_size: usize) -> (Store, Tree) {
+    let store = open(disk, page_size).unwrap();
+    let mut txn = store.begin().unwrap();
+    let tree = Tree::create(&mut txn).unwrap();
+    txn.set_root(Some(tree.root()));
+    txn.commit(Durability::Sync).unwrap();
+    (store, tree)
+}
+
+/// Keys of all kinds, few enough that they come again.
+fn random_key(rng: &mut Rng) -> Vec<u8> {
+    match rng.of(0..8) {
+        0..4 => u32::try_from(rng.of(0..3000)).unwrap().to_be_bytes().to_vec(),
+        4..6 => [vec![b'p'; 300], format!("{:05}", rng.of(0..800)).into_bytes()].concat(),
+        6 => (0..rng.of(0..7)).map(|_| if rng.one_in(2) { 0 } else { 0xff }).collect(),
+        _ => {
+            let mut key = vec![b'l'; MAX_KEY_BYTES];
+            key[rng.index(4) * 127] = b'a' + u8::try_from(rng.of(0..26)).unwrap();
+            key[MAX_KEY_BYTES - 1 - rng.index(2)] = b'0' + u8::try_from(rng.of(0..10)).unwrap();
+            key
+        }
+    }
+}
+
+fn random_value(rng: &mut Rng, payload: usize) -> Vec<u8> {
+    let len = match rng.of(0..16) {
+        0..10 => rng.index(40),
+        10..13 => rng.index(payload / 4 + 20),
+        13 => payload - 16 - rng.index(3),
+        14 => payload * 2 - 17 + rng.index(3),
+        _ => rng.index(payload * 5),
+    };
+    let first = rng.number();
+    (0..len as u64).map(|at| (first ^ at.wrapping_mul(31)).to_le_bytes()[0]).collect()
+}
+
+/// Whether a tree is sound and has what it should, from both ends, and nothing is lost of the store.
+fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
+    let checked = tree.check(pages).unwrap();
+    assert_eq!(checked.entries, model.len() as u64);
+    assert_eq!(tree.len(pages).unwrap(), checked.entries);
+    assert_eq!(unused_pages(pages, &[tree]).unwrap(), []);
+    let found = tree.iter(pages).map(|entry| entry.unwrap()).map(|(key, value)| (key, value.to_vec()));
+    assert!(found.eq(model.iter().map(|(key, value)| (key.clone(), value.clone()))), "forwards");
+    let found = tree.iter(pages).rev().map(|entry| entry.unwrap().0);
+    assert!(found.eq(model.keys().rev().cloned()), "backwards");
+    assert_eq!(tree.is_empty(pages).unwrap(), model.is_empty());
+    let ends = [tree.first(pages), tree.last(pages)].map(|end| end.unwrap().map(|(key, _)| key));
+    assert_eq!(ends, [model.keys().next().cloned(), model.keys().next_back().cloned()]);
+}
+
+/// The same for a range that is drawn, taken from both ends in turns.
+fn compare_range(tree: Tree, pages: &impl Pages, model: &Model, rng: &mut Rng) {
+    let mut bound = || match rng.of(0..5) {
+        0 => Bound::Unbounded,
+        1..3 => Bound::Included(random_key(rng)),
+        _ => Bound::Excluded(random_key(rng)),
+    };
+    let range = (bound(), bound());
+    let is_within = |key: &Vec<u8>| {
+        let from = match &range.0 {
+            Bound::Included(from) => key >= from,
+            Bound::Excluded(from) => key > from,
+            Bound::Unbounded => true,
+        };
+        let to = match &range.1 {
+            Bound::Included(to) => key <= to,
+            Bound::Excluded(to) => key < to,
+            Bound::Unbounded => true,
+        };
+        from && to
+    };
+    let mut expected = model.iter().filter(|(key, _)| is_within(key));
+    let mut found = tree.range(pages, range.clone());
+    let most = rng.of(1..4000);
+    for _ in 0..most {
+        let (found, expected) = if rng.one_in(2) {
+            (found.next(), expected.next())
+        } else {
+            (found.next_back(), expected.next_back())
+        };
+        let found = found.transpose().unwrap();
+        assert_eq!(found.as_ref().map(|(key, _)| key), expected.map(|(key, _)| key), "{range:?}");
+        assert!(found.iter().all(|(_, value)| value[..] == expected.unwrap().1[..]));
+        if expected.is_none() {
+            break;
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Values, and the large ones: in extents of pages of their own.
+//!
+//! A new value takes free pages first, in as many extents as they are apart, and the rest from a run at the end of the data file. A value that
+//! takes up as many pages as the one before is written over it, and of that only the pages that differ.
+//!
+//! Invariant: the pages of a value follow from its length and its extents' heads alone; none of its bytes is taken for one of those.
+
+use std::fmt;
+use std::ops::{Deref, Range};
+
+use super::TreeError;
+use super::error::at;
+use super::format::Fault;
+use super::format::extent::{Extent, HEAD, pages_for, room_of};
+use super::format::node::LargeRef;
+use super::read::Pages;
+use crate::{Page, PageNo, WriteTxn};
+
+/// The value of an entry, as it was when it was read, whatever is committed. While it lives it keeps a page of memory in use, or as
+/// much as it is long.
+#[derive(Clone)]
+pub struct Value(Held);
+
+#[derive(Clone)]
+enum Held {
+    Page(Page, Range<usize>),
+    Bytes(Vec<u8>),
+}
+
+impl Value {
+    /// Part of a page, which it is known to have.
+    pub(super) fn in_page(page: Page, bytes: Range<usize>) -> Self {
+        Self(Held::Page(page, bytes))
+    }
+
+    /// The value's bytes, copied if they are in a page.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self.0 {
+            Held::Page(page, bytes) => page[bytes].to_vec(),
+            Held::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Page(page, bytes) => &page[bytes.clone()],
+            Held::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Value {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Value").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// The extents of a value, each with the number of its first page: as many pages as it needs, all of which the store has.
+pub(super) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo, Extent)>, TreeError> {
+    let (mut found, mut left, mut next) = (Vec::new(), u64::from(large.len), Some(large.page));
+    // Those of a value that is in itself would never end, nor would the memory for it.
+    let mut count_in_all = 0;
+    while left > 0 {
+        let Some(number) = next.map(u64::from) else {
+            return Err(at(large.page.into())(Fault::Extent));
+        };
+        let head = pages.page(number)?;
+        let extent = Extent::parse(&head).map_err(at(number))?;
+        let count = u64::from(extent.pages);
+        count_in_all += count;
+        let most = pages.end();
+        if count > pages_for(left, head.len()) || number + count > most || count_in_all > most {
+            return Err(at(number)(Fault::Extent));
+        }
+        left = left.saturating_sub(room_of(count, head.len()));
+        next = extent.next;
+        found.push((number, extent));
+    }
+    if next.is_some() || found.is_empty() {
+        return Err(at(large.page.into())(Fault::Extent));
+    }
+    Ok(found)
+}
+
+/// One page of a value.
+struct Part {
+    page: PageNo,
+    /// What of the value is in it.
+    bytes: Range<usize>,
+    /// If it is the first of an extent.
+    head: Option<Extent>,
+}
+
+impl Part {
+    /// Where in the page that is.
+    fn place(&self) -> Range<usize> {
+        let start = if self.head.is_some() { HEAD } else { 0 };
+        start..start + self.bytes.len()
+    }
+}
+
+/// The pages of a value in their order.
+fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    for (first, extent) in extents {
+        for page in 0..u64::from(extent.pages) {
+            let head = Some(*extent).filter(|_| page == 0);
+            let end = len.min(start + payload - if head.is_some() { HEAD } else { 0 });
+            parts.push(Part { page: first + page, bytes: start..end, head });
+            start = end;
+        }
+    }
+    parts
+}
+
+/// The bytes of a value.
+pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeError> {
+    let extents = extents(pages, large)?;
+    let len = large.len as usize;
+    if let [(number, Extent { pages: 1, .. })] = extents[..] {
+        return Ok(Value::in_page(pages.page(number)?, HEAD..HEAD + len));
+    }
+    let payload = pages.page(extents[0].0)?.len();
+    let mut bytes = Vec::with_capacity(len);
+    for part in parts(&extents, len, payload) {
+        let page = pages.page(part.page)?;
+        bytes.extend_from_slice(page.get(part.place()).ok_or(Fault::Extent).map_err(at(part.page))?);
+    }
+    Ok(Value(Held::Bytes(bytes)))
+}
+
+/// The pages of a value, each of which can be read, with nothing behind its end.
+pub(super) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, TreeError> {
+    let extents = extents(pages, large)?;
+    let payload = pages.page(extents[0].0)?.len();
+    let mut found = Vec::new();
+    for part in parts(&extents, large.len as usize, payload) {
+        let page = pages.page(part.page)?;
+        if page[part.place().end..].iter().any(|byte| *byte != 0) {
+            return Err(at(part.page)(Fault::Tail));
+        }
+        found.push(part.page);
+    }
+    Ok(found)
+}
+
+/// Writes a value to pages that nobody has; there must be something of it.
+pub(super) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, TreeError> {
+    let len = u32::try_from(value.len()).unwrap_or_else(|_| unreachable!("its length was checked"));
+    let (extents, payload) = allocate(txn, len)?;
+    let mut room = vec![0; payload];
+    for part in parts(&extents, value.len(), payload) {
+        if let Some(head) = part.head {
+            room[..HEAD].copy_from_slice(&head.encode());
+        }
+        let place = part.place();
+        room[place.end..].fill(0);
+        room[place].copy_from_slice(&value[part.bytes]);
+        txn.write(part.page, &room)?;
+    }
+    let first = extents.first().map(|(number, _)| *number);
+    let page = first.and_then(|page| u32::try_from(page).ok());
+    let page =
+        page.unwrap_or_else(|| unreachable!("a store has less than 2^32 pages, and a value one or more"));
+    Ok(LargeRef { len, page })
+}
+
+/// Pages for a value of so many bytes, and the bytes of a page.
+fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, usize), TreeError> {
+    let (mut found, mut left): (Vec<(PageNo, u64)>, _) = (Vec::new(), u64::from(len));
+    let mut payload = 0;
+    while left > 0 {
+        let end = txn.pages();
+        let page = txn.allocate()?;
+        payload = txn.read(page)?.len();
+        match found.last_mut() {
+            Some((first, count)) if *first + *count == page => {
+                *count += 1;
+                left = left.saturating_sub(payload as u64);
+            }
+            _ => {
+                found.push((page, 1));
+                left = left.saturating_sub(room_of(1, payload));
+            }
+        }
+        // Nothing was free: what is wanting comes in one run, behind that page.
+        if page == end && left > 0 {
+            let wanting = left.div_ceil(payload as u64);
+            txn.allocate_run(wanting)?;
+            if let Some((_, count)) = found.last_mut() {
+                *count += wanting;
+            }
+            left = 0;
+        }
+    }
+    let narrow =
+        |page: u64| u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"));
+    let next = found.iter().skip(1).map(|(page, _)| Some(narrow(*page))).chain([None]);
+    let extents =
+        found.iter().zip(next).map(|((first, count), next)| (*first, Extent { pages: narrow(*count), next }));
+    Ok((extents.collect(), payload))
+}
+
+/// Writes a value over another one; false, and nothing changed, where it would not take up all of its pages, or more.
+pub(super) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) -> Result<bool, TreeError> {
+    let extents = extents(txn, before)?;
+    let payload = txn.read(before.page.into())?.len();
+    let room: u64 = extents.iter().map(|(_, extent)| room_of(extent.pages.into(), payload)).sum();
+    let parts = parts(&extents, value.len(), payload);
+    if value.len() as u64 > room || parts.last().is_none_or(|part| part.bytes.is_empty()) {
+        return Ok(false);
+    }
+    for part in parts {
+        let (place, bytes) = (part.place(), &value[part.bytes]);
+        let is_same = {
+            let page = txn.read(part.page)?;
+            page[place.clone()] == *bytes && page[place.end..].iter().all(|byte| *byte == 0)
+        };
+        if !is_same {
+            let page = txn.page_mut(part.page)?;
+            page[place.end..].fill(0);
+            page[place].copy_from_slice(bytes);
+        }
+    }
+    Ok(true)
+}
+
+/// Gives the pages of a value back: the last one first, so that they come again in their order.
+pub(super) fn free(txn: &mut WriteTxn<'_>, large: LargeRef) -> Result<(), TreeError> {
+    for (first, extent) in extents(txn, large)?.into_iter().rev() {
+        for page in (first..first + u64::from(extent.pages)).rev() {
+            txn.free(page)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,409 @@
+//! Changing: entries are changed in their leaf, in place where there is room; pages are split where there is none, and merged where
+//! two have become one's worth.
+//!
+//! Invariants: the way down is noted, so that what bounds a page's keys is known when it is put together anew. A page that is split in
+//! its middle leaves two that are half full; at either end of the tree all stays in one, so that keys that come in order fill their
+//! pages. Fails in the midst of a change only where the store does, or a page makes no sense.
+
+use super::error::at;
+use super::format::edit::{self, build, entry_len};
+use super::format::node::{Body, HEAD, LargeRef, Node, common};
+use super::format::{Fault, MAX_KEY, MAX_LEVEL};
+use super::read::{Step, leaf_of, load, node};
+use super::{MAX_VALUE_BYTES, TreeError, value};
+use crate::{Page, PageNo, WriteTxn};
+
+/// A leaf's entry has at most this part of a page.
+const SHARE: usize = 4;
+/// A page that is less than this part full is merged with another one, …
+const SPARSE: usize = 3;
+/// … where both fill no more than so many eighths: not that it is split again at once.
+const MERGED_EIGHTHS: usize = 7;
+
+/// An entry on its way to another page.
+#[derive(Debug, Clone)]
+struct Moved {
+    /// The whole key.
+    key: Vec<u8>,
+    body: OwnedBody,
+}
+
+#[derive(Debug, Clone)]
+enum OwnedBody {
+    Value(Vec<u8>),
+    Large(LargeRef),
+    Child(u32),
+}
+
+impl OwnedBody {
+    fn of(body: Body<'_>) -> Self {
+        match body {
+            Body::Value(value) => Self::Value(value.to_vec()),
+            Body::Large(large) => Self::Large(large),
+            Body::Child(page) => Self::Child(page),
+        }
+    }
+
+    fn get(&self) -> Body<'_> {
+        match self {
+            Self::Value(value) => Body::Value(value),
+            Self::Large(large) => Body::Large(*large),
+            Self::Child(page) => Body::Child(*page),
+        }
+    }
+}
+
+/// What the keys of a page are within: from the first, below the second. `None`: nothing bounds them there.
+type Bounds = (Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// The bytes that all keys within bounds begin with.
+fn prefix_of((lower, upper): &Bounds) -> &[u8] {
+    match (lower, upper) {
+        (Some(lower), Some(upper)) => &lower[..common(lower, upper)],
+        _ => &[],
+    }
+}
+
+pub(super) fn create(txn: &mut WriteTxn<'_>) -> Result<PageNo, TreeError> {
+    let root = txn.allocate()?;
+    build(txn.page_mut(root)?, 0, &[], []).map_err(at(root))?;
+    Ok(root)
+}
+
+pub(super) fn insert(
+    txn: &mut WriteTxn<'_>,
+    root: PageNo,
+    key: &[u8],
+    value: &[u8],
+) -> Result<bool, TreeError> {
+    if value.len() > MAX_VALUE_BYTES {
+        return Err(TreeError::ValueTooLong { given: value.len(), max: MAX_VALUE_BYTES });
+    }
+    let mut path = Vec::new();
+    let (number, page) = leaf_of(txn, root, key, |step| path.push(step))?;
+    let leaf = node(number, &page)?;
+    let is_large = entry_len(key.len(), value.len()) > page.len() / SHARE;
+    let found = leaf.find(key).map_err(at(number))?;
+    let before = match found {
+        Ok(place) => Some(OwnedBody::of(leaf.cell(place).map_err(at(number))?.body)),
+        Err(_) => None,
+    };
+    // So that the page is not copied before it is changed.
+    drop(page);
+    if let (Ok(place), Some(OwnedBody::Large(before))) = (found, &before) {
+        if is_large && value::overwrite(txn, *before, value)? {
+            let body = LargeRef { len: length(value), ..*before };
+            if body != *before {
+                edit::replace(txn.page_mut(number)?, place, Body::Large(body)).map_err(at(number))?;
+            }
+            return Ok(true);
+        }
+        value::free(txn, *before)?;
+    }
+    let large = if is_large { Some(value::write(txn, value)?) } else { None };
+    let body = large.map_or(Body::Value(value), Body::Large);
+    match (found, before) {
+        (Ok(place), Some(before)) => {
+            if edit::replace(txn.page_mut(number)?, place, body).map_err(at(number))? {
+                if body.len() < before.get().len() {
+                    balance(txn, root, path, number)?;
+                }
+                return Ok(true);
+            }
+            // It comes anew, somewhere in what this page becomes.
+            edit::remove(txn.page_mut(number)?, place).map_err(at(number))?;
+            add(txn, path, number, place, (key, body))?;
+            Ok(true)
+        }
+        (Ok(place) | Err(place), _) => {
+            add(txn, path, number, place, (key, body))?;
+            Ok(false)
+        }
+    }
+}
+
+fn length(value: &[u8]) -> u32 {
+    u32::try_from(value.len()).unwrap_or_else(|_| unreachable!("it was checked"))
+}
+
+/// Adds an entry to a page, before the entry at a place; splits it if need be.
+fn add(
+    txn: &mut WriteTxn<'_>,
+    path: Vec<Step>,
+    page: PageNo,
+    place: usize,
+    (key, body): (&[u8], Body<'_>),
+) -> Result<(), TreeError> {
+    let bytes = txn.page_mut(page)?;
+    let prefix = Node::parse(bytes).and_then(|node| node.suffix(key).map(|suffix| key.len() - suffix.len()));
+    let prefix = prefix.map_err(at(page))?;
+    if edit::insert(bytes, place, (&key[prefix..], body)).map_err(at(page))? {
+        return Ok(());
+    }
+    split(txn, path, page, place, Moved { key: key.to_vec(), body: OwnedBody::of(body) })
+}
+
+/// All entries of a page, with whole keys. An inner page's first one has none.
+fn moved(node: &Node<'_>) -> Result<Vec<Moved>, Fault> {
+    let cells = node.cells().enumerate().map(|(number, cell)| {
+        let cell = cell?;
+        let has_key = node.is_leaf() || number > 0;
+        let key = if has_key { [node.prefix(), cell.suffix].concat() } else { Vec::new() };
+        Ok(Moved { key, body: OwnedBody::of(cell.body) })
+    });
+    cells.collect()
+}
+
+/// Makes two pages of one that has no room for an entry.
+fn split(
+    txn: &mut WriteTxn<'_>,
+    mut path: Vec<Step>,
+    page: PageNo,
+    place: usize,
+    entry: Moved,
+) -> Result<(), TreeError> {
+    let before = txn.read(page)?;
+    let node = node(page, &before)?;
+    let (level, room) = (node.level(), before.len() - HEAD);
+    let mut entries = moved(&node).map_err(at(page))?;
+    drop(before);
+    entries.insert(place, entry);
+    let bounds = bounds(txn, &path)?;
+    let middle = middle(&entries, place, &bounds, room).ok_or(Fault::Overlap).map_err(at(page))?;
+    let mut after = entries.split_off(middle);
+    let first = &mut after[0].key;
+    let separator = if level == 0 {
+        // As short as can be: above all that is before, and not above what is behind.
+        let last = entries.last().map_or(&[][..], |last| &last.key);
+        first[..first.len().min(common(last, first) + 1)].to_vec()
+    } else {
+        std::mem::take(first)
+    };
+    let right = txn.allocate()?;
+    let right_bounds = (Some(separator.clone()), bounds.1);
+    let left_bounds = (bounds.0, Some(separator.clone()));
+    put_together(txn, right, level, prefix_of(&right_bounds), &after)?;
+    if let Some(above) = path.pop() {
+        put_together(txn, page, level, prefix_of(&left_bounds), &entries)?;
+        return add(txn, path, above.page, above.at + 1, (&separator, Body::Child(narrow(right))));
+    }
+    // The root stays where it is.
+    if level == MAX_LEVEL {
+        return Err(at(page)(Fault::TooHigh));
+    }
+    let left = txn.allocate()?;
+    put_together(txn, left, level, prefix_of(&left_bounds), &entries)?;
+    let children = [(&[][..], Body::Child(narrow(left))), (&separator, Body::Child(narrow(right)))];
+    build(txn.page_mut(page)?, level + 1, &[], children).map_err(at(page))
+}
+
+fn narrow(page: PageNo) -> u32 {
+    u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
+}
+
+/// The first of the entries that come into the second page. An entry was added at `place`. `None` where they don't fit into two.
+fn middle(entries: &[Moved], place: usize, bounds: &Bounds, room: usize) -> Option<usize> {
+    let last = entries.len().checked_sub(1).filter(|last| *last > 0)?;
+    // The tree grows at an end, where keys come in order.
+    if place == last && bounds.1.is_none() {
+        return Some(last);
+    }
+    if place == 0 && bounds.0.is_none() {
+        return Some(1);
+    }
+    let prefix = prefix_of(bounds).len();
+    let len = |entry: &Moved| entry_len(entry.key.len().saturating_sub(prefix), entry.body.get().len());
+    let all: usize = entries.iter().map(len).sum();
+    let mut before = 0;
+    let middle = entries.iter().position(|entry| {
+        before += len(entry);
+        before * 2 >= all
+    })?;
+    let middle = (middle + 1).min(last);
+    (all <= 2 * room).then_some(middle)
+}
+
+/// Writes a page's entries, all of whose keys begin with the prefix.
+fn put_together(
+    txn: &mut WriteTxn<'_>,
+    page: PageNo,
+    level: u8,
+    prefix: &[u8],
+    entries: &[Moved],
+) -> Result<(), TreeError> {
+    let cells = entries.iter().enumerate().map(|(number, entry)| {
+        let suffix = entry.key.strip_prefix(prefix);
+        if level > 0 && number == 0 {
+            Some((&[][..], entry.body.get()))
+        } else {
+            Some((suffix?, entry.body.get()))
+        }
+    });
+    let cells: Option<Vec<_>> = cells.collect();
+    let cells = cells.ok_or(Fault::Prefix).map_err(at(page))?;
+    build(txn.page_mut(page)?, level, prefix, cells).map_err(at(page))
+}
+
+/// What the keys of the page at the end of a path are within.
+fn bounds(txn: &WriteTxn<'_>, path: &[Step]) -> Result<Bounds, TreeError> {
+    let mut bounds = (None, None);
+    for step in path.iter().rev() {
+        if bounds.0.is_some() && bounds.1.is_some() {
+            break;
+        }
+        let page = txn.read(step.page)?;
+        let node = node(step.page, &page)?;
+        if bounds.0.is_none() && step.at > 0 {
+            bounds.0 = Some(node.key(step.at).map_err(at(step.page))?);
+        }
+        if bounds.1.is_none() && step.at + 1 < node.count() {
+            bounds.1 = Some(node.key(step.at + 1).map_err(at(step.page))?);
+        }
+    }
+    Ok(bounds)
+}
+
+pub(super) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result<bool, TreeError> {
+    let mut path = Vec::new();
+    let (number, page) = leaf_of(txn, root, key, |step| path.push(step))?;
+    let leaf = node(number, &page)?;
+    let Ok(place) = leaf.find(key).map_err(at(number))? else { return Ok(false) };
+    let before = leaf.cell(place).map_err(at(number))?.body;
+    let large = if let Body::Large(large) = before { Some(large) } else { None };
+    drop(page);
+    if let Some(large) = large {
+        value::free(txn, large)?;
+    }
+    edit::remove(txn.page_mut(number)?, place).map_err(at(number))?;
+    let mut leaf = number;
+    while balance(txn, root, path, leaf)? {
+        path = Vec::new();
+        leaf = leaf_of(txn, root, key, |step| path.push(step))?.0;
+    }
+    Ok(true)
+}
+
+/// Merges a page that has become sparse with a neighbour, and those above it that become so by that. True where it had none, and
+/// has got one since pages above it were merged.
+fn balance(
+    txn: &mut WriteTxn<'_>,
+    root: PageNo,
+    mut path: Vec<Step>,
+    mut page: PageNo,
+) -> Result<bool, TreeError> {
+    let mut was_alone = false;
+    while let Some(above) = path.pop() {
+        let is_sparse = {
+            let loaded = txn.read(page)?;
+            node(page, &loaded)?.live().map_err(at(page))? * SPARSE < loaded.len()
+        };
+        if !is_sparse {
+            return Ok(false);
+        }
+        let children = node(above.page, &txn.read(above.page)?)?.count();
+        let mut is_merged = false;
+        for left in [above.at.checked_sub(1), Some(above.at)].into_iter().flatten() {
+            if left + 1 < children && merge(txn, &path, above.page, left)? {
+                is_merged = true;
+                break;
+            }
+        }
+        if is_merged && was_alone {
+            shrink(txn, root)?;
+            return Ok(true);
+        }
+        if !is_merged && children > 1 {
+            return Ok(false);
+        }
+        was_alone |= !is_merged;
+        page = above.page;
+    }
+    shrink(txn, root)?;
+    Ok(false)
+}
+
+/// Moves all of a child's right neighbour into it, if it has room for that.
+fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> Result<bool, TreeError> {
+    let above_page = txn.read(above)?;
+    let parent = node(above, &above_page)?;
+    let level = Some(parent.level().checked_sub(1).ok_or(Fault::Head).map_err(at(above))?);
+    let child = |entry: usize| -> Result<(PageNo, Page), TreeError> {
+        let number = parent.child(entry).map_err(at(above))?;
+        Ok((number, load(txn, number, level)?))
+    };
+    let ((left_number, left_page), (right_number, right_page)) = (child(left)?, child(left + 1)?);
+    if left_number == right_number {
+        return Err(at(above)(Fault::Order(left + 1)));
+    }
+    let (left_node, right_node) = (node(left_number, &left_page)?, node(right_number, &right_page)?);
+    let most = left_page.len() / 8 * MERGED_EIGHTHS;
+    let used = |prefix: usize| -> Result<usize, TreeError> {
+        let left = left_node.used(prefix).map_err(at(left_number))?;
+        Ok(left + right_node.used(prefix).map_err(at(right_number))?)
+    };
+    // It takes no less than that.
+    if used(usize::MAX)? > most {
+        return Ok(false);
+    }
+    let to = |entry| [path, &[Step { page: above, at: entry }]].concat();
+    let bounds = (bounds(txn, &to(left))?.0, bounds(txn, &to(left + 1))?.1);
+    let prefix = prefix_of(&bounds);
+    let separator = parent.key(left + 1).map_err(at(above))?;
+    let separator_len = if left_node.is_leaf() { 0 } else { separator.len() };
+    if HEAD + prefix.len() + used(prefix.len())? + separator_len > most {
+        return Ok(false);
+    }
+    let mut entries = moved(&left_node).map_err(at(left_number))?;
+    let behind = entries.len();
+    entries.extend(moved(&right_node).map_err(at(right_number))?);
+    if !left_node.is_leaf() {
+        entries[behind].key = separator;
+    }
+    let level = left_node.level();
+    drop((left_page, right_page, above_page));
+    put_together(txn, left_number, level, prefix, &entries)?;
+    txn.free(right_number)?;
+    edit::remove(txn.page_mut(above)?, left + 1).map_err(at(above))?;
+    Ok(true)
+}
+
+/// Takes levels away from a root that has but one child: that comes into its place.
+fn shrink(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
+    loop {
+        let page = txn.read(root)?;
+        let inner = node(root, &page)?;
+        if inner.is_leaf() || inner.count() > 1 {
+            return Ok(());
+        }
+        let child = inner.child(0).map_err(at(root))?;
+        let below = load(txn, child, Some(inner.level() - 1))?;
+        drop(page);
+        txn.write(root, &below)?;
+        drop(below);
+        txn.free(child)?;
+    }
+}
+
+pub(super) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
+    let mut due = vec![(root, None)];
+    while let Some((number, level)) = due.pop() {
+        let page = load(txn, number, level)?;
+        let found = node(number, &page)?;
+        let mut large = Vec::new();
+        for cell in found.cells() {
+            match cell.map_err(at(number))?.body {
+                Body::Value(_) => {}
+                Body::Large(value) => large.push(value),
+                Body::Child(child) => due.push((child.into(), Some(found.level().saturating_sub(1)))),
+            }
+        }
+        drop(page);
+        for value in large {
+            value::free(txn, value)?;
+        }
+        txn.free(number)?;
+    }
+    Ok(())
+}
+
+const _: () = assert!(MAX_KEY + 32 < 4064 / SHARE, "each entry fits into its share of the smallest page");
