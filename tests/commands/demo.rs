@@ -75,6 +75,7 @@ fn it_shows_all_parts_and_leaves_nothing() {
     assert!(found("commits_in_journal") > 0, "{}", report["recovery"]);
     assert!(found("journal_bytes") > 0 && found("pages_to_apply") > 0, "{}", report["recovery"]);
     assert_eq!(found("pages_verified") * 4096, found("data_bytes"));
+    assert_eq!(found("rows_checked"), 65_536);
     for name in ["open_seconds", "first_read_seconds", "applied_seconds"] {
         assert!(report["recovery"][name].is_f64(), "{name}: {}", report["recovery"]);
     }

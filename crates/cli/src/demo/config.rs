@@ -29,10 +29,12 @@ pub(super) const BULK_FILES_MAX: u64 = 4;
 pub(super) const BULK_EACH: Duration = Duration::from_secs(2);
 /// How fast it is written at most.
 pub(super) const BULK_BYTES_PER_SECOND: u64 = 64 << 20;
-/// Pages of the store that is killed, of 4 KiB.
-pub(super) const STORE_PAGES: u64 = 16 << 10;
-/// Pages that each of its commits changes, and bytes of each.
-pub(super) const STORE_PAGES_PER_COMMIT: usize = 4;
+/// Rows of the store that is killed.
+pub(super) const STORE_ROWS: u64 = 64 << 10;
+/// Size of each: with its key four of them fill a page of 4 KiB.
+pub(super) const STORE_ROW_BYTES: usize = 960;
+/// Rows that each of its commits changes, and bytes of each.
+pub(super) const STORE_ROWS_PER_COMMIT: usize = 4;
 pub(super) const STORE_CHANGE_BYTES: usize = 96;
 /// The cap on its journal, and so on what its recovery reads.
 pub(super) const STORE_JOURNAL_BYTES: u64 = 128 << 20;

@@ -45,7 +45,7 @@ const REPORT_EACH: Duration = Duration::from_millis(250);
 
 The engine has a redo log, a binlog with a follower, and a compaction. It runs in three parts: first it leaves its pages to the kernel, as \
     databases do; then the guard runs beside it; then its logs release their own pages. \
-    At the end a page store is killed while it commits, opened again, and every page is checked.
+    At the end a page store is killed while it commits, opened again, and every page and row is checked.
 
 The parts run one after the other, so a disk whose speed varies affects them: the report shows how much \
     single seconds varied, and whether the parts differ by more than that.")]

@@ -1,7 +1,7 @@
 //! The end of the demo: a page store is killed while it commits, and opened again.
 //!
 //! Invariant: figures are shown only of a recovery that lost nothing: every commit that was acknowledged before the kill is
-//! there, and every page is as the commits left it, to the byte.
+//! there, and every row is as the commits left it, to the byte.
 //! Fails with what was lost or is wrong, if anything is.
 
 use std::io::{self, Write};
@@ -34,12 +34,14 @@ pub(super) struct Recovery {
     pub(super) commits_in_journal: u64,
     /// Pages that these change.
     pub(super) pages_to_apply: u64,
-    /// The first read of one of those pages.
+    /// The first read of a row in one of those pages, from the root page on.
     pub(super) first_read_seconds: f64,
     /// From the opening until the data file has all, durably.
     pub(super) applied_seconds: f64,
-    /// Pages whose checksum and content were found right.
+    /// Pages whose checksum was found right.
     pub(super) pages_verified: u64,
+    /// Rows that were found right.
+    pub(super) rows_checked: u64,
 }
 
 /// Opens the store in `dir`, whose process was killed after it had reported so many commits.
@@ -57,8 +59,8 @@ fn open_and_check(place: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
     let read = store.begin_read()?;
     let commits = store::number_of(read.metadata());
     let reading = Instant::now();
-    let [page, ..] = store::pages_of(commits);
-    read.read(page)?;
+    let [row, ..] = store::rows_of(commits);
+    store::table(&read, read.root())?.get(&read, &store::key(row))?;
     let first_read = reading.elapsed();
     store.sync()?;
     let synced = Instant::now();
@@ -85,6 +87,7 @@ fn open_and_check(place: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
         first_read_seconds: first_read.as_secs_f64(),
         applied_seconds: (synced - opened).as_secs_f64(),
         pages_verified: pages,
+        rows_checked: config::STORE_ROWS,
     })
 }
 
@@ -92,20 +95,21 @@ impl Recovery {
     /// A heading, a table and what it says.
     pub(super) fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
-        writeln!(out, "A page store of {}, killed while it committed\n", Size(self.data_bytes))?;
+        writeln!(out, "A page store with a table of {}, killed while it committed\n", Size(self.data_bytes))?;
         let rows = [
             ("opened for reads and writes in", ms(self.open_seconds)),
             ("  journal read for it", Size(self.journal_bytes).to_string()),
             ("  commits found in it", count(self.commits_in_journal)),
             ("  pages that they change", count(self.pages_to_apply)),
-            ("first read of such a page", ms(self.first_read_seconds)),
+            ("first read of a row in one", ms(self.first_read_seconds)),
             ("all in the data file after", ms(self.applied_seconds)),
             ("pages verified then", count(self.pages_verified)),
+            ("  rows in them checked", count(self.rows_checked)),
         ];
         rows.iter().try_for_each(|(name, value)| writeln!(out, "{name:<32}{value:>16}"))?;
         writeln!(
             out,
-            "\nNothing was lost: of {} commits the killed process had reported {}, and all pages are as they left them.",
+            "\nNothing was lost: of {} commits the killed process had reported {}, and all rows are as they left them.",
             count(self.commits_found),
             count(self.commits_acknowledged)
         )
@@ -129,23 +133,42 @@ mod tests {
             first_read_seconds: 0.000_05,
             applied_seconds: 0.25,
             pages_verified: 16_384,
+            rows_checked: 65_536,
         };
         let mut text = Vec::new();
         recovery.write_text(&mut text).unwrap();
         let expected = "\
-A page store of 64 MiB, killed while it committed
+A page store with a table of 64 MiB, killed while it committed
 
 opened for reads and writes in          12.30 ms
   journal read for it                     48 MiB
   commits found in it                      5,412
   pages that they change                  11,873
-first read of such a page                0.05 ms
+first read of a row in one               0.05 ms
 all in the data file after             250.00 ms
 pages verified then                       16,384
+  rows in them checked                    65,536
 
-Nothing was lost: of 5,412 commits the killed process had reported 5,410, and all pages are as they left them.
+Nothing was lost: of 5,412 commits the killed process had reported 5,410, and all rows are as they left them.
 ";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_was_committed_is_found_and_a_lost_commit_is_an_error() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let made = store::make(&store::place(dir.path())).unwrap();
+        for number in 1..=20 {
+            assert_eq!(store::commit(&made).unwrap(), number);
+        }
+        drop(made);
+        let found = recover(dir.path(), 19).unwrap();
+        assert_eq!((found.commits_acknowledged, found.commits_found), (19, 20));
+        assert_eq!((found.commits_in_journal, found.rows_checked), (20, config::STORE_ROWS));
+        assert_eq!(found.pages_verified * 4096, found.data_bytes);
+        assert!(found.pages_to_apply > 20, "{found:?}");
+        let error = format!("{:#}", recover(dir.path(), 21).unwrap_err());
+        assert!(error.ends_with("commit 21 was acknowledged, and the store has only 20"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The demo's page store: threads that commit changes of random pages, until a kill ends them; and what each page must hold then.
+//! The demo's page store: a table of rows in its ordered map, and threads that commit changes of random rows until a kill ends them; and
+//! what each row must hold then.
 //!
 //! Invariant: what a commit changes follows from its number alone, and numbers follow each other, so whoever knows how many
 //! commits there are knows every byte.
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use pagekeeper_kernel::text::escaped;
+use pagekeeper_store::tree::{Pages, Tree};
 use pagekeeper_store::{Create, Durability, PageNo, ReadTxn, Store};
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +21,9 @@ use super::engine::start;
 use super::transaction::fill;
 use super::{config, send_line};
 
-/// Pages of one commit while the store is filled: they are journaled, too.
-const PAGES_PER_FILL: u64 = 1024;
-/// Where in a payload the number of the last commit stands.
+/// Rows of one commit while the store is filled: they are journaled, too.
+const ROWS_PER_FILL: u64 = 4096;
+/// Where in a row the number of the last commit stands.
 const NUMBER: usize = 8;
 
 /// How often the process reports to its parent what is durable.
@@ -65,20 +67,21 @@ pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A store with all its pages in the data file. What is committed later comes there when the journal is at its cap, and not before, so
+/// A store with all its rows in the data file. What is committed later comes there when the journal is at its cap, and not before, so
 /// that a recovery has much to do.
-fn make(dir: &Path) -> Result<Store, pagekeeper_store::Error> {
+pub(super) fn make(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::New).journal_bytes(config::STORE_JOURNAL_BYTES);
     let store = options.memory(config::STORE_MEMORY_BYTES).background_apply(false).open(dir)?;
-    let mut payload = vec![0; store.payload_size()];
     let mut txn = store.begin()?;
-    txn.allocate_run(config::STORE_PAGES)?;
+    let tree = Tree::create(&mut txn)?;
+    txn.set_root(Some(tree.root()));
     txn.commit(Durability::None)?;
-    for first in (0..config::STORE_PAGES).step_by(usize::try_from(PAGES_PER_FILL).unwrap_or(1)) {
+    let mut value = [0; config::STORE_ROW_BYTES];
+    for first in (0..config::STORE_ROWS).step_by(usize::try_from(ROWS_PER_FILL)?) {
         let mut txn = store.begin()?;
-        for page in first..config::STORE_PAGES.min(first + PAGES_PER_FILL) {
-            begin_page(page, &mut payload);
-            txn.write(page, &payload)?;
+        for row in first..config::STORE_ROWS.min(first + ROWS_PER_FILL) {
+            begin_row(row, &mut value);
+            tree.insert(&mut txn, &key(row), &value)?;
         }
         txn.commit(Durability::None)?;
     }
@@ -86,12 +89,26 @@ fn make(dir: &Path) -> Result<Store, pagekeeper_store::Error> {
     Ok(store)
 }
 
+/// The rows, which a transaction with this root page has.
+pub(super) fn table(txn: &impl Pages, root: Option<PageNo>) -> anyhow::Result<Tree> {
+    Ok(Tree::open(txn, root.context("the store has no root page")?)?)
+}
+
+/// Rows are in the order of their numbers.
+pub(super) fn key(row: u64) -> [u8; 8] {
+    row.to_be_bytes()
+}
+
 /// One commit, durable; gives its number.
-fn commit(store: &Store) -> Result<u64, pagekeeper_store::Error> {
+pub(super) fn commit(store: &Store) -> anyhow::Result<u64> {
     let mut txn = store.begin()?;
+    let tree = table(&txn, txn.root())?;
     let number = number_of(txn.metadata()) + 1;
-    for page in pages_of(number) {
-        change(number, page, txn.page_mut(page)?);
+    for row in rows_of(number) {
+        let value = tree.get(&txn, &key(row))?;
+        let mut value = value.with_context(|| format!("row {row} is missing"))?.into_vec();
+        change(number, row, &mut value);
+        tree.insert(&mut txn, &key(row), &value)?;
     }
     txn.set_metadata(&number.to_le_bytes())?;
     txn.commit(Durability::Sync)?;
@@ -103,61 +120,65 @@ pub(super) fn number_of(metadata: &[u8]) -> u64 {
     metadata.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The pages that a commit changes; one may be there twice.
-pub(super) fn pages_of(number: u64) -> [PageNo; config::STORE_PAGES_PER_COMMIT] {
+/// The rows that a commit changes; one may be there twice.
+pub(super) fn rows_of(number: u64) -> [u64; config::STORE_ROWS_PER_COMMIT] {
     let mut random = seed(number, 0);
-    let mut bytes = [0; config::STORE_PAGES_PER_COMMIT * 8];
+    let mut bytes = [0; config::STORE_ROWS_PER_COMMIT * 8];
     fill(&mut bytes, &mut random);
-    let mut pages = [0; config::STORE_PAGES_PER_COMMIT];
-    for (page, bytes) in pages.iter_mut().zip(bytes.as_chunks::<8>().0) {
-        *page = u64::from_le_bytes(*bytes) % config::STORE_PAGES;
+    let mut rows = [0; config::STORE_ROWS_PER_COMMIT];
+    for (row, bytes) in rows.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *row = u64::from_le_bytes(*bytes) % config::STORE_ROWS;
     }
-    pages
+    rows
 }
 
-/// What a page holds before the first commit that changes it.
-fn begin_page(page: PageNo, payload: &mut [u8]) {
-    fill(payload, &mut seed(0, page));
+/// What a row holds before the first commit that changes it.
+fn begin_row(row: u64, value: &mut [u8]) {
+    fill(value, &mut seed(0, row));
 }
 
-/// What a commit does to a page: its number, and some bytes at a random place.
-fn change(number: u64, page: PageNo, payload: &mut [u8]) {
-    let mut random = seed(number, page + 1);
+/// What a commit does to a row: its number, and some bytes at a random place.
+fn change(number: u64, row: u64, value: &mut [u8]) {
+    let mut random = seed(number, row + 1);
     let mut bytes = [0; config::STORE_CHANGE_BYTES];
     fill(&mut bytes, &mut random);
-    let places = payload.len() - NUMBER - bytes.len();
+    let places = value.len() - NUMBER - bytes.len();
     let at = NUMBER + usize::try_from(random % places as u64).expect("less than a length");
-    payload[..NUMBER].copy_from_slice(&number.to_le_bytes());
-    payload[at..at + bytes.len()].copy_from_slice(&bytes);
+    value[..NUMBER].copy_from_slice(&number.to_le_bytes());
+    value[at..at + bytes.len()].copy_from_slice(&bytes);
 }
 
 /// Never 0, and unlike that of neighbours: by a finaliser of Appleby's `MurmurHash3` (2011).
-fn seed(number: u64, page: PageNo) -> u64 {
+fn seed(number: u64, row: u64) -> u64 {
     let mut mixed =
-        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ page.wrapping_add(1).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ row.wrapping_add(1).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (mixed ^ (mixed >> 33)) | 1
 }
 
-/// Whether every page is, to the byte, as commits 1 to `last` left it.
+/// Whether the table is sound, and has every row, to the byte, as commits 1 to `last` left it.
 pub(super) fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
-    let mut commits = vec![Vec::new(); usize::try_from(config::STORE_PAGES)?];
+    let tree = table(read, read.root())?;
+    tree.check(read)?;
+    let mut commits = vec![Vec::new(); usize::try_from(config::STORE_ROWS)?];
     for number in 1..=last {
-        for page in pages_of(number) {
-            commits[usize::try_from(page)?].push(number);
+        for row in rows_of(number) {
+            commits[usize::try_from(row)?].push(number);
         }
     }
-    let mut expected = Vec::new();
-    for (page, commits) in (0..).zip(&commits) {
-        let found = read.read(page)?;
-        expected.resize(found.len(), 0);
-        begin_page(page, &mut expected);
+    let mut found = tree.iter(read);
+    let mut expected = [0; config::STORE_ROW_BYTES];
+    for (row, commits) in (0..).zip(&commits) {
+        let (found, value) = found.next().with_context(|| format!("rows from {row} on are missing"))??;
+        ensure!(found == key(row), "row {row} is missing");
+        begin_row(row, &mut expected);
         for number in commits {
-            change(*number, page, &mut expected);
+            change(*number, row, &mut expected);
         }
-        ensure!(found[..] == expected, "page {page} is not as the {last} commits left it");
+        ensure!(value[..] == expected, "row {row} is not as the {last} commits left it");
     }
+    ensure!(found.next().is_none(), "there are more than {} rows", config::STORE_ROWS);
     Ok(())
 }
 
