@@ -5,14 +5,16 @@
 //! Fails with the first thread's error, at which all end.
 
 use std::path::Path;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::CHECK_EVERY;
 use super::content::{self, Ledger};
 use crate::rounds::Random;
+use crate::scratch::Stop;
 
 /// How pages are made to hold values.
 #[derive(Debug, Clone, Copy)]
@@ -82,46 +84,89 @@ pub(super) trait Record: Send {
     fn record(&mut self, took: Duration);
 }
 
-/// Lets all threads commit for as long as `meanwhile` runs; gives what they recorded. A commit that ends later is not
-/// recorded.
-pub(super) fn commit_while<R: Record>(
-    subject: &dyn Pages,
-    ledger: &Ledger,
+/// Where threads start together, and learn that it is over.
+pub(super) struct Gate {
+    start: Barrier,
+    over: AtomicBool,
+    /// When the first one went on.
+    began: OnceLock<Instant>,
+}
+
+impl Gate {
+    /// Waits until all are there.
+    pub(super) fn pass(&self) {
+        self.start.wait();
+        self.began.get_or_init(Instant::now);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+}
+
+/// Lets threads work, each of which passes the gate, until `meanwhile` ends; or until one fails, which `meanwhile` is informed of. Gives what
+/// each came to, and for how long they worked: from when the first one went on, since where there are more threads than
+/// processors the caller may go on much later, to the end of `meanwhile`.
+pub(super) fn work_while<R: Send>(
     load: Load,
-    mut recorder: impl FnMut() -> R,
+    work: impl Fn(&Gate, Random) -> Result<R> + Sync,
     meanwhile: impl FnOnce(&AtomicBool) -> Result<()>,
-) -> Result<Vec<R>> {
-    let (start, over) = (Barrier::new(load.threads + 1), AtomicBool::new(false));
-    let (start, over) = (&start, &over);
+) -> Result<(Vec<R>, Duration)> {
+    let start = Barrier::new(load.threads + 1);
+    let gate = Gate { start, over: AtomicBool::new(false), began: OnceLock::new() };
+    let (gate, work) = (&gate, &work);
     let mut seeds = Random::new(load.seed);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads)
             .map(|_| {
-                let (record, random) = (recorder(), Random::new(seeds.next_u64()));
+                let random = Random::new(seeds.next_u64());
                 scope.spawn(move || {
-                    let committer = subject.committer();
-                    start.wait();
-                    committer
-                        .and_then(|mut with| {
-                            commit_until(over, &mut *with, ledger, load.pages, random, record)
-                        })
-                        .inspect_err(|_| over.store(true, Ordering::Relaxed))
+                    work(gate, random).inspect_err(|_| gate.over.store(true, Ordering::Relaxed))
                 })
             })
             .collect();
-        start.wait();
-        let ended = meanwhile(over);
-        over.store(true, Ordering::Relaxed);
+        gate.start.wait();
+        let result = meanwhile(&gate.over);
+        gate.over.store(true, Ordering::Relaxed);
+        let ended = Instant::now();
         let joined: Result<Vec<R>> = threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect();
-        ended.and(joined)
+        let joined = result.and(joined)?;
+        let began = *gate.began.get().context("no thread")?;
+        Ok((joined, ended - began))
     })
 }
 
+/// Waits for as long as `window`, if nobody fails.
+pub(super) fn wait(window: Duration, over: &AtomicBool, stop: &Stop) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < window && !over.load(Ordering::Relaxed) {
+        stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
+    }
+    Ok(())
+}
+
+/// Lets all threads commit for as long as `meanwhile` runs; gives what they recorded, and how long that was. A commit that ends later is
+/// not recorded.
+pub(super) fn commit_while<R: Record>(
+    subject: &dyn Pages,
+    ledger: &Ledger,
+    load: Load,
+    recorder: impl Fn() -> R + Sync,
+    meanwhile: impl FnOnce(&AtomicBool) -> Result<()>,
+) -> Result<(Vec<R>, Duration)> {
+    let work = |gate: &Gate, random: Random| {
+        let (committer, record) = (subject.committer(), recorder());
+        gate.pass();
+        commit_until(gate, &mut *committer?, ledger, load.pages, random, record)
+    };
+    work_while(load, work, meanwhile)
+}
+
 fn commit_until<R: Record>(
-    over: &AtomicBool,
+    gate: &Gate,
     committer: &mut dyn Committer,
     ledger: &Ledger,
     each: usize,
@@ -130,7 +175,7 @@ fn commit_until<R: Record>(
 ) -> Result<R> {
     let mut pages = Vec::with_capacity(each);
     let mut counts = Vec::with_capacity(each);
-    while !over.load(Ordering::Relaxed) {
+    while !gate.is_over() {
         draw(&mut random, ledger.pages(), each, &mut pages);
         counts.clear();
         let began = Instant::now();
@@ -139,10 +184,12 @@ fn commit_until<R: Record>(
             Ok(())
         })?;
         let took = began.elapsed();
+        // Before anything else is done: the time is over then.
+        let is_in_time = !gate.is_over();
         for (page, count) in pages.iter().zip(&counts) {
             ledger.acknowledge(*page, *count);
         }
-        if !over.load(Ordering::Relaxed) {
+        if is_in_time {
             record.record(took);
         }
     }

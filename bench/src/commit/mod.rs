@@ -1,5 +1,5 @@
-//! `commit`: threads that change random pages and wait until that is durable, again and again: the page store beside
-//! LMDB, fjall, `SQLite`, redb and `RocksDB`, and what the disk can do. `read`: read transactions of the same. `sustained`: the same for minutes over much data with little
+//! `commit`: threads that change random pages and wait until that is durable, again and again: the page store's ordered map beside
+//! LMDB, fjall, `SQLite`, redb and `RocksDB`; bare pages of the store, and what the disk can do. `read`: read transactions of the same. `sustained`: the same for minutes over much data with little
 //! memory.
 //!
 //! All subjects hold the same values, made before the first sample, and keep them through all cases. Invariants: each commit
@@ -25,10 +25,10 @@ mod sqlite;
 pub(crate) mod sustained;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -43,7 +43,7 @@ use crate::report::Unit;
 use crate::rounds::{self, Plan, Random, Samples, Subject, median};
 use crate::scratch::Stop;
 use content::{CHANGED, Ledger, VALUE};
-use load::{Kind, Load, Pages, Record, Room, commit_while, verify};
+use load::{Kind, Load, Pages, Record, Room, commit_while, verify, wait};
 
 /// Bytes that a page has on the disk, in most subjects.
 const PAGE: u64 = 4096;
@@ -98,7 +98,8 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         [1, 4, 16].into_iter().flat_map(|pages| [1, 8, 32].map(|threads| (pages, threads))).collect()
     };
     for (index, &(pages, threads)) in cases.iter().enumerate() {
-        measure(run, &compared, fio.as_ref(), pages, threads, cases.len() - index)?;
+        let case = Case { pages, threads, left: cases.len() - index, quick_end: QUICK_END };
+        measure(run, &compared, fio.as_ref(), case)?;
     }
     for Compared { kind, dir, pages, ledger, .. } in compared {
         run.say(&format!("looking at all pages: {}", kind.name))?;
@@ -108,9 +109,10 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The page store, and the peers that this program was built with.
+/// The page store by its map and by its pages, and the peers that this program was built with.
 fn kinds() -> Vec<Kind> {
     vec![
+        tree::KIND,
         ours::KIND,
         #[cfg(feature = "lmdb")]
         lmdb::KIND,
@@ -159,24 +161,40 @@ fn fill(run: &Run, kind: Kind, number: usize, room: Room) -> Result<Compared> {
     Ok(Compared { kind, dir, pages, ledger: Ledger::new(room.pages), seen: RefCell::default() })
 }
 
-/// Measures one case; `left` cases share what a quick run has left.
-fn measure(
-    run: &mut Run,
-    compared: &[Compared],
-    fio: Option<&Program>,
+/// What is measured: transactions of so many pages by so many threads.
+#[derive(Debug, Clone, Copy)]
+struct Case {
     pages: usize,
     threads: usize,
+    /// Cases that share what a quick run has left, and the second by which that ends.
     left: usize,
-) -> Result<()> {
-    let plural = |count: usize, of: &str| format!("{count} {of}{}", if count == 1 { "" } else { "s" });
-    let name = format!("durable commits of {}, {}", plural(pages, "page"), plural(threads, "thread"));
-    run.say(&name)?;
+    quick_end: u64,
+}
+
+impl Case {
+    /// As tables name it.
+    fn name(&self, what: &str) -> String {
+        let plural = |count: usize, of: &str| format!("{count} {of}{}", if count == 1 { "" } else { "s" });
+        format!("{what} of {}, {}", plural(self.pages, "page"), plural(self.threads, "thread"))
+    }
+}
+
+/// What one sample of a subject comes to.
+type One = dyn Fn(&Compared, Load, Duration, &Stop) -> Result<f64>;
+
+/// Measures one case; in a round, all have the same random choices.
+fn sample_all(
+    run: &mut Run,
+    compared: &[Compared],
+    case: Case,
+    one: &One,
+    limit: impl FnOnce(Duration) -> Option<Subject<'static>>,
+) -> Result<Vec<Samples>> {
     let window = Duration::from_millis(if run.quick { 250 } else { 1000 });
     let now = Instant::now();
-    let share = (run.began + Duration::from_secs(QUICK_END)).saturating_duration_since(now)
-        / u32::try_from(left).unwrap_or(1);
+    let share = (run.began + Duration::from_secs(case.quick_end)).saturating_duration_since(now)
+        / u32::try_from(case.left).unwrap_or(1);
     let plan = Plan { rounds: run.rounds, until: run.quick.then(|| now + share), warm_up: true };
-    // In a round, all have the same random choices.
     let seed = run.random.next_u64();
     let stop = run.stop.clone();
     let mut subjects: Vec<Subject<'_>> = compared
@@ -185,23 +203,38 @@ fn measure(
             let mut seeds = Random::new(seed);
             let stop = &stop;
             Subject::new(subject.kind.name, move || {
-                let load = Load { threads, pages, seed: seeds.next_u64() };
-                let sample = one(subject, load, window, stop)?;
-                let rate = sample.rate;
-                subject.seen.borrow_mut().push(sample);
-                Ok(rate)
+                let load = Load { threads: case.threads, pages: case.pages, seed: seeds.next_u64() };
+                one(subject, load, window, stop)
             })
         })
         .collect();
+    subjects.extend(limit(window));
+    rounds::run(&mut subjects, plan, &mut run.random, &run.stop)
+}
+
+fn measure(run: &mut Run, compared: &[Compared], fio: Option<&Program>, case: Case) -> Result<()> {
+    let name = case.name("durable commits");
+    run.say(&name)?;
     let place = run.scratch.path().to_path_buf();
-    subjects.extend(
-        fio.map(|fio| Subject::new(LIMIT, move || Ok(fio::commits(fio, &place, window)? * threads as f64))),
-    );
-    let rates = rounds::run(&mut subjects, plan, &mut run.random, &run.stop)?;
-    drop(subjects);
+    let (fio, threads) = (fio.cloned(), case.threads as f64);
+    let one = |subject: &Compared, load: Load, window: Duration, stop: &Stop| {
+        let sample = one(subject, load, window, stop)?;
+        let rate = sample.rate;
+        subject.seen.borrow_mut().push(sample);
+        Ok(rate)
+    };
+    let rates = sample_all(run, compared, case, &one, |window| {
+        fio.map(|fio| Subject::new(LIMIT, move || Ok(fio::commits(&fio, &place, window)? * threads)))
+    })?;
     run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
     add_figures(run, &name, compared, rates.first().map_or(0, |first| first.values.len()));
-    add_ratio(run, pages, threads, &rates);
+    let ratios = match (case.pages, case.threads) {
+        (4, 1) => ["commit_1T_vs_best_peer", "commit_1T_pages_vs_best_peer"],
+        (4, 8) => ["commit_8T_vs_best_peer", "commit_8T_pages_vs_best_peer"],
+        (4, 32) => ["commit_32T_vs_best_peer", "commit_32T_pages_vs_best_peer"],
+        _ => return Ok(()),
+    };
+    add_ratios(run, ratios, "commits of 4 pages", Unit::CommitsPerSecond, &rates);
     Ok(())
 }
 
@@ -216,22 +249,8 @@ impl Record for Timed {
 
 fn one(subject: &Compared, load: Load, window: Duration, stop: &Stop) -> Result<Sample> {
     let pages = &*subject.pages;
-    let mut seconds = 0.0;
-    let recorded = commit_while(
-        pages,
-        &subject.ledger,
-        load,
-        || Timed(latencies()),
-        |over| {
-            let began = Instant::now();
-            while began.elapsed() < window && !over.load(Ordering::Relaxed) {
-                stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
-            }
-            over.store(true, Ordering::Relaxed);
-            seconds = began.elapsed().as_secs_f64();
-            Ok(())
-        },
-    )?;
+    let meanwhile = |over: &_| wait(window, over, stop);
+    let (recorded, worked) = commit_while(pages, &subject.ledger, load, || Timed(latencies()), meanwhile)?;
     let began = Instant::now();
     pages.settle()?;
     let settled = began.elapsed().as_secs_f64();
@@ -239,7 +258,7 @@ fn one(subject: &Compared, load: Load, window: Duration, stop: &Stop) -> Result<
     for Timed(of_thread) in &recorded {
         took.add(of_thread).context("histograms of one kind")?;
     }
-    Ok(Sample { rate: took.len() as f64 / seconds, took, settled })
+    Ok(Sample { rate: took.len() as f64 / worked.as_secs_f64(), took, settled })
 }
 
 /// A figure of the samples: what it is called, its unit, and how to have it.
@@ -273,22 +292,19 @@ fn add_figures(run: &mut Run, case: &str, compared: &[Compared], rounds: usize) 
     }
 }
 
-/// The ratios are those of commits of four pages.
-fn add_ratio(run: &mut Run, pages: usize, threads: usize, rates: &[Samples]) {
-    let name = match (pages, threads) {
-        (4, 1) => "commit_1T_vs_best_peer",
-        (4, 8) => "commit_8T_vs_best_peer",
-        (4, 32) => "commit_32T_vs_best_peer",
-        _ => return,
-    };
+/// The map against the best peer, like for like; and bare pages against the same, which have nothing to search.
+fn add_ratios(run: &mut Run, ratios: [&'static str; 2], what: &str, unit: Unit, rates: &[Samples]) {
     let Some(best) = best_peer(rates) else { return };
-    run.report.add_ratio(name, Unit::CommitsPerSecond, rates, ours::KIND.name, best);
-    run.note(&format!("{name}: commits of 4 pages, against {best}"));
+    for (ours, ratio) in [tree::KIND.name, ours::KIND.name].into_iter().zip(ratios) {
+        run.report.add_ratio(ratio, unit, rates, ours, best);
+        run.note(&format!("{ratio}: {what}, {ours} against {best}"));
+    }
 }
 
-/// The one of the others that commits most.
+/// The one of the others that does most.
 fn best_peer(rates: &[Samples]) -> Option<&'static str> {
-    let peers = rates.iter().filter(|samples| ![ours::KIND.name, LIMIT].contains(&samples.subject));
+    let none = [tree::KIND.name, ours::KIND.name, LIMIT];
+    let peers = rates.iter().filter(|samples| !none.contains(&samples.subject));
     let medians = peers.filter_map(|samples| Some((samples.subject, median(&samples.values)?)));
     medians.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(subject, _)| subject)
 }

@@ -1,6 +1,7 @@
-//! The page store: each commit with `Durability::Sync`.
+//! The page store by its pages: a value's number is its page's, and nothing has to be searched. What a tree on it pays for being one is
+//! the difference to `tree`.
 //!
-//! Fails where the store does.
+//! Each commit is with `Durability::Sync`. Fails where the store does.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
 /// It.
 pub(super) const KIND: Kind =
-    Kind { name: "pagekeeper-store", open: |dir, room| Ok(Box::new(Ours::open(dir, room)?)) };
+    Kind { name: "pagekeeper-store, bare pages", open: |dir, room| Ok(Box::new(Ours::open(dir, room)?)) };
 
 /// Pages that are made by one commit.
 const BATCH: u64 = 1024;

@@ -1,0 +1,107 @@
+//! The ordered map of the page store: values by number as the peers have them, each commit with `Durability::Sync`.
+//!
+//! A value has a page of its own, which is found in the tree. Fails where the store does.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use pagekeeper_store::tree::Tree;
+use pagekeeper_store::{Durability, Store};
+
+use super::content::{VALUE, fresh};
+use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+
+/// It.
+pub(super) const KIND: Kind =
+    Kind { name: "pagekeeper-store", open: |dir, room| Ok(Box::new(Map::open(dir, room)?)) };
+
+/// Values that are made by one commit.
+const BATCH: u64 = 1024;
+
+/// A store with one tree, whose root page is the store's.
+struct Map {
+    store: Store,
+    tree: Tree,
+    pages: u64,
+}
+
+impl Map {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        let store = Store::options().memory(room.memory).open(&dir.join("tree"))?;
+        let read = store.begin_read()?;
+        let found = read.root().map(|root| Tree::open(&read, root)).transpose()?;
+        drop(read);
+        let tree = if let Some(tree) = found {
+            tree
+        } else {
+            let mut txn = store.begin()?;
+            let tree = Tree::create(&mut txn)?;
+            txn.set_root(Some(tree.root()));
+            txn.commit(Durability::Sync)?;
+            tree
+        };
+        Ok(Self { store, tree, pages: room.pages })
+    }
+}
+
+impl Pages for Map {
+    fn fill(&self) -> Result<()> {
+        for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
+            let mut txn = self.store.begin()?;
+            for page in start..self.pages.min(start + BATCH) {
+                self.tree.insert(&mut txn, &page.to_be_bytes(), &fresh(page))?;
+            }
+            txn.commit(Durability::None)?;
+        }
+        self.settle()
+    }
+
+    fn committer(&self) -> Result<Box<dyn Committer + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(self))
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(self.store.sync()?)
+    }
+
+    fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
+        let txn = self.store.begin_read()?;
+        for entry in self.tree.range(&txn, pages.start.to_be_bytes()..pages.end.to_be_bytes()) {
+            let (key, value) = entry?;
+            see(u64::from_be_bytes(key[..].try_into().context("a key is no number")?), &value)?;
+        }
+        Ok(())
+    }
+}
+
+impl Reader for &Map {
+    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
+        let txn = self.store.begin_read()?;
+        for &page in pages {
+            let value = self.tree.get(&txn, &page.to_be_bytes())?;
+            see(page, &value.with_context(|| format!("page {page} is missing"))?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Committer for &Map {
+    fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
+        let mut txn = self.store.begin()?;
+        let mut value = Vec::with_capacity(VALUE);
+        for &page in pages {
+            let key = page.to_be_bytes();
+            value.clear();
+            let found = self.tree.get(&txn, &key)?;
+            value.extend_from_slice(&found.with_context(|| format!("page {page} is missing"))?);
+            change(page, &mut value)?;
+            self.tree.insert(&mut txn, &key, &value)?;
+        }
+        txn.commit(Durability::Sync)?;
+        Ok(())
+    }
+}
