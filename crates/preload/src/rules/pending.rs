@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use libc::c_int;
 
-use crate::residency::ResidencyProbe;
+use crate::residency::{ResidencyProbe, windows};
 use crate::sys::{self, Errno};
 
 /// Ranges at a time.
@@ -39,8 +39,8 @@ impl Pending {
         ranges.into_iter().filter(|(start, end)| start < end).map(|(start, end)| start..end)
     }
 
-    /// Of a range that was dropped so many bytes stayed.
-    pub(super) fn stays(&mut self, range: &Range<u64>, bytes: u64) {
+    /// Of a range that was dropped, or is yet to be, so many bytes stay. False: there is no room for it.
+    pub(super) fn stays(&mut self, range: &Range<u64>, bytes: u64) -> bool {
         let meeting = |&(start, end): &(u64, u64)| start < end && start <= range.end && range.start <= end;
         let (mut start, mut end) = (range.start, range.end);
         for other in self.ranges.iter_mut().filter(|other| meeting(other)) {
@@ -48,10 +48,17 @@ impl Pending {
             *other = (0, 0);
         }
         let free = self.ranges.iter_mut().find(|(start, end)| start >= end);
+        let has_room = free.is_some();
         if let Some(free) = free {
             *free = (start, end);
             self.bytes = self.bytes.saturating_add(bytes);
         }
+        has_room
+    }
+
+    /// Has the next attempt be made whenever the last one was.
+    pub(super) fn make_due(&mut self) {
+        self.due = 0;
     }
 
     /// Tries again, unless that was done just now.
@@ -68,7 +75,13 @@ impl Pending {
             sys::drop_pages(fd, *start..*end)?;
             match probe.resident(fd, &(*start..*end)).unwrap_or(0) {
                 0 => (*start, *end) = (0, 0),
-                left => self.bytes = self.bytes.saturating_add(left),
+                left => {
+                    self.bytes = self.bytes.saturating_add(left);
+                    // What went at its begin is not touched again.
+                    let range = *start..*end;
+                    let gone = |window: &Range<u64>| probe.resident(fd, window) == Some(0);
+                    *start = windows(&range).take_while(gone).last().map_or(range.start, |window| window.end);
+                }
             }
         }
         let end = sys::now();
@@ -93,7 +106,8 @@ mod tests {
         assert_eq!(ranges, [0..6, 8..10, 20..22]);
         assert_eq!((pending.bytes(), pending.take().count()), (0, 0));
         // Those beyond stay.
-        (0..20).for_each(|nth| pending.stays(&(nth * 10..nth * 10 + 1), 1));
+        let taken = (0..20).filter(|nth| pending.stays(&(nth * 10..nth * 10 + 1), 1)).count();
+        assert_eq!(taken, 8);
         assert_eq!((pending.bytes(), pending.take().count()), (8, 8));
     }
 }

@@ -372,12 +372,16 @@ impl Reader {
         let start = sys::now();
         let (mut released, stayed) = (0, self.pending.bytes());
         for (nth, range) in ranges.enumerate() {
+            let own = range.start.max(fresh).min(range.end)..range.end;
+            released += own.end - own.start;
+            // A queue holds it yet: to try that has all processors empty their lists of pages, and waits for them.
+            if self.is_sent && self.pending.stays(&own, own.end - own.start) {
+                continue;
+            }
             if sys::drop_pages(fd, range.clone()).is_err() {
                 count(Count::Failures, 1);
                 return;
             }
-            let own = range.start.max(fresh).min(range.end)..range.end;
-            released += own.end - own.start;
             // Where it is released in many parts, to sample each would cost more than it shows.
             let stays = if nth < PARTS { self.probe.resident(fd, &own).unwrap_or(0) } else { 0 };
             if stays > 0 {
@@ -434,6 +438,7 @@ impl Reader {
             return;
         }
         let stayed = self.pending.bytes();
+        self.pending.make_due();
         if self.pending.again(fd, &mut self.probe).is_ok() {
             count(Count::StreamReleased, stayed.saturating_sub(self.pending.bytes()));
         }
