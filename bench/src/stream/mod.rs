@@ -7,6 +7,7 @@
 
 mod child;
 mod database;
+mod disks;
 mod myrocks;
 mod postgresql;
 mod programs;
@@ -98,6 +99,9 @@ pub(crate) struct Choice {
     /// Instead: what whole programs leave in memory, of what they read and wrote and of a hot file
     #[arg(long, conflicts_with_all = ["server", "case", "rate"])]
     programs: bool,
+    /// Instead: how fast programs write to slow disks, by latency and width
+    #[arg(long, conflicts_with_all = ["server", "case", "rate", "programs"])]
+    disks: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -113,6 +117,9 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     } else {
         Setting { rate: choice.rate * 1_000_000, settle: 1, window: 6, tree: 3 * GIB }
     };
+    if choice.disks {
+        return disks::run(run);
+    }
     let groups = Groups::find()?;
     if choice.programs {
         return programs::run(run, &groups);

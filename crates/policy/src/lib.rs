@@ -8,7 +8,7 @@
 //!
 //! What crash recovery would read of a log ([`recovery`]) follows from its checkpoint, which only the database knows.
 //!
-//! *Bulk output* ([`write_behind`]) is another question: not what may go, but how far a writer may run ahead of its disk. It shares the form of
+//! *Bulk output* ([`write_behind`]) is another question: not what may go, but how far a writer may run ahead of its disk ([`lead`]). It shares the form of
 //! what is due ([`exact::Due`]) with the exact half, and no more.
 //!
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
@@ -41,6 +41,7 @@ mod facts;
 mod followed;
 #[cfg(feature = "std")]
 mod history;
+pub mod lead;
 pub mod log;
 pub mod names;
 #[cfg(feature = "std")]

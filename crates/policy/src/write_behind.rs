@@ -30,65 +30,6 @@ pub struct Pace {
     pub release: bool,
 }
 
-/// Nanoseconds of a disk's work that a writer may have unwritten. What others want of the disk stands behind it: a commit of the file
-/// system's journal, and whoever writes to a file of that commit (ext4: the longest put of RocksDB beside compaction was 16 ms with a
-/// budget of 1 MiB, 22 ms with 2 MiB and 100 to 366 ms with 8 MiB, at 60 MB/s).
-pub const LEAD_NS: u64 = 15_000_000;
-/// Bytes that a writer may have unwritten at least, and before anything is known of its disk.
-pub const LEAD_MIN: u64 = 512 << 10;
-const LEAD_FIRST: u64 = 2 << 20;
-
-/// How far a writer may be ahead of its disk: as much as the disk writes for it in [`LEAD_NS`], by how long it had to wait before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lead {
-    /// Bytes; 0 before anything is known.
-    bytes: u64,
-    /// When it last had to wait, and had to the time before, too.
-    waited_at: u64,
-}
-
-impl Lead {
-    /// Nothing known.
-    pub const NEW: Self = Self { bytes: 0, waited_at: 0 };
-
-    /// So many bytes, as was known of the same disk, or 0.
-    pub const fn of(bytes: u64) -> Self {
-        Self { bytes, ..Self::NEW }
-    }
-
-    /// Bytes, at most `max`.
-    pub fn bytes(&self, max: u64) -> u64 {
-        let bytes = if self.bytes == 0 { LEAD_FIRST } else { self.bytes };
-        bytes.min(max)
-    }
-
-    /// The writer came to the end of a wait for `length` bytes at `now` (nanoseconds of any clock), and had to wait indeed, or not.
-    ///
-    /// ```
-    /// use pagekeeper_policy::write_behind::{LEAD_MIN, Lead};
-    ///
-    /// // A MiB each 40 ms.
-    /// let mut lead = Lead::NEW;
-    /// for nth in 1..20 {
-    ///     lead.waited(1 << 20, nth * 40_000_000, true, 8 << 20);
-    /// }
-    /// assert_eq!(lead.bytes(8 << 20), LEAD_MIN);
-    /// ```
-    pub fn waited(&mut self, length: u64, now: u64, had_to: bool, max: u64) {
-        let bytes = self.bytes(max);
-        let took = now.saturating_sub(self.waited_at);
-        self.bytes = match (had_to, self.waited_at) {
-            // The disk keeps up.
-            (false, _) => bytes + bytes / 8,
-            (true, 0) => bytes,
-            (true, _) => bytes - bytes / 4 + length.saturating_mul(LEAD_NS) / took.max(1) / 4,
-        }
-        .min(max)
-        .max(LEAD_MIN);
-        self.waited_at = if had_to { now } else { 0 };
-    }
-}
-
 /// What is known of a file that is written.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteBehind {
@@ -211,6 +152,11 @@ impl WriteBehind {
         Some(range)
     }
 
+    /// How much of the run was started, and not waited for yet.
+    pub fn in_flight(&self) -> u64 {
+        self.started.saturating_sub(self.waited)
+    }
+
     /// What is left at the end: to be written, waited for and released. To the end of the file with an end of `u64::MAX`.
     pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
         let from = if release { self.release_from() } else { self.waited };
@@ -307,28 +253,6 @@ mod tests {
     fn due(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> Due {
         let some = |range: Range<u64>| (!range.is_empty()).then_some(range);
         Due { start: some(start), wait: some(wait), release: some(release) }
-    }
-
-    #[test]
-    fn the_lead_is_what_the_disk_writes_in_the_time() {
-        let max = 8 * MIB;
-        let after = |mut lead: Lead, took: u64, had_to: bool| {
-            for nth in 1..60 {
-                lead.waited(MIB / 4, nth * took, had_to, max);
-            }
-            lead
-        };
-        assert_eq!(Lead::NEW.bytes(max), LEAD_FIRST);
-        assert_eq!(Lead::NEW.bytes(MIB), MIB);
-        // 62 MB/s, 250 MB/s, 2.5 GB/s.
-        let slow = after(Lead::NEW, 4_200_000, true);
-        assert!((MIB * 7 / 8..MIB).contains(&slow.bytes(max)), "{slow:?}");
-        assert_eq!(after(slow, 40_000_000, true).bytes(max), LEAD_MIN);
-        let usual = after(Lead::NEW, 1_050_000, true).bytes(max);
-        assert!((3 * MIB..4 * MIB).contains(&usual), "{usual}");
-        assert_eq!(after(Lead::NEW, 105_000, true).bytes(max), max);
-        // One that keeps up is given more.
-        assert_eq!(after(slow, 4_200_000, false).bytes(max), max);
     }
 
     #[test]

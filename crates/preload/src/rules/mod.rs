@@ -389,6 +389,7 @@ pub fn after_fork() {
     log::after_fork();
 }
 
+mod disks;
 pub mod log;
 pub mod mixed;
 mod pending;

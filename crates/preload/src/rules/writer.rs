@@ -1,7 +1,7 @@
 //! Output of streams and bulk writers: written back behind the writer, which waits for it; then released, or kept.
 //!
-//! Each writer may have as much unwritten as its disk writes in a short time; all writers with more than a step share the process's
-//! budget.
+//! The writers to a disk may have as much unwritten as keeps it busy, which is found by timing their writeback (`super::disks`); those
+//! with more than a step share that, and the process's budget.
 //!
 //! Invariants:
 //! 1. A write error stays the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it later.
@@ -10,13 +10,15 @@
 //! 2. A wait is bounded: a disk that hangs holds the writer up in the kernel, not here.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use libc::c_int;
 use pagekeeper_policy::exact::Due;
-use pagekeeper_policy::write_behind::{Lead, Pace, WriteBehind};
+use pagekeeper_policy::lead::Marks;
+use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 
 use super::FILES;
+use super::disks::{self, Share};
 use super::reader::inside;
 use crate::counters::Count;
 use crate::helper::{self, Job};
@@ -24,17 +26,10 @@ use crate::process::{count, plan};
 use crate::sys;
 use crate::writeback::{WAIT_MAX, wait_by_polling};
 
-/// Writeback is begun in steps of so much, or of a quarter of what may be unwritten if that is less.
-const STEP: u64 = 1 << 20;
-const STEP_MIN: u64 = 64 << 10;
 /// The file's position is asked for after so many bytes in small writes.
 const ASK: u64 = 64 << 10;
 /// A wait that was shorter than this was none, in nanoseconds.
 const PAUSE: u64 = 50_000;
-/// How far the writer that waited last may be ahead, which the next begins with.
-static LEAD: AtomicU64 = AtomicU64::new(0);
-/// Writers that have more than a step.
-static ACTIVE: AtomicU64 = AtomicU64::new(0);
 
 /// How a file's output is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,8 +44,11 @@ pub struct Output {
 #[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct Writer {
     behind: WriteBehind,
-    lead: Lead,
-    is_active: bool,
+    share: Share,
+    /// Of its writeback, what is timed.
+    marks: Marks,
+    /// Times that it had to wait.
+    waits: u64,
     begun: bool,
     /// Where the file's position was, and what was written from there since without asking.
     position: u64,
@@ -61,23 +59,21 @@ pub struct Writer {
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
-    /// Bytes whose writing was to be waited for since the pace was last set by a wait.
-    unpaced: u64,
 }
 
 impl Writer {
     /// Nothing known.
     pub const NEW: Self = Self {
         behind: WriteBehind::NEW,
-        lead: Lead::NEW,
-        is_active: false,
+        share: Share::NONE,
+        marks: Marks::NONE,
+        waits: 0,
         begun: false,
         position: 0,
         unasked: 0,
         is_synced: false,
         is_hurried: false,
         is_blind: false,
-        unpaced: 0,
     };
 
     /// The file was opened, with its size.
@@ -124,17 +120,21 @@ impl Writer {
         {
             inside(|| release(fd, &range, released));
         }
+        self.marks = Marks::NONE;
+        self.share.set_in_flight(0);
     }
 
     /// The file was truncated or lengthened.
     pub fn truncated(&mut self, size: u64) {
         self.behind.truncated(size);
+        self.marks = Marks::NONE;
     }
 
     /// Forgets what was written.
     pub fn forget(&mut self) {
         self.behind = self.behind.forgotten();
-        (self.is_active, self.begun, self.unasked, self.unpaced) = (false, false, 0, 0);
+        self.share.forget();
+        (self.marks, self.begun, self.unasked) = (Marks::NONE, false, 0);
     }
 
     /// Before the descriptor is closed, with a wait for what is left where nobody else does that; or without any.
@@ -145,8 +145,8 @@ impl Writer {
                 self.finish(fd, &range, output, may_wait);
             }
         });
-        self.set_active(false);
-        self.behind = WriteBehind::NEW;
+        self.share.clear();
+        (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
     }
 
     /// Asks for the position, for what was written since; the last write was of `last` bytes.
@@ -162,12 +162,14 @@ impl Writer {
     }
 
     fn wrote(&mut self, fd: c_int, range: Range<u64>, output: Output) {
-        let writers = ACTIVE.load(Ordering::Relaxed) + u64::from(!self.is_active);
-        let max = plan().budget / writers.max(1);
-        if self.lead == Lead::NEW {
-            self.lead = Lead::of(LEAD.load(Ordering::Relaxed));
+        let budget = plan().budget;
+        if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
+            self.share.set_disk(slot.device.load(Ordering::Relaxed));
         }
-        let mut pace = pace(self.lead.bytes(max), output.released.is_some());
+        let lead = self.share.lead(budget);
+        let length = range.end.saturating_sub(range.start);
+        let length = self.share.bytes(length, budget);
+        let mut pace = Pace::of(self.share.bytes(lead, budget), length, output.released.is_some());
         if self.is_hurried {
             pace.budget = u64::MAX;
         }
@@ -175,37 +177,63 @@ impl Writer {
         if due.is_none() {
             return;
         }
-        self.set_active(true);
-        inside(|| self.act(fd, &due, max, output));
+        inside(|| self.act(fd, &due, pace.step, lead, output));
     }
 
-    fn act(&mut self, fd: c_int, due: &Due, max: u64, output: Output) {
-        if let Some(range) = &due.start
-            && !begin(fd, range, output)
-        {
-            return;
+    fn act(&mut self, fd: c_int, due: &Due, step: u64, lead: u64, output: Output) {
+        if let Some(range) = &due.start {
+            let waited_for = due.wait.as_ref().map_or(0, |wait| wait.end.saturating_sub(wait.start));
+            let in_flight = self.share.set_in_flight(self.behind.in_flight().saturating_add(waited_for));
+            let now = sys::now();
+            // Each by itself: what is written together ends together.
+            let mut begun = range.start;
+            while begun < range.end {
+                let end = begun.saturating_add(step).min(range.end);
+                if !begin(fd, &(begun..end), output) {
+                    return;
+                }
+                begun = end;
+            }
+            self.marks.begun(range, lead, in_flight, now, self.waits);
         }
-        if let Some(range) = &due.wait {
+        let mut is_seen = due.wait.is_none();
+        let mut wait = due.wait.clone().unwrap_or(0..0);
+        while wait.start < wait.end {
+            let end = self.marks.first_end(&wait);
             let start = sys::now();
-            self.unpaced = self.unpaced.saturating_add(range.end.saturating_sub(range.start));
-            let mut was_seen = wait(fd, range, start);
-            // Window by window: a page of several parts goes only as a whole.
-            if let (false, Some(range), Some(released)) =
-                (was_seen || self.is_blind, &due.release, output.released)
-            {
-                was_seen = throttled(start, || helper::wait_dropped(fd, range, released, WAIT_MAX));
-                self.is_blind = !was_seen;
+            is_seen = wait_until_written(fd, &(wait.start..end), start);
+            if !is_seen {
+                break;
             }
-            if was_seen {
-                let now = sys::now();
-                let had_to = now.saturating_sub(start) > PAUSE;
-                self.lead.waited(core::mem::take(&mut self.unpaced), now, had_to, max);
-                LEAD.store(self.lead.bytes(max), Ordering::Relaxed);
+            self.waited(end, start);
+            wait.start = end;
+        }
+        // Window by window: a page of several parts goes only as a whole.
+        if let (false, Some(range), Some(released)) =
+            (is_seen || self.is_blind, &due.release, output.released)
+        {
+            let start = sys::now();
+            if throttled(start, || helper::wait_dropped(fd, range, released, WAIT_MAX)) {
+                self.waited(range.end, start);
+            } else {
+                self.is_blind = true;
             }
         }
+        self.share.set_in_flight(self.behind.in_flight());
         // What is dirty all the same stays: it isn't dropped.
         if let (Some(range), Some(released)) = (&due.release, output.released) {
             release(fd, range, released);
+        }
+    }
+
+    /// All up to `end` was seen to be written, after a wait from `start` on.
+    fn waited(&mut self, end: u64, start: u64) {
+        let now = sys::now();
+        if now.saturating_sub(start) > PAUSE {
+            self.waits += 1;
+        }
+        for timed in self.marks.written(end, now, self.waits) {
+            self.share.timed(timed, plan().budget);
         }
     }
 
@@ -225,40 +253,16 @@ impl Writer {
             begin(fd, range, output);
             // What isn't written stays when it is dropped.
             if may_wait {
-                wait(fd, range, sys::now());
+                wait_until_written(fd, range, sys::now());
             }
             release(fd, range, released);
         }
-    }
-
-    fn set_active(&mut self, is: bool) {
-        match (self.is_active, is) {
-            (false, true) => drop(ACTIVE.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(ACTIVE.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
-        }
-        self.is_active = is;
-    }
-}
-
-impl Drop for Writer {
-    // What is known of a descriptor that was closed behind our back is replaced.
-    fn drop(&mut self) {
-        self.set_active(false);
     }
 }
 
 /// In a child of fork, whose writers have forgotten all.
 pub fn after_fork() {
-    ACTIVE.store(0, Ordering::Relaxed);
-}
-
-/// The pace of a writer that may have so much unwritten.
-fn pace(lead: u64, release: bool) -> Pace {
-    let step = (lead / 4).clamp(STEP_MIN, STEP);
-    // Whole pages, whatever their size.
-    let step = step - step % STEP_MIN;
-    Pace { step, budget: lead.max(step), release }
+    disks::after_fork();
 }
 
 /// Begins to write the range.
@@ -272,7 +276,7 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
 }
 
 /// Waits from `start` on until the range is written, as long as there is hope. `false`: where that can't be seen.
-fn wait(fd: c_int, range: &Range<u64>, start: u64) -> bool {
+fn wait_until_written(fd: c_int, range: &Range<u64>, start: u64) -> bool {
     FILES.has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, &|| false).is_some())
 }
 
