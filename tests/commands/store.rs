@@ -457,6 +457,47 @@ fn a_store_is_backed_up_and_restored() {
 }
 
 #[test]
+fn increments_are_written_and_restored_in_order() {
+    let (_held, dir) = store();
+    let at = |name: &str| dir.with_file_name(name);
+    inspect(&["backup", dir.to_str().unwrap()], &at("sunday")).fine();
+    for (base, name, seq) in [("sunday", "monday", 3), ("monday", "tuesday", 4)] {
+        commit(&dir);
+        let arguments = ["backup", "--json", "--since", at(base).to_str().unwrap(), dir.to_str().unwrap()]
+            .map(str::to_owned);
+        let report = inspect(&arguments.each_ref().map(String::as_str), &at(name)).json();
+        for (name, expected) in [("since", seq - 1), ("seq", seq), ("pages", 1), ("bytes", 16 << 10)] {
+            assert_eq!(report[name], expected, "{name}: {report}");
+        }
+    }
+    let restore = |chain: &[&str], to: &str| {
+        let chain: Vec<_> = chain.iter().map(|name| at(name).to_str().unwrap().to_owned()).collect();
+        let arguments: Vec<_> =
+            ["restore", "--json"].into_iter().chain(chain.iter().map(String::as_str)).collect();
+        inspect(&arguments, &at(to))
+    };
+    let report = restore(&["sunday", "monday", "tuesday"], "back").json();
+    assert_eq!((&report["seq"], report["increments"].as_array().unwrap().len()), (&json!(4), 2));
+    let pages = |dir: &Path| {
+        let mut report = inspect(&["dump", "--json"], dir).json();
+        report["pages"].as_array_mut().unwrap().iter_mut().for_each(|page| page["source"] = json!(null));
+        report["pages"].clone()
+    };
+    assert_eq!(pages(&at("back")), pages(&dir));
+    let outcome = restore(&["sunday", "tuesday"], "gap");
+    let said = format!(
+        "{}: begins at commit 3, and what comes before it, {}, ends at commit 2",
+        at("tuesday").display(),
+        at("sunday").display()
+    );
+    assert!(outcome.code == 1 && outcome.stderr.contains(&said), "{outcome:?}");
+    overwrite(&at("monday"), 9000, b"rot");
+    let outcome = restore(&["sunday", "monday"], "rotten");
+    assert!(outcome.code == 1 && outcome.stderr.contains("monday: not a whole increment"), "{outcome:?}");
+    assert!(!at("gap").exists() && !at("rotten").exists());
+}
+
+#[test]
 fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
     let (_held, dir) = store();
     let copy = dir.with_file_name("copy");

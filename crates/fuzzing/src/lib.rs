@@ -22,6 +22,7 @@ mod tree_format;
 
 mod entry;
 mod http;
+mod increment;
 mod innodb_header;
 mod machine;
 mod page;
@@ -57,9 +58,10 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
+    Target { name: "increment", fuzz_one: increment::fuzz_one, seeds: seeds::increment },
     Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
     Target { name: "machine", fuzz_one: machine::fuzz_one, seeds: machine::seeds },
     Target { name: "page", fuzz_one: page::fuzz_one, seeds: seeds::page },

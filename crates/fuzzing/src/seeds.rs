@@ -32,6 +32,21 @@ pub(crate) fn superblock() -> Vec<Vec<u8>> {
     vec![[slot.as_slice(), slot].concat()]
 }
 
+/// The fields of a header and its superblock; and a chunk of two images and two ranges.
+pub(crate) fn increment() -> Vec<Vec<u8>> {
+    let fields =
+        [[0; 6].as_slice(), &numbers(&[7, 200, 300, 1 << 16, 9])[..], b"\x04\x03\x02\x01\0\0\0\0"].concat();
+    let slot = numbers(&[0, 7, 300, 0, 1 << 20, 300]);
+    vec![
+        [&fields[..], b"\0\0\0\x10\0\0", &slot[..]].concat(),
+        [&b"\x02\0\0\0\x02\0\0\0\0\0\0\0"[..], &numbers(&[5, 2, 9, 1])[..]].concat(),
+    ]
+}
+
+fn numbers(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
 /// One record (what the store is, then an image, a diff and a page that is free), and the same in two parts, of the next commit.
 pub(crate) fn entry() -> Vec<Vec<u8>> {
     owned(&[

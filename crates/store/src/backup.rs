@@ -22,8 +22,8 @@ use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
 
 use crate::changes::Noting;
 use crate::core::Core;
-use crate::data::{self, Run};
-use crate::destination::{Destination, Like, Writer};
+use crate::data;
+use crate::destination::{Destination, Like};
 use crate::format::page::{self, PageFault};
 use crate::inspect::PIECE;
 use crate::page::Page;
@@ -36,10 +36,38 @@ const AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
 /// Snapshots that are taken at most. If that is not enough pages are changed faster than they are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
 
-/// A backup that was made; from [`Store::backup`](crate::Store::backup).
+/// What an increment begins at: a store, and the last of its commits that a copy has. From [`Backup::base`],
+/// [`Increment::base`](crate::Increment::base), or of what is on the disk from
+/// [`StoreOptions::base`](crate::StoreOptions::base).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// The id of the store.
+    pub(crate) store: u64,
+    /// The commit that the copy is as of.
+    pub(crate) seq: Seq,
+}
+
+impl Base {
+    /// The id of the store that it is a copy of.
+    pub fn store(&self) -> u64 {
+        self.store
+    }
+
+    /// The commit that the copy is as of.
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+}
+
+/// A backup that was made; from [`Store::backup`](crate::Store::backup), and from
+/// [`StoreOptions::restore`](crate::StoreOptions::restore).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Backup {
+    /// The id of the store.
+    pub store: u64,
+    /// Bytes of a page.
+    pub page_size: usize,
     /// The commit that it is as of.
     pub seq: Seq,
     /// Its pages, free ones and such that were never written among them.
@@ -52,11 +80,40 @@ pub struct Backup {
     pub took: Duration,
 }
 
+impl Backup {
+    /// For an increment that begins at it.
+    pub fn base(&self) -> Base {
+        Base { store: self.store, seq: self.seq }
+    }
+}
+
 /// All pages as of this snapshot.
-struct Copied {
-    live: Arc<Live>,
-    bytes: u64,
-    snapshots: u64,
+pub(crate) struct Copied {
+    pub(crate) live: Arc<Live>,
+    /// Bytes that were written.
+    pub(crate) bytes: u64,
+    pub(crate) snapshots: u64,
+}
+
+/// Pages in a row that were read and checked.
+pub(crate) struct Piece {
+    pub(crate) first: PageNo,
+    /// Of a page that was never written zeros.
+    pub(crate) bytes: AlignedBuf,
+    /// The checksum of each page; `None` if it was never written.
+    pub(crate) crcs: Vec<Option<u32>>,
+}
+
+/// Where the pages go.
+pub(crate) trait Sink {
+    /// What comes from now on is as of this commit, of which there are so many pages: in place of what came of the same pages before.
+    fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error>;
+
+    /// Takes pages, in any order.
+    fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Error>;
+
+    /// No more come. Gives the bytes that were written.
+    fn end(&mut self) -> Result<u64, Error>;
 }
 
 /// Which pages are still to be copied: pages in a row, of at most [`PIECE`] bytes.
@@ -66,26 +123,28 @@ impl Core {
     pub(crate) fn backup(&self, to: &Path) -> Result<Backup, Error> {
         let began = Instant::now();
         let io = &self.config.io;
+        let store = self.config.store_id;
         let like = Like {
-            store: self.config.store_id,
+            store,
             page_size: self.config.page_size,
             max_journal_bytes: self.config.max_journal_bytes,
         };
         let destination = Destination::create(&self.config.options, io, to, like)?;
-        let Copied { live, bytes, snapshots } = self.copy_to(&destination)?;
+        let Copied { live, bytes, snapshots } = self.copy_to(&mut destination.writer())?;
         let (seq, meta) = (live.seq, (*live.meta).clone());
         let pages = meta.pages;
         destination.finish(seq, meta)?;
-        Ok(Backup { seq, pages, bytes, snapshots, took: began.elapsed() })
+        let page_size = self.config.page_size;
+        Ok(Backup { store, page_size, seq, pages, bytes, snapshots, took: began.elapsed() })
     }
 
     /// Copies all pages.
-    fn copy_to(&self, destination: &Destination) -> Result<Copied, Error> {
+    pub(crate) fn copy_to(&self, sink: &mut impl Sink) -> Result<Copied, Error> {
         let (noting, lsn) = Noting::begin(self);
         // What is not noted is visible then.
         self.make_durable(lsn)?;
         let source = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
-        let mut copy = Copy { core: self, source, writer: destination.writer() };
+        let mut copy = Copy { core: self, source, sink };
         let mut left = Left::new();
         let mut copied = 0;
         for snapshots in 1..=MAX_SNAPSHOTS {
@@ -97,7 +156,7 @@ impl Core {
             self.snapshots.end(&live);
             match done {
                 Ok(()) => {
-                    let bytes = copy.writer.end()?;
+                    let bytes = copy.sink.end()?;
                     // A commit that was seen before it was durable is not lost where the copy has it.
                     self.make_durable(self.last_lsn())?;
                     return Ok(Copied { live, bytes, snapshots });
@@ -121,16 +180,16 @@ impl Core {
     }
 }
 
-struct Copy<'a> {
+struct Copy<'a, S> {
     core: &'a Core,
     source: Arc<dyn IoFile>,
-    writer: Writer<'a>,
+    sink: &'a mut S,
 }
 
-impl Copy<'_> {
+impl<S: Sink> Copy<'_, S> {
     /// Copies what is left, as the snapshot has it. What is not copied when it fails is still left.
     fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
-        self.writer.begin(live.meta.pages, live.seq)?;
+        self.sink.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
             let due = left.len().min(AT_ONCE);
             self.copy_some(live, left.range(..due).cloned().collect())?;
@@ -157,24 +216,21 @@ impl Copy<'_> {
             .collect();
         self.core.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
         drop(reads);
-        let (mut runs, mut noted, mut newer) = (Vec::with_capacity(due.len()), Vec::new(), newer.into_iter());
+        let (mut read, mut newer) = (Vec::with_capacity(due.len()), newer.into_iter());
         for ((pages, mut bytes), got) in due.into_iter().zip(pieces).zip(got) {
             // Nothing of what could not be read counts.
             let got = got.unwrap_or(0);
             let first = pages.start;
-            let before = noted.len();
+            let mut crcs = Vec::with_capacity(newer.len());
             for ((page, newer), (at, bytes)) in
                 pages.zip(&mut newer).zip((0..).step_by(page_size).zip(bytes.chunks_mut(page_size)))
             {
                 let is_read = at + page_size <= got && !newer;
-                noted.extend(self.page(live, page, is_read, bytes)?.map(|crc| (page, crc)));
+                crcs.push(self.page(live, page, is_read, bytes)?);
             }
-            // What was never written takes up no room.
-            if noted.len() > before {
-                runs.push(Run { first, seqs: Vec::new(), bytes });
-            }
+            read.push(Piece { first, bytes, crcs });
         }
-        self.writer.write(runs, noted)
+        self.sink.write(read)
     }
 
     /// Makes the bytes those of the page as the snapshot has it; gives its checksum, or `None` if it was never written.

@@ -6,14 +6,17 @@
 //!    never finished.
 //! 3. What fails takes away what it made. What was killed leaves a directory that says so.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_io::Io;
+use pagekeeper_io::{AlignedBuf, Io, WriteMode};
 
+use crate::backup::{Piece, Sink};
 use crate::create::{above, is_atomic, make_journal};
-use crate::data::{self, DataFile, Use, WritesInFlight};
+use crate::data::{self, DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
+use crate::format::page_map::NEVER;
 use crate::format::superblock::{Meta, Superblock};
 use crate::open::JOURNAL;
 use crate::options::StoreOptions;
@@ -83,14 +86,16 @@ impl Destination {
     /// To write to it.
     pub(crate) fn writer(&self) -> Writer<'_> {
         let writes = WritesInFlight::new(&self.data, Depth::fixed(DEPTH));
-        Writer { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0 }
+        Writer { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
     }
 
     /// Makes it a store of so many pages as `meta` says, as of commit `seq`; all is durable then. What was not written of them
     /// was never written.
     pub(crate) fn finish(mut self, seq: Seq, meta: Meta) -> Result<(), Error> {
         self.data.grow(meta.pages, true)?;
-        self.data.sync()?;
+        // Pages that were copied before commits took them away.
+        self.data.cut(meta.pages)?;
+        self.data.sync_all()?;
         self.map.flush(meta.pages, seq, Depth::fixed(DEPTH))?;
         let Files { io, directory, .. } = &self.files;
         io.sync_dir(directory)?;
@@ -129,6 +134,8 @@ pub(crate) struct Writer<'a> {
     /// The pages are as of this commit, or older.
     seq: Seq,
     bytes: u64,
+    /// How often pages were begun with.
+    rounds: u64,
 }
 
 impl Writer<'_> {
@@ -138,11 +145,12 @@ impl Writer<'_> {
         self.writes.wait(0);
         self.writes.check()?;
         (self.pages, self.seq) = (self.pages.max(pages), seq);
+        self.rounds += 1;
         self.to.data.grow(self.pages, true)
     }
 
     /// Starts to write pieces of pages in a row, and notes the checksums of those of its pages that were written before.
-    pub(crate) fn write(&mut self, pieces: Vec<data::Run>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, pieces: Vec<Run>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
         self.bytes += pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         self.writes.start(pieces)?;
         while self.writes.next_done().is_some() {}
@@ -155,11 +163,59 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Pages that were never written, whatever was written to their places before the last [`Self::begin`].
+    pub(crate) fn blank(&mut self, pages: Range<PageNo>) -> Result<(), Error> {
+        if self.to.map.were_never_written(pages.clone())? {
+            return Ok(());
+        }
+        match self.to.data.punch(&pages) {
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
+                let zeros = AlignedBuf::new(self.to.like.page_size);
+                for page in pages.clone() {
+                    let at = page * self.to.like.page_size as u64;
+                    self.to.data.file.write_at(at, &zeros, WriteMode::Plain)?;
+                }
+            }
+            punched => punched?,
+        }
+        self.to.map.fill(pages, NEVER)
+    }
+
     /// Waits for all writes; gives how many bytes were written.
-    pub(crate) fn end(self) -> Result<u64, Error> {
+    pub(crate) fn end(&mut self) -> Result<u64, Error> {
         self.writes.wait(0);
         self.writes.check()?;
         Ok(self.bytes)
+    }
+}
+
+impl Sink for Writer<'_> {
+    fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
+        Writer::begin(self, pages, seq)
+    }
+
+    fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Error> {
+        let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
+        for Piece { first, bytes, crcs } in pieces {
+            let before = noted.len();
+            for (page, crc) in (first..).zip(crcs) {
+                match crc {
+                    Some(crc) => noted.push((page, crc)),
+                    // A commit took the page away that was copied here, and a later one made another of it.
+                    None if self.rounds > 1 => self.blank(page..page + 1)?,
+                    None => {}
+                }
+            }
+            // What was never written takes up no room.
+            if noted.len() > before {
+                runs.push(Run { first, seqs: Vec::new(), bytes });
+            }
+        }
+        Writer::write(self, runs, noted)
+    }
+
+    fn end(&mut self) -> Result<u64, Error> {
+        Writer::end(self)
     }
 }
 

@@ -214,6 +214,54 @@ pub enum Error {
     /// A read transaction was ended: what it was to read took up too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
     SnapshotTooOld,
+    /// An increment was to begin at a commit that the store does not have (any more): what it is to go on from is no copy of it.
+    #[error("the base is as of commit {base}, and the store's last one is {seq}: make a whole backup")]
+    BaseAhead {
+        /// The commit that the base is as of.
+        base: Seq,
+        /// The store's last one.
+        seq: Seq,
+    },
+    /// A file is no increment, or not a whole one: cut off, or damaged.
+    #[error("{}: not a whole increment: {what}", escaped(path))]
+    NoIncrement {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// An increment does not go on from what comes before it: one between them is missing, or they are in another order.
+    #[error(
+        "{}: begins at commit {since}, and what comes before it, {}, ends at commit {seq}: name all increments, in order",
+        escaped(path),
+        escaped(before)
+    )]
+    IncrementGap {
+        /// The increment.
+        path: PathBuf,
+        /// The commit that it begins at.
+        since: Seq,
+        /// The backup or increment before it.
+        before: PathBuf,
+        /// The commit that this one ends at.
+        seq: Seq,
+    },
+    /// An increment is of another store.
+    #[error(
+        "{}: of store {found:016x}, and what comes before it, {}, is of store {wanted:016x}",
+        escaped(path),
+        escaped(before)
+    )]
+    IncrementOfOther {
+        /// The increment.
+        path: PathBuf,
+        /// The id of its store.
+        found: u64,
+        /// The backup or increment before it.
+        before: PathBuf,
+        /// The id of the store that this one is of.
+        wanted: u64,
+    },
     /// The next commit of a follower is no longer in the journal.
     #[error(
         "commit {} is no longer in the journal, which begins behind commit {oldest}: begin with a backup again",
@@ -293,6 +341,10 @@ impl Error {
             | Self::MetadataTooLong { .. }
             | Self::TransactionTooLarge { .. }
             | Self::SnapshotTooOld
+            | Self::BaseAhead { .. }
+            | Self::NoIncrement { .. }
+            | Self::IncrementGap { .. }
+            | Self::IncrementOfOther { .. }
             | Self::TooOld { .. }
             | Self::NotTheNext { .. }
             | Self::OtherStore { .. }

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
-    Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
-    Verification, WriteTxn, reports, threads,
+    Backup, Base, Compaction, Error, FreeList, Increment, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat,
+    SuperblockInfo, Verification, WriteTxn, reports, threads,
 };
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
@@ -209,6 +209,35 @@ impl Store {
     /// ```
     pub fn backup(&self, to: &Path) -> Result<Backup, Error> {
         self.core.backup(to)
+    }
+
+    /// Writes what commits changed since a copy was made to one file, `to`, as one commit left it, beside whatever goes on: no commit
+    /// waits for it. [`StoreOptions::restore`] makes a store of the copy and such files. `base` is what the copy is as of: it must be a backup of
+    /// this store, or an increment that goes on from one, and nobody may have committed to it.
+    ///
+    /// All pages are read and checked as for [`backup`](Self::backup): what is saved is writing, and room. The file is
+    /// of pages that are newer than the base, and some 4 KiB for each MiB of them; it has its name when all of it is durable. It
+    /// takes as much memory as a backup, and waits for one that is being made.
+    ///
+    /// Fails with [`Error::OtherStore`] where the base is of a store with another id, and with [`Error::BaseAhead`] where it is as of a commit that this store does
+    /// not have; with [`Error::Exists`] where `to` is there, or what was left of one that was interrupted (`to` with
+    /// `.new` behind it); and as [`backup`](Self::backup) does.
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let at = |name: &str| temp.path().join(name);
+    /// let store = Store::options().journal_bytes(1 << 20).open(&at("store"))?;
+    /// let sunday = store.backup(&at("sunday"))?;
+    /// let mut txn = store.begin()?;
+    /// txn.allocate()?;
+    /// txn.commit(Durability::Sync)?;
+    /// let monday = store.backup_since(&sunday.base(), &at("monday"))?;
+    /// assert_eq!((monday.since, monday.seq, monday.pages), (0, 1, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn backup_since(&self, base: &Base, to: &Path) -> Result<Increment, Error> {
+        self.core.backup_since(base, to)
     }
 
     /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to

@@ -1,6 +1,6 @@
-//! `store backup` and `store restore`: a copy of a store that is not open, each page of it checked.
+//! `store backup` and `store restore`: a copy of a store that is not open, whole or as an increment, each page of it checked.
 //!
-//! Invariant: the destination is made, and is a store only when all of it is durable; what is there already is left as it is. The
+//! Invariant: the destination is made, and is a store (or an increment) only when all of it is durable; what is there already is left as it is. The
 //! source is only read.
 
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_store::{Backup, Error};
+use pagekeeper_store::{Backup, Error, Increment};
 use serde::Serialize;
 
 use super::pages;
@@ -21,6 +21,8 @@ use crate::size::Size;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store backup /srv/app/store /backup/app-monday
+  pagekeeper store backup --since /backup/app-monday /srv/app/store /backup/app-tuesday
+  pagekeeper store backup --since /backup/app-tuesday /srv/app/store /backup/app-wednesday
   pagekeeper store backup --json /srv/app/store /backup/app-monday | jq .seq
 
 DST is made, must not be there, and is a store like SRC when the command ends with 0, durably: as of SRC's last commit, with nothing \
@@ -28,12 +30,20 @@ DST is made, must not be there, and is a store like SRC when the command ends wi
     the command ends with 1: \"pagekeeper store repair\" saves what is left. An interrupted backup leaves a directory that opens as \
     no store: remove it.
 
-A store that a process has open is refused: have that process call Store::backup, which holds up no commit.")]
+With --since, DST is one file, an increment: the pages that commits changed since BASE, which is a backup, or an increment that goes on \
+    from one, and of which nothing was committed to. All pages are read and checked; what is saved is writing and room. Restore \
+    it with all that it goes on from. After a restore or a repair of SRC begin with a whole backup. An interrupted one leaves \
+    DST with \".new\" behind it: remove it.
+
+A store that a process has open is refused: have that process call Store::backup or backup_since, which hold up no commit.")]
 pub(super) struct Args {
+    /// Write only what changed since this backup or increment, to one file
+    #[arg(long, value_name = "BASE", value_hint = clap::ValueHint::AnyPath)]
+    since: Option<PathBuf>,
     /// The store's directory
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::DirPath)]
     from: PathBuf,
-    /// The directory that is made
+    /// The directory that is made, or the file with --since
     #[arg(value_name = "DST", value_hint = clap::ValueHint::AnyPath)]
     to: PathBuf,
     /// Print one JSON object
@@ -41,19 +51,22 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Make a store of a backup, and check each page
+/// Make a store of a backup and its increments, and check each page
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store restore /backup/app-monday /srv/app/store
+  pagekeeper store restore /backup/app-monday /backup/app-tuesday /backup/app-wednesday /srv/app/store
   pagekeeper store restore --json /backup/app-monday /srv/app/store | jq .pages
 
 DST is made, must not be there, and is a store when the command ends with 0, durably. Each page is checked as it is read; if \
     one is damaged nothing is made, and the command ends with 1. A backup is a store itself: it may be opened where it is as well, \
-    but whoever commits to it has no backup any more.")]
+    but whoever commits to it has no backup any more.
+
+Increments are put over the backup in the order given; each must begin at the commit that what comes before it ends at, and be whole.")]
 pub(super) struct RestoreArgs {
-    /// The backup's directory
-    #[arg(value_name = "BACKUP", value_hint = clap::ValueHint::DirPath)]
-    from: PathBuf,
+    /// The backup's directory; behind it increments that go on from it, in order
+    #[arg(value_name = "BACKUP", required = true, num_args = 1.., value_hint = clap::ValueHint::AnyPath)]
+    chain: Vec<PathBuf>,
     /// The directory that is made
     #[arg(value_name = "DST", value_hint = clap::ValueHint::AnyPath)]
     to: PathBuf,
@@ -66,8 +79,15 @@ pub(super) struct RestoreArgs {
 struct Report<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
+    /// Of an increment: the commit that it begins at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<u64>,
+    /// Of a restore: what was put over the backup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    increments: Option<Vec<Cow<'a, str>>>,
     /// The commit that it is as of.
     seq: u64,
+    /// Of an increment: those that are in it.
     pages: u64,
     bytes: u64,
     seconds: f64,
@@ -75,40 +95,79 @@ struct Report<'a> {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    copy(&args.from, &args.to, args.json)
-}
-
-/// Runs the command.
-pub(super) fn restore(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
-    copy(&args.from, &args.to, args.json)
-}
-
-fn copy(from: &Path, to: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let store = super::open_or(from, |error| match error {
+    let store = super::open_or(&args.from, |error| match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => anyhow!(
             "{}: in use: another process has this store open: have it call Store::backup, or close it first",
-            escaped(from)
+            escaped(&args.from)
         ),
         error => error.into(),
     })?;
     let page_size = store.page_size();
-    let Backup { seq, pages, bytes, took, .. } = store.backup(to)?;
+    let (from, to) = (unescaped(&args.from), unescaped(&args.to));
+    let report = match &args.since {
+        None => Report::of(from, to, store.backup(&args.to)?),
+        Some(base) => {
+            let base_of = super::options().base(base).map_err(|error| super::in_use(base, error))?;
+            let made = store.backup_since(&base_of, &args.to).map_err(|error| match error {
+                Error::OtherStore { .. } => anyhow!(
+                    "{}: no copy of {}, but of another store: make a whole backup",
+                    escaped(base),
+                    escaped(&args.from)
+                ),
+                Error::BaseAhead { .. } => anyhow!("{}: {error}", escaped(base)),
+                error => error.into(),
+            })?;
+            let Increment { since, seq, pages, bytes, took, .. } = made;
+            let (since, seconds) = (Some(since), took.as_secs_f64());
+            Report { from, to, since, increments: None, seq, pages, bytes, seconds }
+        }
+    };
     store.close()?;
-    let seconds = took.as_secs_f64();
-    let report = Report { from: unescaped(from), to: unescaped(to), seq, pages, bytes, seconds };
-    if json {
-        output::json(&report)?;
-    } else {
-        let mut out = output::stdout();
-        writeln!(out, "{}", report.in_words(to, page_size))?;
-        out.flush()?;
-    }
-    Ok(ExitCode::SUCCESS)
+    report.print(&args.to, page_size, args.json)
 }
 
-impl Report<'_> {
+/// Runs the command.
+pub(super) fn restore(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
+    let (from, increments) =
+        args.chain.split_first().unwrap_or_else(|| unreachable!("there is one at least"));
+    let made = super::options().restore(from, increments, &args.to);
+    let made = made.map_err(|error| super::in_use(from, error))?;
+    let increments = increments.iter().map(|path| unescaped(path)).collect();
+    let report = Report::of(unescaped(from), unescaped(&args.to), made);
+    Report { increments: Some(increments), ..report }.print(&args.to, made.page_size, args.json)
+}
+
+impl<'a> Report<'a> {
+    fn of(from: Cow<'a, str>, to: Cow<'a, str>, made: Backup) -> Self {
+        let Backup { seq, pages, bytes, took, .. } = made;
+        let seconds = took.as_secs_f64();
+        Self { from, to, since: None, increments: None, seq, pages, bytes, seconds }
+    }
+
+    fn print(&self, to: &Path, page_size: usize, json: bool) -> anyhow::Result<ExitCode> {
+        if json {
+            output::json(self)?;
+        } else {
+            let mut out = output::stdout();
+            writeln!(out, "{}", self.in_words(to, page_size))?;
+            out.flush()?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
     fn in_words(&self, to: &Path, page_size: usize) -> String {
         let Self { seq, bytes, seconds, .. } = self;
+        if let Some(since) = self.since {
+            return format!(
+                "{}: {} of {} changed since commit {}, as of commit {}, each checked: {} written in {seconds:.1} s",
+                escaped(to),
+                pages(self.pages),
+                Size(page_size as u64),
+                count(since),
+                count(*seq),
+                Size(*bytes),
+            );
+        }
         format!(
             "{}: {} of {}, as of commit {}, each checked: {} written in {seconds:.1} s",
             escaped(to),
@@ -129,6 +188,8 @@ mod tests {
         let report = Report {
             from: "/s".into(),
             to: "/d".into(),
+            since: None,
+            increments: None,
             seq: 3066,
             pages: 65_536,
             bytes: 256 << 20,
@@ -137,6 +198,11 @@ mod tests {
         assert_eq!(
             report.in_words("/d".as_ref(), 4096),
             "/d: 65,536 pages of 4 KiB, as of commit 3,066, each checked: 256 MiB written in 1.2 s"
+        );
+        let report = Report { since: Some(3000), pages: 1, bytes: 16 << 10, ..report };
+        assert_eq!(
+            report.in_words("/d".as_ref(), 4096),
+            "/d: 1 page of 4 KiB changed since commit 3,000, as of commit 3,066, each checked: 16 KiB written in 1.2 s"
         );
     }
 }

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_store::{Error, Store};
+use pagekeeper_store::{Error, Store, StoreOptions};
 
 /// Bytes of memory for an inspection: nothing is kept for later.
 const MEMORY: u64 = 64 << 20;
@@ -30,6 +30,7 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
   pagekeeper store backup /srv/app/store /backup/app-monday
+  pagekeeper store backup --since /backup/app-monday /srv/app/store /backup/app-tuesday
   pagekeeper store compact /srv/app/store     give the room of free pages back
   pagekeeper store repair /srv/app/store --to /srv/app/repaired
 
@@ -90,7 +91,12 @@ fn in_use(dir: &Path, error: Error) -> anyhow::Error {
 
 /// The same; why it can't be opened is put in words by `explain`.
 fn open_or(dir: &Path, explain: impl Fn(Error) -> anyhow::Error) -> anyhow::Result<Store> {
-    Store::options().read_only(true).memory(MEMORY).without_threads().open(dir).map_err(explain)
+    options().open(dir).map_err(explain)
+}
+
+/// To read only, with little memory.
+fn options() -> StoreOptions {
+    Store::options().read_only(true).memory(MEMORY).without_threads()
 }
 
 /// "1 page", "2 pages".

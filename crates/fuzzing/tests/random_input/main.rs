@@ -90,6 +90,11 @@ fn random_heads_of_requests_end_no_parser() {
 }
 
 #[test]
+fn random_increments_of_a_store_end_no_parser() {
+    random_input_for("increment");
+}
+
+#[test]
 fn random_headers_of_innodbs_redo_log_end_no_parser() {
     random_input_for("innodb_header");
 }

@@ -10,24 +10,24 @@ use pagekeeper_kernel::mutex::lock;
 use super::disk::{Meanwhile, Prompt};
 use crate::{Backup, Create, Durability, Error, Store, StoreOptions};
 
-const PAGE: u64 = 4096;
-const PAGES: u64 = 150;
+pub(super) const PAGE: u64 = 4096;
+pub(super) const PAGES: u64 = 150;
 
-fn dir() -> &'static Path {
+pub(super) fn dir() -> &'static Path {
     Path::new("/store")
 }
 
-fn to() -> &'static Path {
+pub(super) fn to() -> &'static Path {
     Path::new("/copies/one")
 }
 
-fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
+pub(super) fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
     let io = Arc::new(Prompt::new(disk.clone(), meanwhile.clone()));
     Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).warm(false).without_threads()
 }
 
 /// One more commit: these pages have its number.
-fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
+pub(super) fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
     let mut txn = store.begin().unwrap();
     let seq = store.stat().seq + 1;
     for page in pages {
@@ -38,7 +38,7 @@ fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
 }
 
 /// A store of which some is applied, some in the journal alone, some free, and some was never written.
-fn made() -> SimDisk {
+pub(super) fn made() -> SimDisk {
     let disk = SimDisk::builder().by_steps().build();
     disk.create_dir("/copies".as_ref()).unwrap();
     disk.sync_dir("/".as_ref()).unwrap();
@@ -59,27 +59,27 @@ fn made() -> SimDisk {
     disk
 }
 
-fn reopened(disk: &SimDisk) -> (SimDisk, Store, Meanwhile) {
+pub(super) fn reopened(disk: &SimDisk) -> (SimDisk, Store, Meanwhile) {
     let (disk, meanwhile) = (disk.after_kill(), Meanwhile::default());
     let store = options(&disk, &meanwhile).open(dir()).unwrap();
     (disk, store, meanwhile)
 }
 
-fn open(disk: &SimDisk, dir: &Path) -> Result<Store, Error> {
+pub(super) fn open(disk: &SimDisk, dir: &Path) -> Result<Store, Error> {
     options(disk, &Meanwhile::default()).create(Create::Never).open(dir)
 }
 
 /// All that a reader sees.
-type Content = (u64, Option<u64>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
+pub(super) type Content = (u64, Option<u64>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
 
-fn content(store: &Store) -> Content {
+pub(super) fn content(store: &Store) -> Content {
     let read = store.begin_read().unwrap();
     let page = |page| read.read(page).map(|page| page.to_vec()).map_err(|error| error.to_string());
     (read.seq(), read.root(), read.metadata().to_vec(), (0..read.pages()).map(page).collect())
 }
 
 /// It has this content, is sound, and goes on.
-fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
+pub(super) fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
     let store = open(disk, to()).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(content(&store) == *expected, "{what}: as of commit {}", store.stat().seq);
     let verified = store.verify().unwrap();

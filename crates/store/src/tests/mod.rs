@@ -6,6 +6,7 @@ mod crashes;
 pub(crate) mod disk;
 mod exhaustive;
 mod follow;
+mod increment;
 mod index;
 mod life;
 mod mutations;
