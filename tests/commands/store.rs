@@ -591,8 +591,12 @@ fn a_compacted_store_takes_up_less_room_and_has_what_it_had() {
     let again = inspect(&["compact"], &dir).fine();
     let sum = format!("{0} pages of {0} left: 0 B cut off, 0 B of free pages given back", keep + 1);
     assert_eq!(again, format!("{}: {sum}\n", dir.display()));
+    let report = inspect(&["compact", "--json", "--journal", "1M"], &dir).json();
+    assert_eq!(report["max_journal_bytes"], json!(1 << 20));
+    assert_eq!(inspect(&["compact", "--journal", "1K"], &dir).code, 2);
     inspect(&["verify"], &dir).fine();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
+    assert_eq!(store.stat().max_journal_bytes, 1 << 20);
     let read = store.begin_read().unwrap();
     assert_eq!((&read.read(keep).unwrap()[..4], &read.read(3).unwrap()[..5]), (&b"keep"[..], &b"hello"[..]));
 }

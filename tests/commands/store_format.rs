@@ -77,7 +77,9 @@ fn child_that_changes_a_store() {
     let commits: u64 = std::env::var(COMMITS).unwrap().parse().unwrap();
     let mut rng = Rng::from_seed(commits);
     let page_size = if commits.is_multiple_of(2) { 4096 } else { 16384 };
-    let store = options().page_size(page_size).open(Path::new(&directory)).unwrap();
+    // A kill may come while its journal gets another size.
+    let journal = [1 << 20, 3 << 20, 2 << 20][usize::try_from(commits % 3).unwrap()];
+    let store = options().page_size(page_size).journal_bytes(journal).open(Path::new(&directory)).unwrap();
     let listed = store.inspect(0..store.stat().pages).unwrap();
     let data = listed.iter().filter(|info| matches!(info.state, PageState::Data));
     let mut owned: Vec<u64> = data.map(|info| info.page).collect();
@@ -224,8 +226,12 @@ fn copy_store(from: &Path, to: &Path) {
 
 /// Damages one place of one file; says which.
 fn damage(dir: &Path, rng: &mut Rng) -> String {
-    let name = ["superblock", "data", "data", "map", "journal/control", "journal"][rng.index(6)];
-    let (path, at) = if name == "journal" { live(dir, rng) } else { anywhere(dir.join(name), rng) };
+    let name = ["superblock", "data", "data", "map", "control", "journal"][rng.index(6)];
+    let (path, at) = match name {
+        "journal" => live(dir, rng),
+        "control" => anywhere(journal(dir, rng).join(name), rng),
+        name => anywhere(dir.join(name), rng),
+    };
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let len = file.metadata().unwrap().len();
     let how = if at >= len {
@@ -254,6 +260,16 @@ fn anywhere(path: PathBuf, rng: &mut Rng) -> (PathBuf, u64) {
     (path, at)
 }
 
+/// The directory of the journal, or of one that a kill left beside it.
+fn journal(dir: &Path, rng: &mut Rng) -> PathBuf {
+    let places: Vec<_> = ["journal", "journal.2"]
+        .map(|name| dir.join(name))
+        .into_iter()
+        .filter(|path| path.exists())
+        .collect();
+    places[rng.index(places.len())].clone()
+}
+
 /// A place in the ring that a recovery reads, or a little before or behind that.
 fn live(dir: &Path, rng: &mut Rng) -> (PathBuf, u64) {
     let found = read_apart(dir);
@@ -262,7 +278,8 @@ fn live(dir: &Path, rng: &mut Rng) -> (PathBuf, u64) {
     let newest = slots.and_then(|slots| slots.iter().map(|slot| number(&slot["checkpoint_lsn"])).max());
     let from = newest.unwrap_or_default().saturating_sub(8192);
     let lsn = from + rng.of(0..number(&found["stat"]["journal_bytes"]) + 16384);
-    let files = (0..).map(|number| dir.join(format!("journal/redo.{number:03}")));
+    let journal = journal(dir, rng);
+    let files = (0..).map(|number| journal.join(format!("redo.{number:03}")));
     let files: Vec<PathBuf> = files.take_while(|path| path.exists()).collect();
     let size = files[0].metadata().unwrap().len();
     let which = usize::try_from(lsn / size).unwrap() % files.len();

@@ -20,7 +20,7 @@ from pages import Pages
 
 def read(directory):
     slots, slot = superblock.read(directory)
-    journal = Journal(os.path.join(directory, "journal"))
+    journal = Journal.of(directory, slot.journal_id)
     if journal.control.id != slot.journal_id:
         raise Refused("the journal is another store's")
     if journal.control.checkpoint > slot.lsn or journal.end < slot.lsn:

@@ -51,6 +51,24 @@ class Record:
 class Journal:
     """All data records from the log checkpoint on: `records`; and where the log ends: `end`."""
 
+    @staticmethod
+    def of(directory, log_id):
+        """That one of the two places that has this id, or else the first."""
+        places = [os.path.join(directory, name) for name in ("journal", "journal.2")]
+        places = [place for place in places if os.path.isdir(place)]
+        has_it = [place for place in places if Journal.id_in(place) == log_id]
+        return Journal((has_it or places or [os.path.join(directory, "journal")])[0])
+
+    @staticmethod
+    def id_in(directory):
+        try:
+            with open(os.path.join(directory, "control"), "rb") as file:
+                data = file.read()
+            slots = [slot for slot in (Control.read(data[at : at + SLOT]) for at in (0, SLOT)) if slot]
+        except (OSError, Refused):
+            return None
+        return max(slots, key=lambda slot: slot.number).id if slots else None
+
     def __init__(self, directory):
         with open(os.path.join(directory, "control"), "rb") as file:
             data = file.read()

@@ -70,7 +70,7 @@ def read(directory):
             raise Refused("the making of this store was interrupted: it never had a commit") from None
         if "superblock.copy" in names:
             raise Refused("the making of this copy was interrupted") from None
-        if names & {"data", "map", "journal", "warm", "warm.new", "superblock.repaired"}:
+        if names & {"data", "map", "journal", "journal.2", "warm", "warm.new", "superblock.repaired"}:
             raise Refused("its superblock was lost") from None
         raise Refused("no store here") from None
     slots = [Slot.read(data[at : at + SLOT]) for at in (0, SLOT)]

@@ -87,6 +87,8 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     pub(crate) page_size: usize,
     pub(crate) store_id: u64,
+    /// The directory of the journal.
+    pub(crate) journal_path: PathBuf,
     /// Maximum journal bytes behind the checkpoint LSN.
     pub(crate) max_journal_bytes: u64,
     /// Maximum bytes of the index before commits wait.

@@ -16,14 +16,15 @@ use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, Use};
 use crate::format::superblock::{Meta, Superblock};
-use crate::open::{JOURNAL, LOCK};
+use crate::open::LOCK;
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
+use crate::resize::{JOURNAL, OTHER_JOURNAL};
 use crate::superblocks;
 
 /// What a store's directory may have.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     superblocks::NAME,
     superblocks::UNFINISHED,
     superblocks::COPYING,
@@ -31,6 +32,7 @@ const OURS: [&str; 11] = [
     data::NAME,
     page_map::NAME,
     JOURNAL,
+    OTHER_JOURNAL,
     LOCK,
     crate::warm::NAME,
     crate::warm::NEW,
@@ -38,8 +40,15 @@ const OURS: [&str; 11] = [
     "lost+found",
 ];
 /// What is there only where a superblock was, or its making was under way.
-const REMAINS: [&str; 6] =
-    [JOURNAL, data::NAME, page_map::NAME, superblocks::REPLACEMENT, crate::warm::NAME, crate::warm::NEW];
+const REMAINS: [&str; 7] = [
+    JOURNAL,
+    OTHER_JOURNAL,
+    data::NAME,
+    page_map::NAME,
+    superblocks::REPLACEMENT,
+    crate::warm::NAME,
+    crate::warm::NEW,
+];
 /// Files of the journal.
 const FILES: u32 = 4;
 
@@ -78,9 +87,10 @@ pub(crate) fn is_to_be_made(
 /// Whether the journal can take any page.
 pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
     let page = options.page_size.unwrap_or(MIN_PAGE_BYTES) as u64;
-    if max_entry_bytes(options.journal_bytes) < max_page_entry(page, longest_record(options)) {
+    let bytes = options.new_journal_bytes();
+    if max_entry_bytes(bytes) < max_page_entry(page, longest_record(options, bytes)) {
         let wanted = "a page does not go into it: give 131072 bytes or more for pages of 32 or 64 KiB";
-        return Err(Error::Setting { what: "a journal", given: options.journal_bytes, wanted });
+        return Err(Error::Setting { what: "a journal", given: bytes, wanted });
     }
     Ok(())
 }
@@ -128,8 +138,8 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
             removed => removed?,
         }
     }
-    let max_journal_bytes = options.journal_bytes;
-    let journal_id = make_journal(options, io, directory, max_journal_bytes)?;
+    let max_journal_bytes = options.new_journal_bytes();
+    let journal_id = make_journal(options, io, &journal, max_journal_bytes)?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
     let file = DataFile::open(io, directory, data::NAME, Use::Make, page_size)?;
     file.file.sync_all()?;
@@ -149,18 +159,18 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     superblocks::create(&**io, directory, superblocks::UNFINISHED, first)
 }
 
-/// Makes a journal where none is, and gives its id.
+/// Makes a journal in a directory where none is, and gives its id.
 pub(crate) fn make_journal(
     options: &StoreOptions,
     io: &Arc<dyn Io>,
-    directory: &Path,
+    journal: &Path,
     max_journal_bytes: u64,
 ) -> Result<u64, Error> {
     // Beside the limit: the last padding, and what rounding takes.
     let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
     let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
-    let journal = journal_options(options, io, max_journal_bytes).files(FILES).file_bytes(file_bytes);
-    let made = journal.create(&directory.join(JOURNAL))?;
+    let options = journal_options(options, io, max_journal_bytes).files(FILES).file_bytes(file_bytes);
+    let made = options.create(journal)?;
     let id = made.id();
     made.close()?;
     Ok(id)

@@ -18,9 +18,9 @@ use crate::data::{self, DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
 use crate::format::page_map::NEVER;
 use crate::format::superblock::{Meta, Superblock};
-use crate::open::JOURNAL;
 use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
+use crate::resize::JOURNAL;
 use crate::{Error, PageNo, Seq, superblocks};
 
 /// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each: few, since the syncs of commits wait behind them.
@@ -75,7 +75,7 @@ impl Destination {
         let files = Files { io: Arc::clone(io), directory: directory.to_path_buf(), is_finished: false };
         superblocks::begin(&**io, directory, superblocks::COPYING)?;
         io.sync_dir(above(directory))?;
-        let journal = make_journal(options, io, directory, like.max_journal_bytes)?;
+        let journal = make_journal(options, io, &directory.join(JOURNAL), like.max_journal_bytes)?;
         let data = DataFile::open(io, directory, data::NAME, Use::Make, like.page_size)?;
         PageMap::create(io, directory)?;
         let map = PageMap::open(io, directory, Use::Write, (like.store, 0, 0), MAP_BYTES)?;

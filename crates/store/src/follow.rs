@@ -224,7 +224,7 @@ impl Follower<'_> {
     }
 
     fn corrupt(&self, what: &str) -> Error {
-        let path = self.core.config.directory.join(crate::open::JOURNAL);
+        let path = self.core.config.journal_path.clone();
         Error::Corrupt { path, what: format!("at LSN {}: {what}", self.lsn) }
     }
 }

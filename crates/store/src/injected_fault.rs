@@ -47,6 +47,10 @@ pub(crate) enum InjectedFault {
     CompactedBeforeCheckpoint,
     /// Holes are made while the map says what is there.
     HolesUnknownToTheMap,
+    /// A journal of another size takes the place of the one that is needed yet.
+    ResizedBeforeCheckpoint,
+    /// The journal goes before the superblock names the one that takes its place.
+    OldJournalGoneFirst,
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
 }

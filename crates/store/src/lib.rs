@@ -57,6 +57,7 @@ mod read;
 mod repair;
 mod replay;
 mod reports;
+mod resize;
 mod restore;
 mod snapshots;
 mod stat;

@@ -27,10 +27,8 @@ use crate::reports::Reports;
 use crate::snapshots::Snapshots;
 use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
 use crate::writer::Writer;
-use crate::{Error, Store};
+use crate::{Error, Store, resize};
 
-/// The directory of the journal.
-pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const LOCK: &str = "lock";
 
 impl StoreOptions {
@@ -93,7 +91,12 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     let path = directory.join(superblocks::NAME);
     match read.newest() {
         Some((Found::Superblock(newest), slot)) => {
-            start(options, io, directory, held, (&read, newest, slot), began)
+            let wanted = resize::wanted(options, newest)?;
+            let mut core = recover(options, io, directory, held, (&read, newest, slot), began)?;
+            if let Some(bytes) = wanted {
+                core.resize_journal(bytes)?;
+            }
+            Store::start(core)
         }
         Some((Found::Version(version), _)) if *version < VERSION => {
             Err(Error::OldVersion { path, version: *version })
@@ -105,21 +108,21 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     }
 }
 
-/// Opens the store that the superblock describes.
-fn start(
+/// The store that the superblock describes, with what its journal says.
+fn recover(
     options: &StoreOptions,
     io: Arc<dyn Io>,
     directory: &Path,
     held: Option<Lock>,
     (read, newest, slot): (&SlotsRead, &Superblock, u64),
     began: Instant,
-) -> Result<Store, Error> {
+) -> Result<Core, Error> {
     let page_size = newest.page_size as usize;
     if let Some(wanted) = options.page_size.filter(|wanted| *wanted != page_size) {
         return Err(Error::OtherPageSize { path: directory.to_path_buf(), found: page_size, wanted });
     }
     let max_journal_bytes = newest.max_journal_bytes;
-    let path = directory.join(JOURNAL);
+    let path = resize::journal_path(&io, directory, newest.journal)?;
     let use_of = options.files;
     let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
@@ -159,6 +162,7 @@ fn start(
     }
     if !options.is_read_only() {
         superblocks.complete(&*io, directory, read)?;
+        resize::remove_others(&*io, directory, &path)?;
         // A crash came between the two. What commits may fill is counted from what the superblock says.
         if journal.checkpoint_lsn() < newest.checkpoint_lsn {
             journal.checkpoint(newest.checkpoint_lsn)?;
@@ -177,6 +181,7 @@ fn start(
         directory: directory.to_path_buf(),
         page_size,
         store_id: newest.store,
+        journal_path: path,
         max_journal_bytes,
         max_unapplied_bytes: unapplied_share(options.memory),
         diffs_first: (data.atomic || newest.first_diffs && options.is_read_only())
@@ -191,13 +196,7 @@ fn start(
         },
         _lock: held,
     };
-    let tail = Tail {
-        seq: found.seq,
-        lsn: found.lsn,
-        meta: Arc::clone(&meta),
-        logged_since_checkpoint: HashSet::new(),
-    };
-    let core = Core {
+    Ok(Core {
         config,
         journal,
         data,
@@ -207,17 +206,21 @@ fn start(
         cached,
         buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
         index: found.index,
-        snapshots: Snapshots::new(found.seq, meta),
+        snapshots: Snapshots::new(found.seq, Arc::clone(&meta)),
         writer: Writer::default(),
-        tail: Mutex::new(tail),
+        tail: Mutex::new(Tail {
+            seq: found.seq,
+            lsn: found.lsn,
+            meta: Arc::clone(&meta),
+            logged_since_checkpoint: HashSet::new(),
+        }),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
         group: GroupCommit::default(),
         changes: Changes::default(),
         given_back: Mutex::default(),
         reports: Reports::default(),
         poison: OnceLock::new(),
-    };
-    Store::start(core)
+    })
 }
 
 /// Whether the data file is such that the journal can be applied to it.

@@ -43,7 +43,7 @@ pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 pub struct StoreOptions {
     pub(crate) page_size: Option<usize>,
     pub(crate) memory: u64,
-    pub(crate) journal_bytes: u64,
+    pub(crate) journal_bytes: Option<u64>,
     pub(crate) create: Create,
     /// What the files of a store that is there are opened for.
     pub(crate) files: Use,
@@ -67,7 +67,7 @@ impl Default for StoreOptions {
         Self {
             page_size: None,
             memory: 256 << 20,
-            journal_bytes: 256 << 20,
+            journal_bytes: None,
             create: Create::default(),
             files: Use::Write,
             full_page_images: FullPageImages::default(),
@@ -110,12 +110,32 @@ impl StoreOptions {
         self
     }
 
-    /// The maximum of journal bytes that the data file does not have, 64 KiB or more; 256 MiB if not said. It bounds the time to open after a crash, and
-    /// commits wait rather than exceed it. For a store that is made: later it is what it was then.
+    /// The maximum of journal bytes that the data file does not have, 64 KiB to 1 TiB. It bounds the time to open after a crash, and
+    /// commits wait rather than exceed it. If not said, a store that is made has 256 MiB, and one that is there keeps what it has.
+    ///
+    /// A store that is there and has another limit gets a journal of this one when it is opened to write: what was recovered is applied
+    /// to the data file first, and a crash leaves the one journal or the other. Where the device has no room for it the store opens with
+    /// the journal that it has, which [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) says. A follower that had not read all that was
+    /// committed begins anew, since the old journal is gone ([`Error::TooOld`]).
+    ///
+    /// ```
+    /// use pagekeeper_store::Store;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// Store::options().journal_bytes(1 << 20).open(dir)?.close()?;
+    /// assert_eq!(Store::options().open(dir)?.stat().max_journal_bytes, 1 << 20);
+    /// assert_eq!(Store::options().journal_bytes(4 << 20).open(dir)?.stat().max_journal_bytes, 4 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn journal_bytes(mut self, bytes: u64) -> Self {
-        self.journal_bytes = bytes;
+        self.journal_bytes = Some(bytes);
         self
+    }
+
+    /// The journal's limit of a store that is made.
+    pub(crate) fn new_journal_bytes(&self) -> u64 {
+        self.journal_bytes.unwrap_or(256 << 20)
     }
 
     /// Whether a store is made where there is none; it is, if not said.
@@ -271,8 +291,10 @@ impl StoreOptions {
         if self.memory < MIN_MEMORY {
             return setting("a memory budget", self.memory, "give 1048576 bytes or more");
         }
-        if !(MIN_JOURNAL_BYTES..=MAX_JOURNAL_BYTES).contains(&self.journal_bytes) {
-            return setting("a journal", self.journal_bytes, "give 65536 bytes or more, up to 1 TiB");
+        if let Some(bytes) = self.journal_bytes
+            && !(MIN_JOURNAL_BYTES..=MAX_JOURNAL_BYTES).contains(&bytes)
+        {
+            return setting("a journal", bytes, "give 65536 bytes or more, up to 1 TiB");
         }
         Ok(())
     }

@@ -24,8 +24,8 @@ use crate::{Error, PageNo};
 /// too, and with that what an opening searches behind the end.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
 /// Bytes of the longest record that the journal of a new store takes, or less.
-pub(crate) fn longest_record(options: &StoreOptions) -> u64 {
-    let buffer = buffer_bytes(options.memory, options.journal_bytes) as u64;
+pub(crate) fn longest_record(options: &StoreOptions, max_journal_bytes: u64) -> u64 {
+    let buffer = buffer_bytes(options.memory, max_journal_bytes) as u64;
     // As the journal has it: less five blocks.
     MAX_UNSYNCED_BYTES.min(buffer) - 5 * 4096
 }

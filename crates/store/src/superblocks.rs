@@ -212,7 +212,8 @@ impl Superblocks {
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
         debug_assert!(
             self.newest.checkpoint_seq <= superblock.checkpoint_seq
-                && self.newest.checkpoint_lsn <= superblock.checkpoint_lsn,
+                && (self.newest.checkpoint_lsn <= superblock.checkpoint_lsn
+                    || self.newest.journal != superblock.journal),
             "a superblock that goes back"
         );
         let superblock = Superblock { number: self.newest.number + 1, ..superblock };

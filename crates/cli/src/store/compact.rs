@@ -7,19 +7,21 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{Compaction, Create, Store};
 use serde::Serialize;
 
 use super::{MEMORY, StorePath, in_use, pages};
 use crate::output::{self, count};
-use crate::size::Size;
+use crate::size::{Size, parse_size};
 
 /// Give the room of free pages back to the file system
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store compact /srv/app/store
   pagekeeper store compact --json /srv/app/store | jq .cut_bytes
+  pagekeeper store compact --journal 64M /srv/app/store
 
 Free pages at the end of the data file are cut off, and where 64 KiB or more of others stand in a row the file system gets their \
     room back. No page moves: its number is the engine's. Whatever is killed or loses power meanwhile, nothing is lost; the next \
@@ -30,6 +32,10 @@ A store that a process has open is refused: have that process call Store::compac
 pub(super) struct Args {
     #[command(flatten)]
     store: StorePath,
+    /// Give the journal this limit as well: 64K to 1T. It bounds what a recovery reads, and how much the commits between two
+    /// checkpoints may change
+    #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
+    journal: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -45,14 +51,24 @@ struct Report<'a> {
     cut_bytes: u64,
     /// `null` where the file system takes none.
     given_back_bytes: Option<u64>,
+    /// The journal's limit.
+    max_journal_bytes: u64,
     seconds: f64,
+}
+
+/// The limit of a journal.
+fn parse_journal(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if (64 << 10..=1 << 40).contains(&bytes) { Ok(bytes) } else { Err("give 64K to 1T".to_owned()) }
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let dir = &args.store.dir;
     let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
+    let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
     let store = options.open(dir).map_err(|error| in_use(dir, error))?;
+    let max_journal_bytes = store.stat().max_journal_bytes;
     let Compaction { seq, pages_before, pages, cut, given_back, took, .. } = store.compact()?;
     store.close()?;
     let report = Report {
@@ -62,6 +78,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         pages,
         cut_bytes: cut,
         given_back_bytes: given_back,
+        max_journal_bytes,
         seconds: took.as_secs_f64(),
     };
     if args.json {
@@ -70,6 +87,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let mut out = output::stdout();
         writeln!(out, "{}", report.in_words(dir))?;
         out.flush()?;
+    }
+    if let Some(wanted) = args.journal.filter(|wanted| *wanted != max_journal_bytes) {
+        bail!(
+            "{}: the journal keeps its limit of {}: there is no room for one of {}, or a page is damaged",
+            escaped(dir),
+            Size(max_journal_bytes),
+            Size(wanted)
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,6 +128,7 @@ mod tests {
             pages: 4096,
             cut_bytes: 240 << 20,
             given_back_bytes,
+            max_journal_bytes: 64 << 20,
             seconds: 0.5,
         };
         assert_eq!(

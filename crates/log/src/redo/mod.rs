@@ -279,6 +279,23 @@ impl RedoOptions {
 }
 
 impl RedoOptions {
+    /// The id of the log in a directory ([`RedoLog::id`]); `None` where there is none, or one that was never finished, or whose control
+    /// file is not whole. Reads that file alone, whoever has the log open.
+    ///
+    /// ```
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// assert_eq!(RedoLog::options().read_id(dir)?, Some(log.id()));
+    /// assert_eq!(RedoLog::options().read_id(temp.path())?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_id(&self, directory: &Path) -> Result<Option<u64>, Error> {
+        open::read_id(self, directory)
+    }
+
     /// What can still be read of a log, however much of it is lost: its records from the checkpoint on, or from `from` on, up to the first
     /// that is lost. Writes nothing, and never fails: why there is no more is said.
     ///

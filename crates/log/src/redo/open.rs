@@ -317,6 +317,19 @@ fn open_to_recover(options: &RedoOptions, io: &dyn Io, path: &Path) -> Result<Ar
     open_past_cache(io, path)
 }
 
+/// The id of a log, by its control file alone.
+pub(super) fn read_id(options: &RedoOptions, directory: &Path) -> Result<Option<u64>, Error> {
+    let io = options.io_or_best();
+    let control = match open_to_recover(options, &*io, &directory.join(control::NAME)) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
+        opened => opened?,
+    };
+    Ok(match control::read(&*control)? {
+        DecodedControl::State(state, _) if state.phase != Phase::Making => Some(state.log_id),
+        DecodedControl::State(..) | DecodedControl::Version(_) | DecodedControl::Nothing => None,
+    })
+}
+
 /// Opens the files to read, past the page cache, and compares their sizes.
 fn open_sources(
     options: &RedoOptions,

@@ -1,6 +1,6 @@
 //! The journal of a damaged store: what of its commits can be read, on what the superblock says, or on nothing where there is none.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::Io;
@@ -8,9 +8,9 @@ use pagekeeper_log::Error as LogError;
 
 use super::Repair;
 use crate::format::superblock::{Meta, Superblock};
-use crate::open::JOURNAL;
 use crate::options::StoreOptions;
 use crate::replay::{Replayed, journal_options, replay_to_fault};
+use crate::resize;
 use crate::{Error, Seq};
 
 /// What is taken for a superblock where there is none.
@@ -21,7 +21,7 @@ pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> S
         page_size: u32::try_from(page_size).unwrap_or_else(|_| unreachable!("at most 65536")),
         checkpoint_seq: 0,
         checkpoint_lsn: 0,
-        max_journal_bytes: options.journal_bytes,
+        max_journal_bytes: options.new_journal_bytes(),
         // So that all counts that the journal says.
         first_diffs: true,
         journal: 0,
@@ -38,9 +38,19 @@ pub(super) fn read_journal(
     is_known: bool,
     found: &mut Repair,
 ) -> Result<Replayed, Error> {
-    let path = from.join(JOURNAL);
     let mut superblock = superblock.clone();
-    let salvage = |lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(&path, lsn);
+    let salvage_in =
+        |path: &Path, lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(path, lsn);
+    let path = if is_known {
+        resize::journal_path(io, from, superblock.journal)?
+    } else {
+        // Of two, one took the other's place with nothing in it: whose commits are the newest.
+        let places = resize::places(&**io, from)?;
+        let newest =
+            |path: &PathBuf| salvage_in(path, None).records.iter().find_map(|record| seq_of(&record.body));
+        places.into_iter().max_by_key(newest).unwrap_or_else(|| from.join(resize::JOURNAL))
+    };
+    let salvage = |lsn| salvage_in(&path, lsn);
     let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));
     if matches!(salvaged.fault, Some(LogError::NotInLog { .. } | LogError::NotARecord { .. })) {
         // The superblock is older than what of the journal is left.

@@ -14,5 +14,6 @@ mod oracle;
 mod page_map;
 mod recovery;
 mod repair;
+mod resize;
 mod snapshots;
 mod world;

@@ -1,0 +1,158 @@
+//! Which directory has the journal, and a journal of another size in its place.
+//!
+//! ```text
+//! all commits in the data file ─▶ a journal made in the other directory ─▶ both superblocks name it ─▶ the old one removed
+//! ```
+//!
+//! Invariants:
+//! 1. The journal is in that one of two directories whose log has the id that the superblock names. The other one, if it is there,
+//!    is what a crash left of making or removing it.
+//! 2. A superblock names the new journal only when the data file has all commits of the old one, and the new one is durable.
+//! 3. What the other directory has goes only when both slots of the superblock name the one that stays.
+//!
+//! Fails as the disk does. Where there is no room for the new journal, or a page can't be applied since it is damaged, the old one stays.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pagekeeper_io::Io;
+use pagekeeper_kernel::mutex::ignore_poison;
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_log::RedoLog;
+
+use crate::Error;
+use crate::commit::{max_entry_bytes, max_page_entry};
+use crate::core::{Checkpoints, Core};
+use crate::create::make_journal;
+use crate::format::superblock::Superblock;
+use crate::options::StoreOptions;
+use crate::replay::{journal_options, longest_record};
+
+/// The directory of the journal.
+pub(crate) const JOURNAL: &str = "journal";
+/// That of the journal that took its place. The next one is in the first again.
+pub(crate) const OTHER_JOURNAL: &str = "journal.2";
+
+/// The directories of the store that may have the journal: those that are there.
+pub(crate) fn places(io: &dyn Io, directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let names = io.list(directory)?;
+    let is_there = |name: &&str| names.iter().any(|found| found == OsStr::new(name));
+    Ok([JOURNAL, OTHER_JOURNAL].into_iter().filter(is_there).map(|name| directory.join(name)).collect())
+}
+
+/// The directory of the journal with this id. Where none of two has it, it is the first one's to say what is wrong.
+pub(crate) fn journal_path(io: &Arc<dyn Io>, directory: &Path, id: u64) -> Result<PathBuf, Error> {
+    let places = places(&**io, directory)?;
+    if let [only] = &places[..] {
+        return Ok(only.clone());
+    }
+    let options = RedoLog::options().io(Arc::clone(io));
+    // One that can't be read is none, as long as the other one is right.
+    let has_it = |path: &&PathBuf| matches!(options.read_id(path), Ok(Some(found)) if found == id);
+    Ok(places.iter().find(has_it).cloned().unwrap_or_else(|| directory.join(JOURNAL)))
+}
+
+/// Removes what a crash left beside the journal at `path`, when both slots of the superblock name that one.
+pub(crate) fn remove_others(io: &dyn Io, directory: &Path, path: &Path) -> Result<(), Error> {
+    for other in places(io, directory)?.iter().filter(|other| *other != path) {
+        remove(io, other)?;
+        io.sync_dir(directory)?;
+    }
+    Ok(())
+}
+
+/// Removes a journal, its names durably; the control file first, so that what stays is no log.
+fn remove(io: &dyn Io, path: &Path) -> Result<(), Error> {
+    let mut names = match io.list(path) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(()),
+        names => names?,
+    };
+    names.sort_by_key(|name| name != "control");
+    for name in names {
+        io.remove(&path.join(name))?;
+    }
+    Ok(io.remove_dir(path)?)
+}
+
+/// The limit that the journal is to have, if that is another one than it has.
+///
+/// Fails where a page does not go into it.
+pub(crate) fn wanted(options: &StoreOptions, newest: &Superblock) -> Result<Option<u64>, Error> {
+    let is_another = |bytes: &u64| *bytes != newest.max_journal_bytes && !options.is_read_only();
+    let Some(bytes) = options.journal_bytes.filter(is_another) else { return Ok(None) };
+    let entry = max_page_entry(newest.page_size.into(), longest_record(options, bytes));
+    if max_entry_bytes(bytes) < entry {
+        let wanted = "a page does not go into it: give 131072 bytes or more for pages of 32 or 64 KiB";
+        return Err(Error::Setting { what: "a journal", given: bytes, wanted });
+    }
+    Ok(Some(bytes))
+}
+
+impl Core {
+    /// Puts a journal of this limit in place of the one that there is. Before anybody else has the store.
+    pub(crate) fn resize_journal(&mut self, bytes: u64) -> Result<(), Error> {
+        if !injected!(self.config.options, ResizedBeforeCheckpoint)
+            && let Err(error) = self.sync()
+        {
+            let stays = error.is_no_space() || matches!(error, Error::Damaged { .. });
+            return self.keep_journal(bytes, error, stays);
+        }
+        let (io, directory) = (Arc::clone(&self.config.io), self.config.directory.clone());
+        let old = self.config.journal_path.clone();
+        let is_first = old.file_name() == Some(OsStr::new(JOURNAL));
+        let new = directory.join(if is_first { OTHER_JOURNAL } else { JOURNAL });
+        match self.make_journal_beside(&new, bytes) {
+            Ok(made) => self.name_journal(&new, bytes, made)?,
+            Err(error) => {
+                // The next opening takes away what can't be now.
+                let _ = remove(&*io, &new);
+                let is_full = matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG));
+                return self.keep_journal(bytes, error, is_full);
+            }
+        }
+        // As well.
+        let _ = remove(&*io, &old).and_then(|()| Ok(io.sync_dir(&directory)?));
+        Ok(())
+    }
+
+    /// Goes on with the journal that there is, if this error lets it.
+    fn keep_journal(&self, bytes: u64, error: Error, may_stay: bool) -> Result<(), Error> {
+        if !may_stay {
+            return Err(error);
+        }
+        let store = escaped(&self.config.directory).to_string();
+        tracing::warn!(%store, %error, bytes, "the journal keeps its size");
+        Ok(())
+    }
+
+    /// Another journal, which nothing names: its id, and itself, open.
+    fn make_journal_beside(&self, path: &Path, bytes: u64) -> Result<(u64, RedoLog), Error> {
+        let (options, io) = (&self.config.options, &self.config.io);
+        let id = make_journal(options, io, path, bytes)?;
+        io.sync_dir(&self.config.directory)?;
+        Ok((id, journal_options(options, io, bytes).recover(path, Some(0))?.0))
+    }
+
+    /// Has the superblocks name a journal with nothing in it, and goes on with that.
+    fn name_journal(&mut self, path: &Path, bytes: u64, (id, log): (u64, RedoLog)) -> Result<(), Error> {
+        if injected!(self.config.options, OldJournalGoneFirst) {
+            remove(&*self.config.io, &self.config.journal_path)?;
+        }
+        let superblocks = ignore_poison(self.superblocks.get_mut());
+        superblocks.write(Superblock {
+            journal: id,
+            checkpoint_lsn: 0,
+            max_journal_bytes: bytes,
+            ..superblocks.newest().clone()
+        })?;
+        (self.config.journal_path, self.config.max_journal_bytes) = (path.to_path_buf(), bytes);
+        let tail = ignore_poison(self.tail.get_mut());
+        tail.lsn = 0;
+        let checkpointed = self.checkpoints.seq.load(Ordering::Acquire);
+        self.checkpoints = Checkpoints::new(checkpointed, 0, tail.seq);
+        self.journal = log;
+        Ok(())
+    }
+}
