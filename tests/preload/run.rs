@@ -211,11 +211,10 @@ fn the_library_needs_no_more_than_debian_11_has() {
     let headers = finish(Command::new("objdump").arg("-p").arg(&library)).fine();
     let needed: Vec<&str> =
         headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
-    assert!(
-        needed.iter().all(|name| ["libc.so.6", "libdl.so.2", "libpthread.so.0"].contains(name)
-            || name.starts_with("ld-linux")),
-        "{needed:?}"
-    );
+    // Not libdl either: a weak name may be nobody's.
+    assert!(needed.iter().all(|name| *name == "libc.so.6" || name.starts_with("ld-linux")), "{needed:?}");
+    let is_weak = |line: &str| line.contains(" w ") && line.contains("*UND*") && line.ends_with(" dlsym");
+    assert!(symbols.lines().any(is_weak), "{symbols}");
     assert!(
         !headers.lines().any(|line| line.trim_start().starts_with("TLS")),
         "thread-local storage: {headers}"

@@ -6,9 +6,9 @@
 //!
 //! Invariants, in each hook:
 //! 1. The program's call is made once, with what it was given, and returns what the C library returned; `errno` is the call's own.
-//! 2. No memory is taken, no lock waited for and no thread-local storage set up, but where a file is opened (or first seen to be used by
-//!    calls that are not hooked) that the helper is needed for, which isn't there yet: the C library then makes its thread, as it does
-//!    for any `pthread_create`. In a signal handler none is made. The table's memory is taken
+//! 2. No memory is taken, no lock waited for and no thread-local storage set up, but where a file is opened, closed, first seen to be
+//!    used by calls that are not hooked, or written much that the helper is needed for, which isn't there yet: the C library then makes
+//!    its thread, as it does for any `pthread_create`. In a signal handler none is made. The table's memory is taken
 //!    from the kernel itself ([`chunks`]).
 //! 3. A call on a file that no rule is for costs two loads and a jump.
 //! 4. Whatever fails in here turns a rule off, or the whole library, never the program.
@@ -39,6 +39,7 @@ mod real;
 pub mod residency;
 pub mod rules;
 pub mod settings;
+pub mod symbols;
 pub mod sys;
 pub mod table;
 mod writeback;

@@ -1,34 +1,108 @@
 //! The C library's own functions, as the hooks call them: the next definitions of the same names.
 //!
-//! They are looked up once, as the library is loaded. A call before that (from the constructor of another library, or from an
-//! allocator's first steps) must not look anything up, since that allocates: each function starts as one that makes the system call
-//! itself, as the C library would. Only those that are no system calls (streams of the C library, temporary files) are looked up then.
+//! Each is looked up as it is called for the first time, which takes no memory and no lock ([`crate::symbols`]): a small program calls few
+//! of them. Where that can't tell, all are asked of dlsym(3) as the library is loaded, since that allocates. A call before that (from the
+//! constructor of another library, or from an allocator's first steps) makes the system call itself, as the C library would; only what
+//! is no system call (streams of the C library, temporary files) is asked for then.
 //!
 //! Invariants: a function is never missing: what the C library doesn't have (an older one) stays the system call itself. `errno` is
 //! set as the C library sets it.
 
 #![allow(unsafe_code, reason = "calls and names functions of the C library")]
 
+use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::marker::PhantomData;
 use core::mem::{size_of, transmute_copy};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use crate::hooks::formatted::{early_fprintf, early_fprintf_chk, early_printf, early_printf_chk};
 use crate::introspection;
 use crate::launcher::Words;
+use crate::symbols::{Found, Objects};
 use crate::sys::{self, Errno};
 
-// Versions that the oldest C library that is stood for (2.31) has; the newest would be named otherwise.
+// A version that the oldest C library that is stood for (2.31) has; the newest would be named otherwise. Weak, since that one has it in a
+// library of its own: the address is null where that isn't loaded.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.2.5");
 #[cfg(target_arch = "aarch64")]
 core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.17");
+core::arch::global_asm!(
+    ".weak dlsym",
+    ".pushsection .data.rel.ro, \"aw\"",
+    ".balign 8",
+    ".globl pagekeeper_dlsym",
+    ".hidden pagekeeper_dlsym",
+    "pagekeeper_dlsym:",
+    ".quad dlsym",
+    ".popsection",
+);
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 unsafe extern "C" {
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    #[link_name = "pagekeeper_dlsym"]
+    static DLSYM: Option<Dlsym>;
     fn __errno_location() -> *mut c_int;
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// The objects of the process, for what is next to this library: known once, in memory that is the library's.
+struct Known(UnsafeCell<Objects>);
+
+// SAFETY: written by who sets `STATE` to `FILLING`, and only read after that set it to `READY`.
+unsafe impl Sync for Known {}
+
+static KNOWN: Known = Known(UnsafeCell::new(Objects::NONE));
+static STATE: AtomicU8 = AtomicU8::new(EMPTY);
+const EMPTY: u8 = 0;
+const FILLING: u8 = 1;
+const READY: u8 = 2;
+
+#[inline(never)]
+fn with_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
+    if STATE.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        // SAFETY: nobody else has it.
+        unsafe { &mut *KNOWN.0.get() }.fill(find_all as *const () as usize);
+        STATE.store(READY, Ordering::Release);
+    }
+    if STATE.load(Ordering::Acquire) == READY {
+        // SAFETY: never written again.
+        return act(unsafe { &*KNOWN.0.get() });
+    }
+    // Another thread is at it, or a handler has interrupted who is.
+    with_own_objects(act)
+}
+
+/// Apart, since its list lies on the stack.
+#[cold]
+#[inline(never)]
+fn with_own_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
+    let mut objects = Objects::NONE;
+    objects.fill(find_all as *const () as usize);
+    act(&objects)
+}
+
+/// What a name stands for behind this library; null: nothing.
+fn next(name: &CStr) -> *mut c_void {
+    told(with_objects(|objects| objects.next(name)), libc::RTLD_NEXT, name)
+}
+
+/// What it stands for in the whole program.
+fn first(name: &CStr) -> *mut c_void {
+    told(with_objects(|objects| objects.first(name)), libc::RTLD_DEFAULT, name)
+}
+
+fn told(found: Found, handle: *mut c_void, name: &CStr) -> *mut c_void {
+    match found {
+        Found::At(address) => address,
+        Found::Nowhere => core::ptr::null_mut(),
+        // SAFETY: set by the loader; the name ends with a null byte.
+        Found::Unknown => unsafe {
+            DLSYM.map_or(core::ptr::null_mut(), |dlsym| dlsym(handle, name.as_ptr()))
+        },
+    }
 }
 
 /// The next definition of a function of type `F`.
@@ -68,9 +142,23 @@ impl<F: Copy> Next<F> {
     }
 
     /// Looks it up. Whether it is there.
+    #[cold]
+    #[inline(never)]
     fn find(&self) -> bool {
-        // SAFETY: `name` ends with a null byte. It is looked up behind this library.
-        let at = unsafe { dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.keep(next(self.name))
+    }
+
+    /// The same, for a call that may be in a signal handler or an allocator: without asking dlsym(3).
+    #[cold]
+    #[inline(never)]
+    fn find_here(&self) -> bool {
+        match with_objects(|objects| objects.next(self.name)) {
+            Found::At(address) => self.keep(address),
+            Found::Nowhere | Found::Unknown => false,
+        }
+    }
+
+    fn keep(&self, at: *mut c_void) -> bool {
         if !at.is_null() {
             self.at.store(at.cast(), Ordering::Relaxed);
         }
@@ -81,12 +169,10 @@ impl<F: Copy> Next<F> {
 /// The C library's function of that name, not the program's own (a garbage collector's, which would have the helper's thread among
 /// those that it stops); but a sanitizer's, which has to know all threads. Null if there is none.
 pub(crate) fn address(name: &CStr) -> *mut c_void {
-    // SAFETY: each name ends with a null byte.
-    let find = |handle, name: &CStr| unsafe { dlsym(handle, name.as_ptr()) };
     let sanitizers = [c"__asan_init", c"__tsan_init", c"__msan_init", c"__hwasan_init"];
-    let is_sanitized = sanitizers.iter().any(|name| !find(libc::RTLD_DEFAULT, name).is_null());
-    let next = if is_sanitized { core::ptr::null_mut() } else { find(libc::RTLD_NEXT, name) };
-    if next.is_null() { find(libc::RTLD_DEFAULT, name) } else { next }
+    let is_sanitized = sanitizers.iter().any(|name| !first(name).is_null());
+    let next = if is_sanitized { core::ptr::null_mut() } else { next(name) };
+    if next.is_null() { first(name) } else { next }
 }
 
 /// The environment of the process, as the C library has it; null where it has none. Looked up once: in the constructor.
@@ -94,8 +180,7 @@ pub(crate) fn environment() -> Words {
     static AT: AtomicPtr<Words> = AtomicPtr::new(core::ptr::null_mut());
     if AT.load(Ordering::Relaxed).is_null() {
         // The C library itself uses the program's copy, where that has one.
-        // SAFETY: the name ends with a null byte.
-        AT.store(unsafe { dlsym(libc::RTLD_DEFAULT, c"environ".as_ptr()) }.cast(), Ordering::Relaxed);
+        AT.store(first(c"environ").cast(), Ordering::Relaxed);
     }
     // SAFETY: null, or the C library's variable, or the program's of the same name, which takes its place.
     unsafe { AT.load(Ordering::Relaxed).as_ref() }.copied().unwrap_or(core::ptr::null())
@@ -115,6 +200,7 @@ pub(crate) fn set_errno(to: c_int) {
 
 /// Ends the program as the C library does when a buffer is smaller than what is to be put into it.
 pub(crate) fn overflowed() -> ! {
+    __chk_fail.find_here();
     // SAFETY: it takes nothing, and doesn't return.
     unsafe { (__chk_fail.get())() }
 }
@@ -126,7 +212,7 @@ static __chk_fail: Next<unsafe extern "C" fn() -> !> = Next::new(c"__chk_fail", 
 /// what `main` is given; what stands in for it there (gcompat) has the one, and not the other. No such name is linked to, so that
 /// programs with another C library can be started.
 pub(crate) fn is_for_this() -> bool {
-    [c"__register_atfork", c"__libc_stack_end"].iter().all(|name| !address(name).is_null())
+    [c"__register_atfork", c"__libc_stack_end"].iter().all(|name| !first(name).is_null())
 }
 
 /// Has these be done around each fork: before it, after it in the parent, and in the child. False if they won't be.
@@ -173,7 +259,11 @@ macro_rules! calls {
             #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
             pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) -> $result> = {
                 unsafe extern "C" fn first($($arg: $type),*) -> $result {
-                    // SAFETY: the caller keeps the contract of the C library's function, which is the system call's.
+                    if $name.find_here() {
+                        // SAFETY: the caller keeps the contract of the C library's function, which this is.
+                        return unsafe { ($name.get())($($arg),*) };
+                    }
+                    // SAFETY: likewise, which is the system call's.
                     settle(unsafe { sys::call($number, args([$($given as usize),*])) }) as $result
                 }
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
@@ -187,7 +277,7 @@ macro_rules! calls {
     };
 }
 
-/// Functions that are more than a system call: looked up when they are called early, and then only.
+/// Functions that are more than a system call.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $failed:expr;)*) => {
         $(
@@ -229,29 +319,16 @@ fn args<const N: usize>(given: [usize; N]) -> [usize; 6] {
     all
 }
 
-/// Looks up all functions. Once, before the program's own code runs.
+/// Looks up all functions, where that must not be done later. Once, before the program's own code runs.
 pub(crate) fn find_all() {
+    if with_objects(Objects::are_all) {
+        return;
+    }
     find_calls();
     find_functions();
-    for variadic in [&open, &open64] {
-        variadic.find();
-    }
-    for variadic in [&openat, &openat64] {
-        variadic.find();
-    }
-    for variadic in [&fcntl, &fcntl64] {
-        variadic.find();
-    }
-    closefrom.find();
-    prctl.find();
-    syscall.find();
-    io_submit.find();
+    find_others();
+    find_formatted();
     __chk_fail.find();
-    _exit.find();
-    _Exit.find();
-    for formatted in [&printf, &__printf_chk, &fprintf, &__fprintf_chk] {
-        formatted.find();
-    }
 }
 
 /// `open`, which takes a mode where the flags ask for one.
@@ -345,35 +422,66 @@ unsafe extern "C" fn first_exit(status: c_int) -> ! {
     }
 }
 
+/// Functions whose calls are not made by a number alone, with what their variable arguments are passed as.
 macro_rules! others {
-    ($($name:ident: $type:ty = $first:ident;)*) => {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $kind:ty = $first:ident;)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
-            pub(crate) static $name: Next<$type> = {
+            pub(crate) static $name: Next<$kind> = {
+                unsafe extern "C" fn first($($arg: $type),*) -> $result {
+                    // SAFETY: the caller keeps the contract of the C library's function, which both are.
+                    if $name.find_here() { unsafe { ($name.get())($($arg),*) } } else { unsafe { $first($($arg),*) } }
+                }
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                Next::new(NAME, $first as *const ())
+                Next::new(NAME, first as *const ())
             };
         )*
+
+        fn find_others() {
+            $($name.find();)*
+        }
     };
 }
 
 others! {
-    open: Open = first_open;
-    open64: Open = first_open;
-    openat: OpenAt = first_openat;
-    openat64: OpenAt = first_openat;
-    fcntl: Fcntl = first_fcntl;
-    fcntl64: Fcntl = first_fcntl;
-    prctl: Prctl = first_prctl;
-    syscall: Syscall = first_syscall;
-    closefrom: unsafe extern "C" fn(c_int) = first_closefrom;
-    io_submit: unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit;
-    _exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
-    _Exit: unsafe extern "C" fn(c_int) -> ! = first_exit;
-    printf: unsafe extern "C" fn() = early_printf;
-    __printf_chk: unsafe extern "C" fn() = early_printf_chk;
-    fprintf: unsafe extern "C" fn() = early_fprintf;
-    __fprintf_chk: unsafe extern "C" fn() = early_fprintf_chk;
+    open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, Open = first_open;
+    open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, Open = first_open;
+    openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, OpenAt = first_openat;
+    openat64(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, OpenAt = first_openat;
+    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int, Fcntl = first_fcntl;
+    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int, Fcntl = first_fcntl;
+    prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int, Prctl = first_prctl;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long,
+        Syscall = first_syscall;
+    closefrom(first: c_int) -> (), unsafe extern "C" fn(c_int) = first_closefrom;
+    io_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit;
+    _exit(status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit;
+    _Exit(status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit;
+}
+
+/// Formatted output, which jumps to what it stands for.
+macro_rules! formatted {
+    ($($name:ident = $first:ident;)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+            pub(crate) static $name: Next<unsafe extern "C" fn()> = {
+                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
+                Next::new(NAME, $first as *const ())
+            };
+        )*
+
+        fn find_formatted() {
+            $($name.find();)*
+        }
+    };
+}
+
+formatted! {
+    printf = early_printf;
+    __printf_chk = early_printf_chk;
+    fprintf = early_fprintf;
+    __fprintf_chk = early_fprintf_chk;
 }
 
 const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | LARGE;

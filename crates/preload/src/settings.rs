@@ -4,7 +4,7 @@
 //! that rules are for, so that children that are other programs find theirs: each process takes what fits its own name.
 //!
 //! Invariants: reading allocates nothing and cannot fail half way: a line that is not understood makes the whole text void, and the
-//! process is left alone. What is encoded is decoded to the same ([`Settings::encode`]).
+//! process is left alone. Rules for other programs' files are not read: that would take most of a small program's start. What is encoded is decoded to the same ([`Settings::encode`]).
 
 #[cfg(not(feature = "interpose"))]
 use std::fmt::Write as _;
@@ -154,28 +154,32 @@ impl<'a> Plan<'a> {
                 b"launcher" => plan.launcher = Some(rest).filter(|path| !path.is_empty()),
                 b"require" => plan.is_required = true,
                 b"stream" => {
-                    if plan.part == Part::None && names::matches_name(rest, comm).is_some() {
+                    if plan.part == Part::None && is_name_of(rest, comm) {
                         plan.part = Part::Stream;
                     }
                 }
                 b"profile" => fits = false,
                 b"process" => {
-                    if plan.part == Part::None && !has_profile && names::matches_name(rest, comm).is_some() {
+                    if plan.part == Part::None && !has_profile && is_name_of(rest, comm) {
                         (fits, has_profile, plan.part) = (true, true, Part::Files);
                     }
                 }
-                b"file" => {
-                    let rule = rule(rest)?;
-                    if fits {
-                        *plan.rules.get_mut(plan.count)? = rule;
-                        plan.count += 1;
-                    }
+                b"file" if fits => {
+                    *plan.rules.get_mut(plan.count)? = rule(rest)?;
+                    plan.count += 1;
                 }
+                b"file" => {}
                 _ => return None,
             }
         }
         Some(plan)
     }
+}
+
+/// Whether a process of that name is meant. Most are ruled out by the first byte.
+fn is_name_of(pattern: &[u8], comm: &[u8]) -> bool {
+    let is_open = matches!(pattern.first(), None | Some(b'*' | b'{'));
+    (is_open || pattern.first() == comm.first()) && names::matches_name(pattern, comm).is_some()
 }
 
 fn split_word(line: &[u8]) -> (&[u8], &[u8]) {
@@ -448,8 +452,13 @@ mod tests {
             "file bulk a",
             "file bulk drop a",
         ] {
+            let text = format!("profile x\nprocess tar\n{text}\n");
             assert!(Plan::decode(text.as_bytes(), b"tar").is_none(), "{text}");
         }
+        assert!(
+            Plan::decode(b"profile x\nprocess tar\nfile data\n", b"cat").is_some(),
+            "it is not for that one"
+        );
         let many = "profile x\nprocess tar\n".to_owned() + &"file data a\n".repeat(RULES_MAX + 1);
         assert!(Plan::decode(many.as_bytes(), b"tar").is_none());
         assert!(Plan::decode(&vec![b'\n'; TEXT_MAX + 1], b"tar").is_none());

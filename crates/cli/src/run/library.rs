@@ -27,6 +27,8 @@ const PREFIX: &str = LIBRARY_PREFIX;
 const SUFFIX: &str = "-before-libasan.so";
 /// What earlier versions had.
 const SUFFIXES: [&str; 2] = [SUFFIX, ".so"];
+/// Threads, in C libraries that keep them apart.
+pub(crate) const THREADS: &[u8] = b"libpthread.so.0";
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -75,6 +77,13 @@ fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Resul
         }
     }
     Err(tried)
+}
+
+/// Whether the C library of that version has threads in a library of their own, which a program without them does not load. The library
+/// that is preloaded has one.
+pub(crate) fn keeps_threads_apart(version: Option<&str>) -> bool {
+    let mut numbers = version.unwrap_or_default().split('.').map(|number| number.parse().unwrap_or(u32::MAX));
+    (numbers.next(), numbers.next()) < (Some(2), Some(34)) && version.is_some()
 }
 
 /// Whether a file of that name is the library, of whatever version.
@@ -291,6 +300,16 @@ mod tests {
         let given = places(|name| (name != "HOME").then(|| Path::new("/x").join(name)));
         assert!(given.contains(&"/x/XDG_RUNTIME_DIR/pagekeeper".into()), "{given:?}");
         assert!(given.contains(&"/x/XDG_CACHE_HOME/pagekeeper".into()), "{given:?}");
+    }
+
+    #[test]
+    fn older_c_libraries_keep_threads_apart() {
+        let expected = [(Some("2.31"), true), (Some("2.33.9000"), true), (Some("2.34"), false)];
+        for (version, apart) in
+            expected.into_iter().chain([(Some("3.0"), false), (Some("?"), false), (None, false)])
+        {
+            assert_eq!(keeps_threads_apart(version), apart, "{version:?}");
+        }
     }
 
     #[test]

@@ -221,14 +221,17 @@ fn instead(hindrance: &Hindrance) -> &'static str {
 /// Sets the command's environment.
 fn prepare(command: &mut Command, library: &Path, settings: impl AsRef<OsStr>) {
     let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    command.env(PRELOAD, preloaded(&preload, library)).env(VARIABLE, settings);
+    let threads = library::keeps_threads_apart(sys::c_library());
+    command.env(PRELOAD, preloaded(&preload, library, threads)).env(VARIABLE, settings);
 }
 
-/// What is preloaded already, and the library behind it: once, where this process runs inside another `pagekeeper run`.
-fn preloaded(before: &OsStr, library: &Path) -> OsString {
+/// What is preloaded already, and the library behind it: once, where this process runs inside another `pagekeeper run`. Behind that, where
+/// the C library does not have them itself, threads.
+fn preloaded(before: &OsStr, library: &Path, threads: bool) -> OsString {
     let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
-    let others = parted.filter(|name| !name.is_empty() && !library::is_library(name));
-    let all: Vec<&[u8]> = others.chain([library.as_os_str().as_bytes()]).collect();
+    let is_other = |name: &&[u8]| !name.is_empty() && !library::is_library(name) && *name != library::THREADS;
+    let own = [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS));
+    let all: Vec<&[u8]> = parted.filter(is_other).chain(own).collect();
     OsString::from_vec(all.join(&b':'))
 }
 
@@ -252,7 +255,14 @@ mod tests {
             (own.to_owned(), own.to_owned()),
             (format!("{own}:/a.so:{older}"), format!("/a.so:{own}")),
         ] {
-            assert_eq!(preloaded(OsStr::new(&before), Path::new(own)), OsStr::new(&expected), "{before}");
+            assert_eq!(
+                preloaded(OsStr::new(&before), Path::new(own), false),
+                OsStr::new(&expected),
+                "{before}"
+            );
+            let before = preloaded(OsStr::new(&before), Path::new(own), true);
+            assert_eq!(before, OsStr::new(&format!("{expected}:libpthread.so.0")));
+            assert_eq!(preloaded(&before, Path::new(own), true), before, "once");
         }
     }
 }

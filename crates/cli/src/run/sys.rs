@@ -170,6 +170,15 @@ pub(crate) fn die_of(signal: libc::c_int) {
     }
 }
 
+/// The version of the C library here; `None` where it has none (another than glibc).
+pub(crate) fn c_library() -> Option<&'static str> {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a string that is the C library's for good.
+    return unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) }.to_str().ok();
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
 /// Whether a file's bytes may be executed where it lies: a mount with noexec, or a security module, forbids it.
 pub(crate) fn may_execute(file: &File) -> io::Result<()> {
     const LENGTH: usize = 1;

@@ -1,0 +1,369 @@
+//! Finds what the C library and others define by a name, as dlsym(3) does, in the objects that the loader has: in the order in which it
+//! searches them, by their own hash tables.
+//!
+//! dlsym(3) is libdl's before 2.34, whose file and libpthread's each process would have to map: as long as all else that the start of the
+//! library takes. It also makes a message of each name that it does not find, which allocates.
+//!
+//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). What can't be told for sure is [`Found::Unknown`], and
+//! then is asked of dlsym(3): where there is no list, an object without a GNU hash table, more than [`OBJECTS`], or a function that
+//! chooses what it is as it is looked up (`STT_GNU_IFUNC`).
+
+#![allow(unsafe_code, reason = "reads what the loader keeps of the objects that it has mapped")]
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+/// Objects of a process that are searched.
+const OBJECTS: usize = 384;
+
+const DT_NULL: i64 = 0;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_DEBUG: i64 = 21;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+const DT_VERSYM: i64 = 0x6fff_fff0;
+/// A version that only objects are bound to that ask for it.
+const HIDDEN: u16 = 0x8000;
+
+/// An entry of an object's dynamic section (`Elf64_Dyn`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Dynamic {
+    tag: i64,
+    value: usize,
+}
+
+/// A symbol (`Elf64_Sym`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: usize,
+    size: u64,
+}
+
+/// What the loader shows of an object (`struct link_map`).
+#[repr(C)]
+struct LinkMap {
+    bias: usize,
+    name: *const c_char,
+    dynamic: *const Dynamic,
+    next: *const LinkMap,
+}
+
+/// What it shows of all (`struct r_debug`).
+#[repr(C)]
+struct Debug {
+    version: c_int,
+    first: *const LinkMap,
+}
+
+/// What came of a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// The name stands for what is at that address.
+    At(*mut c_void),
+    /// It stands for nothing.
+    Nowhere,
+    /// It can't be told here.
+    Unknown,
+}
+
+/// An object that can be searched.
+#[derive(Clone, Copy)]
+struct Object {
+    bias: usize,
+    names: *const c_char,
+    symbols: *const Symbol,
+    /// Null where it has no versions.
+    versions: *const u16,
+    hash: *const u32,
+}
+
+impl Object {
+    const NONE: Self = Self {
+        bias: 0,
+        names: core::ptr::null(),
+        symbols: core::ptr::null(),
+        versions: core::ptr::null(),
+        hash: core::ptr::null(),
+    };
+
+    /// `None`: it can't be searched.
+    ///
+    /// # Safety
+    ///
+    /// What the loader shows.
+    unsafe fn of(map: &LinkMap) -> Option<Self> {
+        let mut object = Self { bias: map.bias, ..Self::NONE };
+        // SAFETY: by this function's contract.
+        for entry in unsafe { entries(map.dynamic) } {
+            // The loader has made these addresses, but where the section can't be written (the kernel's own object).
+            let address =
+                if entry.value < map.bias { entry.value.wrapping_add(map.bias) } else { entry.value };
+            match entry.tag {
+                DT_STRTAB => object.names = core::ptr::with_exposed_provenance(address),
+                DT_SYMTAB => object.symbols = core::ptr::with_exposed_provenance(address),
+                DT_VERSYM => object.versions = core::ptr::with_exposed_provenance(address),
+                DT_GNU_HASH => object.hash = core::ptr::with_exposed_provenance(address),
+                _ => {}
+            }
+        }
+        let has_all = !object.names.is_null() && !object.symbols.is_null() && !object.hash.is_null();
+        has_all.then_some(object)
+    }
+
+    /// What it has of that name, if it has any.
+    ///
+    /// # Safety
+    ///
+    /// The object is mapped.
+    unsafe fn find(&self, name: &CStr, hash: u32) -> Option<Found> {
+        const BITS: usize = usize::BITS as usize;
+        // SAFETY: an object's hash table: four numbers, words of a filter, buckets, and a number for each symbol from `first` on.
+        unsafe {
+            let [buckets, first, words, shift] = *self.hash.cast::<[u32; 4]>();
+            let filter = self.hash.add(4).cast::<usize>();
+            let word = *filter.add((hash as usize / BITS).checked_rem(words as usize)?);
+            let seen = |hash: u32| word >> (hash as usize % BITS) & 1 == 1;
+            if !seen(hash) || !seen(hash.checked_shr(shift)?) {
+                return None;
+            }
+            let bucket = filter.add(words as usize).cast::<u32>();
+            let chains = bucket.add(buckets as usize);
+            let mut index = *bucket.add(hash.checked_rem(buckets)? as usize);
+            while index >= first {
+                let other = *chains.add((index - first) as usize);
+                if (other ^ hash) >> 1 == 0
+                    && let Some(found) = self.symbol(index, name)
+                {
+                    return Some(found);
+                }
+                if other & 1 == 1 {
+                    break;
+                }
+                index += 1;
+            }
+        }
+        None
+    }
+
+    /// What the symbol of that index stands for, if it has that name, and whoever asks for no version is bound to it.
+    ///
+    /// # Safety
+    ///
+    /// The object is mapped, and has that symbol.
+    unsafe fn symbol(&self, index: u32, name: &CStr) -> Option<Found> {
+        /// No type, data, function; and a function that chooses.
+        const KINDS: [u8; 4] = [0, 1, 2, CHOOSES];
+        const CHOOSES: u8 = 10;
+        /// Not local.
+        const BOUND: core::ops::RangeInclusive<u8> = 1..=2;
+        // SAFETY: by this function's contract.
+        let (symbol, version, own) = unsafe {
+            let symbol = *self.symbols.add(index as usize);
+            let version = self.versions.as_ref().map(|_| *self.versions.add(index as usize));
+            (symbol, version, CStr::from_ptr(self.names.add(symbol.name as usize)))
+        };
+        let is_there = symbol.section != 0
+            && symbol.value != 0
+            && KINDS.contains(&(symbol.info & 0xf))
+            && BOUND.contains(&(symbol.info >> 4))
+            && version.is_none_or(|version| version & HIDDEN == 0)
+            && own == name;
+        let address = || core::ptr::with_exposed_provenance_mut(self.bias.wrapping_add(symbol.value));
+        is_there.then(|| if symbol.info & 0xf == CHOOSES { Found::Unknown } else { Found::At(address()) })
+    }
+}
+
+/// The objects of the process, in the order in which the loader searches them.
+pub struct Objects {
+    all: [Object; OBJECTS],
+    count: usize,
+    /// Those up to the one that is asked for what is next.
+    own: usize,
+    /// Whether they are all.
+    are_all: bool,
+}
+
+impl Objects {
+    /// None: all zero, so that static memory of it takes no room in the library's file.
+    pub const NONE: Self = Self { all: [Object::NONE; OBJECTS], count: 0, own: 0, are_all: false };
+
+    /// Those that there are now; what is next is next to the object that has `address`.
+    pub fn fill(&mut self, address: usize) {
+        let (mut map, mut nearest) = (first(), 0);
+        (self.count, self.own, self.are_all) = (0, 0, !map.is_null());
+        // SAFETY: the loader's list, which it changes as objects come and go: at the start of a program none does.
+        while let Some(one) = unsafe { map.as_ref() } {
+            map = one.next;
+            // The kernel's own object is searched by nobody.
+            if one.bias == kernels_object() {
+                continue;
+            }
+            // SAFETY: what the loader shows.
+            match (unsafe { Object::of(one) }, self.all.get_mut(self.count)) {
+                (Some(object), Some(free)) => {
+                    *free = object;
+                    self.count += 1;
+                }
+                _ => self.are_all = false,
+            }
+            if (nearest..=address).contains(&one.bias) {
+                (nearest, self.own) = (one.bias, self.count);
+            }
+        }
+    }
+
+    /// Whether all objects are known: else nothing is told here.
+    pub fn are_all(&self) -> bool {
+        self.are_all
+    }
+
+    /// What a name stands for in the first of them that has it.
+    pub fn first(&self, name: &CStr) -> Found {
+        self.find(name, 0)
+    }
+
+    /// The same, of those behind the one with the address.
+    pub fn next(&self, name: &CStr) -> Found {
+        self.find(name, self.own)
+    }
+
+    fn find(&self, name: &CStr, from: usize) -> Found {
+        let step = |hash: u32, &byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(byte));
+        let hash = name.to_bytes().iter().fold(5381, step);
+        let objects = self.all.get(from..self.count).unwrap_or_default();
+        // One that is not here may come before others.
+        if !self.are_all {
+            return Found::Unknown;
+        }
+        // SAFETY: they are mapped: none that the program was started with goes.
+        objects.iter().find_map(|object| unsafe { object.find(name, hash) }).unwrap_or(Found::Nowhere)
+    }
+}
+
+/// A dynamic section's entries.
+///
+/// # Safety
+///
+/// Null, or such a section, which stays.
+unsafe fn entries<'a>(section: *const Dynamic) -> impl Iterator<Item = &'a Dynamic> {
+    // SAFETY: by this function's contract, since the last entry wasn't met yet.
+    let entry = move |nth| unsafe { section.as_ref().map(|_| &*section.add(nth)) };
+    (0..).map_while(entry).take_while(|entry| entry.tag != DT_NULL)
+}
+
+/// What the system told the process as it was started.
+fn told(what: u64) -> usize {
+    // SAFETY: it reads what the kernel gave the process.
+    unsafe { libc::getauxval(what) as usize }
+}
+
+fn kernels_object() -> usize {
+    const NONE: usize = usize::MAX;
+    let at = told(libc::AT_SYSINFO_EHDR);
+    if at == 0 { NONE } else { at }
+}
+
+/// The first object in the loader's list; null if it is not found.
+fn first() -> *const LinkMap {
+    let at = told(libc::AT_PHDR);
+    let headers: *const libc::Elf64_Phdr = core::ptr::with_exposed_provenance(at);
+    let header = |kind: u32| {
+        (0..told(libc::AT_PHNUM))
+            // SAFETY: the program's headers, as many as there are.
+            .map(|nth| unsafe { &*headers.add(nth) })
+            .find(|header| header.p_type == kind)
+    };
+    let (Some(own), Some(dynamic)) = (header(libc::PT_PHDR), header(libc::PT_DYNAMIC)) else {
+        return core::ptr::null();
+    };
+    let bias = at.wrapping_sub(own.p_vaddr as usize);
+    let section = core::ptr::with_exposed_provenance(bias.wrapping_add(dynamic.p_vaddr as usize));
+    // SAFETY: the program's dynamic section, in which the loader has put where it shows its objects.
+    unsafe {
+        let entry = entries(section).find(|entry| entry.tag == DT_DEBUG);
+        let debug: *const Debug =
+            entry.map_or(core::ptr::null(), |entry| core::ptr::with_exposed_provenance(entry.value));
+        debug.as_ref().map_or(core::ptr::null(), |debug| debug.first)
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    /// As the C library finds it.
+    fn by_dlsym(name: &CStr) -> Found {
+        // SAFETY: the name ends with a null byte.
+        let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        if at.is_null() { Found::Nowhere } else { Found::At(at) }
+    }
+
+    fn objects(address: usize) -> Objects {
+        let mut objects = Objects::NONE;
+        objects.fill(address);
+        assert!(objects.are_all());
+        objects
+    }
+
+    #[test]
+    fn names_are_found_where_the_c_library_finds_them() {
+        let all = objects(0);
+        for name in [
+            c"open",
+            c"open64",
+            c"fcntl",
+            c"fopen",
+            c"posix_spawn",
+            c"pthread_create",
+            c"pthread_key_create",
+            c"pthread_setspecific",
+            c"__register_atfork",
+            c"__libc_stack_end",
+            c"environ",
+            c"printf",
+            c"__fprintf_chk",
+            c"copy_file_range",
+            c"memfd_create",
+            c"_exit",
+            c"glob",
+            c"nftw",
+        ] {
+            assert!(matches!(all.first(name), Found::At(_)), "{name:?}");
+            assert_eq!(all.first(name), by_dlsym(name), "{name:?}");
+        }
+        for name in [c"__asan_init", c"no_such_function", c"", c"open\x7f"] {
+            assert_eq!((all.first(name), by_dlsym(name)), (Found::Nowhere, Found::Nowhere), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_next_is_behind_the_object_that_asks() {
+        let Found::At(open) = objects(0).first(c"open") else { panic!("nobody has it") };
+        // The program has none of its own.
+        let (program, library) = (objects(by_dlsym as *const () as usize), objects(open as usize));
+        assert_eq!(program.next(c"open"), Found::At(open));
+        assert!(library.own > program.own && library.next(c"open") == Found::Nowhere);
+    }
+
+    #[test]
+    fn of_several_versions_the_usual_one_is_found() {
+        let all = objects(0);
+        // Each is there as it once was, too.
+        for name in [c"posix_spawnp", c"regexec", c"pthread_cond_wait", c"glob", c"fmemopen"] {
+            assert_eq!(all.first(name), by_dlsym(name), "{name:?}");
+        }
+        // It chooses by the processor.
+        assert_eq!(all.first(c"memcpy"), Found::Unknown);
+    }
+
+    #[test]
+    fn without_all_objects_nothing_is_told() {
+        let some = Objects { are_all: false, ..objects(0) };
+        assert_eq!((some.first(c"open"), some.next(c"none")), (Found::Unknown, Found::Unknown));
+    }
+}
