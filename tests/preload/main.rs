@@ -12,4 +12,5 @@ mod reach;
 mod report;
 mod run;
 mod serves;
+mod small;
 mod torture;

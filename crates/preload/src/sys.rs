@@ -217,14 +217,19 @@ pub fn file_system(fd: c_int) -> Option<u64> {
 /// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
 /// their pages are the layer's below. True where it can't be known.
 pub fn has_counts(fd: c_int) -> bool {
-    /// `OVERLAYFS_SUPER_MAGIC`.
-    const OVERLAY: u64 = 0x794c_7630;
-    file_system(fd) != Some(OVERLAY)
+    counts_pages(file_system(fd))
 }
 
-/// Whether a file is of the kernel's making (proc, sysfs, cgroups and their like): no page of it is anywhere, and to open it may do
-/// something.
-pub fn is_of_the_kernel(fd: c_int) -> bool {
+/// The same, of a kind of file system.
+pub fn counts_pages(kind: Option<u64>) -> bool {
+    /// `OVERLAYFS_SUPER_MAGIC`.
+    const OVERLAY: u64 = 0x794c_7630;
+    kind != Some(OVERLAY)
+}
+
+/// Whether files of that kind of file system are of the kernel's making (proc, sysfs, cgroups and their like): no page of one is anywhere,
+/// and to open one may do something.
+pub fn is_of_the_kernel(kind: Option<u64>) -> bool {
     /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, `SELinux`, smackfs,
     /// resctrl, `binfmt_misc`, functionfs.
     const MADE: [u64; 16] = [
@@ -245,7 +250,7 @@ pub fn is_of_the_kernel(fd: c_int) -> bool {
         0x4249_4e4d,
         0x0a64_7361,
     ];
-    file_system(fd).is_some_and(|kind| MADE.contains(&kind))
+    kind.is_some_and(|kind| MADE.contains(&kind))
 }
 
 /// Whether the file's close may take an error of its writeback, also of who has not written it: FUSE, whose flush does.

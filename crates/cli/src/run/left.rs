@@ -31,6 +31,8 @@ pub(crate) enum Why {
     Killed,
     /// Read or written by calls that no rule sees.
     Unseen,
+    /// Small, and written by a disk that took longer than was waited.
+    NotWaitedFor,
     /// Somebody else reads them, too.
     AnotherReader,
 }
@@ -43,6 +45,7 @@ impl Why {
             Self::NotPermitted => "not permitted: this user may only read the file",
             Self::Killed => "its process was killed",
             Self::Unseen => "used by calls that no rule sees",
+            Self::NotWaitedFor => "small, and not waited for",
             Self::AnotherReader => "another reader has them",
         }
     }
@@ -133,6 +136,8 @@ fn why(file: &NotedFile, stayed: u64) -> Why {
         Why::AnotherReader
     } else if file.has(Seen::Sent) {
         Why::InFlight
+    } else if file.has(Seen::NotWaitedFor) {
+        Why::NotWaitedFor
     } else if file.has(Seen::Unseen) {
         Why::Unseen
     } else {

@@ -10,9 +10,10 @@
 //!    or unmounts ([`let_go`]), and a first thread that leaves its process to the others.
 //!    All but the last of these waits are bounded.
 //! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is checked before.
-//! 3. A child of fork has no helper until it opens a file that may need one; nothing that its parent sent is done twice.
-//! 4. It is made only where a file is opened ([`prepare`]), and not in a signal handler, which may open files, too: to make a thread takes
-//!    the C library's allocator, which what was interrupted may hold.
+//! 3. A child of fork has no helper until it has a file that needs one; nothing that its parent sent is done twice.
+//! 4. It is made only where a file is opened or closed, or was written so much that it is needed ([`prepare`]), and not in a signal handler,
+//!    which may do that, too: to make a thread takes the C library's allocator, which what was interrupted may hold. Nor is it made as
+//!    the process ends.
 //! 5. It fails by being off ([`is_off`]): [`send`] says `false`, and the caller does without. So it does for a file
 //!    that the process may not open anew, since it gave up its rights. Without /proc, and where that can't be asked before (Linux 5.8), the
 //!    helper is off from then on.
@@ -202,8 +203,13 @@ pub fn make_room(fd: c_int) {
     }
 }
 
-/// Makes the helper, unless there is one: where a file is opened that may need it, and nowhere else, since to make a thread takes the
-/// C library's allocator. In a signal handler it isn't made, but by a later call. Whether there is one now.
+/// Whether there is a helper.
+pub fn is_there() -> bool {
+    STATE.load(Ordering::Acquire) & STATES == ON && !HELPLESS.load(Ordering::Relaxed)
+}
+
+/// Makes the helper, unless there is one: where a file that needs it is opened, closed, or written so much that it is needed. Nowhere
+/// else, since to make a thread takes the C library's allocator. In a signal handler it isn't made, but by a later call. Whether there is one now.
 pub fn prepare() -> bool {
     match STATE.load(Ordering::Acquire) & STATES {
         ON => true,
@@ -215,9 +221,7 @@ pub fn prepare() -> bool {
 /// Gives the helper a job on the file that `fd` names. `false`: it was not taken, and won't be done: there is no helper, or no room.
 /// Neither blocks nor takes memory.
 pub fn send(fd: c_int, job: &Job) -> bool {
-    STATE.load(Ordering::Acquire) & STATES == ON
-        && !HELPLESS.load(Ordering::Relaxed)
-        && channel::send_job(fd, job)
+    is_there() && channel::send_job(fd, job)
 }
 
 /// Has the helper drop the range's pages as they are written, and waits for it, for so many nanoseconds at most. Whether all went, as
@@ -233,8 +237,7 @@ pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, max: u64) -> bo
         if is_sent && seen_to >= number {
             return STAYED.load(Ordering::Acquire) != number;
         }
-        let can_be = STATE.load(Ordering::Acquire) & STATES == ON && !HELPLESS.load(Ordering::Relaxed);
-        if !can_be || sys::now() >= end {
+        if !is_there() || sys::now() >= end {
             return false;
         }
         // Where there was no room, there is some once a job is done.

@@ -134,14 +134,18 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
 fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
     let is_device = sys::is_block_device(&stat) && output_of(file_role).is_some();
-    if (!is_device && stat.st_mode & libc::S_IFMT != libc::S_IFREG) || sys::is_of_the_kernel(fd) {
+    if !is_device && stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return;
+    }
+    let system = sys::file_system(fd);
+    if sys::is_of_the_kernel(system) {
         return;
     }
     let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
         return count(Count::NotFollowed, 1);
     };
     slot.rule.store(rule, Ordering::Relaxed);
-    slot.set_counts(sys::has_counts(fd));
+    slot.set_counts(sys::counts_pages(system));
     let size = stat.st_size as u64;
     match file_role {
         FileRole::Log => return follow_log(slot, fd, flags, size, rule),
@@ -153,10 +157,6 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         state.reader.open(size);
         state.writer.open(size);
     });
-    // What is kept is begun and waited for without it.
-    if flags & libc::O_ACCMODE != libc::O_RDONLY && file_role != FileRole::BulkKept && !is_device {
-        helper::prepare();
-    }
 }
 
 /// Never inlined: a log has its path read, on the stack of that alone.
@@ -336,11 +336,12 @@ fn saw(slot: &Slot, what: Seen) {
 /// Before a descriptor is closed; the caller forgets it afterwards.
 pub fn before_close(slot: &Slot, fd: c_int) {
     if slot.is_last() {
-        end(slot, fd, true);
+        end(slot, fd, None);
     }
 }
 
-fn end(slot: &Slot, fd: c_int, may_wait: bool) {
+/// A descriptor is closed, or, with the time until which is waited for what it wrote, the process ends.
+fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
     let Some(role) = slot.role() else { return };
     match role {
         FileRole::Log => return log::before_close(slot, fd),
@@ -354,8 +355,10 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
         if role == FileRole::Stream {
             state.reader.leave(fd);
         }
-        if let Some(output) = output_of(role) {
-            state.writer.close(fd, output, may_wait);
+        if let Some(output) = output_of(role)
+            && !state.writer.close(fd, output, until)
+        {
+            saw(slot, Seen::NotWaitedFor);
         }
     });
     let unobserved = slot.with(|state| state.reader.take_unobserved()).unwrap_or(0);
@@ -365,9 +368,15 @@ fn end(slot: &Slot, fd: c_int, may_wait: bool) {
 
 /// The process is about to end, in order.
 pub fn before_exit() {
-    for (fd, slot) in FILES.entered(0, FILES.highest()) {
-        end(slot, fd, false);
+    let files = || FILES.entered(0, FILES.highest());
+    // All of it is on its way to the disk before any of it is waited for.
+    for (fd, slot) in files() {
+        if let Some(output) = slot.role().and_then(output_of) {
+            slot.with(|state| state.writer.begin_rest(fd, output));
+        }
     }
+    let until = Some(sys::now().saturating_add(helper::DRAIN_MAX));
+    files().for_each(|(fd, slot)| end(slot, fd, until));
     helper::drain();
 }
 
@@ -394,4 +403,5 @@ pub mod log;
 pub mod mixed;
 mod pending;
 pub mod reader;
+pub mod small;
 pub mod writer;

@@ -17,9 +17,9 @@ use pagekeeper_policy::exact::Due;
 use pagekeeper_policy::lead::Marks;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 
-use super::FILES;
 use super::disks::{self, Share};
 use super::reader::inside;
+use super::{FILES, small};
 use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::process::{count, plan};
@@ -102,6 +102,9 @@ impl Writer {
             count(Count::StreamUnobserved, done);
         }
         self.is_synced = false;
+        if output.released.is_some() {
+            small::wrote(done);
+        }
         if let Some(at) = at {
             return self.wrote(fd, at..at.saturating_add(done), output);
         }
@@ -137,16 +140,29 @@ impl Writer {
         (self.marks, self.begun, self.unasked) = (Marks::NONE, false, 0);
     }
 
-    /// Before the descriptor is closed, with a wait for what is left where nobody else does that; or without any.
-    pub fn close(&mut self, fd: c_int, output: Output, may_wait: bool) {
+    /// Before the process ends: begins to write what is left, without a wait.
+    pub fn begin_rest(&mut self, fd: c_int, output: Output) {
         self.ask(fd, 0, output);
+        if !self.is_synced && !small::may_stay() && !helper::is_there() {
+            for range in self.behind.rest(output.released.is_some()) {
+                begin(fd, &range, output);
+            }
+        }
+    }
+
+    /// Before the descriptor is closed, or, with the time until which is waited then, before the process ends. Whether all is gone, or
+    /// soon will be.
+    pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
+        self.ask(fd, 0, output);
+        let mut goes = true;
         inside(|| {
             for range in self.behind.rest(output.released.is_some()) {
-                self.finish(fd, &range, output, may_wait);
+                goes &= self.finish(fd, &range, output, until);
             }
         });
         self.share.clear();
         (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
+        goes
     }
 
     /// Asks for the position, for what was written since; the last write was of `last` bytes.
@@ -196,12 +212,16 @@ impl Writer {
             }
             self.marks.begun(range, lead, in_flight, now, self.waits);
         }
+        if output.released.is_some() && !FILES.has_counts(fd) {
+            // What is written there, it alone can see.
+            helper::prepare();
+        }
         let mut is_seen = due.wait.is_none();
         let mut wait = due.wait.clone().unwrap_or(0..0);
         while wait.start < wait.end {
             let end = self.marks.first_end(&wait);
             let start = sys::now();
-            is_seen = wait_until_written(fd, &(wait.start..end), start);
+            is_seen = wait_until_written(fd, &(wait.start..end), start, &|| false);
             if !is_seen {
                 break;
             }
@@ -237,32 +257,44 @@ impl Writer {
         }
     }
 
-    /// What is left when the file is closed.
-    fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, may_wait: bool) {
+    /// What is left when the file is closed, or the process ends. Whether it is gone, or soon will be.
+    fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
             if !self.is_synced {
                 begin(fd, range, output);
             }
-            return;
+            return true;
         };
         if self.is_synced {
-            return release(fd, range, released);
+            release(fd, range, released);
+            return true;
+        }
+        if small::is_tried() {
+            let is_gone = small::finish(fd, range, FILES.has_counts(fd), released);
+            if is_gone || small::may_stay() {
+                return is_gone;
+            }
+        }
+        // A process that ends makes no thread any more; a device is not opened anew.
+        if until.is_none() && !sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat)) {
+            helper::prepare();
         }
         let job = Job::AfterClose { range: range.clone(), release: true, count: released };
-        if !helper::send(fd, &job) {
-            begin(fd, range, output);
-            // What isn't written stays when it is dropped.
-            if may_wait {
-                wait_until_written(fd, range, sys::now());
-            }
-            release(fd, range, released);
+        if helper::send(fd, &job) {
+            return true;
         }
+        begin(fd, range, output);
+        wait_until_written(fd, range, sys::now(), &|| until.is_some_and(|until| sys::now() > until));
+        // What isn't written stays.
+        release(fd, range, released);
+        true
     }
 }
 
 /// In a child of fork, whose writers have forgotten all.
 pub fn after_fork() {
     disks::after_fork();
+    small::after_fork();
 }
 
 /// Begins to write the range.
@@ -275,9 +307,9 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
     begun.is_ok()
 }
 
-/// Waits from `start` on until the range is written, as long as there is hope. `false`: where that can't be seen.
-fn wait_until_written(fd: c_int, range: &Range<u64>, start: u64) -> bool {
-    FILES.has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, &|| false).is_some())
+/// Waits from `start` on until the range is written, as long as there is hope, or it is late. `false`: where that can't be seen.
+fn wait_until_written(fd: c_int, range: &Range<u64>, start: u64, is_late: &dyn Fn() -> bool) -> bool {
+    FILES.has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, is_late).is_some())
 }
 
 /// Counts the pause that a writer makes from `start` on.
