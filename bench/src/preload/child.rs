@@ -12,6 +12,7 @@ use std::io::{BufRead, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -92,6 +93,75 @@ impl Call {
     }
 }
 
+/// A small program that is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Small {
+    /// The smallest there is.
+    True,
+    /// `cp` of the file, a stream.
+    Cp,
+    /// `gzip` of it, another.
+    Gzip,
+}
+
+impl Small {
+    /// All.
+    pub(super) const ALL: [Self; 3] = [Self::True, Self::Cp, Self::Gzip];
+
+    /// What the child is asked.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::True => "start-true",
+            Self::Cp => "start-cp",
+            Self::Gzip => "start-gzip",
+        }
+    }
+
+    /// As the table names it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::True => "starting and ending /bin/true, as a child of a process",
+            Self::Cp => "the same of cp of a file of 4 KiB",
+            Self::Gzip => "the same of gzip of that file",
+        }
+    }
+
+    /// As the figure is named, of what run adds.
+    pub(super) fn figure(self) -> &'static str {
+        match self {
+            Self::True => "shim_process_us",
+            Self::Cp => "shim_cp_us",
+            Self::Gzip => "shim_gzip_us",
+        }
+    }
+
+    /// Starts it so many times, one after the other, and waits for each: how long they took.
+    fn start(self, number: u32, file: &Path) -> Result<Duration> {
+        let made = file.with_extension("gz");
+        let mut took = Duration::ZERO;
+        for _ in 0..number {
+            let mut command = match self {
+                Self::True => Command::new("/bin/true"),
+                Self::Cp => Command::new("cp"),
+                Self::Gzip => Command::new("gzip"),
+            };
+            match self {
+                Self::True => &mut command,
+                Self::Cp => command.arg(file).arg(&made),
+                Self::Gzip => command.arg("--keep").arg(file),
+            };
+            let began = Instant::now();
+            let status = command.status().with_context(|| format!("can't start {self:?}"))?;
+            took += began.elapsed();
+            ensure!(status.success(), "{self:?} ended with {status}");
+            if self != Self::True {
+                std::fs::remove_file(&made).with_context(|| format!("{self:?} made nothing"))?;
+            }
+        }
+        Ok(took)
+    }
+}
+
 /// Bytes of the file, all of them 0.
 pub(super) const FILE_BYTES: usize = 4096;
 /// Bytes of a read of a stream.
@@ -126,7 +196,9 @@ pub(crate) fn be_timed(arguments: &ChildArguments) -> Result<()> {
         let (what, number) = line.split_once(' ').with_context(|| format!("not understood: {line}"))?;
         let took = match what {
             "stream" => read_stream(Path::new(number))?,
-            "start" => start_processes(number.parse()?)?,
+            call if let Some(small) = Small::ALL.into_iter().find(|small| small.word() == call) => {
+                small.start(number.parse()?, &arguments.file)?
+            }
             call => {
                 use clap::ValueEnum;
                 let call = Call::from_str(call, false).map_err(|error| anyhow::anyhow!("{call}: {error}"))?;
@@ -159,16 +231,6 @@ fn read_stream(path: &Path) -> Result<Duration> {
     // SAFETY: it was opened above, and is used by nothing else.
     unsafe { libc::close(descriptor) };
     Ok(took)
-}
-
-/// Starts the smallest program there is, one after the other, and waits for each.
-fn start_processes(number: u32) -> Result<Duration> {
-    let began = Instant::now();
-    for _ in 0..number {
-        let status = std::process::Command::new("/bin/true").status().context("can't start /bin/true")?;
-        ensure!(status.success(), "/bin/true ended with {status}");
-    }
-    Ok(began.elapsed())
 }
 
 fn c_path(path: &Path) -> Result<CString> {
@@ -294,6 +356,17 @@ mod tests {
             assert!(files.batch(call, call.batch()).unwrap() > Duration::ZERO, "{call:?}");
         }
         assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), [0; FILE_BYTES]);
+    }
+
+    #[test]
+    fn small_programs_are_started_and_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let arguments = arguments(dir.path());
+        for small in Small::ALL {
+            assert!(small.start(2, &arguments.file).unwrap() > Duration::ZERO, "{small:?}");
+        }
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+        assert!(Small::Cp.start(1, &dir.path().join("none")).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::peers::{Program, run as run_process};
 use crate::report::{Row, Unit};
 use crate::rounds::{Random, Samples, extremes, median};
 pub(crate) use child::{Call, ChildArguments, be_timed};
-use child::{FILE_BYTES, STREAM_READ};
+use child::{FILE_BYTES, STREAM_READ, Small};
 use timed::Timed;
 
 const UNDER_RUN: &str = "under pagekeeper run";
@@ -91,7 +91,8 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     count_instructions(run, &place);
     run.say("timing calls")?;
     let mut times: Vec<Times> = Call::ALL.iter().map(|_| Times::default()).collect();
-    let mut starts = [(); 2].map(|()| Values::default());
+    let mut starts = Small::ALL.map(|_| Values::default());
+    let mut launches = Values::default();
     let mut streams = [(); 2].map(|()| Values::default());
     for _ in 0..rounds {
         run.stop.check()?;
@@ -107,11 +108,14 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
             times[index].add(&in_turn(&SUBJECTS, batches, random, ask)?);
         }
         let number = STARTED.to_string();
-        let ask = |subject: usize| Ok(children[subject].ask("start", &number)? / f64::from(STARTED) / 1e3);
-        add_medians(&mut starts[0], &in_turn(&SUBJECTS, 8, random, ask)?);
+        for (small, values) in Small::ALL.iter().zip(&mut starts) {
+            let ask =
+                |subject: usize| Ok(children[subject].ask(small.word(), &number)? / f64::from(STARTED) / 1e3);
+            add_medians(values, &in_turn(&SUBJECTS, 8, random, ask)?);
+        }
         drop(children);
         let launch = |subject: usize| place.launch(subject == 0);
-        add_medians(&mut starts[1], &in_turn(&SUBJECTS[..2], 5, random, launch)?);
+        add_medians(&mut launches, &in_turn(&SUBJECTS[..2], 5, random, launch)?);
         let mut readers = [place.child(&STREAM)?, place.child(&[])?];
         for (values, cold) in streams.iter_mut().zip([false, true]) {
             let read = |subject: usize| place.read_stream(&mut readers[subject], cold);
@@ -119,13 +123,9 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         }
     }
     report_calls(run, &times);
-    let [processes, launches] = starts;
-    plain_figure(
-        run,
-        "starting and ending /bin/true, as a child of a process",
-        &processes,
-        "shim_process_us",
-    );
+    for (small, values) in Small::ALL.iter().zip(&starts) {
+        plain_figure(run, small.title(), values, small.figure());
+    }
     plain_figure(run, "starting and ending /bin/true by the command itself", &launches, "shim_launch_us");
     let [warm, cold] = streams;
     plain_figure(run, "a stream's read of 128 KiB that were resident", &warm, "shim_stream_read_us");

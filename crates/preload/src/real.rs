@@ -86,15 +86,15 @@ fn with_own_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
 
 /// What a name stands for behind this library; null: nothing.
 fn next(name: &CStr) -> *mut c_void {
-    told(with_objects(|objects| objects.next(name)), libc::RTLD_NEXT, name)
+    settled(with_objects(|objects| objects.next(name)), libc::RTLD_NEXT, name)
 }
 
 /// What it stands for in the whole program.
 fn first(name: &CStr) -> *mut c_void {
-    told(with_objects(|objects| objects.first(name)), libc::RTLD_DEFAULT, name)
+    settled(with_objects(|objects| objects.first(name)), libc::RTLD_DEFAULT, name)
 }
 
-fn told(found: Found, handle: *mut c_void, name: &CStr) -> *mut c_void {
+fn settled(found: Found, handle: *mut c_void, name: &CStr) -> *mut c_void {
     match found {
         Found::At(address) => address,
         Found::Nowhere => core::ptr::null_mut(),

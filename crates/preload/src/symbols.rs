@@ -4,7 +4,7 @@
 //! dlsym(3) is libdl's before 2.34, whose file and libpthread's each process would have to map: as long as all else that the start of the
 //! library takes. It also makes a message of each name that it does not find, which allocates.
 //!
-//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). What can't be told for sure is [`Found::Unknown`], and
+//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). What is not sure is [`Found::Unknown`], and
 //! then is asked of dlsym(3): where there is no list, an object without a GNU hash table, more than [`OBJECTS`], or a function that
 //! chooses what it is as it is looked up (`STT_GNU_IFUNC`).
 
@@ -67,7 +67,7 @@ pub enum Found {
     At(*mut c_void),
     /// It stands for nothing.
     Nowhere,
-    /// It can't be told here.
+    /// It is not sure here.
     Unknown,
 }
 
@@ -120,6 +120,10 @@ impl Object {
     /// # Safety
     ///
     /// The object is mapped.
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "the words of a filter are aligned as addresses are, by the format"
+    )]
     unsafe fn find(&self, name: &CStr, hash: u32) -> Option<Found> {
         const BITS: usize = usize::BITS as usize;
         // SAFETY: an object's hash table: four numbers, words of a filter, buckets, and a number for each symbol from `first` on.
@@ -217,7 +221,7 @@ impl Objects {
         }
     }
 
-    /// Whether all objects are known: else nothing is told here.
+    /// Whether all objects are known: else nothing is sure.
     pub fn are_all(&self) -> bool {
         self.are_all
     }
@@ -256,24 +260,24 @@ unsafe fn entries<'a>(section: *const Dynamic) -> impl Iterator<Item = &'a Dynam
     (0..).map_while(entry).take_while(|entry| entry.tag != DT_NULL)
 }
 
-/// What the system told the process as it was started.
-fn told(what: u64) -> usize {
+/// What the system gave the process as it was started.
+fn given(what: u64) -> usize {
     // SAFETY: it reads what the kernel gave the process.
     unsafe { libc::getauxval(what) as usize }
 }
 
 fn kernels_object() -> usize {
     const NONE: usize = usize::MAX;
-    let at = told(libc::AT_SYSINFO_EHDR);
+    let at = given(libc::AT_SYSINFO_EHDR);
     if at == 0 { NONE } else { at }
 }
 
 /// The first object in the loader's list; null if it is not found.
 fn first() -> *const LinkMap {
-    let at = told(libc::AT_PHDR);
+    let at = given(libc::AT_PHDR);
     let headers: *const libc::Elf64_Phdr = core::ptr::with_exposed_provenance(at);
     let header = |kind: u32| {
-        (0..told(libc::AT_PHNUM))
+        (0..given(libc::AT_PHNUM))
             // SAFETY: the program's headers, as many as there are.
             .map(|nth| unsafe { &*headers.add(nth) })
             .find(|header| header.p_type == kind)
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn without_all_objects_nothing_is_told() {
+    fn without_all_objects_nothing_is_sure() {
         let some = Objects { are_all: false, ..objects(0) };
         assert_eq!((some.first(c"open"), some.next(c"none")), (Found::Unknown, Found::Unknown));
     }
