@@ -5,7 +5,7 @@
 //! library takes. It also makes a message of each name that it does not find, which allocates.
 //!
 //! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). What is not sure is [`Found::Unknown`], and
-//! then is asked of dlsym(3): where there is no list, an object without a GNU hash table, more than [`OBJECTS`], or a function that
+//! then is asked of dlsym(3): where there is no list, an object without a GNU hash table, more than `OBJECTS`, or a function that
 //! chooses what it is as it is looked up (`STT_GNU_IFUNC`).
 
 #![allow(unsafe_code, reason = "reads what the loader keeps of the objects that it has mapped")]

@@ -2,11 +2,11 @@
 //! and drops it.
 //!
 //! To make a thread, and to wait for the disk at the end of a process, takes longer than many a program runs (`cp` of a small file). So
-//! this is tried for the first [`TRIED`] bytes that a process writes to files whose pages go, and all waits for them come to [`WAIT`].
+//! this is tried for the first [`TRIED`] bytes that a process writes to files whose pages go, and all waits for them come to `WAIT`.
 //! Where the disk is slower than that, what is more than [`LEFT`] bytes is the helper's; what is less stays, as it would without the rules.
 //! (To have it reclaimed first, by advice to drop what is being written, was tried: a hot file beside it lost as much.)
 //!
-//! Invariants: no thread is made, no descriptor is opened; no process waits for longer than [`WAIT`] in all.
+//! Invariants: no thread is made, no descriptor is opened; no process waits for longer than `WAIT` in all.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
