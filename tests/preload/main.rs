@@ -13,4 +13,5 @@ mod report;
 mod run;
 mod serves;
 mod small;
+mod tools;
 mod torture;

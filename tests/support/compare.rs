@@ -186,6 +186,13 @@ pub(crate) fn difference(expected: &Left, seen: &Left) -> Option<String> {
     (count > 0).then(|| format!("{count} differences\n{}", differences.join("\n")))
 }
 
+/// Files of a directory and those below it: mode, size and checksum by name.
+pub(crate) fn files_below(directory: &Path) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    take_down(directory, "", NAME, &mut files);
+    files
+}
+
 fn take_down(directory: &Path, prefix: &str, hidden: &str, into: &mut BTreeMap<String, String>) {
     for entry in std::fs::read_dir(directory).expect("list a directory") {
         let path = entry.expect("list a directory").path();
