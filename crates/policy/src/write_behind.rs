@@ -142,7 +142,8 @@ impl WriteBehind {
     /// All that was written is on disk: what can be dropped without waiting, if its pages are to be released.
     pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
         (self.started, self.waited) = (self.written, self.written);
-        self.forget_again();
+        // What was written anew goes at the end, or once there is much of it: a page that is synced often is written again soon.
+        self.again_started = self.again_bytes;
         let due = self.waited - self.waited % WINDOW;
         if !release || due <= self.released {
             return None;
@@ -159,8 +160,7 @@ impl WriteBehind {
 
     /// What is left at the end: to be written, waited for and released. To the end of the file with an end of `u64::MAX`.
     pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
-        let from = if release { self.release_from() } else { self.waited };
-        let from = if self.again_bytes > 0 { from.min(self.again.0) } else { from };
+        let from = self.with_again(if release { self.release_from() } else { self.waited });
         let end = if self.written >= self.size { u64::MAX } else { self.written };
         let has_run = self.from < self.written && from < self.written;
         let old = self.old.into_iter().filter(|old| old.0 < old.1).map(|(start, end)| start..end);
@@ -180,7 +180,10 @@ impl WriteBehind {
         {
             *end = (*end).min(size);
         }
-        self.forget_again();
+        self.again.1 = self.again.1.min(size);
+        if self.again.0 >= self.again.1 {
+            self.forget_again();
+        }
     }
 
     fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Due {
@@ -210,13 +213,18 @@ impl WriteBehind {
         due
     }
 
+    /// The range from there on, begun sooner for what was written anew before it.
+    fn with_again(&self, from: u64) -> u64 {
+        if self.again_bytes > 0 { from.min(self.again.0) } else { from }
+    }
+
     fn forget_again(&mut self) {
         (self.again, self.again_bytes, self.again_started) = ((0, 0), 0, 0);
     }
 
     /// Begins a new run: what is left of a longer one before is to be started.
     fn begin(&mut self, at: u64, step: u64) -> Option<Range<u64>> {
-        let rest = self.release_from()..self.written;
+        let rest = self.with_again(self.release_from())..self.written;
         let is_long = self.length() >= step;
         self.forget_again();
         (self.from, self.released, self.waited, self.started, self.written) = (at, at, at, at, at);
@@ -283,6 +291,29 @@ mod tests {
         assert_eq!(behind.wrote(0..8 * MIB, hurried), due(0..8 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
         assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), due(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
+    }
+
+    /// As a database writes its first page again with each transaction.
+    #[test]
+    fn what_was_written_anew_goes_though_it_was_synced_or_left() {
+        let mut behind = WriteBehind::NEW;
+        assert_eq!(behind.wrote(0..9 * MIB, PACE).release, Some(0..4 * MIB));
+        assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
+        assert_eq!(behind.synced(true), Some(2 * MIB..8 * MIB));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE..u64::MAX]);
+        // Nothing of it is written once more, but it goes when there is enough.
+        assert_eq!(behind.wrote(PAGE..4 * MIB, PACE), due(PAGE..4 * MIB, PAGE..4 * MIB, PAGE..4 * MIB));
+        assert!(behind.wrote(0..PAGE, PACE).is_none());
+        behind.truncated(9 * MIB - 1);
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
+        behind.truncated(0);
+        assert_eq!(behind.rest(true).count(), 0);
+        // The writer goes elsewhere in a file that was there.
+        let mut behind = WriteBehind::of(30 * MIB);
+        assert_eq!(behind.wrote(0..9 * MIB, PACE).release, Some(0..4 * MIB));
+        assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
+        assert_eq!(behind.wrote(20 * MIB..20 * MIB + 9, PACE).start, Some(PAGE..9 * MIB));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE..9 * MIB, 20 * MIB..20 * MIB + 9]);
     }
 
     #[test]
