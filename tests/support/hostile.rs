@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -33,12 +33,13 @@ const SOON: Duration = Duration::from_secs(240);
 /// A directory of a process of the user's: its name, the program's, and the part.
 type Role = (&'static [u8], &'static str, &'static str);
 
-const ROLES: [Role; 8] = [
+const ROLES: [Role; 9] = [
     (b"exchanged", "mongod", "exchange"),
     (b"bound", "mariadbd", "bind"),
     (b"toggled", "mysqld", "toggle"),
     (b"held\n\x1b[31m\xff", "tikv-server", "hold"),
     (b"huge", "mysqld", "crowd"),
+    (b"scattered", "mysqld", "scatter"),
     (b"many", "postgres", "descriptors"),
     (b"forks", "sh", "fork"),
     (b"container", "mariadbd", "exchange"),
@@ -215,6 +216,7 @@ pub(crate) fn play() {
             crowd();
             idle(parent);
         }
+        Some("scatter") => scatter(parent),
         Some("descriptors") => {
             let (_, most) = limits();
             let mut many = Vec::new();
@@ -344,5 +346,27 @@ fn crowd() {
         if number % 16 == 0 {
             std::io::Write::write_all(&mut &file, &[1; 4096]).expect("write a page");
         }
+    }
+}
+
+/// A page in each second MiB of many large logs, again and again.
+fn scatter(parent: Option<rustix::process::Pid>) {
+    const WINDOW: u64 = 2 << 20;
+    const WINDOWS: u64 = 500;
+    let logs: Vec<File> = (100..120)
+        .map(|number| {
+            let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+            let log = options.open(format!("binlog.{number:06}")).expect("make a log");
+            log.set_len(WINDOWS * WINDOW).expect("grow it");
+            rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::Random).expect("advise");
+            log
+        })
+        .collect();
+    ready();
+    while goes_on(parent) {
+        for (log, window) in logs.iter().flat_map(|log| (0..WINDOWS).map(move |window| (log, window))) {
+            log.read_at(&mut [0], window * WINDOW).expect("read");
+        }
+        std::thread::sleep(Duration::from_millis(500));
     }
 }
