@@ -82,8 +82,8 @@ impl Reader for &Map {
     fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
         for &page in pages {
-            let value = self.tree.get(&txn, &page.to_be_bytes())?;
-            see(page, &value.with_context(|| format!("page {page} is missing"))?)?;
+            let seen = self.tree.get_with(&txn, &page.to_be_bytes(), |value| see(page, value))?;
+            seen.with_context(|| format!("page {page} is missing"))??;
         }
         Ok(())
     }
@@ -96,8 +96,8 @@ impl Committer for &Map {
         for &page in pages {
             let key = page.to_be_bytes();
             value.clear();
-            let found = self.tree.get(&txn, &key)?;
-            value.extend_from_slice(&found.with_context(|| format!("page {page} is missing"))?);
+            let found = self.tree.get_with(&txn, &key, |found| value.extend_from_slice(found))?;
+            found.with_context(|| format!("page {page} is missing"))?;
             change(page, &mut value)?;
             self.tree.insert(&mut txn, &key, &value)?;
         }

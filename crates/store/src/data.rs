@@ -102,6 +102,12 @@ impl DataFile {
         self.len.load(Ordering::Acquire) / self.page_size
     }
 
+    /// Whether it has room for this page.
+    #[inline]
+    pub(crate) fn has(&self, page: PageNo) -> bool {
+        page < MAX_PAGES && (page + 1) * self.page_size <= self.len.load(Ordering::Acquire)
+    }
+
     /// A commit or superblock says that it is so long, durably. What was found behind that may be what a kill has left.
     pub(crate) fn is_durable_upto(&self, bytes: u64) {
         self.durable.fetch_max(bytes, Ordering::AcqRel);

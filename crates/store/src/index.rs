@@ -113,14 +113,18 @@ impl Index {
         self.bytes.fetch_sub(ENTRY + version.content.size(), Ordering::Relaxed);
     }
 
+    /// Whether there is any version of the page, or of one that has its part of the index. Without a lock.
+    #[inline]
+    pub(crate) fn has_near(&self, page: PageNo) -> bool {
+        self.shard(page).len.load(Ordering::Acquire) > 0
+    }
+
     /// The newest version up to `seq`.
     pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<Version> {
-        let shard = self.shard(page);
-        if shard.len.load(Ordering::Acquire) == 0 {
+        if !self.has_near(page) {
             return None;
         }
-        let shard = shard.read();
-        shard.get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
+        self.read(page).get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
     }
 
     /// The page as it was at `seq`, from a version or from the data file, whose pages hold their seqs; `None` if it was not

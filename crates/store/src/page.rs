@@ -1,9 +1,9 @@
-//! A page that was read.
+//! A page that was read: to be kept, or for a moment.
 
 use std::fmt;
 use std::ops::Deref;
 
-use pagekeeper_cache::PageRef;
+use pagekeeper_cache::{PageGuard, PageRef};
 
 use crate::format::page::{HEADER, PageKind};
 use crate::version::Whole;
@@ -42,6 +42,44 @@ impl Page {
         match &self.source {
             PageSource::Version(whole) => whole.bytes(),
             PageSource::Cached(page) => page,
+        }
+    }
+}
+
+/// The payload of a page for a short read by the thread that asked for it: nothing is allocated for it, and other readers' memory is not
+/// written to.
+pub struct ShortPage<'a> {
+    kind: PageKind,
+    source: ShortSource<'a>,
+}
+
+enum ShortSource<'a> {
+    Version(Whole),
+    Cached(PageGuard<'a>),
+}
+
+impl<'a> ShortPage<'a> {
+    pub(crate) fn version(whole: Whole) -> Self {
+        Self { kind: whole.kind, source: ShortSource::Version(whole) }
+    }
+
+    pub(crate) fn cached(kind: PageKind, page: PageGuard<'a>) -> Self {
+        Self { kind, source: ShortSource::Cached(page) }
+    }
+
+    pub(crate) fn kind(&self) -> PageKind {
+        self.kind
+    }
+}
+
+impl Deref for ShortPage<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &self.source {
+            ShortSource::Version(whole) => whole.payload(),
+            ShortSource::Cached(page) => &page[HEADER..],
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::core::is_data;
+use crate::core::{Core, is_data};
+use crate::format::page::PageKind;
 use crate::handle::Handle;
-use crate::page::Page;
+use crate::page::{Page, ShortPage};
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
 
@@ -46,12 +47,28 @@ impl<'a> ReadTxn<'a> {
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`]; with [`Error::Damaged`] where the disk
     /// does not have what was written.
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
+        self.data(page, Core::page_of, Page::kind)
+    }
+
+    /// The same, for a short read.
+    #[inline]
+    pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
+        self.data(page, Core::short_page_of, ShortPage::kind)
+    }
+
+    #[inline]
+    fn data<'s, T>(
+        &'s self,
+        page: PageNo,
+        find: impl FnOnce(&'s Core, &'s Live, PageNo) -> Result<Option<T>, Error>,
+        kind: impl FnOnce(&T) -> PageKind,
+    ) -> Result<T, Error> {
         let pages = self.live.meta.pages;
         if page >= pages {
             return Err(Error::OutOfRange { page, pages });
         }
-        match self.core.page_of(&self.live, page)? {
-            Some(page) if is_data(page.kind()) => Ok(page),
+        match find(&self.core, &self.live, page)? {
+            Some(found) if is_data(kind(&found)) => Ok(found),
             Some(_) => Err(Error::NotAllocated { page }),
             None => Err(Error::NeverWritten { page }),
         }

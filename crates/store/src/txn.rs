@@ -10,13 +10,13 @@ use std::sync::Arc;
 use pagekeeper_kernel::mutex::lock;
 
 use crate::buffers::PageBuf;
-use crate::core::is_data;
+use crate::core::{Core, is_data};
 use crate::data::MAX_PAGES;
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
 use crate::handle::Handle;
-use crate::page::Page;
+use crate::page::{Page, ShortPage};
 use crate::version::Whole;
 use crate::writer::WriterGuard;
 use crate::{Error, PageNo, Seq};
@@ -195,12 +195,30 @@ impl<'a> WriteTxn<'a> {
     ///
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
+        self.data(page, Page::version, |core, page| core.page_at(page, Seq::MAX), Page::kind)
+    }
+
+    /// The same, for a short read.
+    pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
+        self.data(page, ShortPage::version, |core, page| core.short_page_at(page, Seq::MAX), ShortPage::kind)
+    }
+
+    fn data<'s, T>(
+        &'s self,
+        page: PageNo,
+        changed: impl FnOnce(Whole) -> T,
+        before: impl FnOnce(&'s Core, PageNo) -> Result<Option<T>, Error>,
+        kind: impl FnOnce(&T) -> PageKind,
+    ) -> Result<T, Error> {
         let found = match self.changed.get(&page) {
-            Some(Changed::Page { kind, bytes, .. }) => Page::version(Whole::new(*kind, bytes.clone())),
+            Some(Changed::Page { kind, bytes, .. }) => changed(Whole::new(*kind, bytes.clone())),
             Some(Changed::Free) => return Err(Error::NotAllocated { page }),
-            None => self.before(page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?,
+            None => {
+                self.check_range(page)?;
+                before(&self.core, page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?
+            }
         };
-        if is_data(found.kind()) { Ok(found) } else { Err(Error::NotAllocated { page }) }
+        if is_data(kind(&found)) { Ok(found) } else { Err(Error::NotAllocated { page }) }
     }
 
     /// Why a page that nothing is in can't be read.
@@ -211,10 +229,13 @@ impl<'a> WriteTxn<'a> {
 
     /// The page before this transaction; `None` if it was never written.
     fn before(&self, page: PageNo) -> Result<Option<Page>, Error> {
-        if page >= self.meta.pages {
-            return Err(Error::OutOfRange { page, pages: self.meta.pages });
-        }
+        self.check_range(page)?;
         self.core.page_at(page, Seq::MAX)
+    }
+
+    fn check_range(&self, page: PageNo) -> Result<(), Error> {
+        let pages = self.meta.pages;
+        if page < pages { Ok(()) } else { Err(Error::OutOfRange { page, pages }) }
     }
 
     /// Gives a page a new payload, of [`Store::payload_size`](crate::Store::payload_size) bytes.

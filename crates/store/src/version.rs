@@ -38,6 +38,7 @@ impl Whole {
 }
 
 /// Kind and seq of a page that was checked before; `None` of one that was never written.
+#[inline]
 pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
     let seq = bytes.get(16..24)?.try_into().ok()?;
     Some((PageKind::of(bytes[4])?, Seq::from_le_bytes(seq)))

@@ -134,11 +134,41 @@ impl Tree {
         self.root
     }
 
-    /// The value of a key. A value that lies within one page is not copied.
+    /// The value of a key. One of more than 1 KiB that lies within one page is not copied: the page stays in memory as long as
+    /// the value does.
     ///
     /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does.
     pub fn get(&self, pages: &impl Pages, key: &[u8]) -> Result<Option<Value>, TreeError> {
         read::get(pages, self.root, key)
+    }
+
+    /// Gives `read` the value of a key, in place if it lies within one page, and returns what that returns; `None` if there is no such key.
+    ///
+    /// The fastest way to read: nothing is copied or allocated, and no memory is written to that other readers use. While `read` runs a
+    /// page can't be evicted, so it should not take long.
+    ///
+    /// ```
+    /// # use pagekeeper_store::tree::Tree;
+    /// # use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// # let store = Store::options().journal_bytes(1 << 20).open(dir)?;
+    /// # let mut txn = store.begin()?;
+    /// # let tree = Tree::create(&mut txn)?;
+    /// tree.insert(&mut txn, b"ada", &1815_u16.to_le_bytes())?;
+    /// let year = tree.get_with(&txn, b"ada", |value| u16::from_le_bytes([value[0], value[1]]))?;
+    /// assert_eq!(year, Some(1815));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails as [`get`](Self::get) does.
+    pub fn get_with<T>(
+        &self,
+        pages: &impl Pages,
+        key: &[u8],
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, TreeError> {
+        read::get_with(pages, self.root, key, read)
     }
 
     /// Gives a key this value; true if it had one before.

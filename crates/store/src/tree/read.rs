@@ -1,13 +1,18 @@
-//! Reading: from the root to a leaf, one page for each level, none of them copied.
+//! Reading: from the root to a leaf, one page for each level, none of them copied, and none kept longer than it is looked at.
 //!
 //! Invariant: a page's level is one below that of the page that names it, so each way down ends.
 
+use std::ops::Range;
+
 use super::TreeError;
 use super::error::at;
-use super::format::node::{Body, Node};
+use super::format::node::{Body, LargeRef, Node};
 use super::format::{Fault, MAX_KEY};
 use super::value::{self, Value};
 use crate::{Page, PageNo, ReadTxn, WriteTxn};
+
+/// A value of no more bytes is copied out of its leaf, instead of keeping the leaf.
+const COPIED: usize = 1024;
 
 /// What a tree is read in: a [`ReadTxn`] or a [`WriteTxn`]. Nothing else implements it.
 pub trait Pages: sealed::Sealed {
@@ -19,9 +24,25 @@ pub trait Pages: sealed::Sealed {
 }
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for crate::ReadTxn<'_> {}
-    impl Sealed for crate::WriteTxn<'_> {}
+    use crate::page::ShortPage;
+    use crate::{Error, PageNo, ReadTxn, WriteTxn};
+
+    pub trait Sealed {
+        /// The payload of a page, to be read for a moment.
+        fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error>;
+    }
+
+    impl Sealed for ReadTxn<'_> {
+        fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
+            self.read_short(page)
+        }
+    }
+
+    impl Sealed for WriteTxn<'_> {
+        fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
+            self.read_short(page)
+        }
+    }
 }
 
 impl Pages for ReadTxn<'_> {
@@ -47,16 +68,24 @@ impl Pages for WriteTxn<'_> {
 /// A page of a tree, of this level if one is given. It parses from then on.
 pub(super) fn load(pages: &impl Pages, page: PageNo, level: Option<u8>) -> Result<Page, TreeError> {
     let loaded = pages.page(page)?;
-    let found = Node::parse(&loaded).map_err(at(page))?.level();
+    node_of(page, &loaded, level)?;
+    Ok(loaded)
+}
+
+/// The page, to be read, of this level if one is given.
+fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<Node<'_>, TreeError> {
+    let found = Node::parse(page).map_err(at(number))?;
     match level {
-        Some(wanted) if wanted != found => Err(at(page)(Fault::Level { found, wanted })),
-        _ => Ok(loaded),
+        Some(wanted) if wanted != found.level() => {
+            Err(at(number)(Fault::Level { found: found.level(), wanted }))
+        }
+        _ => Ok(found),
     }
 }
 
 /// The page, to be read.
 pub(super) fn node(number: PageNo, page: &Page) -> Result<Node<'_>, TreeError> {
-    Node::parse(page).map_err(at(number))
+    node_of(number, page, None)
 }
 
 /// An inner page on the way down, and which of its entries was taken.
@@ -71,32 +100,98 @@ pub(super) fn leaf_of(
     pages: &impl Pages,
     root: PageNo,
     key: &[u8],
-    mut step: impl FnMut(Step),
+    step: impl FnMut(Step),
 ) -> Result<(PageNo, Page), TreeError> {
+    let number = in_leaf(pages, root, key, step, |number, _| Ok(number))?;
+    Ok((number, load(pages, number, Some(0))?))
+}
+
+/// Has the leaf be read that has a key, if the tree does.
+fn in_leaf<T>(
+    pages: &impl Pages,
+    root: PageNo,
+    key: &[u8],
+    mut step: impl FnMut(Step),
+    read: impl FnOnce(PageNo, Node<'_>) -> Result<T, TreeError>,
+) -> Result<T, TreeError> {
     if key.len() > MAX_KEY {
         return Err(TreeError::KeyTooLong { given: key.len(), max: MAX_KEY });
     }
-    let (mut number, mut page) = (root, load(pages, root, None)?);
+    let (mut number, mut level) = (root, None);
     loop {
-        let inner = node(number, &page)?;
-        if inner.is_leaf() {
-            return Ok((number, page));
+        let page = pages.short_page(number)?;
+        let found = node_of(number, &page, level)?;
+        if found.is_leaf() {
+            return read(number, found);
         }
-        let found = inner.find_child(key).map_err(at(number))?;
-        step(Step { page: number, at: found });
-        let child = inner.child(found).map_err(at(number))?;
-        page = load(pages, child, Some(inner.level() - 1))?;
-        number = child;
+        let entry = found.find_child(key).map_err(at(number))?;
+        step(Step { page: number, at: entry });
+        level = Some(found.level() - 1);
+        number = found.child(entry).map_err(at(number))?;
     }
 }
 
+/// What a leaf has for a key.
+enum Found<T> {
+    Nothing,
+    /// The value was read there.
+    Read(T),
+    /// It lies there.
+    InLeaf(PageNo, Range<usize>),
+    Large(LargeRef),
+}
+
+/// What the leaf has for a key, whose value is given to `read` if that will take it.
+fn find<T>(
+    pages: &impl Pages,
+    root: PageNo,
+    key: &[u8],
+    read: impl FnOnce(&[u8]) -> Option<T>,
+) -> Result<Found<T>, TreeError> {
+    in_leaf(
+        pages,
+        root,
+        key,
+        |_| (),
+        |number, leaf| {
+            let Ok(entry) = leaf.find(key).map_err(at(number))? else { return Ok(Found::Nothing) };
+            let cell = leaf.cell(entry).map_err(at(number))?;
+            match cell.body {
+                Body::Value(value) => {
+                    let start = cell.body_start();
+                    let in_leaf = || Found::InLeaf(number, start..start + value.len());
+                    Ok(read(value).map_or_else(in_leaf, Found::Read))
+                }
+                Body::Large(large) => Ok(Found::Large(large)),
+                Body::Child(_) => Err(at(number)(Fault::Entry(entry))),
+            }
+        },
+    )
+}
+
 pub(super) fn get(pages: &impl Pages, root: PageNo, key: &[u8]) -> Result<Option<Value>, TreeError> {
-    let (number, page) = leaf_of(pages, root, key, |_| ())?;
-    let leaf = node(number, &page)?;
-    match leaf.find(key).map_err(at(number))? {
-        Ok(found) => value_of(pages, number, &page, found).map(Some),
-        Err(_) => Ok(None),
-    }
+    let copy = |value: &[u8]| (value.len() <= COPIED).then(|| Value::of(value.to_vec()));
+    Ok(match find(pages, root, key, copy)? {
+        Found::Nothing => None,
+        Found::Read(value) => Some(value),
+        Found::InLeaf(number, bytes) => Some(Value::in_page(pages.page(number)?, bytes)),
+        Found::Large(large) => Some(value::read(pages, large)?),
+    })
+}
+
+pub(super) fn get_with<T>(
+    pages: &impl Pages,
+    root: PageNo,
+    key: &[u8],
+    read: impl FnOnce(&[u8]) -> T,
+) -> Result<Option<T>, TreeError> {
+    let mut read = Some(read);
+    let mut once = |value: &[u8]| read.take().map(|read| read(value));
+    Ok(match find(pages, root, key, &mut once)? {
+        Found::Nothing | Found::InLeaf(..) => None,
+        Found::Read(found) => Some(found),
+        Found::Large(large) => value::read_with(pages, large, once)?,
+    })
 }
 
 /// The value of an entry of a leaf.

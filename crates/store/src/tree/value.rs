@@ -33,6 +33,11 @@ impl Value {
         Self(Held::Page(page, bytes))
     }
 
+    /// Bytes that were copied.
+    pub(super) fn of(bytes: Vec<u8>) -> Self {
+        Self(Held::Bytes(bytes))
+    }
+
     /// The value's bytes, copied if they are in a page.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -74,7 +79,7 @@ pub(super) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo
         let Some(number) = next.map(u64::from) else {
             return Err(at(large.page.into())(Fault::Extent));
         };
-        let head = pages.page(number)?;
+        let head = pages.short_page(number)?;
         let extent = Extent::parse(&head).map_err(at(number))?;
         let count = u64::from(extent.pages);
         count_in_all += count;
@@ -123,20 +128,41 @@ fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> 
     parts
 }
 
+/// Where a value lies that has one page, whose head this is; `None` if it has more, or anything is wrong.
+fn in_one_page(head: &[u8], large: LargeRef) -> Option<Range<usize>> {
+    let only = Extent { pages: 1, next: None };
+    let place = HEAD..HEAD + large.len as usize;
+    let is_one = large.len > 0 && Extent::parse(head) == Ok(only) && place.end <= head.len();
+    is_one.then_some(place)
+}
+
 /// The bytes of a value.
 pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeError> {
-    let extents = extents(pages, large)?;
-    let len = large.len as usize;
-    if let [(number, Extent { pages: 1, .. })] = extents[..] {
-        return Ok(Value::in_page(pages.page(number)?, HEAD..HEAD + len));
+    let head = pages.page(large.page.into())?;
+    if let Some(place) = in_one_page(&head, large) {
+        return Ok(Value::in_page(head, place));
     }
-    let payload = pages.page(extents[0].0)?.len();
+    let (extents, payload, len) = (extents(pages, large)?, head.len(), large.len as usize);
     let mut bytes = Vec::with_capacity(len);
     for part in parts(&extents, len, payload) {
-        let page = pages.page(part.page)?;
+        let page = pages.short_page(part.page)?;
         bytes.extend_from_slice(page.get(part.place()).ok_or(Fault::Extent).map_err(at(part.page))?);
     }
-    Ok(Value(Held::Bytes(bytes)))
+    Ok(Value::of(bytes))
+}
+
+/// Has the bytes of a value be read: in place, if they have one page.
+pub(super) fn read_with<T>(
+    pages: &impl Pages,
+    large: LargeRef,
+    read_bytes: impl FnOnce(&[u8]) -> T,
+) -> Result<T, TreeError> {
+    let head = pages.short_page(large.page.into())?;
+    if let Some(place) = in_one_page(&head, large) {
+        return Ok(read_bytes(&head[place]));
+    }
+    drop(head);
+    Ok(read_bytes(&read(pages, large)?))
 }
 
 /// The pages of a value, each of which can be read, with nothing behind its end.

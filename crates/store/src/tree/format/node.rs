@@ -105,6 +105,20 @@ impl Cell<'_> {
     }
 }
 
+/// A key that is looked for, behind the page's prefix.
+struct Wanted<'a> {
+    suffix: &'a [u8],
+    head: u64,
+}
+
+/// The first eight bytes of a key, with zeros for those that it does not have.
+fn head_of(key: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    let len = key.len().min(8);
+    head[..len].copy_from_slice(&key[..len]);
+    u64::from_be_bytes(head)
+}
+
 /// A leaf or an inner page, to be read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node<'a> {
@@ -246,16 +260,37 @@ impl<'a> Node<'a> {
 
     /// Among the entries from `first` on.
     fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
+        let wanted = Wanted { suffix, head: head_of(suffix) };
         let (mut low, mut high) = (first, self.count.max(first));
         while low < high {
             let middle = usize::midpoint(low, high);
-            match self.cell(middle)?.suffix.cmp(suffix) {
+            match self.compare(middle, &wanted)? {
                 Ordering::Less => low = middle + 1,
                 Ordering::Equal => return Ok(Ok(middle)),
                 Ordering::Greater => high = middle,
             }
         }
         Ok(Err(low))
+    }
+
+    /// How an entry's key stands to another one. By their first bytes, as a number, where these differ.
+    #[inline]
+    fn compare(&self, at: usize, wanted: &Wanted<'_>) -> Result<Ordering, Fault> {
+        let slot = self.slots_start() + SLOT * at;
+        let start = short(self.bytes, slot);
+        let first = start + CELL_HEAD;
+        if start >= self.heap
+            && first < self.bytes.len()
+            && let Some(bytes) = self.bytes[first..].first_chunk::<8>()
+        {
+            let len = short(self.bytes, start);
+            let beyond = if len < 8 { u64::MAX >> (8 * len) } else { 0 };
+            let order = (u64::from_be_bytes(*bytes) & !beyond).cmp(&wanted.head);
+            if order != Ordering::Equal {
+                return Ok(order);
+            }
+        }
+        Ok(self.cell(at)?.suffix.cmp(wanted.suffix))
     }
 
     /// Bytes that its entries take up, and their places in the directory, if keys had so many bytes less of prefix.

@@ -29,6 +29,8 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
             };
             let before = tree.get(&txn, &key).unwrap();
             assert_eq!(before.as_deref(), changed.get(&key).map(|value| &value[..]), "{key:?}");
+            let in_place = tree.get_with(&txn, &key, |value| before.as_deref() == Some(value)).unwrap();
+            assert_eq!(in_place, before.as_ref().map(|_| true), "{key:?}");
             drop(before);
             if rng.of(0..16) < insertions {
                 let value = random_value(&mut rng, payload);
@@ -89,6 +91,68 @@ fn a_tree_is_a_map_with_pages_of_16_and_32_kib() {
 #[test]
 fn a_tree_is_a_map_with_pages_of_64_kib() {
     grow_and_shrink(65_536, 80);
+}
+
+/// Readers in place, beside commits, rounds that apply them, and evictions: each snapshot is of one commit.
+#[test]
+fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
+    const KEYS: u64 = 400;
+    let dir = pagekeeper_testing::disk_dir();
+    let options = Store::options().journal_bytes(2 << 20).memory(8 << 20);
+    let store = options.open(&dir.path().join("store")).unwrap();
+    let mut txn = store.begin().unwrap();
+    let tree = Tree::create(&mut txn).unwrap();
+    // Every other one with a page of its own.
+    let value = |key: u64, round: u64| {
+        let len = if key.is_multiple_of(2) { 100 } else { 4000 };
+        round.to_le_bytes().into_iter().cycle().take(len).collect::<Vec<u8>>()
+    };
+    for key in 0..KEYS {
+        tree.insert(&mut txn, &key.to_be_bytes(), &value(key, 0)).unwrap();
+    }
+    txn.commit(Durability::None).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+    let seeds = Seed::new();
+    std::thread::scope(|scope| {
+        for reader in 0..3 {
+            let (store, mut rng) = (&store, seeds.rng(reader));
+            scope.spawn(move || {
+                while !is_over() {
+                    let txn = store.begin_read().unwrap();
+                    let mut at = None;
+                    for _ in 0..8 {
+                        let key = rng.of(0..KEYS);
+                        let round = tree.get_with(&txn, &key.to_be_bytes(), |found| {
+                            let round = u64::from_le_bytes(*found.first_chunk().unwrap());
+                            assert_eq!(found, value(key, round), "{key}");
+                            round
+                        });
+                        match round {
+                            Ok(round) => {
+                                assert!(round.is_some(), "{key}");
+                                assert_eq!(*at.get_or_insert(round), round, "{key}");
+                            }
+                            Err(TreeError::Store(Error::SnapshotTooOld)) => break,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            });
+        }
+        for round in 1..60 {
+            let mut txn = store.begin().unwrap();
+            for key in 0..KEYS {
+                tree.insert(&mut txn, &key.to_be_bytes(), &value(key, round)).unwrap();
+            }
+            txn.commit(Durability::None).unwrap();
+            if round % 3 == 0 {
+                store.sync().unwrap();
+                store.drop_cached();
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
 }
 
 #[test]
