@@ -159,9 +159,16 @@ fn try_all(version: &Version) {
         );
     }
     effects(&server, version, &home);
+    logs_are_where_they_should_be(version, &rows, &home);
 
     // And taken back.
-    server.restart(&plain, |data| move_logs(&rows, data, &home, false));
+    server.restart(&plain, |data| {
+        if version.kind != Kind::PostgreSql {
+            let dumped = data.join("ib_buffer_pool").is_file();
+            assert!(dumped, "{}: which pages it had cached was written down", version.name());
+        }
+        move_logs(&rows, data, &home, false);
+    });
     for row in rows.iter().filter(|row| !is_place(row)) {
         check(&server, row, default_of(row, &version.number));
     }
@@ -209,6 +216,38 @@ fn effects(server: &Server, version: &Version, home: &Path) {
             crate::support::eventually("autoprewarm runs", SOON, || {
                 server.has_child("autoprewarm").then_some(())
             });
+        }
+    }
+}
+
+/// That logs were begun, or go on, where the rows have them, and are as large as the rows have them.
+fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Path) {
+    const OFFERED: u64 = 128 << 20;
+    let is_tried = |id: &str| rows.iter().any(|row| row.id == id);
+    let bytes_of = |directory: &str, begins: &str, ends: &str| -> Option<u64> {
+        let entries = std::fs::read_dir(home.join(directory)).expect("list it").flatten();
+        let is_log = |name: &str| name.starts_with(begins) && name.ends_with(ends);
+        let logs = entries.filter(|entry| is_log(&entry.file_name().to_string_lossy()));
+        logs.map(|log| log.metadata().expect("its size").len()).reduce(|one, other| one + other)
+    };
+    for (id, directory, begins, ends) in [
+        ("mariadb-redo-directory", "redo", "ib_logfile", ""),
+        ("mysql-redo-directory", "redo/#innodb_redo", "#ib_redo", ""),
+        ("mariadb-aria-log-directory", "aria", "aria_log", ""),
+        ("mariadb-binlog-directory", "binlogs", "binlog", ""),
+        ("mysql-binlog-directory", "binlogs", "binlog", ""),
+        ("myrocks-wal-directory", "rocksdb-wal", "", ".log"),
+    ] {
+        if is_tried(id) {
+            let bytes = bytes_of(directory, begins, ends);
+            let bytes = bytes.unwrap_or_else(|| panic!("{}: no log in {directory}", version.name()));
+            // What MySQL keeps in spare is not counted in its capacity.
+            let is_redo = begins == "ib_logfile" || begins == "#ib_redo";
+            assert!(
+                !is_redo || bytes <= OFFERED + (8 << 20),
+                "{}: {bytes} bytes of redo log",
+                version.name()
+            );
         }
     }
 }
