@@ -497,6 +497,37 @@ fn increments_are_written_and_restored_in_order() {
     assert!(!at("gap").exists() && !at("rotten").exists());
 }
 
+/// By the process that has it open, beside its commits; what that can't do it says.
+#[test]
+fn a_store_that_is_open_is_backed_up_by_its_process() {
+    let (_held, dir) = store();
+    let at = |name: &str| dir.with_file_name(name);
+    let held = Store::options().create(Create::Never).serve_backups(true).open(&dir).unwrap();
+    let change = |value: u8| {
+        let mut txn = held.begin().unwrap();
+        txn.page_mut(3).unwrap()[0] = value;
+        txn.commit(Durability::Sync).unwrap()
+    };
+    let seq = change(1);
+    let report = inspect(&["backup", "--json", dir.to_str().unwrap()], &at("sunday")).json();
+    assert_eq!((&report["seq"], &report["pages"]), (&json!(seq), &json!(10)), "{report}");
+    change(2);
+    let arguments =
+        ["backup", "--since", at("sunday").to_str().unwrap(), dir.to_str().unwrap()].map(str::to_owned);
+    let text = inspect(&arguments.each_ref().map(String::as_str), &at("monday")).fine();
+    assert!(text.contains("1 page of 4 KiB changed since commit"), "{text}");
+    let outcome = inspect(&["backup", dir.to_str().unwrap()], &at("sunday"));
+    let said = "made no backup: ";
+    assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
+    assert!(outcome.stderr.contains("there already"), "{outcome:?}");
+    held.close().unwrap();
+    let arguments =
+        ["restore", at("sunday").to_str().unwrap(), at("monday").to_str().unwrap()].map(str::to_owned);
+    inspect(&arguments.each_ref().map(String::as_str), &at("back")).fine();
+    let restored = Store::options().open(&at("back")).unwrap();
+    assert_eq!(restored.begin_read().unwrap().read(3).unwrap()[0], 2);
+}
+
 #[test]
 fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
     let (_held, dir) = store();
@@ -506,7 +537,8 @@ fn nothing_is_made_of_what_is_damaged_open_or_no_store() {
     assert!(outcome.code == 1 && outcome.stderr.contains("no store here"), "{outcome:?}");
     let held = Store::options().create(Create::Never).open(&dir).unwrap();
     let outcome = backup(&dir);
-    let said = "in use: another process has this store open: have it call Store::backup, or close it first";
+    let said =
+        "in use: another process has this store open, and serves no backups: have it call Store::backup";
     assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
     held.close().unwrap();
     overwrite(&dir.join("data"), 4 * PAGE + 100, b"rot");

@@ -24,7 +24,7 @@ use crate::resize::{JOURNAL, OTHER_JOURNAL};
 use crate::superblocks;
 
 /// What a store's directory may have.
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     superblocks::NAME,
     superblocks::UNFINISHED,
     superblocks::COPYING,
@@ -36,6 +36,7 @@ const OURS: [&str; 12] = [
     LOCK,
     crate::warm::NAME,
     crate::warm::NEW,
+    crate::serve::NAME,
     // Of the root of a file system.
     "lost+found",
 ];

@@ -101,6 +101,20 @@ pub enum Error {
         /// What it says.
         version: u16,
     },
+    /// No process serves backups of the store: none has it open, or the one that has it was not told to.
+    #[error("{}: no process that has this store open serves backups of it", escaped(path))]
+    NoBackupsServed {
+        /// The store's directory.
+        path: PathBuf,
+    },
+    /// The process that has the store open made no backup.
+    #[error("{}: the process that has this store open made no backup: {reason}", escaped(path))]
+    BackupRefused {
+        /// The store's directory.
+        path: PathBuf,
+        /// Its error, in words.
+        reason: String,
+    },
     /// A file of the store is shorter than what was written to it. Nothing was changed.
     #[error(
         "{}: {found} bytes long, and the store has {expected} bytes of it: it was cut off, and what stood there is lost; it is left as it is: restore the last backup",
@@ -327,6 +341,8 @@ impl Error {
             | Self::LostSuperblock { .. }
             | Self::UnknownVersion { .. }
             | Self::OldVersion { .. }
+            | Self::NoBackupsServed { .. }
+            | Self::BackupRefused { .. }
             | Self::CutOff { .. }
             | Self::OtherPageSize { .. }
             | Self::ReadOnly

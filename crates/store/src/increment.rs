@@ -42,6 +42,8 @@ const RANGES: usize = if cfg!(test) { 2 } else { MAX_RANGES };
 pub struct Increment {
     /// The id of the store.
     pub store: u64,
+    /// Bytes of a page.
+    pub page_size: usize,
     /// The commit that it begins at: that of its base.
     pub since: Seq,
     /// The commit that it is as of.
@@ -67,15 +69,16 @@ impl Core {
     pub(crate) fn backup_since(&self, base: &Base, to: &Path) -> Result<Increment, Error> {
         let began = Instant::now();
         base.check_source(self.config.store_id, self.snapshots.visible().0)?;
+        let page_size = self.config.page_size;
         let file = NewFile::create(&self.config.io, to)?;
-        let mut writer = file.writer(self.config.page_size, base.seq);
+        let mut writer = file.writer(page_size, base.seq);
         let Copied { live, snapshots, .. } = self.copy_to(&mut writer)?;
         let (bytes, images, body_crc) = (writer.at, writer.images, writer.crc);
         drop(writer);
         let superblock = self.superblock_of(live.seq, (*live.meta).clone());
         file.finish(&IncrementHeader { since: base.seq, bytes, images, body_crc, superblock })?;
         let (store, since, seq, pages) = (base.store, base.seq, live.seq, images);
-        Ok(Increment { store, since, seq, pages, bytes, snapshots, took: began.elapsed() })
+        Ok(Increment { store, page_size, since, seq, pages, bytes, snapshots, took: began.elapsed() })
     }
 
     /// What the increment says of the store as of this commit.

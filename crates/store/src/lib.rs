@@ -59,6 +59,7 @@ mod replay;
 mod reports;
 mod resize;
 mod restore;
+mod serve;
 mod snapshots;
 mod stat;
 mod store;

@@ -53,6 +53,7 @@ pub struct StoreOptions {
     pub(crate) threads: bool,
     pub(crate) background_apply: bool,
     pub(crate) warm: bool,
+    pub(crate) serve_backups: bool,
     pub(crate) on_progress: Option<OnProgress>,
     pub(crate) disk: Option<DiskProfile>,
     #[cfg(test)]
@@ -76,6 +77,7 @@ impl Default for StoreOptions {
             threads: true,
             background_apply: true,
             warm: true,
+            serve_backups: false,
             on_progress: None,
             disk: None,
             #[cfg(test)]
@@ -215,6 +217,18 @@ impl StoreOptions {
     #[must_use]
     pub fn warm(mut self, warm: bool) -> Self {
         self.warm = warm;
+        self
+    }
+
+    /// Whether other processes of this user, or of root, can have this one make backups while it has the store open: `pagekeeper store
+    /// backup`, and [`Store::request_backup`](crate::Store::request_backup). No, if not said.
+    ///
+    /// A thread of its own waits for them at a socket in the store's directory (`backup.sock`, see unix(7)), and makes backups with this
+    /// process's rights, one at a time. Closing the store waits for one that is being made. Opening fails where no socket can be made; a
+    /// store that is opened to read only serves none.
+    #[must_use]
+    pub fn serve_backups(mut self, serve: bool) -> Self {
+        self.serve_backups = serve;
         self
     }
 

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
     Backup, Base, Compaction, Error, FreeList, Increment, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat,
-    SuperblockInfo, Verification, WriteTxn, reports, threads,
+    SuperblockInfo, Verification, WriteTxn, reports, serve, threads,
 };
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
@@ -48,6 +48,8 @@ use crate::{
 pub struct Store {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
+    /// Who makes backups for other processes.
+    backups: Option<serve::Server>,
     finished: bool,
 }
 
@@ -72,10 +74,13 @@ impl Store {
             core.run_checkpoint()?;
         }
         let core = Arc::new(core);
-        let mut store = Self { core, threads: Vec::new(), finished: false };
+        let mut store = Self { core, threads: Vec::new(), backups: None, finished: false };
         if store.core.config.options.threads && !read_only {
             store.threads.push(threads::start(&store.core)?);
             store.threads.extend(reports::start(&store.core)?);
+        }
+        if store.core.config.options.serve_backups && !read_only {
+            store.backups = Some(serve::start(&store.core)?);
         }
         Ok(store)
     }
@@ -240,6 +245,31 @@ impl Store {
         self.core.backup_since(base, to)
     }
 
+    /// Has the process that has the store in `directory` open make a [backup](Self::backup) of it, if that
+    /// [serves](StoreOptions::serve_backups) them: with its rights, not those of the caller, which must be the same user, or root.
+    ///
+    /// Fails with [`Error::NoBackupsServed`] where nobody serves there, as if no process has it open: then open it to read only, and back it
+    /// up; with [`Error::BackupRefused`] where that process could not make it.
+    ///
+    /// ```
+    /// use pagekeeper_store::Store;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let (dir, copy) = (temp.path().join("store"), temp.path().join("copy"));
+    /// let _store = Store::options().serve_backups(true).open(&dir)?; // elsewhere
+    /// assert_eq!(Store::request_backup(&dir, &copy)?.seq, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn request_backup(directory: &Path, to: &Path) -> Result<Backup, Error> {
+        serve::request_backup(directory, to)
+    }
+
+    /// The same for an [increment](Self::backup_since).
+    ///
+    /// Fails as [`request_backup`](Self::request_backup) does.
+    pub fn request_backup_since(directory: &Path, base: &Base, to: &Path) -> Result<Increment, Error> {
+        serve::request_backup_since(directory, base, to)
+    }
+
     /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to
     /// the file system, where 64 KiB or more of them stand in a row. No page moves, since its number is yours: to have it smaller still,
     /// write the pages at the end to lower ones (which [`allocate`](WriteTxn::allocate) gives first after this), free them, and compact
@@ -335,6 +365,7 @@ impl Store {
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());
         }
+        self.backups = None;
         threads::stop(&self.core, std::mem::take(&mut self.threads));
         if self.core.config.options.is_read_only() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! `store backup` and `store restore`: a copy of a store that is not open, whole or as an increment, each page of it checked.
+//! `store backup` and `store restore`: a copy of a store, whole or as an increment, each page of it checked. One that a process has open
+//! is copied by that process, if it serves backups.
 //!
 //! Invariant: the destination is made, and is a store (or an increment) only when all of it is durable; what is there already is left as it is. The
 //! source is only read.
@@ -10,14 +11,14 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_store::{Backup, Error, Increment};
+use pagekeeper_store::{Backup, Error, Increment, Store};
 use serde::Serialize;
 
 use super::pages;
 use crate::output::{self, count};
 use crate::size::Size;
 
-/// Copy a store that is not open, and check each page
+/// Copy a store, and check each page
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper store backup /srv/app/store /backup/app-monday
@@ -35,7 +36,7 @@ With --since, DST is one file, an increment: the pages that commits changed sinc
     it with all that it goes on from. After a restore or a repair of SRC begin with a whole backup. An interrupted one leaves \
     DST with \".new\" behind it: remove it.
 
-A store that a process has open is refused: have that process call Store::backup or backup_since, which hold up no commit.")]
+A store that a process has open is copied by that process, beside its commits, if it was opened with serve_backups(true), for its user     and root; so DST must be where it may write. Otherwise it is refused: have that process call Store::backup or backup_since.")]
 pub(super) struct Args {
     /// Write only what changed since this backup or increment, to one file
     #[arg(long, value_name = "BASE", value_hint = clap::ValueHint::AnyPath)]
@@ -95,34 +96,56 @@ struct Report<'a> {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let store = super::open_or(&args.from, |error| match error {
-        Error::Io(pagekeeper_io::Error::Locked { .. }) => anyhow!(
-            "{}: in use: another process has this store open: have it call Store::backup, or close it first",
-            escaped(&args.from)
-        ),
-        error => error.into(),
-    })?;
+    let base = |base| super::options().base(base).map_err(|error| super::in_use(base, error));
+    let store = match super::options().open(&args.from) {
+        Ok(store) => store,
+        Err(Error::Io(pagekeeper_io::Error::Locked { .. })) => return run_elsewhere(args, base),
+        Err(error) => return Err(error.into()),
+    };
     let page_size = store.page_size();
     let (from, to) = (unescaped(&args.from), unescaped(&args.to));
     let report = match &args.since {
         None => Report::of(from, to, store.backup(&args.to)?),
-        Some(base) => {
-            let base_of = super::options().base(base).map_err(|error| super::in_use(base, error))?;
-            let made = store.backup_since(&base_of, &args.to).map_err(|error| match error {
+        Some(since) => {
+            let made = store.backup_since(&base(since)?, &args.to).map_err(|error| match error {
                 Error::OtherStore { .. } => anyhow!(
                     "{}: no copy of {}, but of another store: make a whole backup",
-                    escaped(base),
+                    escaped(since),
                     escaped(&args.from)
                 ),
-                Error::BaseAhead { .. } => anyhow!("{}: {error}", escaped(base)),
+                Error::BaseAhead { .. } => anyhow!("{}: {error}", escaped(since)),
                 error => error.into(),
             })?;
-            let Increment { since, seq, pages, bytes, took, .. } = made;
-            let (since, seconds) = (Some(since), took.as_secs_f64());
-            Report { from, to, since, increments: None, seq, pages, bytes, seconds }
+            Report::of_increment(from, to, made)
         }
     };
     store.close()?;
+    report.print(&args.to, page_size, args.json)
+}
+
+/// Has the process that has the store open make the copy.
+fn run_elsewhere<'a>(
+    args: &'a Args,
+    base: impl Fn(&'a Path) -> anyhow::Result<pagekeeper_store::Base>,
+) -> anyhow::Result<ExitCode> {
+    let (from, to) = (unescaped(&args.from), unescaped(&args.to));
+    let explained = |error| match error {
+        Error::NoBackupsServed { .. } => anyhow!(
+            "{}: in use: another process has this store open, and serves no backups: have it call Store::backup, or close it first",
+            escaped(&args.from)
+        ),
+        error => error.into(),
+    };
+    let (report, page_size) = match &args.since {
+        None => {
+            let made = Store::request_backup(&args.from, &args.to).map_err(explained)?;
+            (Report::of(from, to, made), made.page_size)
+        }
+        Some(since) => {
+            let made = Store::request_backup_since(&args.from, &base(since)?, &args.to).map_err(explained)?;
+            (Report::of_increment(from, to, made), made.page_size)
+        }
+    };
     report.print(&args.to, page_size, args.json)
 }
 
@@ -142,6 +165,12 @@ impl<'a> Report<'a> {
         let Backup { seq, pages, bytes, took, .. } = made;
         let seconds = took.as_secs_f64();
         Self { from, to, since: None, increments: None, seq, pages, bytes, seconds }
+    }
+
+    fn of_increment(from: Cow<'a, str>, to: Cow<'a, str>, made: Increment) -> Self {
+        let Increment { since, seq, pages, bytes, took, .. } = made;
+        let (since, seconds) = (Some(since), took.as_secs_f64());
+        Self { from, to, since, increments: None, seq, pages, bytes, seconds }
     }
 
     fn print(&self, to: &Path, page_size: usize, json: bool) -> anyhow::Result<ExitCode> {

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Opens a store to inspect it: nothing is written, and no thread started, so that nothing is brought back.
 fn open(dir: &Path) -> anyhow::Result<Store> {
-    open_or(dir, |error| in_use(dir, error))
+    options().open(dir).map_err(|error| in_use(dir, error))
 }
 
 /// That somebody has the store open, in plain words.
@@ -87,11 +87,6 @@ fn in_use(dir: &Path, error: Error) -> anyhow::Error {
         }
         error => error.into(),
     }
-}
-
-/// The same; why it can't be opened is put in words by `explain`.
-fn open_or(dir: &Path, explain: impl Fn(Error) -> anyhow::Error) -> anyhow::Result<Store> {
-    options().open(dir).map_err(explain)
 }
 
 /// To read only, with little memory.
