@@ -1,12 +1,11 @@
 //! Directories that the user names: which profile fits, and which directories below hold its logs.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_kernel::hang::asking;
-use pagekeeper_kernel::{Expected, Handle, Links, stat_of_name};
+use pagekeeper_kernel::{Expected, Handle, Links, first_names, stat_of_name};
 
 use crate::profile::Profile;
 
@@ -61,10 +60,8 @@ impl Below<'_> {
     /// The first names in it; which directory has the name by now does not matter to what was opened.
     fn list(&self, directory: &Path) -> Vec<PathBuf> {
         let Some(opened) = self.open(directory) else { return Vec::new() };
-        let link = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        let Ok(_asking) = asking(directory) else { return Vec::new() };
-        let entries = std::fs::read_dir(link).into_iter().flatten().flatten();
-        entries.take(MOST_NAMES).map(|entry| directory.join(entry.file_name())).collect()
+        let names = first_names(opened.as_fd(), directory, MOST_NAMES).unwrap_or_default();
+        names.into_iter().map(|name| directory.join(name)).collect()
     }
 
     /// How many of a profile's logs have a file there.

@@ -22,11 +22,13 @@ use crate::hang::{Asking, asking_device};
 use crate::{Error, FileSystem, Result};
 
 mod handle;
+mod names;
 #[cfg(test)]
 mod tests;
 
 pub use handle::{Handle, stat_of_name};
 pub(crate) use handle::{descend, device_of_open, device_without_asking};
+pub use names::first_names;
 
 /// Device and inode number: the identity of a file while it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,24 +10,27 @@
 //! gap. What was judged is a directory, not its path: only that very one is scanned later.
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, AsRawFd};
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_catalog::{Contest, Profile, Strength, one_user};
-use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{Handle, Inode, stat_of_name};
+use pagekeeper_kernel::{Expected, Handle, Inode, Result, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
 use rustix::fs::FileType;
 
 use crate::held::{Held, reach};
 use crate::subjects::Subject;
-use crate::visibility::VisibilityGaps;
+use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{OpenerKind, Selects};
 
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACES: &str = "pg_tblspc";
+
+/// So many names of links to tablespaces are read.
+const MOST_LINKS: usize = 1024;
 
 /// So many files that a process writes to are looked for in a directory that it claims.
 const MOST_WRITTEN: usize = 256;
@@ -96,9 +99,11 @@ pub(crate) fn directories_of(
     if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd))
         && selects.selects(Some(pid), &cwd)
     {
-        let is_there = |name: &PathBuf| proc.open_directory_in_namespace(pid, &cwd.join(name)).is_ok();
+        let is_there = |name: &PathBuf| {
+            proc.handle_in_namespace(pid, &cwd.join(name)).is_ok_and(|found| found.kind().is_dir())
+        };
         if profile.directories.iter().any(is_there) {
-            linked = linked_directories(proc, pid, profile, &cwd);
+            linked = linked_directories(proc, pid, (user, profile), &cwd, gaps);
             linked.retain(|link| leads_to(proc, pid, link).is_some_and(|to| selects.selects(Some(pid), &to)));
             found.insert(cwd);
         }
@@ -170,21 +175,57 @@ fn is_written(held: &Held) -> bool {
 }
 
 /// Directories that a database keeps elsewhere, and has links to: a log, tablespaces. As it names them.
-fn linked_directories(proc: &ProcRoot, pid: u32, profile: &Profile, base: &Path) -> Vec<PathBuf> {
-    let mut candidates: Vec<PathBuf> = profile.directories.iter().map(|name| base.join(name)).collect();
-    let tablespaces = base.join(TABLESPACES);
-    let reached = reach(proc, pid, &tablespaces);
-    if let Ok(_asking) = asking(&reached)
-        && let Ok(entries) = std::fs::read_dir(&reached)
-    {
-        candidates.extend(entries.flatten().map(|entry| tablespaces.join(entry.file_name())));
+///
+/// Of `base` itself no link is followed, and names are listed only in a directory of the database's own user.
+fn linked_directories(
+    proc: &ProcRoot,
+    pid: u32,
+    (user, profile): (Option<u32>, &Profile),
+    base: &Path,
+    gaps: &mut VisibilityGaps,
+) -> Vec<PathBuf> {
+    let here = match proc.open_directory_in_namespace(pid, base) {
+        Ok(here) => here,
+        Err(error) => {
+            gaps.failed(GapKind::Directory, &error);
+            return Vec::new();
+        }
+    };
+    let mut candidates: Vec<PathBuf> = profile.directories.clone();
+    let tablespaces = Path::new(TABLESPACES);
+    match names_of_links(here.as_fd(), user, tablespaces, &base.join(tablespaces)) {
+        Ok(mut names) => {
+            if names.len() > MOST_LINKS {
+                names.truncate(MOST_LINKS);
+                let what = format!("all links in {}", escaped(&base.join(tablespaces)));
+                gaps.add(&what, format!("there are more than {MOST_LINKS}"), None);
+            }
+            candidates.extend(names.into_iter().map(|name| tablespaces.join(name)));
+        }
+        Err(error) => gaps.failed(GapKind::Directory, &error),
     }
-    candidates.retain(|path| {
-        stat_of_name(&reach(proc, pid, path))
-            .is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Symlink)
+    candidates.retain(|name| {
+        Handle::below(here.as_fd(), name.as_path(), base.join(name))
+            .is_ok_and(|found| found.kind() == FileType::Symlink)
     });
     candidates.sort_unstable();
-    candidates
+    candidates.into_iter().map(|name| base.join(name)).collect()
+}
+
+/// The names in a directory beneath another, one more than count at most; none unless it is of that user, or that is root.
+fn names_of_links(
+    here: BorrowedFd<'_>,
+    user: Option<u32>,
+    name: &Path,
+    path: &Path,
+) -> Result<Vec<OsString>> {
+    let found = Handle::below(here, name, path.to_path_buf())?;
+    let is_own = user == Some(0) || user == Some(found.stat().st_uid);
+    if !(found.kind().is_dir() && is_own) {
+        return Ok(Vec::new());
+    }
+    let opened = found.open_directory(Expected::Any)?;
+    first_names(opened.as_fd(), path, MOST_LINKS + 1)
 }
 
 #[cfg(test)]
@@ -303,7 +344,7 @@ mod tests {
             symlink(dir.path().join(target), path("data/pg_tblspc").join(name)).unwrap();
         }
         symlink("/etc", path("data/pg_wal")).unwrap();
-        for below in ["data", "space"] {
+        for below in ["data", "data/pg_tblspc", "space"] {
             std::os::unix::fs::chown(path(below), Some(1234), None).unwrap();
         }
         let mut subject = subject(proc.path(), "postgresql", &path("data"), &[]);
@@ -323,5 +364,78 @@ mod tests {
         };
         subject.held.push((7, read));
         assert_eq!(found_of(proc.path(), &subject, &mut VisibilityGaps::default()), found);
+    }
+
+    #[test]
+    fn links_are_listed_in_the_own_directory_alone() {
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip(
+                "links_are_listed_in_the_own_directory_alone: only root may give files away",
+            );
+            return;
+        }
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in ["data/pg_wal", "secret", "space", "data/pg_tblspc"] {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        symlink(path("space"), path("secret/1")).unwrap();
+        for below in ["data", "space"] {
+            std::os::unix::fs::chown(path(below), Some(1234), None).unwrap();
+        }
+        let subject = subject(proc.path(), "postgresql", &path("data"), &[]);
+        let found = || found_of(proc.path(), &subject, &mut VisibilityGaps::default());
+        let opens = pagekeeper_testing::Opens::of(&path("secret"));
+        // By a link; and the directory itself, as a mount brings it there.
+        std::fs::remove_dir(path("data/pg_tblspc")).unwrap();
+        symlink(path("secret"), path("data/pg_tblspc")).unwrap();
+        assert_eq!(found(), [path("data")]);
+        std::fs::remove_file(path("data/pg_tblspc")).unwrap();
+        std::fs::rename(path("secret"), path("data/pg_tblspc")).unwrap();
+        assert_eq!(found(), [path("data")]);
+        assert!(!opens.any(), "another user's directory was listed");
+        std::os::unix::fs::chown(path("data/pg_tblspc"), Some(1234), None).unwrap();
+        assert_eq!(found(), [path("data"), path("data/pg_tblspc/1")]);
+    }
+
+    #[test]
+    fn links_of_a_container_are_found_in_its_own_root() {
+        let (proc, host) = (disk_dir(), disk_dir());
+        let jail = host.path().join("jail");
+        let inside = |path: &Path| jail.join(path.strip_prefix("/").unwrap());
+        // The same names on the host and in the container, and a link that is absolute on the way to them.
+        let (real, data) = (host.path().join("real"), host.path().join("data"));
+        for (root, space) in [(real.clone(), "of_host"), (inside(&real), "of_container")] {
+            std::fs::create_dir_all(root.join("pg_tblspc")).unwrap();
+            std::fs::create_dir_all(root.join("pg_wal")).unwrap();
+            std::fs::create_dir_all(root.join("space")).unwrap();
+            symlink("../space", root.join("pg_tblspc").join(space)).unwrap();
+        }
+        symlink(&real, inside(&data)).unwrap();
+        let subject = subject(proc.path(), "postgresql", &real, &[]);
+        std::fs::remove_file(proc.path().join("7/root")).unwrap();
+        symlink(&jail, proc.path().join("7/root")).unwrap();
+        std::fs::remove_file(proc.path().join("7/cwd")).unwrap();
+        symlink(inside(&data), proc.path().join("7/cwd")).unwrap();
+        let found = found_of(proc.path(), &subject, &mut VisibilityGaps::default());
+        assert_eq!(found, [data.clone(), data.join("pg_tblspc/of_container")]);
+    }
+
+    #[test]
+    fn of_very_many_links_some_are_followed_and_that_is_said() {
+        let (proc, dir) = (disk_dir(), disk_dir());
+        let path = |below: &str| dir.path().join(below);
+        for below in ["data/pg_wal", "data/pg_tblspc", "space"] {
+            std::fs::create_dir_all(path(below)).unwrap();
+        }
+        for number in 0..3 * MOST_LINKS {
+            symlink(path("space"), path("data/pg_tblspc").join(number.to_string())).unwrap();
+        }
+        let subject = subject(proc.path(), "postgresql", &path("data"), &[]);
+        let mut gaps = VisibilityGaps::default();
+        let found = found_of(proc.path(), &subject, &mut gaps);
+        assert!(found.len() <= MOST_LINKS + 1, "{}", found.len());
+        let gaps = gaps.into_gaps();
+        assert!(gaps.iter().any(|gap| gap.what.starts_with("all links in ")), "{gaps:?}");
     }
 }

@@ -174,6 +174,7 @@ fn disk_of_partition(roots: &SysRoots, number: &str) -> Result<Option<String>> {
 }
 
 /// The backing device of the btrfs file system that has the block device `source`.
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
 fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
     // `source` may be a link (`/dev/mapper/…`) to what sysfs names otherwise.
     let asking = asking(source)?;

@@ -71,6 +71,7 @@ impl ProcRoot {
     }
 
     /// The processes (thread groups) that exist now, in ascending order, this one among them.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn pids(&self) -> Result<Vec<u32>> {
         let entries = std::fs::read_dir(&self.path).map_err(|e| Error::call("readdir", &self.path, e))?;
         let mut pids = Vec::new();
