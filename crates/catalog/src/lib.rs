@@ -15,6 +15,7 @@ pub mod disks;
 mod finder;
 mod markers;
 mod named_directory;
+mod party;
 pub mod postgresql;
 mod process_table;
 mod profile;
@@ -31,6 +32,7 @@ pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, re
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;
 pub use named_directory::logs_below;
+pub use party::Party;
 pub use process_table::{Process, ProcessTable};
 pub use profile::{
     BUILT_IN, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,

@@ -17,10 +17,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
+use pagekeeper_policy::shares::shares_by_party;
 use serde::Serialize;
-
-use crate::ownership::Party;
-use crate::shares::shares_by_party;
 
 /// Log files that are watched of one database.
 pub(crate) const NAMES: usize = 4096;

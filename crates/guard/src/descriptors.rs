@@ -15,14 +15,14 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::process::{Access, FdRounds, FdVisitor, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Inode, Result};
 use pagekeeper_policy::FileId;
+use pagekeeper_policy::shares::shares_by_party;
 
 use crate::budget::{DESCRIPTORS, DESCRIPTORS_OF_OTHERS, ListingTime};
 use crate::directory::{Directory, Entry};
-use crate::ownership::Party;
-use crate::shares::shares_by_party;
 
 /// A listing that takes a millisecond is repeated after this many.
 const SHARE: u32 = 500;

@@ -15,8 +15,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_catalog::{known_user, one_user};
-use pagekeeper_kernel::process::{Origin, ProcRoot, ProcessUsers};
+use pagekeeper_catalog::{Party, known_user, one_user};
+use pagekeeper_kernel::process::ProcessUsers;
 use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
@@ -70,34 +70,6 @@ pub(crate) fn born(stat: &Statx) -> Option<i128> {
 /// A time in nanoseconds of the epoch.
 pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
-}
-
-/// Whose part of what the guard has for all of them something counts to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Party {
-    /// The operator, who named it or a directory above it.
-    Operator,
-    /// The one user that a process is, or who made the user namespace that it is in.
-    User(u32),
-    /// A container or a user namespace of root's making, whoever a process is in it: who is root there is any of its users.
-    Container(u64),
-    /// All processes that are not known to be of one user.
-    Unknown,
-}
-
-impl Party {
-    /// Whose part a process counts to.
-    pub(crate) fn of(proc: &ProcRoot, pid: u32) -> Self {
-        let of_user = |user: Option<u32>| user.map_or(Self::Unknown, Self::User);
-        match proc.origin(pid) {
-            Ok(Origin::Here) => of_user(proc.users(pid).ok().and_then(one_user)),
-            Ok(Origin::Container(container)) => Self::Container(container),
-            Ok(Origin::UserNamespace { namespace, owner: 0 }) => Self::Container(namespace),
-            Ok(Origin::UserNamespace { owner, .. }) => of_user(known_user(owner)),
-            // It has ended, or may not be seen.
-            Err(_) => Self::Unknown,
-        }
-    }
 }
 
 /// Which files of a directory count as the database's.

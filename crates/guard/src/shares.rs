@@ -1,44 +1,12 @@
-//! Shares of what there is for all: alike for each user, and of each user's alike for its databases or processes. What one
-//! does not need is the others'. So whoever starts many makes its own shares small, and nobody else's.
+//! What each database gets of what there is for all, by the shares of `pagekeeper_policy`: alike for each user, and of each
+//! user's alike for its databases.
 //!
-//! Invariant: the shares of all together are no more than there is.
+//! Invariant: all together get no more than there is, and one each.
 
 use std::collections::BTreeMap;
 
-use crate::ownership::Party;
-
-/// The share of each of those that want so much: what one does not need is the others'.
-pub(crate) fn shares(all: usize, wanted: &[usize]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..wanted.len()).collect();
-    order.sort_unstable_by_key(|at| wanted[*at]);
-    let mut shares = vec![0; wanted.len()];
-    let mut left = all;
-    for (waiting, at) in (1..=wanted.len()).rev().zip(order) {
-        shares[at] = wanted[at].min(left / waiting);
-        left -= shares[at];
-    }
-    shares
-}
-
-/// The share of each of those of some party that want so much: first of the party, then of the one.
-pub(crate) fn shares_by_party(all: usize, wanted: &[(Party, usize)]) -> Vec<usize> {
-    if wanted.iter().map(|(_, wanted)| wanted).sum::<usize>() <= all {
-        return wanted.iter().map(|(_, wanted)| *wanted).collect();
-    }
-    let mut parties: BTreeMap<Party, Vec<usize>> = BTreeMap::new();
-    for (at, (party, _)) in wanted.iter().enumerate() {
-        parties.entry(*party).or_default().push(at);
-    }
-    let of = |own: &Vec<usize>| own.iter().map(|at| wanted[*at].1).collect::<Vec<_>>();
-    let together: Vec<usize> = parties.values().map(|own| of(own).iter().sum()).collect();
-    let mut each = vec![0; wanted.len()];
-    for (own, share) in parties.values().zip(shares(all, &together)) {
-        for (at, share) in own.iter().zip(shares(share, &of(own))) {
-            each[*at] = share;
-        }
-    }
-    each
-}
+use pagekeeper_catalog::Party;
+use pagekeeper_policy::shares::shares;
 
 /// The databases that there are, by whose they are, and what one of each user gets of something of which it gets no more than
 /// `most`: at least one, and all together no more than `all`, and one each.
@@ -88,27 +56,6 @@ impl Databases {
 mod tests {
     use super::*;
     use crate::budget::{ALL_NAMES, ALL_WINDOWS, NAMES, WINDOWS};
-
-    #[test]
-    fn what_one_does_not_need_is_the_others() {
-        assert_eq!(shares(100, &[50, 10, 70]), [45, 10, 45]);
-        assert_eq!(shares(100, &[50, 10]), [50, 10]);
-        assert_eq!(shares(3, &[5, 5, 5, 5]), [0, 1, 1, 1]);
-        assert_eq!(shares(3, &[]), []);
-    }
-
-    #[test]
-    fn who_has_very_many_takes_nothing_of_another_user() {
-        let mut wanted = vec![(Party::User(1), 100); 1000];
-        wanted.push((Party::User(2), 30));
-        let shares = shares_by_party(512, &wanted);
-        assert_eq!(shares[1000], 30);
-        assert!(shares.iter().sum::<usize>() <= 512, "{shares:?}");
-        wanted.push((Party::User(2), 1000));
-        let shares = shares_by_party(512, &wanted);
-        assert_eq!(shares[1000..], [30, 226], "half of all");
-        assert!(shares.iter().sum::<usize>() <= 512, "{shares:?}");
-    }
 
     #[test]
     fn databases_have_shares_of_their_users() {

@@ -9,12 +9,13 @@
 //! that claim one directory the better claim wins ([`Strength`], as for the guard). What is left out for that is a visibility
 //! gap. What was judged is a directory, not its path: only that very one is scanned later.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_catalog::{Contest, Profile, Strength, one_user};
+use pagekeeper_catalog::{Contest, Strength, one_user};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Expected, Handle, Inode, Result, first_names, stat_of_name};
@@ -32,12 +33,16 @@ const TABLESPACES: &str = "pg_tblspc";
 /// So many names of links to tablespaces are read.
 const MOST_LINKS: usize = 1024;
 
-/// So many files that a process writes to are looked for in a directory that it claims.
-const MOST_WRITTEN: usize = 256;
+/// So many files that a process writes to are looked for in a directory that it claims, and in all of them.
+const MOST_WRITTEN: (usize, usize) = (256, 8192);
+
+/// So many directories of a database are observed, as the guard watches.
+const MOST_DIRECTORIES: usize = 1024;
 
 /// Gives each directory to the best of those that claim it; databases of one kind share it.
 pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
     let mut holders: HashMap<Inode, (usize, PathBuf)> = HashMap::new();
+    let mut taken: HashMap<usize, HashSet<PathBuf>> = HashMap::new();
     for index in 0..subjects.len() {
         for path in subjects[index].directories.clone() {
             let Some(&(inode, strength)) = subjects[index].claims.get(&path) else { continue };
@@ -60,9 +65,13 @@ pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
             let why = format!(
                 "of two databases that claim it, process {process} ({database}) has the better claim"
             );
-            subjects[loser].directories.retain(|path| *path != lost);
-            gaps.add(&what, why, None);
+            taken.entry(loser).or_default().insert(lost);
+            let party = subjects[loser].party;
+            gaps.add_of(party, &what, why);
         }
+    }
+    for (loser, taken) in taken {
+        subjects[loser].directories.retain(|path| !taken.contains(path));
     }
 }
 
@@ -75,7 +84,7 @@ pub(crate) fn directories_of(
 ) -> Vec<(PathBuf, Inode, Strength)> {
     let Some(pid) = subject.pid else { return Vec::new() };
     let profile = &subject.profile;
-    let mut found = BTreeSet::new();
+    let (mut found, mut are_too_many) = (BTreeSet::new(), false);
     let user = proc.users(pid).ok().and_then(one_user);
     let mut written: Vec<&Held> = Vec::new();
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
@@ -93,8 +102,14 @@ pub(crate) fn directories_of(
         if is_written(held) {
             written.push(held);
         }
-        found.insert(base.to_path_buf());
+        if found.len() < MOST_DIRECTORIES || found.contains(base) {
+            found.insert(base.to_path_buf());
+        } else {
+            are_too_many = true;
+        }
     }
+    // Sorted, those in a directory follow upon it.
+    written.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     let mut linked = Vec::new();
     if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd))
         && selects.selects(Some(pid), &cwd)
@@ -103,22 +118,27 @@ pub(crate) fn directories_of(
             proc.handle_in_namespace(pid, &cwd.join(name)).is_ok_and(|found| found.kind().is_dir())
         };
         if profile.directories.iter().any(is_there) {
-            linked = linked_directories(proc, pid, (user, profile), &cwd, gaps);
+            linked = linked_directories(proc, subject, user, &cwd, gaps);
             linked.retain(|link| leads_to(proc, pid, link).is_some_and(|to| selects.selects(Some(pid), &to)));
             found.insert(cwd);
         }
     }
+    let asks = Cell::new(MOST_WRITTEN.1);
     let claim = |path: &Path| {
         let directory = proc.handle_in_namespace(pid, path).ok()?;
         let owner = user == Some(directory.stat().st_uid);
         // Its path may lead elsewhere by now than when the file was seen.
-        let is_there = |held: &&Held| {
+        let is_there = |held: &Held| {
             let Ok(below) = held.path.strip_prefix(path) else { return false };
             Handle::below(directory.as_fd(), below, held.path.clone())
                 .is_ok_and(|file| file.inode() == held.inode)
         };
-        let beneath = written.iter().copied().filter(|held| held.path.starts_with(path));
-        let writes = beneath.take(MOST_WRITTEN).any(|held| is_there(&held));
+        let first = written.partition_point(|held| held.path.as_path() < path);
+        let beneath = written[first..].iter().take_while(|held| held.path.starts_with(path));
+        let writes = beneath.take(MOST_WRITTEN.0.min(asks.get())).any(|held| {
+            asks.set(asks.get() - 1);
+            is_there(held)
+        });
         let strength = Strength { writes, certain: subject.certain, owner };
         (writes || owner || user == Some(0)).then(|| (directory.inode(), strength))
     };
@@ -135,19 +155,24 @@ pub(crate) fn directories_of(
     linked.retain(&mut keep);
     for path in left_out {
         let what = format!("what is in {}", escaped(&path));
-        gaps.add(&what, format!("it is not the directory of the user of process {pid}"), None);
+        gaps.add_of(subject.party, &what, format!("it is not the directory of the user of process {pid}"));
     }
     // Sorted, a directory comes before all that lies in it.
     let mut widest: Vec<PathBuf> = Vec::new();
     for path in found {
-        if path.parent().is_some() && !widest.iter().any(|wider| path.starts_with(wider)) {
+        if path.parent().is_some() && !widest.last().is_some_and(|wider| path.starts_with(wider)) {
             widest.push(path);
         }
     }
     // A directory that the database has a link to is known by the name of the link.
-    let linked_to: Vec<Inode> = linked.iter().map(|path| claims[path].0).collect();
+    let linked_to: HashSet<Inode> = linked.iter().map(|path| claims[path].0).collect();
     widest.retain(|path| !linked_to.contains(&claims[path].0));
     widest.extend(linked);
+    if are_too_many || widest.len() > MOST_DIRECTORIES {
+        widest.truncate(MOST_DIRECTORIES);
+        let what = format!("all directories of process {pid}");
+        gaps.add_of(subject.party, &what, format!("it has files in more than {MOST_DIRECTORIES}"));
+    }
     widest
         .into_iter()
         .map(|path| {
@@ -179,11 +204,13 @@ fn is_written(held: &Held) -> bool {
 /// Of `base` itself no link is followed, and names are listed only in a directory of the database's own user.
 fn linked_directories(
     proc: &ProcRoot,
-    pid: u32,
-    (user, profile): (Option<u32>, &Profile),
+    subject: &Subject,
+    user: Option<u32>,
     base: &Path,
     gaps: &mut VisibilityGaps,
 ) -> Vec<PathBuf> {
+    let Some(pid) = subject.pid else { return Vec::new() };
+    let (profile, party) = (&subject.profile, subject.party);
     let here = match proc.open_directory_in_namespace(pid, base) {
         Ok(here) => here,
         Err(error) => {
@@ -198,7 +225,7 @@ fn linked_directories(
             if names.len() > MOST_LINKS {
                 names.truncate(MOST_LINKS);
                 let what = format!("all links in {}", escaped(&base.join(tablespaces)));
-                gaps.add(&what, format!("there are more than {MOST_LINKS}"), None);
+                gaps.add_of(party, &what, format!("there are more than {MOST_LINKS}"));
             }
             candidates.extend(names.into_iter().map(|name| tablespaces.join(name)));
         }
@@ -232,7 +259,7 @@ fn names_of_links(
 mod tests {
     use super::*;
     use crate::testing::disk_dir;
-    use pagekeeper_catalog::find_profile;
+    use pagekeeper_catalog::{Profile, find_profile};
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::sync::Arc;
 

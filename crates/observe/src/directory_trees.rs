@@ -1,12 +1,15 @@
-//! The directory trees of all databases, kept from one snapshot to the next, and the time that scanning them may take.
+//! The directory trees of all databases, kept from one snapshot to the next, and what each may take of the files that are kept
+//! and of the time for sampling known ones: by the shares of [`Allotment`], so that who has very many directories takes
+//! nothing of another user's.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Inode;
 
 use crate::ObserverOptions;
+use crate::allotment::{Allotment, Wanted};
+use crate::neighbours::Neighbours;
 use crate::subjects::Subject;
 use crate::tree::{DirectoryTree, Key, ScanContext};
 use crate::visibility::VisibilityGaps;
@@ -22,55 +25,115 @@ pub(crate) struct DirectoryTrees {
     trees: HashMap<Key, (u64, DirectoryTree)>,
     number: u64,
     began: Option<Instant>,
-    time: Duration,
-    /// Of one tree.
-    max_files: usize,
+    /// In microseconds, for each directory of a database; none where it is without limit.
+    time: Option<Allotment>,
+    /// For each directory of a database, and for what it holds beside.
+    files: Allotment,
     /// Files that a process had open at the snapshot before.
     busy: HashSet<Inode>,
 }
 
+/// One directory of a database: the number of the database, and of the directory in it.
+pub(crate) type Place = (usize, usize);
+
 impl DirectoryTrees {
-    /// Begins a snapshot of `directories` trees; trees that the last snapshot did not scan are forgotten.
-    /// Together they keep `max_files`.
-    pub(crate) fn begin(&mut self, directories: usize, max_files: usize) {
+    /// Begins a snapshot; trees that the last snapshot did not scan are forgotten. Together they keep the files that
+    /// the options allow.
+    pub(crate) fn begin(&mut self, subjects: &[Subject], neighbours: &Neighbours, options: &ObserverOptions) {
         let now = Instant::now();
         let last = self.number;
         self.trees.retain(|_, (scanned_in, _)| *scanned_in == last);
         self.number += 1;
-        self.max_files = max_files / directories.max(1);
+        let of_directory = |(index, path)| {
+            let known = self.trees.get(&(neighbours.through(index), path));
+            known.map_or(options.max_files, |(_, tree)| tree.wanted())
+        };
+        let files: Vec<Wanted> = subjects
+            .iter()
+            .enumerate()
+            .map(|(index, subject)| {
+                let directories = subject.directories.iter().map(|path| of_directory((index, path.clone())));
+                (subject.party, directories.chain([subject.held.len()]).collect())
+            })
+            .collect();
+        self.files = Allotment::new(options.max_files, &files);
         let between = self.began.replace(now).map_or(Duration::ZERO, |began| now.duration_since(began));
-        self.time = (between / SHARE).max(MIN_TIME) / u32::try_from(directories.max(1)).unwrap_or(u32::MAX);
+        let time = (between / SHARE).max(MIN_TIME).as_micros();
+        let time = usize::try_from(time).unwrap_or(usize::MAX);
+        let wanted: Vec<Wanted> =
+            subjects.iter().map(|subject| (subject.party, vec![time; subject.directories.len()])).collect();
+        self.time = Some(Allotment::new(time, &wanted));
     }
 
     /// Removes the time limit for this snapshot: every file is sampled.
     pub(crate) fn remove_time_limit(&mut self) {
-        self.time = Duration::MAX;
+        self.time = None;
     }
 
+    /// The order to scan databases in: those that kept most before come last, and may keep what others leave over.
+    pub(crate) fn order(&self, subjects: &[Subject], neighbours: &Neighbours) -> Vec<usize> {
+        let kept = |index: usize| {
+            let trees = subjects[index].directories.iter().filter_map(|path| {
+                let (_, tree) = self.trees.get(&(neighbours.through(index), path.clone()))?;
+                Some(tree.kept())
+            });
+            trees.sum::<usize>()
+        };
+        let mut order: Vec<usize> = (0..subjects.len()).collect();
+        order.sort_by_cached_key(|index| kept(*index));
+        order
+    }
+
+    fn is_scanned(&self, key: &Key) -> bool {
+        self.trees.get(key).is_some_and(|(number, tree)| *number == self.number && tree.kept() > 0)
+    }
+
+    /// Scans one directory of a database.
     pub(crate) fn scan(
         &mut self,
-        key: Key,
-        options: &ObserverOptions,
+        (index, at): Place,
         subject: &Subject,
-        excluded: &HashSet<&Path>,
+        neighbours: &Neighbours,
+        options: &ObserverOptions,
         gaps: &mut VisibilityGaps,
     ) -> &DirectoryTree {
+        let key = (neighbours.through(index), subject.directories[at].clone());
+        // Two databases of one kind may share it.
+        if self.is_scanned(&key) {
+            return &self.trees[&key].1;
+        }
+        let micros = |time: &Allotment| Duration::from_micros(time.most(index, at) as u64);
         let context = ScanContext {
             proc: &options.roots.proc,
             profile: &subject.profile,
-            excluded,
+            party: subject.party,
+            is_anothers: &|directory| neighbours.is_anothers(index, directory),
             selects: &|directory| options.selects.selects(subject.pid, directory),
             busy: &self.busy,
             number: self.number,
-            time: self.time,
-            max_files: self.max_files,
+            time: self.time.as_ref().map_or(Duration::MAX, micros),
+            max_files: self.files.most(index, at),
             pin: subject.pin(&key.1),
         };
         let (scanned_in, tree) =
             self.trees.entry(key.clone()).or_insert_with(|| (0, DirectoryTree::new(key)));
         *scanned_in = self.number;
-        tree.scan(&context, gaps);
+        let took = tree.scan(&context, gaps);
+        if let Some(time) = &mut self.time {
+            time.take(index, at, usize::try_from(took.as_micros()).unwrap_or(usize::MAX));
+        }
+        self.files.take(index, at, tree.kept());
         tree
+    }
+
+    /// How many files that a database holds may be kept that lie in none of its directories.
+    pub(crate) fn most_held(&self, index: usize, subject: &Subject) -> usize {
+        self.files.most(index, subject.directories.len())
+    }
+
+    /// Says how many of them are kept.
+    pub(crate) fn take_held(&mut self, index: usize, subject: &Subject, taken: usize) {
+        self.files.take(index, subject.directories.len(), taken);
     }
 
     /// Ends a snapshot; `busy` are the files that a process has open.

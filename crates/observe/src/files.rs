@@ -1,7 +1,7 @@
 //! The files of one snapshot, each once: of which database, of which class, what of them is in memory.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
@@ -11,6 +11,7 @@ use pagekeeper_kernel::{Expected, Inode, InspectedFile, stat_of_name};
 use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;
 use crate::held::{Held, reach};
+use crate::neighbours::Neighbours;
 use crate::sample::FileSample;
 use crate::subjects::Subject;
 use crate::visibility::{GapKind, VisibilityGaps};
@@ -31,23 +32,15 @@ impl Files {
     pub(crate) fn take_directories(
         &mut self,
         options: &ObserverOptions,
-        subjects: &[Subject],
-        index: usize,
+        (index, subject): (usize, &Subject),
+        neighbours: &Neighbours,
         trees: &mut DirectoryTrees,
         devices: &mut Devices,
         gaps: &mut VisibilityGaps,
     ) {
-        let (roots, subject) = (&options.roots, &subjects[index]);
-        let through = subject.through(&roots.proc);
-        let others: HashSet<&Path> = subjects
-            .iter()
-            .enumerate()
-            .filter(|(other, subject)| *other != index && subject.through(&roots.proc) == through)
-            .flat_map(|(_, subject)| subject.directories.iter().map(PathBuf::as_path))
-            .collect();
-        for directory in &subject.directories {
-            let key = (through, directory.clone());
-            let tree = trees.scan(key, options, subject, &others, gaps);
+        let roots = &options.roots;
+        for at in 0..subject.directories.len() {
+            let tree = trees.scan((index, at), subject, neighbours, options, gaps);
             if tree.inode.is_some_and(|inode| !self.added.insert(inode)) {
                 // The same directory by another way.
                 continue;
@@ -70,26 +63,39 @@ impl Files {
         }
     }
 
-    /// Adds the files that a database's processes hold.
+    /// Adds the files that a database's processes hold, as many as it may.
     pub(crate) fn take_held(
         &mut self,
         roots: &SysRoots,
-        subject: &Subject,
-        index: usize,
+        (index, subject): (usize, &Subject),
+        trees: &mut DirectoryTrees,
         devices: &mut Devices,
         gaps: &mut VisibilityGaps,
     ) {
+        let most = trees.most_held(index, subject);
+        let (mut taken, mut left_out) = (0, 0_usize);
         for (pid, held) in &subject.held {
             if !self.by_inode.contains_key(&held.inode) {
                 if held.private {
                     continue;
                 }
+                if taken == most {
+                    left_out += 1;
+                    continue;
+                }
+                taken += 1;
                 let file = file_of(roots, subject, index, *pid, held, devices, gaps);
                 self.add(file);
             }
             self.opened(held.inode, *pid, held.kind, || {
                 unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned()
             });
+        }
+        trees.take_held(index, subject, taken);
+        if left_out > 0 {
+            let what = format!("all files that process {} has open", subject.pid.unwrap_or_default());
+            let why = format!("{left_out} of them are more than are kept of one database");
+            gaps.add_of(subject.party, &what, why);
         }
     }
 

@@ -33,6 +33,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod allotment;
 mod census;
 mod claims;
 mod devices;
@@ -43,6 +44,7 @@ mod files;
 mod held;
 mod host;
 mod host_gaps;
+mod neighbours;
 mod observer;
 mod openers;
 mod options;

@@ -13,6 +13,7 @@ use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;
 use crate::files::Files;
+use crate::neighbours::Neighbours;
 use crate::subjects::{self, Earlier, Subject};
 use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{
@@ -141,16 +142,18 @@ impl State {
             &mut gaps,
         )?;
         let mut files = Files::default();
-        let directories = subjects.iter().map(|subject| subject.directories.len()).sum();
-        self.trees.begin(directories, options.max_files);
+        let neighbours = Neighbours::of(&roots.proc, &subjects);
+        self.trees.begin(&subjects, &neighbours, options);
         if full {
             self.trees.remove_time_limit();
         }
-        for index in 0..subjects.len() {
-            files.take_directories(options, &subjects, index, &mut self.trees, &mut self.devices, &mut gaps);
+        let (trees, devices) = (&mut self.trees, &mut self.devices);
+        for index in trees.order(&subjects, &neighbours) {
+            let subject = (index, &subjects[index]);
+            files.take_directories(options, subject, &neighbours, trees, devices, &mut gaps);
         }
-        for (index, subject) in subjects.iter().enumerate() {
-            files.take_held(roots, subject, index, &mut self.devices, &mut gaps);
+        for subject in subjects.iter().enumerate() {
+            files.take_held(roots, subject, trees, devices, &mut gaps);
         }
         let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;

@@ -63,8 +63,8 @@ pub struct ObserverOptions {
     pub scope: Scope,
     /// Which directories may be touched; what lies in others is left out, and nothing of it is asked. By default all.
     pub selects: Selects,
-    /// The most files that are kept of all directories together, some 1 KiB each; of more, those of each directory are
-    /// left out that are beyond its part. By default a million.
+    /// The most files, and directories below, that are kept of all databases together, some 1 KiB each. Each user has a
+    /// share, and of that each database and each of its directories; what is beyond it is left out. By default a million.
     pub max_files: usize,
     /// What to trace between two snapshots. By default nothing.
     pub trace: Option<TraceOptions>,

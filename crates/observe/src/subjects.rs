@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_catalog::{Finder, Profile, Strength, logs_below, recognise, workers_of};
+use pagekeeper_catalog::{Finder, Party, Profile, Strength, logs_below, recognise, workers_of};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
@@ -23,6 +23,8 @@ use crate::{ObserveError, Scope, Selects};
 pub(crate) struct Subject {
     pub(crate) pid: Option<u32>,
     pub(crate) name: OsString,
+    /// Whose part of what there is for all it counts to.
+    pub(crate) party: Party,
     pub(crate) workers: Vec<u32>,
     pub(crate) profile: Arc<Profile>,
     /// It is known by more than its name.
@@ -59,6 +61,7 @@ impl Subject {
         Self {
             pid: Some(pid),
             name,
+            party: Party::of(proc, pid),
             workers,
             profile,
             certain,
@@ -76,6 +79,7 @@ impl Subject {
         Ok(Self {
             pid: None,
             name: OsString::new(),
+            party: Party::Operator,
             workers: Vec::new(),
             profile,
             certain: false,

@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_catalog::Profile;
+use pagekeeper_catalog::{Party, Profile};
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
@@ -33,8 +33,14 @@ use rustix::fs::FileType;
 use crate::sample::{FileSample, GapReason};
 use crate::visibility::{GapKind, VisibilityGaps};
 
+#[cfg(test)]
+mod tests;
+
 /// A directory that changed so lately may change again without its time of change being another.
 const SETTLED: Duration = Duration::from_secs(1);
+
+/// Room for so many new files is asked for beside those that are known.
+const ROOM: usize = 256;
 
 /// Which directory: the process through whose root it is reached, if another's, and its path there.
 pub(crate) type Key = (Option<u32>, PathBuf);
@@ -69,8 +75,10 @@ pub(crate) struct TreeFile {
 pub(crate) struct ScanContext<'a> {
     pub(crate) proc: &'a ProcRoot,
     pub(crate) profile: &'a Profile,
-    /// Directories that are not entered, as the database sees them.
-    pub(crate) excluded: &'a HashSet<&'a Path>,
+    /// Whose part of the list of gaps it is.
+    pub(crate) party: Party,
+    /// Whether a directory, as the database sees it, is another's, and not entered.
+    pub(crate) is_anothers: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Whether a directory, as the database sees it, may be entered.
     pub(crate) selects: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Files that a process has open.
@@ -79,7 +87,7 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) number: u64,
     /// How long known files may be sampled.
     pub(crate) time: Duration,
-    /// The most files that are kept.
+    /// The most files, and directories below, that are kept.
     pub(crate) max_files: usize,
     /// Which directory it has to be.
     pub(crate) pin: Option<Inode>,
@@ -98,7 +106,19 @@ impl DirectoryTree {
         }
     }
 
-    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) {
+    /// How many files and directories are kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.files.len() + self.directories.len().saturating_sub(1)
+    }
+
+    /// How many it wants kept: those that there are, and room for as many as may come.
+    pub(crate) fn wanted(&self) -> usize {
+        let found = self.kept().saturating_add(self.left_out.values().sum());
+        found.saturating_add(found / 4).saturating_add(ROOM)
+    }
+
+    /// Scans it; says for how long known files were sampled.
+    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> Duration {
         if self.profile != context.profile.name {
             self.profile.clone_from(&context.profile.name);
             self.forget();
@@ -108,19 +128,44 @@ impl DirectoryTree {
             Err(error) => {
                 self.forget();
                 gaps.failed(GapKind::Directory, &error);
-                return;
+                return Duration::ZERO;
             }
         };
+        self.trim(context);
         self.list(context, &start, gaps);
-        self.resample(context, &start);
+        let took = self.resample(context, &start);
         let left_out: usize = self.left_out.values().sum();
         if left_out > 0 {
             let what = format!("all files in {}", escaped(&self.key.1));
-            gaps.add(&what, format!("{left_out} of them are more than are kept of one directory"), None);
+            let why = format!("{left_out} of them are more than are kept of one directory");
+            gaps.add_of(context.party, &what, why);
         }
         for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
         {
             gaps.count(gap.kind, &escaped(&self.key.1.join(below)).to_string(), &gap.why);
+        }
+        took
+    }
+
+    /// Leaves out what is more than it may keep by now, what nobody has open first; that is listed again once there is room.
+    fn trim(&mut self, context: &ScanContext<'_>) {
+        if self.directories.len() > context.max_files.saturating_add(1) {
+            self.forget();
+        }
+        let surplus = self.kept().saturating_sub(context.max_files);
+        if surplus == 0 {
+            return;
+        }
+        let mut known: Vec<(bool, PathBuf)> = self
+            .files
+            .iter()
+            .map(|(below, known)| (context.busy.contains(&known.sample.inode), below.clone()))
+            .collect();
+        known.sort_unstable();
+        for (_, below) in known.into_iter().take(surplus) {
+            self.files.remove(&below);
+            let parent = below.parent().unwrap_or(&below).to_path_buf();
+            *self.left_out.entry(parent).or_default() += 1;
         }
     }
 
@@ -163,7 +208,8 @@ impl DirectoryTree {
 
     /// Lists the directories that changed since they were listed.
     fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) {
-        let changed = self.changed_directories(start, self.files.len() < context.max_files);
+        let kept = self.kept();
+        let changed = self.changed_directories(start, kept < context.max_files);
         if changed.is_empty() {
             return;
         }
@@ -171,8 +217,16 @@ impl DirectoryTree {
         let (known, directories) = (&self.files, Mutex::new(&mut self.directories));
         let names: Mutex<HashSet<PathBuf>> = Mutex::default();
         // Known ones that are gone by now count too, until the next scan.
-        let (room, taken) = (context.max_files.saturating_sub(known.len()), AtomicUsize::new(0));
+        let (room, taken) = (context.max_files.saturating_sub(kept), AtomicUsize::new(0));
         let left_out: Mutex<HashMap<PathBuf, usize>> = Mutex::default();
+        let has_room = |below: &Path| {
+            let is_taken = taken.fetch_add(1, Ordering::Relaxed) < room;
+            if !is_taken {
+                let parent = below.parent().unwrap_or(below).to_path_buf();
+                *lock(&left_out).entry(parent).or_default() += 1;
+            }
+            is_taken
+        };
         let filter = |path: &Path, is_directory: bool| {
             let Ok(below) = path.strip_prefix(&start.path) else { return false };
             if !is_directory {
@@ -180,18 +234,14 @@ impl DirectoryTree {
                 if is_known {
                     lock(&names).insert(below.to_path_buf());
                 }
-                let is_taken = !is_known && taken.fetch_add(1, Ordering::Relaxed) < room;
-                if !is_known && !is_taken {
-                    let parent = below.parent().unwrap_or(below).to_path_buf();
-                    *lock(&left_out).entry(parent).or_default() += 1;
-                }
-                return is_taken;
+                return !is_known && has_room(below);
             }
             // What was entered before is entered again only if it changed itself.
             let directory = here.join(below);
-            !context.excluded.contains(directory.as_path())
+            !(context.is_anothers)(&directory)
                 && (context.selects)(&directory)
                 && !lock(&directories).contains_key(below)
+                && has_room(below)
                 && {
                     let settled = settled_change(path);
                     lock(&directories).insert(below.to_path_buf(), settled).is_none()
@@ -251,7 +301,7 @@ impl DirectoryTree {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
         }
-        let (mut changed, mut gone) = (Vec::new(), Vec::new());
+        let (mut changed, mut gone) = (Vec::new(), HashSet::new());
         for (below, listed) in &mut self.directories {
             let path = start.join(below);
             match stat_of_name(&path) {
@@ -263,23 +313,24 @@ impl DirectoryTree {
                     }
                     *listed = now;
                 }
-                _ => gone.push(below.clone()),
+                _ => drop(gone.insert(below.clone())),
             }
         }
-        for below in &gone {
-            self.directories.retain(|path, _| !path.starts_with(below));
-            self.files.retain(|path, _| !path.starts_with(below));
-            changed.retain(|path| !path.starts_with(below));
+        if !gone.is_empty() {
+            let is_there = |path: &Path| !path.ancestors().any(|above| gone.contains(above));
+            self.directories.retain(|path, _| is_there(path));
+            self.files.retain(|path, _| is_there(path));
+            changed.retain(|path| is_there(path));
         }
         changed
     }
 
-    /// Scans again at files that were known before, as long as there is time.
-    fn resample(&mut self, context: &ScanContext<'_>, start: &Start) {
+    /// Scans again at files that were known before, as long as there is time; says for how long.
+    fn resample(&mut self, context: &ScanContext<'_>, start: &Start) -> Duration {
         let began = Instant::now();
         for below in self.due(context) {
             if began.elapsed() > context.time {
-                return;
+                break;
             }
             // Whatever has the name now: on some file systems the identity of a file changes while it is there.
             let opened = InspectedFile::open_below(
@@ -300,6 +351,7 @@ impl DirectoryTree {
                 Err(_) => drop(self.files.remove(&below)),
             }
         }
+        began.elapsed()
     }
 
     /// The files that this scan has not sampled yet, the most urgent first: as many as there can be time for.
@@ -368,174 +420,4 @@ fn settled_change(path: &Path) -> Option<SystemTime> {
     let _asking = asking(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;
     (changed.elapsed().is_ok_and(|ago| ago > SETTLED)).then_some(changed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::disk_dir;
-    use pagekeeper_catalog::find_profile;
-
-    struct Scans {
-        tree: DirectoryTree,
-        profile: Profile,
-        number: u64,
-        pin: Option<Inode>,
-    }
-
-    impl Scans {
-        fn at(path: &Path) -> Self {
-            let profile = find_profile(&Profile::built_in(), "mariadb").unwrap().clone();
-            Self { tree: DirectoryTree::new((None, path.to_path_buf())), profile, number: 0, pin: None }
-        }
-
-        fn scan(&mut self, time: Duration, busy: &[Inode]) -> Vec<String> {
-            self.number += 1;
-            let busy = busy.iter().copied().collect();
-            let context = ScanContext {
-                proc: &ProcRoot::default(),
-                profile: &self.profile,
-                excluded: &HashSet::new(),
-                selects: &|_| true,
-                busy: &busy,
-                number: self.number,
-                time,
-                max_files: 1000,
-                pin: self.pin,
-            };
-            self.tree.scan(&context, &mut VisibilityGaps::default());
-            let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
-            names.sort();
-            names
-        }
-
-        fn size(&self, name: &str) -> u64 {
-            self.tree.files[Path::new(name)].sample.size
-        }
-    }
-
-    /// Lets directories settle, as if the last change had been long ago.
-    fn settle(path: &Path) {
-        let ago = SystemTime::now() - Duration::from_secs(100);
-        std::fs::File::open(path).unwrap().set_modified(ago).unwrap();
-    }
-
-    #[test]
-    fn a_directory_that_took_the_place_of_the_one_that_was_judged_is_not_listed() {
-        let dir = disk_dir();
-        let (data, other) = (dir.path().join("data"), dir.path().join("other"));
-        for path in [&data, &other] {
-            std::fs::create_dir(path).unwrap();
-            std::fs::write(path.join("ibdata1"), b"x").unwrap();
-        }
-        let mut scans = Scans::at(&data);
-        scans.pin = Some(Inode::of(&stat_of_name(&data).unwrap()));
-        assert_eq!(scans.scan(Duration::MAX, &[]), ["ibdata1"]);
-        std::fs::rename(&data, dir.path().join("was")).unwrap();
-        std::os::unix::fs::symlink(&other, &data).unwrap();
-        assert_eq!(scans.scan(Duration::MAX, &[]), [""; 0]);
-    }
-
-    #[test]
-    fn later_scans_follow_what_comes_goes_and_is_renamed() {
-        let dir = disk_dir();
-        let path = dir.path();
-        let write = |name: &str, len: usize| std::fs::write(path.join(name), vec![1; len]).unwrap();
-        std::fs::create_dir_all(path.join("a/b")).unwrap();
-        write("a/b/1.ibd", 10);
-        write("a/2.ibd", 20);
-        write("bin.000001", 30);
-        let mut scans = Scans::at(path);
-        let ample = Duration::from_secs(100);
-        assert_eq!(scans.scan(ample, &[]), ["a/2.ibd", "a/b/1.ibd", "bin.000001"]);
-        assert_eq!(scans.tree.files[Path::new("bin.000001")].class, None);
-        for below in ["a/b", "a", ""] {
-            settle(&path.join(below));
-        }
-        assert_eq!(scans.scan(ample, &[]).len(), 3);
-        assert!(scans.tree.directories.values().all(Option::is_some), "{:?}", scans.tree.directories);
-        write("bin.index", 1);
-        std::fs::create_dir(path.join("c")).unwrap();
-        write("c/3.ibd", 40);
-        std::fs::remove_file(path.join("a/2.ibd")).unwrap();
-        write("new", 50);
-        std::fs::rename(path.join("new"), path.join("a/b/1.ibd")).unwrap();
-        assert_eq!(scans.scan(ample, &[]), ["a/b/1.ibd", "bin.000001", "bin.index", "c/3.ibd"]);
-        assert_eq!(scans.tree.files[Path::new("bin.000001")].class, Some(FileClass::Binlog));
-        assert_eq!(scans.size("a/b/1.ibd"), 50);
-        std::fs::remove_dir_all(path.join("a")).unwrap();
-        assert_eq!(scans.scan(ample, &[]), ["bin.000001", "bin.index", "c/3.ibd"]);
-        std::fs::remove_dir_all(path).unwrap();
-        assert!(scans.scan(ample, &[]).is_empty());
-    }
-
-    #[test]
-    fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
-        let dir = disk_dir();
-        for name in ["1", "2", "3", "4"] {
-            let file = std::fs::File::create(dir.path().join(name)).unwrap();
-            file.set_len(1).unwrap();
-            file.sync_all().unwrap();
-        }
-        std::fs::write(dir.path().join("4"), b"dirty").unwrap();
-        let mut scans = Scans::at(dir.path());
-        scans.scan(Duration::ZERO, &[]);
-        scans.tree.files.get_mut(Path::new("3")).unwrap().sampled_in = 0;
-        let busy = HashSet::from([scans.tree.files[Path::new("2")].sample.inode]);
-        let context = ScanContext {
-            proc: &ProcRoot::default(),
-            profile: &scans.profile,
-            excluded: &HashSet::new(),
-            selects: &|_| true,
-            busy: &busy,
-            number: 2,
-            time: Duration::from_secs(1),
-            max_files: 1000,
-            pin: None,
-        };
-        let due: Vec<_> = scans.tree.due(&context);
-        let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();
-        let first =
-            if scans.tree.files[Path::new("4")].sample.is_unwritten() { vec!["2", "4"] } else { vec!["2"] };
-        // Which of two as urgent comes first is left open.
-        due[..first.len()].sort_unstable();
-        assert_eq!(due[..first.len()], first);
-        assert_eq!(due[first.len()], "3");
-        assert_eq!(due.len(), 4);
-    }
-
-    #[test]
-    fn of_very_many_files_some_are_kept_and_the_rest_counted() {
-        let dir = disk_dir();
-        for name in 0..1500 {
-            std::fs::write(dir.path().join(name.to_string()), b"").unwrap();
-        }
-        let mut scans = Scans::at(dir.path());
-        for _ in 0..3 {
-            scans.scan(Duration::from_secs(100), &[]);
-            assert_eq!((scans.tree.files.len(), scans.tree.left_out.values().sum()), (1000, 500));
-        }
-        for name in 0..800 {
-            std::fs::remove_file(dir.path().join(name.to_string())).unwrap();
-        }
-        // Room is there once it is known what is gone.
-        scans.scan(Duration::from_secs(100), &[]);
-        scans.scan(Duration::from_secs(100), &[]);
-        assert_eq!((scans.tree.files.len(), scans.tree.left_out.values().sum()), (700, 0));
-    }
-
-    #[test]
-    fn without_time_only_new_files_are_sampled() {
-        let dir = disk_dir();
-        let path = |name: &str| dir.path().join(name);
-        std::fs::write(path("old"), b"").unwrap();
-        let mut scans = Scans::at(dir.path());
-        scans.scan(Duration::ZERO, &[]);
-        std::fs::write(path("old"), b"123").unwrap();
-        std::fs::write(path("new"), b"123").unwrap();
-        scans.scan(Duration::ZERO, &[]);
-        assert_eq!((scans.size("old"), scans.size("new")), (0, 3));
-        scans.scan(Duration::from_secs(100), &[]);
-        assert_eq!(scans.size("old"), 3);
-    }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::hang::{self, Unanswered};
 use pagekeeper_kernel::text::escaped;
@@ -26,6 +27,9 @@ const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
 /// Why a process is out of reach even for one that has the capability.
 const PROTECTED: &str = "in another user namespace, or protected by a security module";
+
+/// So many single gaps of one party are listed, the rest is counted: whoever leads to very many directories hides nothing else.
+const MOST_OF_PARTY: usize = 16;
 
 /// What was denied, or is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +59,8 @@ pub(crate) enum GapKind {
 pub(crate) struct VisibilityGaps {
     counted: BTreeMap<GapKind, Counted>,
     single: Vec<VisibilityGap>,
+    /// Those that are due to databases of a party, and how many more there were.
+    of_parties: BTreeMap<Party, (Vec<VisibilityGap>, usize)>,
 }
 
 #[derive(Debug)]
@@ -114,6 +120,17 @@ impl VisibilityGaps {
         });
     }
 
+    /// Adds a gap that a database of some party is the cause of: the first are listed, the rest is counted.
+    pub(crate) fn add_of(&mut self, party: Party, what: &str, why: impl Into<String>) {
+        let (listed, more) = self.of_parties.entry(party).or_default();
+        let gap = VisibilityGap { what: what.to_owned(), why: why.into(), needs: None };
+        if listed.len() < MOST_OF_PARTY {
+            listed.push(gap);
+        } else {
+            *more += 1;
+        }
+    }
+
     /// Adds the file systems that do not answer.
     pub(crate) fn unanswered(&mut self) {
         self.single.extend(unanswered());
@@ -122,7 +139,18 @@ impl VisibilityGaps {
     /// All of them, in a fixed order.
     pub(crate) fn into_gaps(self) -> Vec<VisibilityGap> {
         let counted = self.counted.into_iter().map(|(kind, counted)| counted.into_gap(kind));
-        let mut all: Vec<VisibilityGap> = counted.chain(self.single).collect();
+        let of_parties = self.of_parties.into_iter().flat_map(|(party, (mut listed, more))| {
+            if more > 0 {
+                let what = format!("{more} more of what databases of {party} lead to");
+                listed.push(VisibilityGap {
+                    what,
+                    why: "as listed for the first of them".to_owned(),
+                    needs: None,
+                });
+            }
+            listed
+        });
+        let mut all: Vec<VisibilityGap> = counted.chain(self.single).chain(of_parties).collect();
         let mut seen = std::collections::BTreeSet::new();
         all.retain(|gap| seen.insert(gap.clone()));
         all
@@ -287,5 +315,18 @@ mod tests {
         assert!(listed[0].why.starts_with("open: Permission denied"), "{}", listed[0].why);
         assert_eq!(listed[1].what, "a file or process: /d");
         assert_eq!(listed[1].needs, None);
+    }
+
+    #[test]
+    fn who_leads_to_very_many_directories_hides_no_gap_of_another_user() {
+        let mut gaps = VisibilityGaps::default();
+        for number in 0..10_000 {
+            gaps.add_of(Party::User(1), &format!("what is in /d/{number}"), "it is not its own");
+        }
+        gaps.add_of(Party::User(2), "what is in /srv/space", "it is not its own");
+        let listed: Vec<String> = gaps.into_gaps().into_iter().map(|gap| gap.what).collect();
+        assert_eq!(listed.len(), MOST_OF_PARTY + 2);
+        assert_eq!(listed[MOST_OF_PARTY], "9984 more of what databases of user 1 lead to");
+        assert_eq!(listed[MOST_OF_PARTY + 1], "what is in /srv/space");
     }
 }

@@ -20,6 +20,8 @@
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
 //!
+//! *Shares* say what each may have of what there is for all ([`mod@shares`]).
+//!
 //! What has no `std` in its conditions below allocates nothing and needs no standard library, for the library that is preloaded into other
 //! programs.
 
@@ -48,6 +50,8 @@ pub mod names;
 pub mod ranges;
 pub mod recovery;
 mod rule;
+#[cfg(feature = "std")]
+pub mod shares;
 #[cfg(feature = "std")]
 mod state;
 #[cfg(feature = "std")]

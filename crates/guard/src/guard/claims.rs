@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Contest, Strength};
+use pagekeeper_catalog::{Contest, Party, Strength};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -26,7 +26,7 @@ use crate::config::Settings;
 use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
-use crate::ownership::{self, Identity, Party, ProcessRight, Right};
+use crate::ownership::{self, Identity, ProcessRight, Right};
 use crate::targets::ProcessTraits;
 
 /// What was refused is examined again after so long.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::hang::Crew;
 
 use super::report::Report;
@@ -25,7 +26,6 @@ use super::watched::Watched;
 use crate::budget::{Credit, Purse, STREAM_TIME, STREAMS};
 use crate::config::Settings;
 use crate::event::Event;
-use crate::ownership::Party;
 use crate::streams::{Finder, Pass, Stream, StreamPlace, StreamSetting};
 
 /// Hung streams of one user from which on no stream of that user is followed, and of all together.

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use pagekeeper_catalog::Party;
+
 use crate::budget::{ALL_DIRECTORIES, DIRECTORIES, DIRECTORIES_OF_USER};
-use crate::ownership::Party;
 
 /// Whether one more directory may be watched for a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

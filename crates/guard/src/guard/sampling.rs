@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, Expected, Result};
+use pagekeeper_policy::shares::shares_by_party;
 
 use super::claims::Claim;
 use super::report::Report;
@@ -22,7 +23,6 @@ use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, Names, P
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
-use crate::shares::shares_by_party;
 
 impl Watched {
     /// Lists the directories in which names came or went.

@@ -17,13 +17,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
+
 use super::report::Report;
 use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
-use crate::ownership::{Party, Right};
+use crate::ownership::Right;
 
 /// Hung databases of one user from which on no new directory of its databases is opened, and of all together.
 const MOST_HUNG: (usize, usize) = (16, 128);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ownership::Party;
+use pagekeeper_catalog::Party;
 
 /// How long a tick waits for one job.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
+
 use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, TIME, WINDOWS};
 use crate::directory::{DatabaseKey, Directory};
-use crate::ownership::Party;
 use crate::shares::Databases;
 
 /// Ticks for which a database has to wait before that is worth a word.

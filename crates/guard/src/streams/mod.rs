@@ -15,6 +15,7 @@ mod program;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 
@@ -25,7 +26,6 @@ use self::names::{Named, Names};
 use self::program::Program;
 use crate::config::Streams;
 use crate::event::Event;
-use crate::ownership::Party;
 
 /// A pass over the names of all processes that takes a millisecond of CPU time is repeated after this many.
 const NAMES_SHARE: u32 = 100;
