@@ -113,7 +113,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     assert!(figure(figures(logs, |figures| figures["growth_bytes"].is_u64()), "growth_bytes") > MIB);
     assert!(logs["cost"]["text"].as_str().unwrap().contains("No throughput"), "{logs:#}");
     assert!(fixes(logs).iter().any(|fix| fix.contains("innodb_log_file_buffering=OFF")), "{logs:#}");
-    let guard = format!("pagekeeper guard --pid {}", server.pid());
+    let guard = format!("`pagekeeper guard --pid {}`", server.pid());
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
 
     // What pagekeeper does about it now.

@@ -57,6 +57,9 @@ pub struct Terms {
     pub risk: Risk,
     /// How to take it back.
     pub undo: String,
+    /// That is a command, to be run as it is.
+    #[serde(skip)]
+    pub undo_is_command: bool,
     /// Why it applies here.
     pub evidence: String,
     /// How that is known.
@@ -142,10 +145,16 @@ impl Terms {
             holds_for: HoldsFor { product: "Linux".to_owned(), versions: "all".to_owned() },
             risk: Risk::none_but(costs),
             undo: undo.into(),
+            undo_is_command: false,
             evidence: evidence.into(),
             confidence,
             source: None,
         }
+    }
+
+    /// The same, where what takes it back is a command.
+    pub(crate) fn taken_back_by_command(self) -> Self {
+        Self { undo_is_command: true, ..self }
     }
 }
 

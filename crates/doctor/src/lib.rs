@@ -20,6 +20,7 @@ pub mod settings;
 mod streamers;
 #[cfg(test)]
 mod testing;
+mod wrapping;
 
 pub use advice::{Advice, Advised, Against, Effect, Goal, Offer, Product, TABLE, advise};
 pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with};

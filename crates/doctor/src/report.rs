@@ -1,7 +1,7 @@
 //! The report: what was found, what was inspected, and what could not be seen; for people and for programs.
 //!
 //! Invariants: findings come with the most severe first; each gap is reported once; text fits 80 columns where no
-//! word is longer.
+//! word and no command is longer.
 
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
@@ -15,12 +15,8 @@ use serde::Serialize;
 use crate::observation::{Observation, called};
 use crate::phrases::{number, time};
 use crate::settings::Settings;
+use crate::wrapping::{INDENT, labelled, wrapped};
 use crate::{Confidence, Finding, FixKind, Severity, Terms};
-
-/// Columns of the text.
-const COLUMNS: usize = 80;
-/// Where the words after "costs", "fix" and "pagekeeper" begin.
-const INDENT: usize = 14;
 
 /// What an examination came to.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -214,12 +210,9 @@ impl fmt::Display for Finding {
         let whose = self.database.as_ref().map(|subject| format!("{}: ", subject.name)).unwrap_or_default();
         wrapped(f, &format!("{severity} "), severity.len() + 1, &format!("{whose}{}", self.title))?;
         for evidence in &self.evidence {
-            wrapped(f, "  - ", 4, &evidence.text)?;
+            wrapped(f, "  - ", 4, &format!("{}{}", unless_measured(evidence.confidence), evidence.text))?;
         }
-        let sure = match self.cost.confidence {
-            Confidence::Measured => String::new(),
-            other => format!("({}) ", other.in_words()),
-        };
+        let sure = unless_measured(self.cost.confidence);
         labelled(f, "costs", &format!("{sure}{}", self.cost.text))?;
         for fix in &self.fixes {
             if fix.kind == FixKind::Advice {
@@ -232,7 +225,8 @@ impl fmt::Display for Finding {
             if !fix.does.is_empty() {
                 beside(&fix.does)?;
             }
-            let Terms { holds_for, risk, undo, evidence, confidence, source: _ } = &fix.terms;
+            let Terms { holds_for, risk, undo, undo_is_command, evidence, confidence, source: _ } =
+                &fix.terms;
             beside(&format!("why: {evidence} ({})", confidence.in_words()))?;
             if fix.kind == FixKind::Setting {
                 beside(&format!("holds for: {} {}", holds_for.product, holds_for.versions))?;
@@ -240,7 +234,11 @@ impl fmt::Display for Finding {
             } else {
                 beside(&format!("costs: {}", risk.costs))?;
             }
-            beside(&format!("take back: {undo}"))?;
+            if *undo_is_command {
+                writeln!(f, "{:INDENT$}take back: {}", "", escaped(undo))?;
+            } else {
+                beside(&format!("take back: {undo}"))?;
+            }
         }
         for remark in &self.remarks {
             labelled(f, "note", remark)?;
@@ -286,6 +284,14 @@ impl fmt::Display for Inspected {
     }
 }
 
+/// How it is known, before what was not seen or counted on this host.
+fn unless_measured(confidence: Confidence) -> String {
+    match confidence {
+        Confidence::Measured => String::new(),
+        other => format!("({}) ", other.in_words()),
+    }
+}
+
 fn texts(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| unescaped(path).into_owned()).collect()
 }
@@ -293,53 +299,6 @@ fn texts(paths: &[PathBuf]) -> Vec<String> {
 /// What of a database's settings was not read, in words.
 fn not_read(settings: &Settings) -> Vec<String> {
     settings.unread.iter().map(|(path, why)| format!("{}: {why}", escaped(path))).collect()
-}
-
-/// `label`, then `text` wrapped beside it.
-fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
-    wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
-}
-
-/// `first`, then `text` wrapped into [`COLUMNS`], its further lines indented by `indent`.
-fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
-    let mut column = first.chars().count();
-    f.write_str(first)?;
-    let mut at_start = true;
-    let mut words = text.split_whitespace().peekable();
-    while let Some(word) = words.next() {
-        // A figure and its unit stay together.
-        let unit = words.next_if(|next| ends_in_figure(word) && is_unit(next));
-        let width = word.chars().count() + unit.map_or(0, |unit| 1 + unit.chars().count());
-        if !at_start && column + 1 + width > COLUMNS {
-            write!(f, "\n{:indent$}", "")?;
-            column = indent;
-            at_start = true;
-        }
-        if !at_start {
-            f.write_char(' ')?;
-            column += 1;
-        }
-        // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
-        write!(f, "{}", escaped(word))?;
-        if let Some(unit) = unit {
-            write!(f, " {unit}")?;
-        }
-        column += width;
-        at_start = false;
-    }
-    f.write_char('\n')
-}
-
-fn ends_in_figure(word: &str) -> bool {
-    let word = word.trim_start_matches(['(', '<', '>']);
-    !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit() || matches!(letter, '.' | ','))
-}
-
-/// Whether a word is a unit, with what may stand behind it.
-fn is_unit(word: &str) -> bool {
-    let word = word.trim_end_matches([')', ',', ';', '.', ':']);
-    let (word, _) = word.split_once('/').unwrap_or((word, ""));
-    matches!(word, "B" | "KiB" | "MiB" | "GiB" | "TiB" | "PiB" | "EiB" | "s" | "ms" | "µs" | "%")
 }
 
 #[cfg(test)]
@@ -350,6 +309,9 @@ mod tests {
     use crate::{Cost, Evidence, Fix, Goal, Kind, Subject};
     use pagekeeper_observe::OpenerKind;
     use pagekeeper_policy::FileClass;
+
+    /// Columns of the text.
+    const COLUMNS: usize = 80;
 
     fn finding(severity: Severity, title: &str) -> Finding {
         let mut settings = Settings::new(Engine::MariaDb);
@@ -427,14 +389,6 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_and_its_unit_stay_on_one_line() {
-        let mut text = String::new();
-        let before = "x".repeat(71);
-        wrapped(&mut text, "", 2, &format!("{before} (64.0 MiB), 3 MiB/s of 10 files")).unwrap();
-        assert_eq!(text, format!("{before}\n  (64.0 MiB), 3 MiB/s of 10 files\n"));
-    }
-
-    #[test]
     fn each_limit_is_reported_once_and_nothing_found_is_said() {
         let gap = VisibilityGap {
             what: "which pages come and go, and by whom".to_owned(),
@@ -457,5 +411,33 @@ mod tests {
         assert_eq!(json["inspected"]["memory"]["free_bytes"], 4_u64 << 30);
         assert!(text.contains("memory      14 GiB of 24 GiB are page cache, 4 GiB are free"), "{text}");
         assert_eq!(json["visibility_gaps"][0]["needs"], "CAP_BPF and CAP_PERFMON");
+    }
+
+    #[test]
+    fn what_takes_it_back_and_what_pagekeeper_does_can_be_copied_as_it_stands() {
+        let path = "/sys/fs/cgroup/a  b/".to_owned() + &"long name ".repeat(9) + "memory.max";
+        let undo = format!("echo 5 > '{path}'");
+        let mut finding = finding(Severity::Note, "a note");
+        let terms = Terms::anywhere(Confidence::Measured, "evidence", "nothing", undo.as_str());
+        finding.fixes = vec![Fix::system("echo 6", "", terms.taken_back_by_command())];
+        finding.pagekeeper = Some(format!("after  a stop: `pagekeeper warm '{path}'` reads it"));
+        let text = finding.to_string();
+        assert!(text.contains(&format!("\n              take back: {undo}\n")), "{text}");
+        assert!(
+            text.contains(&format!("after a stop:\n              `pagekeeper warm '{path}'`\n")),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn how_evidence_is_known_is_said_unless_it_was_measured() {
+        let mut finding = finding(Severity::Note, "a note");
+        finding.evidence = vec![
+            Evidence::new("seen"),
+            Evidence::new("reckoned").known(Confidence::Estimated),
+            Evidence::new("read").known(Confidence::FromSettings),
+        ];
+        let text = finding.to_string();
+        assert!(text.contains("\n  - seen\n  - (estimated) reckoned\n  - (from settings) read\n"), "{text}");
     }
 }

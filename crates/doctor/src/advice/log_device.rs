@@ -61,6 +61,7 @@ pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Opt
                     ..Risk::none_but("another disk, and a stop while the files are moved")
                 },
                 undo: "move it back while the server is stopped, in the place of the link".to_owned(),
+                undo_is_command: false,
                 evidence: format!("{} shares its device with what fills it with dirty pages", file_name(log)),
                 confidence: Confidence::Measured,
                 source: Some("https://www.postgresql.org/docs/current/wal-internals.html"),

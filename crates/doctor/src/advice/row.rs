@@ -184,6 +184,7 @@ impl Advice {
                     restart: self.effect.restart(),
                 },
                 undo: self.undo(settings, name),
+                undo_is_command: false,
                 evidence,
                 confidence,
                 source: Some(self.source),

@@ -188,7 +188,8 @@ impl Raise {
                     Size(self.limit)
                 ),
                 self.undo.clone(),
-            ),
+            )
+            .taken_back_by_command(),
         )
     }
 }

@@ -146,12 +146,12 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     })
 }
 
-/// The guard for this database alone.
+/// The guard for this database alone, in backticks.
 pub(crate) fn guard_command(database: &Database) -> String {
     match (database.pid, database.directories.first()) {
-        (Some(pid), _) => format!("pagekeeper guard --pid {pid}"),
-        (None, Some(directory)) => format!("pagekeeper guard --dir {}", shell_quoted(directory)),
-        (None, None) => "pagekeeper guard".to_owned(),
+        (Some(pid), _) => format!("`pagekeeper guard --pid {pid}`"),
+        (None, Some(directory)) => format!("`pagekeeper guard --dir {}`", shell_quoted(directory)),
+        (None, None) => "`pagekeeper guard`".to_owned(),
     }
 }
 
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(texts[1], "by the guard's rules 1.1 GiB lie behind the writer and behind its one reader");
         assert_eq!(texts[2], "100 MiB more than 10 s before");
         assert_eq!(found.evidence[1].figures["releasable_bytes"], 10 * (128 * MIB * 90 / 100));
-        assert!(found.pagekeeper.as_ref().unwrap().starts_with("pagekeeper guard --pid 100 "));
+        assert!(found.pagekeeper.as_ref().unwrap().starts_with("`pagekeeper guard --pid 100` "));
         assert!(found.cost.text.contains("No throughput"));
     }
 
@@ -379,7 +379,7 @@ mod tests {
         observation.releasable = releasable(&after, 100);
         let guard = find(&observation)[0].pagekeeper.clone();
         assert!(
-            guard.unwrap().starts_with("pagekeeper guard --dir /var/lib/mysql "),
+            guard.unwrap().starts_with("`pagekeeper guard --dir /var/lib/mysql` "),
             "binlogs are no start's"
         );
     }

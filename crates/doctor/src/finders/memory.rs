@@ -340,7 +340,8 @@ fn more(
         format!("{} of its files were taken away a while ago or came back since", Size(missed)),
         "memory that the rest of the host does not have any more",
         format!("echo {} > {}", group.limit.unwrap_or(limit), shell_quoted(&group.directory.join(setting))),
-    );
+    )
+    .taken_back_by_command();
     Fix::system(act, note, terms)
 }
 

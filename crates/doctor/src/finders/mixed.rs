@@ -151,7 +151,7 @@ fn found(
         remarks,
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
-                "pagekeeper doctor{scope} --fix evicts them, and reports what stayed and why; it leaves files \
+                "`pagekeeper doctor{scope} --fix` evicts them, and reports what stayed and why; it leaves files \
                  alone that a process writes through \
                  the page cache."
             )),
@@ -313,8 +313,8 @@ fn sentence(text: &str) -> String {
 fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
     let directory = files.first().and_then(|file| file.reach.parent());
     let command = directory.map_or_else(
-        || "pagekeeper probe --save DIR".to_owned(),
-        |directory| format!("pagekeeper probe --save {}", shell_quoted(directory)),
+        || "`pagekeeper probe --save DIR`".to_owned(),
+        |directory| format!("`pagekeeper probe --save {}`", shell_quoted(directory)),
     );
     let (severity, elsewhere) = match mixed_with {
         MixedWith::Writer => {
@@ -444,10 +444,10 @@ mod tests {
             "a.ibd: O_DIRECT by mariadbd (process 100); 64 KiB resident (16 KiB from 0 B, 48 KiB from 1 MiB)"
         );
         assert!(
-            found[0].cost.text.contains("pagekeeper probe --save /var/lib/mysql/test does that"),
+            found[0].cost.text.contains("`pagekeeper probe --save /var/lib/mysql/test` does that"),
             "{found:?}"
         );
-        assert!(found[0].pagekeeper.as_ref().unwrap().contains("doctor --pid 100 --fix"), "{found:?}");
+        assert!(found[0].pagekeeper.as_ref().unwrap().contains("doctor --pid 100 --fix`"), "{found:?}");
         let half = MixedProfile { leftover_write: Some(1.0), ..MixedProfile::default() };
         assert!(
             find_in(&after, Some(half))[0].cost.text.starts_with("Not measured"),

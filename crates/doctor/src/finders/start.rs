@@ -110,7 +110,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         fixes,
         remarks: advised.remarks,
         pagekeeper: Some(format!(
-            "pagekeeper warm --from {} reads {} now, in parallel and in file order",
+            "`pagekeeper warm --from {}` reads {} now, in parallel and in file order",
             shell_quoted(&snapshot.path),
             Size(lost)
         )),
@@ -201,7 +201,7 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Estimate
         (Some(target), Some(estimate), Some(settings)) => shorten(settings, estimate.bytes_in(target)),
         (Some(_), Some(_), None) => Advised::default(),
         (Some(_), None, _) => remark(
-            "how long that takes is not known, so no setting is named for the target: pagekeeper probe --save measures \
+            "how long that takes is not known, so no setting is named for the target: `pagekeeper probe --save` measures \
              the disk",
         ),
         (None, _, _) => remark(
@@ -225,7 +225,7 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
         (directory, "the journal and the data in parallel")
     };
     Some(format!(
-        "after a crash, before the server starts: pagekeeper warm {what} reads {has}; the rest of the recovery \
+        "after a crash, before the server starts: `pagekeeper warm {what}` reads {has}; the rest of the recovery \
          takes as \
          long as before"
     ))
@@ -417,14 +417,14 @@ mod tests {
         let redo = |openers| with("/var/lib/mysql/ib_logfile0", FileClass::Redo, openers);
         let all = advised(vec![table(&buffered), redo(&buffered)]).unwrap();
         assert!(
-            all.contains("pagekeeper warm /var/lib/mysql reads the journal and the data in parallel"),
+            all.contains("`pagekeeper warm /var/lib/mysql` reads the journal and the data in parallel"),
             "{all}"
         );
         // Nobody has this one open now.
         let closed = with("/var/lib/mysql/db/u.ibd", FileClass::Data, &Vec::new());
         let log = advised(vec![table(&direct), closed, redo(&buffered)]).unwrap();
         assert!(
-            log.contains("pagekeeper warm /var/lib/mysql/ib_logfile0 reads the journal in parallel;"),
+            log.contains("`pagekeeper warm /var/lib/mysql/ib_logfile0` reads the journal in parallel;"),
             "{log}"
         );
         assert_eq!(advised(vec![table(&direct), redo(&direct)]), None);
@@ -433,10 +433,10 @@ mod tests {
             names.map(|name| with(&name, FileClass::Redo, &buffered)).chain([table(&direct)]).collect()
         };
         let log = advised(many("#innodb_redo/#ib_redo", "")).unwrap();
-        assert!(log.contains("pagekeeper warm /var/lib/mysql/#innodb_redo reads the journal"), "{log}");
+        assert!(log.contains("`pagekeeper warm /var/lib/mysql/#innodb_redo` reads the journal"), "{log}");
         let mut wal = many("db/", ".log");
         wal.iter_mut().take(5).for_each(|file| file.class = Some(FileClass::Wal));
         let log = advised(wal).unwrap();
-        assert!(log.contains("pagekeeper warm /var/lib/mysql/db/*.log reads the journal"), "{log}");
+        assert!(log.contains("`pagekeeper warm /var/lib/mysql/db/*.log` reads the journal"), "{log}");
     }
 }

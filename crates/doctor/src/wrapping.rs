@@ -1,0 +1,137 @@
+//! Text for people in columns of a fixed width.
+//!
+//! Invariants: a figure and its unit stay on one line. A command in backticks is one word, whatever its length, and stays as it
+//! is: another space or line end in it would be another command, on another path. A backtick or space that is quoted in it is
+//! of the command.
+
+use std::fmt;
+
+use pagekeeper_kernel::text::escaped;
+
+/// Columns of the text.
+const COLUMNS: usize = 80;
+/// Where the words after "costs", "fix" and "pagekeeper" begin.
+pub(crate) const INDENT: usize = 14;
+
+/// `label`, then `text` wrapped beside it.
+pub(crate) fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
+    wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
+}
+
+/// `first`, then `text` wrapped into [`COLUMNS`], its further lines indented by `indent`. A command in backticks stays whole.
+pub(crate) fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
+    let mut column = first.chars().count();
+    f.write_str(first)?;
+    let mut at_start = true;
+    let mut words = Words(text).peekable();
+    while let Some(word) = words.next() {
+        // A figure and its unit stay together.
+        let unit = words.next_if(|next| ends_in_figure(word) && is_unit(next));
+        let width = word.chars().count() + unit.map_or(0, |unit| 1 + unit.chars().count());
+        if !at_start && column + 1 + width > COLUMNS {
+            write!(f, "\n{:indent$}", "")?;
+            column = indent;
+            at_start = true;
+        }
+        if !at_start {
+            f.write_char(' ')?;
+            column += 1;
+        }
+        // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
+        write!(f, "{}", escaped(word))?;
+        if let Some(unit) = unit {
+            write!(f, " {unit}")?;
+        }
+        column += width;
+        at_start = false;
+    }
+    f.write_char('\n')
+}
+
+fn ends_in_figure(word: &str) -> bool {
+    let word = word.trim_start_matches(['(', '<', '>']);
+    !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit() || matches!(letter, '.' | ','))
+}
+
+/// Whether a word is a unit, with what may stand behind it.
+fn is_unit(word: &str) -> bool {
+    let word = word.trim_end_matches([')', ',', ';', '.', ':']);
+    let (word, _) = word.split_once('/').unwrap_or((word, ""));
+    matches!(word, "B" | "KiB" | "MiB" | "GiB" | "TiB" | "PiB" | "EiB" | "s" | "ms" | "µs" | "%")
+}
+
+/// The words of a text, and its commands.
+struct Words<'a>(&'a str);
+
+impl<'a> Iterator for Words<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let text = self.0.trim_start();
+        let mut end = 0;
+        while let Some(c) = text[end..].chars().next().filter(|c| !c.is_whitespace()) {
+            let begins = text[..end].chars().all(|before| matches!(before, '(' | '"'));
+            end += c.len_utf8();
+            if c == '`' && begins {
+                end += command_end(&text[end..]).unwrap_or(0);
+            }
+        }
+        let (word, rest) = text.split_at(end);
+        self.0 = rest;
+        (!word.is_empty()).then_some(word)
+    }
+}
+
+/// The length of a command up to the backtick that ends it, that included. In quotes a backtick ends nothing.
+fn command_end(text: &str) -> Option<usize> {
+    let mut quoted = false;
+    let mut characters = text.char_indices();
+    while let Some((at, c)) = characters.next() {
+        match c {
+            '\'' => quoted = !quoted,
+            // Outside of quotes it is before a quote alone.
+            '\\' if !quoted => drop(characters.next()),
+            '`' if !quoted => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use pagekeeper_kernel::text::shell_quoted;
+
+    use super::*;
+
+    #[test]
+    fn a_figure_and_its_unit_stay_on_one_line() {
+        let mut text = String::new();
+        let before = "x".repeat(71);
+        wrapped(&mut text, "", 2, &format!("{before} (64.0 MiB), 3 MiB/s of 10 files")).unwrap();
+        assert_eq!(text, format!("{before}\n  (64.0 MiB), 3 MiB/s of 10 files\n"));
+    }
+
+    #[test]
+    fn commands_stay_as_they_are_wherever_a_line_ends() {
+        for path in
+            ["/srv/a  b", "/srv/it's  `id`", "/srv/x\u{202e}y  z", "/srv/back\\slash  '", "/srv/plain"]
+        {
+            let command = format!("`pagekeeper warm {}`", shell_quoted(path));
+            for before in 0..2 * COLUMNS {
+                let mut text = String::new();
+                let prose = "x ".repeat(before);
+                wrapped(&mut text, "", 2, &format!("{prose}{command}, and a  few more   words")).unwrap();
+                assert!(text.lines().any(|line| line.contains(&command)), "{command} in {text}");
+                assert!(text.ends_with("words\n") && !text.contains("more  "), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_backtick_that_nothing_ends_is_a_character() {
+        let mut text = String::new();
+        wrapped(&mut text, "", 2, "file a`b  it's ` and   more").unwrap();
+        assert_eq!(text, "file a`b it's ` and more\n");
+    }
+}
