@@ -6,9 +6,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::support::command::{Outcome, finish, pagekeeper};
-use crate::support::{can_run, copy_program, scratch};
+use crate::support::prometheus::{ask, free_port};
+use crate::support::{can_run, copy_program, eventually, scratch};
 
 /// Names of files, each with something that must not come out as it is.
 const NASTY: [&[u8]; 6] = [
@@ -36,14 +38,21 @@ fn tree(parent: &Path, directory: &[u8], names: &[&[u8]]) -> PathBuf {
 /// Asserts that nothing of what was printed steers a terminal or begins a line that is not the program's own.
 fn assert_safe(outcome: &Outcome) {
     for text in [&outcome.stdout, &outcome.stderr] {
-        let odd = text.chars().find(|c| {
-            let c = *c;
-            (c.is_control() && c != '\n')
-                || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
-        });
-        assert_eq!(odd, None, "{outcome:#?}");
+        assert_plain(text);
         assert!(!text.lines().any(|line| line.starts_with("pagekeeper: forged")), "{outcome:#?}");
     }
+}
+
+/// Asserts that text, of any number of lines, has nothing that steers a terminal.
+fn assert_plain(text: &str) {
+    let odd = text.chars().find(|c| is_odd(*c));
+    assert_eq!(odd, None, "{text}");
+}
+
+/// Whether a character does more than stand there, or end a line.
+fn is_odd(c: char) -> bool {
+    (c.is_control() && c != '\n')
+        || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
 }
 
 /// Runs the program with these words before the directory, and more behind it, in a tree with these names.
@@ -80,6 +89,65 @@ fn each_command_prints_as_many_lines_as_with_tame_names_and_nothing_that_steers(
             let lines = |outcome: &Outcome| (outcome.stdout.lines().count(), outcome.stderr.lines().count());
             assert_eq!(lines(&outcome), lines(&expected), "{before:?}: {outcome:#?} {expected:#?}");
         }
+    }
+}
+
+/// Names that JSON's own rules leave as they are: DEL, a control character of C1, and one that turns the direction.
+const RAW_IN_JSON: &[u8] = "db\u{7f}\u{9b}31m\u{202e}".as_bytes();
+
+#[test]
+fn json_steers_no_terminal_and_has_the_names_as_they_are() {
+    let place = scratch();
+    let directory = tree(place.path(), RAW_IN_JSON, &NASTY);
+    let shown = directory.to_str().unwrap();
+    for (before, behind) in [
+        (&["stat", "--all", "--json"][..], None),
+        (&["warm", "--json"], None),
+        (&["snapshot", "--json"], Some("-o")),
+        (&["evict", "--json"], None),
+        (&["doctor", "--watch", "100ms", "--json"], None),
+        (&["guard", "--once", "--dry-run", "--json", "--dir"], None),
+    ] {
+        let saved = behind.map(|option| [option.into(), place.path().join("s\u{9b}\u{7f}").into_os_string()]);
+        let outcome = run_in(&directory, before, &saved.map(Vec::from).unwrap_or_default());
+        assert_safe(&outcome);
+        assert!(!outcome.stdout.is_empty(), "{before:?}: {outcome:#?}");
+        let values = serde_json::Deserializer::from_str(&outcome.stdout).into_iter::<serde_json::Value>();
+        let values: Vec<_> = values.map(|value| value.unwrap()).collect();
+        let has = |value: &serde_json::Value| strings(value).iter().any(|text| text.contains(shown));
+        // Warming and evicting say figures alone.
+        if matches!(before[0], "stat" | "doctor" | "guard") {
+            assert!(values.iter().any(has), "{before:?}: {outcome:#?}");
+        }
+    }
+}
+
+/// All strings in a value.
+fn strings(value: &serde_json::Value) -> Vec<&str> {
+    match value {
+        serde_json::Value::String(text) => vec![text],
+        serde_json::Value::Array(values) => values.iter().flat_map(strings).collect(),
+        serde_json::Value::Object(fields) => fields.values().flat_map(strings).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn metrics_steer_no_terminal() {
+    let place = scratch();
+    let directory =
+        tree(place.path(), b"db\x1b[2J\x7f\xc2\x9b31m\xe2\x80\xae\xff", &[b"ib_logfile0", b"ibdata1"]);
+    let port = free_port();
+    let mut guard = pagekeeper();
+    guard.args(["guard", "--dry-run", "--tick", "100ms", "--metrics", &port.to_string(), "--dir"]);
+    let guard = guard.arg(&directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _guard = Named(guard.spawn().unwrap());
+    let get = |path: &str| ask(port, "GET", path, &[]);
+    let named =
+        || get("/metrics").filter(|answer| answer.body.contains(r"db\\x1b[2J\\x7f\\u{9b}31m\\u{202e}\\xff"));
+    eventually("the directory has a series", Duration::from_secs(120), named);
+    for path in ["/metrics", "/data.json"] {
+        assert_plain(&get(path).unwrap().body);
     }
 }
 

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use pagekeeper_kernel::text::escaped;
 
+pub(crate) mod json;
+
 /// A mistake in how the command was called, found after clap had read the arguments: exit code 2.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
@@ -28,7 +30,7 @@ pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
 /// Writes one JSON value and a newline to standard output.
 pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
     let mut out = stdout();
-    serde_json::to_writer(&mut out, value)?;
+    json::write(&mut out, value)?;
     out.write_all(b"\n")?;
     out.flush()
 }

@@ -3,7 +3,7 @@
 //!
 //! Any local user may put line feeds and terminal sequences into such a name, and a shell's syntax too. So nothing
 //! of it is printed as it is: [`escaped`] is for people and logs, [`shell_quoted`] for commands that are offered for
-//! pasting, [`unescaped`] for JSON, whose writer escapes by itself, and for comparing. Clippy's
+//! pasting, [`unescaped`] for JSON, whose writer escapes by [`is_plain`], and for comparing. Clippy's
 //! `disallowed_methods` refuses the ways of the standard library. Nothing here fails.
 
 use std::borrow::Cow;
@@ -90,7 +90,12 @@ impl Display for Escaped<'_> {
 }
 
 /// Whether a character is shown as it is: it can be seen, and stays where it was put.
-fn is_plain(c: char) -> bool {
+///
+/// ```
+/// use pagekeeper_kernel::text::is_plain;
+/// assert!(is_plain('é') && is_plain(' ') && !is_plain('\u{9b}') && !is_plain('\u{202e}'));
+/// ```
+pub fn is_plain(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
@@ -179,8 +184,8 @@ fn octal(f: &mut Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, r"\{byte:03o}"))
 }
 
-/// Text of others as it is, with U+FFFD for what is not UTF-8: for a string of JSON or a label of metrics, whose
-/// writers escape it, and for comparing and parsing. Never for a message.
+/// Text of others as it is, with U+FFFD for what is not UTF-8: for a string of JSON, whose writer escapes it, and for
+/// comparing and parsing. Never for a message, nor for a label of metrics, whose writer escapes line ends and quotes alone.
 #[allow(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn unescaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
     text.as_ref().to_string_lossy()

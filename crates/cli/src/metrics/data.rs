@@ -89,7 +89,7 @@ impl From<Waited> for Waits {
 pub(super) fn write(state: &MetricsState) -> Result<String, serde_json::Error> {
     let (known, points) = state.history();
     let own = Own::read();
-    serde_json::to_string(&Data {
+    crate::output::json::text(&Data {
         version: env!("CARGO_PKG_VERSION"),
         now: seconds(SystemTime::now()),
         every: POINT_EVERY.as_secs(),

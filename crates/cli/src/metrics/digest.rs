@@ -4,13 +4,14 @@
 //! to sample and from start to start, as long as it lives in the same place.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
@@ -37,15 +38,21 @@ impl Name {
     }
 
     fn of(database: &Database, proc: &ProcRoot) -> Self {
-        let directory = database.directories.first().map(|path| unescaped(path).into_owned());
+        let directory = database.directories.first().map(label);
         let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
             database: database.profile.name.clone(),
-            directory: bounded(directory.unwrap_or_default()),
-            cgroup: bounded(cgroup.unwrap_or_default()),
+            directory: directory.unwrap_or_default(),
+            cgroup: cgroup.unwrap_or_default(),
         }
     }
+}
+
+/// A label of what others named: escaped before anything is counted by it, since the formats of metrics escape line ends and
+/// quotes alone, and they are looked at, too.
+pub(super) fn label<T: AsRef<OsStr> + ?Sized>(name: &T) -> String {
+    bounded(escaped(name).into_cow().into_owned())
 }
 
 /// A label of a length that each of very many series can have: of a longer one the beginning, and a number made of it all.
@@ -65,7 +72,7 @@ fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;
     let named = group.path.components().filter(|part| matches!(part, Component::Normal(_)));
-    Some(unescaped(&named.collect::<PathBuf>()).into_owned())
+    Some(label(&named.collect::<PathBuf>()))
 }
 
 /// A file's class; `other` where the profile names none.
@@ -239,7 +246,7 @@ fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
         Some(Top {
             name: databases.get(file.database?)?.name.clone(),
             class: Class(file.class),
-            path: unescaped(&file.path).into_owned(),
+            path: escaped(&file.path).into_cow().into_owned(),
             resident: resident(&file),
         })
     });
@@ -284,6 +291,8 @@ fn traced(counts: &TraceCounts, snapshot: &Snapshot) -> Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use pagekeeper_kernel::Inode;
     use pagekeeper_kernel::Residency;
 
@@ -386,6 +395,13 @@ mod tests {
         assert_eq!(bounded(one.clone()), bounded(one.clone()));
         assert_ne!(bounded(one.clone()), bounded(other));
         assert!(bounded(one).len() <= LONGEST_LABEL);
+    }
+
+    #[test]
+    fn no_label_steers_a_terminal() {
+        let name = OsStr::from_bytes(b"/srv/a\x1b[2J\n\x9b\x7f \xc2\x9b\xe2\x80\xae");
+        assert_eq!(label(name), r"/srv/a\x1b[2J\n\x9b\x7f \u{9b}\u{202e}");
+        assert_eq!(label("/srv/donn\u{e9}es"), "/srv/donn\u{e9}es");
     }
 
     #[test]

@@ -16,12 +16,11 @@ use std::time::{Duration, Instant, SystemTime};
 use pagekeeper_guard::{Done, Event, Tick};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::VisibilityGap;
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, TraceLevel};
 
-use super::digest::{Digest, Name, Seen, Top, Waited};
+use super::digest::{Digest, Name, Seen, Top, Waited, label};
 use super::fleet::Fleet;
 use super::histogram::Histogram;
 use super::host::Host;
@@ -399,11 +398,7 @@ impl Known {
 
 /// The name of a database that no sample has found, by what the guard knows of it.
 fn named_by(done: &Done) -> Name {
-    Name {
-        database: done.profile.clone(),
-        directory: unescaped(&done.directory).into_owned(),
-        cgroup: String::new(),
-    }
+    Name { database: done.profile.clone(), directory: label(&done.directory), cgroup: String::new() }
 }
 
 /// How long a process has run.

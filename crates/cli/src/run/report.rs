@@ -193,7 +193,7 @@ impl Pending {
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
         let summary = Summary { group, no_group, ..summary };
-        Ok(if self.json { serde_json::to_string(&summary)? + "\n" } else { summary.to_string() })
+        Ok(if self.json { output::json::text(&summary)? + "\n" } else { summary.to_string() })
     }
 }
 

@@ -1,0 +1,62 @@
+//! JSON that may be looked at: on a terminal, or in a journal.
+//!
+//! Names in it are others' bytes. JSON's own rules escape the control characters of ASCII but for DEL, and nothing else; what
+//! [`is_plain`] says steers a terminal, can't be seen, or turns the direction of text, is `\u009b` here. A parser reads the
+//! same strings.
+
+use std::io::{self, Write};
+
+use pagekeeper_kernel::text::is_plain;
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::{CompactFormatter, Formatter};
+
+/// Writes a value on one line, without its end.
+pub(crate) fn write(out: &mut impl Write, value: &impl Serialize) -> serde_json::Result<()> {
+    value.serialize(&mut Serializer::with_formatter(out, Shown))
+}
+
+/// The same as text.
+pub(crate) fn text(value: &impl Serialize) -> serde_json::Result<String> {
+    let mut out = Vec::new();
+    write(&mut out, value)?;
+    String::from_utf8(out).map_err(|error| serde_json::Error::io(io::Error::other(error)))
+}
+
+/// Escapes more than a parser needs.
+struct Shown;
+
+impl Formatter for Shown {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some((at, odd)) = rest.char_indices().find(|(_, c)| !is_plain(*c)) {
+            CompactFormatter.write_string_fragment(out, &rest[..at])?;
+            // What does not fit into 16 bits is two of them.
+            for unit in odd.encode_utf16(&mut [0; 2]) {
+                write!(out, "\\u{unit:04x}")?;
+            }
+            rest = &rest[at + odd.len_utf8()..];
+        }
+        CompactFormatter.write_string_fragment(out, rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped_and_parsed_as_it_was() {
+        for (name, shown) in [
+            ("/srv/données/データ 🐬 \"x\"\\", "\"/srv/données/データ 🐬 \\\"x\\\"\\\\\""),
+            ("a\u{9b}31m\u{7f}\u{85}", "\"a\\u009b31m\\u007f\\u0085\""),
+            ("\u{202e}gpj\u{2066}\u{2028}", "\"\\u202egpj\\u2066\\u2028\""),
+            ("\u{1b}[2J\n\u{e0041}", "\"\\u001b[2J\\n\\udb40\\udc41\""),
+        ] {
+            assert_eq!(text(&name).unwrap(), shown);
+            assert_eq!(serde_json::from_str::<String>(shown).unwrap(), name);
+        }
+        let keys = std::collections::BTreeMap::from([("k\u{9b}", ["v\u{7f}"])]);
+        assert_eq!(text(&keys).unwrap(), "{\"k\\u009b\":[\"v\\u007f\"]}");
+    }
+}
