@@ -2,7 +2,8 @@
 //!
 //! Invariants: at most [`MAX_CONNECTIONS`], and answers that may not have been read yet of at most [`MAX_UNREAD`] bytes but
 //! for the last one; whoever was silent longest goes first. So none is kept out, also not a check of health, by clients
-//! that say nothing, slowly, or read nothing.
+//! that say nothing, slowly, or read nothing. [`HEALTH`] that have begun to ask for health stay until they are answered,
+//! however many newer ones come.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,8 @@ use tokio::task::AbortHandle;
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 32;
+/// Of these, so many that ask for health go only for others that do.
+const HEALTH: usize = 8;
 /// Bytes of answers that may not have been read yet.
 const MAX_UNREAD: usize = 64 << 20;
 
@@ -31,6 +34,8 @@ struct Connection {
     task: Option<AbortHandle>,
     /// When it came, or asked last.
     heard: Instant,
+    /// It asks for health, and is not answered yet.
+    health: bool,
     /// The size of its last answer, which may not have been read yet.
     unread: usize,
 }
@@ -46,10 +51,10 @@ impl Connections {
     /// A place for one more. Another goes if there is none.
     pub(super) fn enter(self: &Arc<Self>) -> Entry {
         let mut known = lock(&self.0);
-        while known.open.len() >= MAX_CONNECTIONS && known.end_most_silent(|_, _| true) {}
+        while known.open.len() >= MAX_CONNECTIONS && known.make_room() {}
         known.last += 1;
         let number = known.last;
-        known.open.insert(number, Connection { task: None, heard: Instant::now(), unread: 0 });
+        known.open.insert(number, Connection { task: None, heard: Instant::now(), health: false, unread: 0 });
         Entry { connections: Arc::clone(self), number }
     }
 
@@ -62,6 +67,12 @@ impl Connections {
 }
 
 impl Known {
+    /// Ends one for another; whether there was one.
+    fn make_room(&mut self) -> bool {
+        let stay = self.open.values().filter(|connection| connection.health).count() <= HEALTH;
+        self.end_most_silent(|_, connection| !(stay && connection.health))
+    }
+
     /// Ends that one of some connections that was silent longest; whether there was one.
     fn end_most_silent(&mut self, of: impl Fn(u64, &Connection) -> bool) -> bool {
         let some = self.open.iter().filter(|(number, connection)| of(**number, connection));
@@ -82,11 +93,18 @@ impl Entry {
         self.number
     }
 
+    /// It has begun to ask for health.
+    pub(super) fn asks_for_health(&self) {
+        if let Some(connection) = lock(&self.connections.0).open.get_mut(&self.number) {
+            connection.health = true;
+        }
+    }
+
     /// It has asked, and is answered with so many bytes. Others go if that is too much with what they may not have read.
     pub(super) fn answers(&self, bytes: usize) {
         let mut known = lock(&self.connections.0);
         if let Some(connection) = known.open.get_mut(&self.number) {
-            (connection.heard, connection.unread) = (Instant::now(), bytes);
+            (connection.heard, connection.health, connection.unread) = (Instant::now(), false, bytes);
         }
         while known.open.values().map(|connection| connection.unread).sum::<usize>() > MAX_UNREAD
             && known.end_most_silent(|number, other| number != self.number && other.unread > 0)
@@ -121,6 +139,24 @@ mod tests {
         assert_eq!(open(&connections).len(), MAX_CONNECTIONS);
         drop((entries, new));
         assert!(open(&connections).is_empty());
+    }
+
+    #[test]
+    fn who_asks_for_health_goes_for_others_that_do_alone() {
+        let connections = Arc::new(Connections::default());
+        let first: Vec<Entry> = (0..HEALTH).map(|_| connections.enter()).collect();
+        first.iter().for_each(Entry::asks_for_health);
+        let storm: Vec<Entry> = (0..10 * MAX_CONNECTIONS).map(|_| connections.enter()).collect();
+        assert_eq!(open(&connections).len(), MAX_CONNECTIONS);
+        assert_eq!(open(&connections)[..HEALTH], [1, 2, 3, 4, 5, 6, 7, 8]);
+        storm[storm.len() - 1].asks_for_health();
+        let new = connections.enter();
+        assert_eq!(open(&connections)[0], 2, "one too many asked");
+        first[1].answers(1);
+        // It was silent for less time than all of the storm.
+        let more: Vec<Entry> = (0..MAX_CONNECTIONS).map(|_| connections.enter()).collect();
+        assert_eq!(open(&connections)[0], 3, "what was answered has no place of its own");
+        drop((new, more));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod digest;
 mod exposition;
 mod fleet;
 mod format;
+mod heard;
 mod histogram;
 mod host;
 mod own;

@@ -4,7 +4,8 @@
 //! 1. Its one thread never holds the guard up: it copies what is known and goes.
 //! 2. No client can make it grow: each connection has a bounded request head, a time for that, and a life's end, and there
 //!    are only so many ([`Connections`]). Bodies of requests are not read.
-//! 3. No client can keep another out: whoever comes when there is no room takes the place of who was silent longest.
+//! 3. No client can keep another out: whoever comes when there is no room takes the place of who was silent longest, but of
+//!    none that has begun to ask for health.
 //! 4. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
 //!    here (DNS rebinding) is refused.
 
@@ -27,6 +28,7 @@ use super::accept::wanted;
 use super::answer::{builder, made};
 use super::connections::{Connections, Entry};
 use super::exposition;
+use super::heard::Heard;
 use super::host::Host;
 use super::own::Own;
 use super::page::Page;
@@ -94,6 +96,8 @@ async fn sample(state: Arc<MetricsState>) {
 }
 
 async fn attend(stream: TcpStream, service: Arc<MetricsService>, entry: Entry) {
+    let entry = Arc::new(entry);
+    let stream = Heard::new(stream, Arc::clone(&entry));
     let service = service_fn(|request| {
         let response = answer(&request, &service);
         entry.answers(response.body().len());
@@ -317,6 +321,35 @@ mod tests {
         };
         assert!(closed);
         assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
+    }
+
+    #[test]
+    fn a_storm_of_connections_ends_no_request_for_health_that_has_begun() {
+        let address = served();
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let mut health = connect();
+        health.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        // In two pieces, of which neither says it all.
+        for piece in ["GET /hea", "lthz HTTP/1.1\r\nHost: loc"] {
+            health.write_all(piece.as_bytes()).unwrap();
+            assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
+        }
+        let storm: Vec<_> = (0..200)
+            .map(|number| {
+                let mut stream = connect();
+                if number % 2 == 0 {
+                    let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
+                }
+                stream
+            })
+            .collect();
+        // It has seen them all when it answers one that came later.
+        assert_eq!(asked(address, "/metrics"), "HTTP/1.1 200 OK");
+        health.write_all(b"alhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        health.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:?}");
+        drop(storm);
     }
 
     #[test]
