@@ -29,7 +29,7 @@ pub fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
         if !matches {
             return None;
         }
-        crate::units::parse_size(std::str::from_utf8(value).ok()?).ok()
+        crate::units::parse_size(&unescaped_bytes(value)).ok()
     })
 }
 

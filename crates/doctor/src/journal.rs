@@ -9,6 +9,7 @@ use std::path::Path;
 
 use pagekeeper_catalog::checkpoint::postgresql::{self, ControlFile};
 use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::names::WalSegment;
@@ -76,15 +77,17 @@ fn files_word(count: usize) -> &'static str {
 
 /// Which journal a file is part of.
 pub(super) fn kind_of_log(file: &File) -> Option<&'static str> {
-    let name = file.path.file_name()?.to_str()?;
-    let ending = file.path.extension().and_then(|ending| ending.to_str());
+    let name = unescaped(file.path.file_name()?);
+    let ending = file.path.extension().map(unescaped);
     match file.class {
         Some(FileClass::Redo) if name.starts_with("ib_logfile") => Some("InnoDB's redo log"),
         Some(FileClass::Redo) if name.starts_with("#ib_redo") && !name.ends_with("_tmp") => {
             Some("InnoDB's redo log")
         }
-        Some(FileClass::Wal) if ending == Some("log") => Some("RocksDB's WAL"),
-        Some(FileClass::Wal) if matches!(ending, Some("raftlog" | "rewrite")) => Some("raft-engine's log"),
+        Some(FileClass::Wal) if ending.as_deref() == Some("log") => Some("RocksDB's WAL"),
+        Some(FileClass::Wal) if matches!(ending.as_deref(), Some("raftlog" | "rewrite")) => {
+            Some("raft-engine's log")
+        }
         _ => None,
     }
 }
@@ -286,5 +289,12 @@ mod tests {
             files.push(file(last.to_str().unwrap(), FileClass::Wal, MIB, 0));
         }
         assert_eq!(journal_in(&dir, files).unwrap().bytes, MIB);
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf8_hides_no_journal() {
+        let name = std::ffi::OsStr::from_bytes(b"/d/000007\xff.log");
+        let log = File { path: name.into(), ..file("/d/000007.log", FileClass::Wal, MIB, 0) };
+        assert_eq!(kind_of_log(&log), Some("RocksDB's WAL"));
     }
 }

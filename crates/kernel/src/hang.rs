@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use crate::mutex::lock;
 use crate::open::{device_of_open, device_without_asking};
 use crate::process::{Mount, ProcRoot};
+use crate::text::unescaped;
 use crate::{Error, Result};
 
 pub use crew::Crew;
@@ -270,7 +271,7 @@ fn mount_of(dev: u64, path: &Path) -> Option<Mount> {
     let proc = ProcRoot::default();
     let pid = path.strip_prefix(proc.path()).ok().and_then(|below| {
         let first = below.components().next()?;
-        first.as_os_str().to_str()?.parse().ok()
+        unescaped(first.as_os_str()).parse().ok()
     });
     let theirs = pid.and_then(|pid| proc.mounts(pid).ok()).unwrap_or_default();
     let mounts = proc.own_mounts().unwrap_or_default().into_iter().chain(theirs);

@@ -54,6 +54,7 @@ impl<'a> Escaped<'a> {
     }
 
     /// The text, if there is nothing to escape.
+    #[allow(clippy::disallowed_methods, reason = "what is not UTF-8 is escaped then")]
     fn plain(self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok().filter(|text| text.chars().all(is_plain))
     }

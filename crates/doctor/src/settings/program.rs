@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::text::unescaped_bytes;
+use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
 use pagekeeper_observe::{Database, Snapshot};
 
 use super::Engine;
@@ -149,7 +149,7 @@ fn by_files(database: &Database, snapshot: &Snapshot) -> Option<Program> {
         .filter(|file| database.directories.iter().any(|directory| file.path.starts_with(directory)));
     let (mut mariadb, mut mysql) = (false, false);
     for file in own {
-        let Some(name) = file.path.file_name().and_then(|name| name.to_str()) else { continue };
+        let Some(name) = file.path.file_name().map(unescaped) else { continue };
         mariadb |= name.starts_with("aria_log");
         let doublewrite = file.path.extension().is_some_and(|ending| ending == "dblwr");
         mysql |= name == "mysql.ibd" || doublewrite || name.starts_with("#ib_redo");

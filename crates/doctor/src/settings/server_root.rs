@@ -233,7 +233,7 @@ pub(crate) fn plain(path: &Path) -> PathBuf {
 pub(crate) fn newest_numbered<'n>(names: &'n [std::ffi::OsString], prefix: &str) -> Option<&'n OsStr> {
     let numbered = names.iter().filter_map(|name| {
         let number = name.as_bytes().strip_prefix(prefix.as_bytes())?;
-        let number: u64 = std::str::from_utf8(number).ok()?.parse().ok()?;
+        let number: u64 = unescaped_bytes(number).parse().ok()?;
         Some((number, name.as_os_str()))
     });
     numbered.max_by_key(|(number, _)| *number).map(|(_, name)| name)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::{ProcRoot, malformed};
 use crate::Result;
+use crate::text::unescaped_bytes;
 
 /// A process's place in one cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl ProcRoot {
 fn parse_line(line: &[u8]) -> Option<CgroupPath> {
     // The group's name may hold colons, and bytes of any kind but newlines.
     let mut fields = line.splitn(3, |byte| *byte == b':');
-    let mut text = || std::str::from_utf8(fields.next()?).ok();
+    let mut text = || Some(unescaped_bytes(fields.next()?));
     let hierarchy = text()?.parse().ok()?;
     let controllers = text()?.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
     Some(CgroupPath { hierarchy, controllers, path: OsString::from_vec(fields.next()?.to_vec()).into() })
@@ -66,7 +67,8 @@ mod tests {
         assert_eq!(paths[3].path, PathBuf::from("/pod:1/x"));
         std::fs::write(&file, b"9:name=\xff:/a\n0::/pod\xff\n").unwrap();
         let paths = proc.cgroup_paths(3).unwrap();
-        assert_eq!((paths.len(), paths[0].path.as_os_str().as_bytes()), (1, &b"/pod\xff"[..]));
+        assert_eq!((paths.len(), paths[1].path.as_os_str().as_bytes()), (2, &b"/pod\xff"[..]));
+        assert!(!paths[0].is_v2(), "{paths:?}");
         std::fs::write(&file, "nonsense\n").unwrap();
         assert!(proc.cgroup_paths(3).unwrap_err().to_string().contains("nonsense"));
     }

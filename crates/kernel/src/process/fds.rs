@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use super::fd_rounds::FdPieces;
 use super::{ProcRoot, Selection, deleted, malformed};
+use crate::text::unescaped_bytes;
 use crate::{Error, Inode, Result};
 
 /// What a descriptor allows: the access mode of open(2).
@@ -227,9 +228,8 @@ pub(super) fn inode_of(stat: &Statx) -> Inode {
 fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
     let (mut position, mut flags, mut mount_id, mut inode_number) = (None, None, None, None);
     for line in content.split(|byte| *byte == b'\n') {
-        let Some((key, value)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(':')) else {
-            continue;
-        };
+        let line = unescaped_bytes(line);
+        let Some((key, value)) = line.split_once(':') else { continue };
         let value = value.trim();
         match key {
             // The kernel's own lines come first; those of a driver or of locks may be called the same.

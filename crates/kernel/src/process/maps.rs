@@ -14,6 +14,7 @@ use rustix::fs::Statx;
 use super::fds::{inode_of, stat_quietly};
 use super::reading::each_line;
 use super::{ProcRoot, deleted, mounts};
+use crate::text::unescaped_bytes;
 use crate::{Inode, Result};
 
 /// A part of a file that a process has mapped.
@@ -150,15 +151,16 @@ struct MapsLine<'a> {
 fn parse_line(line: &[u8]) -> Option<MapsLine<'_>> {
     // Five fields by single spaces, then padding, then the path, which may hold spaces itself.
     let mut fields = line.splitn(6, |byte| *byte == b' ');
-    let mut text = || std::str::from_utf8(fields.next()?).ok();
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    let (start, end) = text()?.split_once('-')?;
+    let range = unescaped_bytes(fields.next()?);
+    let (start, end) = range.split_once('-')?;
     let addresses = hex(start)?..hex(end)?;
-    let permissions = text()?.as_bytes();
-    let offset = hex(text()?)?;
-    let (major, minor) = text()?.split_once(':')?;
+    let permissions = fields.next()?;
+    let offset = hex(&unescaped_bytes(fields.next()?))?;
+    let dev = unescaped_bytes(fields.next()?);
+    let (major, minor) = dev.split_once(':')?;
     let dev = rustix::fs::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
-    let ino = text()?.parse().ok()?;
+    let ino = unescaped_bytes(fields.next()?).parse().ok()?;
     let length = addresses.end.checked_sub(addresses.start)?;
     Some(MapsLine {
         shared: *permissions.get(3)? == b's',

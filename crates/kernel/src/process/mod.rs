@@ -43,6 +43,7 @@ pub use origin::Origin;
 pub(crate) use reading::{malformed, read, read_text};
 pub use status::{ProcessStat, ProcessUsers};
 
+use crate::text::unescaped;
 use crate::{Error, Result};
 
 /// Where the process file system is mounted.
@@ -78,7 +79,7 @@ impl ProcRoot {
         for entry in entries {
             let entry = entry.map_err(|e| Error::call("readdir", &self.path, e))?;
             // Numbers only: `/proc` holds much else.
-            pids.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+            pids.extend(unescaped(&entry.file_name()).parse::<u32>().ok());
         }
         pids.sort_unstable();
         Ok(pids)
@@ -87,7 +88,7 @@ impl ProcRoot {
     /// This process, as the mounted `/proc` numbers it: in a container that was given its host's, not as it knows itself.
     pub fn own_pid(&self) -> u32 {
         let link = std::fs::read_link(self.path.join("self")).ok();
-        let shown = link.and_then(|link| link.to_str()?.parse().ok());
+        let shown = link.and_then(|link| unescaped(&link).parse().ok());
         shown.unwrap_or_else(std::process::id)
     }
 

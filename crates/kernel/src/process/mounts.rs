@@ -105,12 +105,12 @@ fn read_mounts(path: &Path) -> Result<Vec<Mount>> {
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-    let text = |field: &[u8]| std::str::from_utf8(field).ok().map(String::from);
-    let (major, minor) = std::str::from_utf8(fields.get(2)?).ok()?.split_once(':')?;
+    let dev = unescaped_bytes(fields.get(2)?);
+    let (major, minor) = dev.split_once(':')?;
     // Optional fields stand between the mount's options and a lone dash.
     let dash = 6 + fields.get(6..)?.iter().position(|field| *field == b"-")?;
     Some(Mount {
-        id: text(fields[0])?.parse().ok()?,
+        id: unescaped_bytes(fields[0]).parse().ok()?,
         dev: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
         root: OsString::from_vec(unescape(fields.get(3)?)).into(),
         point: OsString::from_vec(unescape(fields.get(4)?)).into(),

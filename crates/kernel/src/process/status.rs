@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use super::reading::read_start;
 use super::{ProcRoot, malformed, read};
+use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
 /// No more of a command line is read, in bytes. A process may declare all of its memory to be its arguments
@@ -133,8 +134,7 @@ impl ProcRoot {
 fn parse_users(content: &[u8]) -> Option<ProcessUsers> {
     // The kernel escapes newlines in the name, which comes first.
     let line = content.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
-    let ids: Vec<u32> = std::str::from_utf8(line)
-        .ok()?
+    let ids: Vec<u32> = unescaped_bytes(line)
         .split_ascii_whitespace()
         .map(str::parse)
         .collect::<std::result::Result<_, _>>()
@@ -148,7 +148,7 @@ fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
     let open = content.iter().position(|byte| *byte == b'(')?;
     let close = content.iter().rposition(|byte| *byte == b')')?;
     let name = content.get(open + 1..close)?;
-    let rest = std::str::from_utf8(content.get(close + 1..)?).ok()?;
+    let rest = unescaped_bytes(content.get(close + 1..)?);
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     // The manual numbers fields from 1; the first one after the name is field 3.
     let field = |number: usize| fields.get(number - 3).copied();
