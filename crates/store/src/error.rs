@@ -101,7 +101,7 @@ pub enum Error {
         /// What it says.
         version: u16,
     },
-    /// No process serves backups of the store: none has it open, or the one that has it was not told to.
+    /// No process serves backups of the store: none has it open, or the one that has it was opened without that.
     #[error("{}: no process that has this store open serves backups of it", escaped(path))]
     NoBackupsServed {
         /// The store's directory.

@@ -40,6 +40,7 @@ pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// How a [`Store`](crate::Store) is made and opened; from [`Store::options`](crate::Store::options).
 #[derive(Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct StoreOptions {
     pub(crate) page_size: Option<usize>,
     pub(crate) memory: u64,
