@@ -1,8 +1,9 @@
 //! Atomic writes, which are on the disk as a whole or not at all: which sizes a file takes, who guarantees it, and whether
 //! it works.
 //!
-//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be tried or read does not
-//! count as supported.
+//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be read does not count
+//! as supported; what can't be tried now is an error for who asks whether it could be ([`AtomicWrites::try_probe`]), and is
+//! not supported for all others.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
@@ -45,20 +46,27 @@ impl AtomicWrites {
     /// The file itself is not touched. The writes go to a file without a name in its directory, which must be on the same
     /// device and take the same sizes: once to where nothing is yet, once over that; they are read back, and it goes again.
     /// [`Self::Refused`] where that can't be done: without the right to make files there, without room. A simulated disk is
-    /// believed.
+    /// believed, if it has room.
     pub fn probe(file: &dyn IoFile, bytes: u64) -> Self {
-        let Some(reported) = file.atomic_write_bytes() else { return Self::Refused };
+        Self::try_probe(file, bytes).unwrap_or(Self::Refused)
+    }
+
+    /// The same, but an error where it can't be tried now, which says nothing of what will be: on a full disk, without the right to make
+    /// files there, without descriptors.
+    pub fn try_probe(file: &dyn IoFile, bytes: u64) -> Result<Self, Error> {
+        let Some(reported) = file.atomic_write_bytes() else { return Ok(Self::Refused) };
         if !bytes.is_power_of_two() || !reported.contains(&bytes) {
-            return Self::Refused;
+            return Ok(Self::Refused);
         }
         if file.fd().is_none() {
-            return Self::InPlace;
+            file.has_room()?;
+            return Ok(Self::InPlace);
         }
-        match works_beside(file, &reported, bytes) {
-            Ok(true) if is_in_place(file, bytes).unwrap_or(false) => Self::InPlace,
-            Ok(true) => Self::Elsewhere,
-            Ok(false) | Err(_) => Self::Refused,
-        }
+        Ok(match works_beside(file, &reported, bytes)? {
+            true if is_in_place(file, bytes).unwrap_or(false) => Self::InPlace,
+            true => Self::Elsewhere,
+            false => Self::Refused,
+        })
     }
 }
 
@@ -117,14 +125,20 @@ fn works_beside(file: &dyn IoFile, reported: &RangeInclusive<u64>, bytes: u64) -
         errno: error.raw_os_error().unwrap_or(libc::EIO),
     })?;
     let link = PathBuf::from(format!("/proc/self/fd/{}", scratch.as_raw_fd()));
-    let scratch = DiskFile::open_writable(&link, Access::Direct, Create::Never)?;
+    let scratch = match DiskFile::open_writable(&link, Access::Direct, Create::Never) {
+        Err(Error::NoDirect { .. }) => return Ok(false),
+        opened => opened?,
+    };
     let is_alike = scratch.stat()?.device == file.stat()?.device
         && scratch.atomic_write_bytes().is_some_and(|of_scratch| of_scratch == *reported);
     let Some(len) = usize::try_from(bytes).ok().filter(|_| is_alike) else { return Ok(false) };
     let (mut written, mut read) = (AlignedBuf::new(len), AlignedBuf::new(len));
     for byte in 1..=2 {
         written.fill(byte);
-        scratch.write_at(0, &written, WriteMode::Atomic)?;
+        match scratch.write_at(0, &written, WriteMode::Atomic) {
+            Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => return Ok(false),
+            written => written?,
+        }
         if scratch.read_at(0, &mut read)? != len || read[..] != written[..] {
             return Ok(false);
         }

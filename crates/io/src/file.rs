@@ -149,6 +149,11 @@ pub trait IoFile: Send + Sync {
         None
     }
 
+    /// Whether a file could be made beside this one, as far as a simulated disk has room; other back-ends try such things.
+    fn has_room(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// What the kernel's cache holds of the range (`cachestat(2)`, Linux 6.5); `None` where that can't be known.
     fn residency(&self, _range: Range<u64>) -> Result<Option<Resident>, Error> {
         Ok(None)

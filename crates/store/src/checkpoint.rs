@@ -150,6 +150,9 @@ impl Core {
 
     /// Writes all pages as they were at `seq`, in page order.
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
+        if self.data.needs_atomic && !self.data.use_atomic()? {
+            return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
+        }
         let pages = self.index.unapplied(seq);
         let recovering = self.checkpoints.seq.load(Ordering::Acquire) < self.config.recovered_seq;
         let depth = Depth::of(self.config.options.disk.as_ref(), recovering);
@@ -160,7 +163,7 @@ impl Core {
         let mut run: Option<RunBuilder> = None;
         let mut damaged = None;
         let max_pages =
-            if self.data.atomic { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
+            if self.data.is_atomic() { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
         for (at, page) in pages.iter().enumerate() {
             if at % AHEAD == 0 {
                 self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);

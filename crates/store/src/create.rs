@@ -182,5 +182,5 @@ pub(crate) fn is_atomic(options: &StoreOptions, directory: &Path, data: &DataFil
     let may_be = options
         .disk_of(directory, &*data.file)
         .is_none_or(|disk| disk.atomic_in_place_bytes_max.is_some_and(|max| page_size as u64 <= max));
-    options.full_page_images == FullPageImages::Auto && may_be && data.is_atomic()
+    options.full_page_images == FullPageImages::Auto && may_be && data.probe_atomic().unwrap_or(false)
 }

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use pagekeeper_io::{
-    AlignedBuf, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_past_cache,
-    open_writable_past_cache, writes_atomically,
+    AlignedBuf, AtomicWrites, Create, Error as IoError, Io, IoFile, OwnedWrite, WriteMode, open_past_cache,
+    open_writable_past_cache,
 };
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
@@ -52,8 +52,11 @@ pub(crate) struct DataFile {
     pub(crate) file: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     page_size: u64,
-    /// Each page is written by a write of its own that is there as a whole after a crash, or not at all.
-    pub(crate) atomic: bool,
+    /// Whether each page is written by a write of its own that is there as a whole after a crash, or not at all: once that was
+    /// tried for a store that may use it.
+    atomic: OnceLock<bool>,
+    /// The journal has changes that can only be applied so.
+    pub(crate) needs_atomic: bool,
     /// Its length in bytes.
     len: AtomicU64,
     /// As much of it as is known to be durable.
@@ -83,7 +86,8 @@ impl DataFile {
             file,
             io: Arc::clone(io),
             page_size: page_size as u64,
-            atomic: false,
+            atomic: OnceLock::new(),
+            needs_atomic: false,
             len,
             durable: AtomicU64::new(0),
             growing: Mutex::new(None),
@@ -92,9 +96,23 @@ impl DataFile {
         })
     }
 
-    /// Whether a page can be written so that after a crash it is there as before or as after, and nothing between.
+    /// Whether a page can be written so that after a crash it is there as before or as after, and nothing between. Tries it, which
+    /// fails where there is no room for that.
+    pub(crate) fn probe_atomic(&self) -> Result<bool, Error> {
+        Ok(AtomicWrites::try_probe(&*self.file, self.page_size)? == AtomicWrites::InPlace)
+    }
+
+    /// The same, and pages are written so from now on.
+    pub(crate) fn use_atomic(&self) -> Result<bool, Error> {
+        match self.atomic.get() {
+            Some(is_atomic) => Ok(*is_atomic),
+            None => self.probe_atomic().map(|is_atomic| *self.atomic.get_or_init(|| is_atomic)),
+        }
+    }
+
+    /// Whether pages are written so.
     pub(crate) fn is_atomic(&self) -> bool {
-        writes_atomically(&*self.file, self.page_size)
+        self.atomic.get().is_some_and(|is_atomic| *is_atomic)
     }
 
     /// Pages that it has room for.
@@ -274,7 +292,7 @@ impl<'a> WritesInFlight<'a> {
                 file: Arc::clone(&self.data.file),
                 offset: first * self.data.page_size,
                 buf: bytes,
-                mode: if self.data.atomic { WriteMode::Atomic } else { WriteMode::Plain },
+                mode: if self.data.is_atomic() { WriteMode::Atomic } else { WriteMode::Plain },
                 done: Box::new(move |bytes, result| {
                     let (mutex, changed) = &*state;
                     let mut state = lock(mutex);

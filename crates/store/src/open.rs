@@ -154,9 +154,7 @@ fn recover(
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cached)) =
         (found?, prepared?);
-    // Found out by trying, which writes.
-    data.atomic = newest.first_diffs && !options.is_read_only() && data.is_atomic();
-    check_data(options, &data, &found, newest, directory)?;
+    check_data(options, &mut data, &found, newest, directory)?;
     for (page, crcs) in found.index.diffed() {
         map.accept(crcs.into_iter().map(|crc| (page, crc)));
     }
@@ -184,7 +182,7 @@ fn recover(
         journal_path: path,
         max_journal_bytes,
         max_unapplied_bytes: unapplied_share(options.memory),
-        diffs_first: (data.atomic || newest.first_diffs && options.is_read_only())
+        diffs_first: (data.is_atomic() || newest.first_diffs && options.is_read_only())
             && options.full_page_images == FullPageImages::Auto,
         recovered_seq: found.seq,
         opening: Opening {
@@ -226,7 +224,7 @@ fn recover(
 /// Whether the data file is such that the journal can be applied to it.
 fn check_data(
     options: &StoreOptions,
-    data: &DataFile,
+    data: &mut DataFile,
     found: &Replayed,
     newest: &Superblock,
     directory: &Path,
@@ -237,8 +235,14 @@ fn check_data(
     }
     data.is_durable_upto(expected);
     // Who only reads tears no page.
-    if newest.first_diffs && !data.atomic && !options.is_read_only() && found.index.needs_bases() {
-        return Err(Error::NotAtomic { path: directory.to_path_buf() });
+    if !newest.first_diffs || options.is_read_only() {
+        return Ok(());
     }
-    Ok(())
+    data.needs_atomic = found.index.needs_bases();
+    match data.use_atomic() {
+        Ok(false) if data.needs_atomic => Err(Error::NotAtomic { path: directory.to_path_buf() }),
+        // Where there is no room to try it, the first checkpoint tries again: until then nothing is applied.
+        Err(error) if data.needs_atomic && !error.is_no_space() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use super::*;
-use crate::{AlignedBuf, WriteMode, writes_atomically};
+use crate::{AlignedBuf, AtomicWrites, WriteMode, writes_atomically};
 
 /// Places and lengths that have no byte in common; the file is as long as their end.
 const PLACES: [(u64, usize); 5] = [(0, 512), (512, 512), (4096, 4096), (16_384, 16_384), (65_536, 65_536)];
@@ -199,4 +199,17 @@ fn faults_strike_it_as_a_whole() {
     disk.inject_all(WriteFault::SYNC_EIO, Times::Once);
     assert!(file.sync_data().is_err());
     assert_eq!(found(&disk, 1, 3), [7 * 300 * 5, 0, 0], "lost, all of it");
+}
+
+#[test]
+fn what_has_no_room_to_be_tried_is_not_taken_for_refused() {
+    let disk = SimDisk::builder().atomic_writes(1 << 16).build();
+    let file = file_of(&disk, Access::Direct);
+    disk.fill_up_at(disk.ops());
+    let full = AtomicWrites::try_probe(&*file, 4096).unwrap_err();
+    assert_eq!(full.errno(), Some(libc::ENOSPC));
+    assert_eq!(AtomicWrites::probe(&*file, 4096), AtomicWrites::Refused);
+    assert_eq!(AtomicWrites::try_probe(&*file, 1 << 17), Ok(AtomicWrites::Refused));
+    disk.make_room();
+    assert_eq!(AtomicWrites::try_probe(&*file, 4096), Ok(AtomicWrites::InPlace));
 }

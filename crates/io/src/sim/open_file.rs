@@ -134,6 +134,10 @@ impl IoFile for SimFile {
         if self.access == Access::Direct { self.shared.lock().atomic.clone() } else { None }
     }
 
+    fn has_room(&self) -> Result<(), Error> {
+        self.change("create a file beside", |state| state.has_room())
+    }
+
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {
         let mut found = None;
         self.change("cachestat", |state| {

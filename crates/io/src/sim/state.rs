@@ -132,6 +132,12 @@ impl DiskState {
         Ok(number)
     }
 
+    /// Whether something new would have room now.
+    pub(super) fn has_room(&self) -> Result<(), i32> {
+        self.power()?;
+        if self.full_from.is_some_and(|from| from <= self.ops) { Err(libc::ENOSPC) } else { Ok(()) }
+    }
+
     pub(super) fn fail_operation(&mut self, operation: u64, errno: i32) {
         self.failing.insert(operation, errno);
     }

@@ -1,0 +1,117 @@
+//! A store that was closed, on a disk that is full by now: it opens for writing, reads, refuses what has no room and nothing else, and
+//! goes on when there is room. On a simulated disk and on ext4.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::SimDisk;
+use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_testing::Mounted;
+
+const PAGES: u64 = 4;
+
+fn small() -> StoreOptions {
+    Store::options().memory(1 << 20).journal_bytes(64 << 10).background_apply(false).warm(false)
+}
+
+fn on(disk: &SimDisk) -> StoreOptions {
+    small().io(Arc::new(disk.clone())).without_threads()
+}
+
+/// Pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, in the journal alone.
+fn make(store: &Store) {
+    let mut txn = store.begin().unwrap();
+    let first = txn.allocate_run(PAGES).unwrap();
+    (first..PAGES).for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
+    txn.commit(Durability::Sync).unwrap();
+    store.sync().unwrap();
+    change(store, 0, 8).unwrap();
+}
+
+fn change(store: &Store, page: u64, byte: u8) -> Result<u64, Error> {
+    let mut txn = store.begin()?;
+    txn.page_mut(page)?[0] = byte;
+    txn.commit(Durability::Sync)
+}
+
+fn first_bytes(store: &Store) -> Vec<u8> {
+    let read = store.begin_read().unwrap();
+    (0..PAGES).map(|page| read.read(page).unwrap()[0]).collect()
+}
+
+/// A transaction that needs more pages than the file has room for.
+fn grow(store: &Store) -> Result<u64, Error> {
+    let mut txn = store.begin()?;
+    for _ in 0..200 {
+        txn.allocate()?;
+    }
+    txn.commit(Durability::Sync)
+}
+
+#[test]
+fn it_opens_reads_and_goes_on_when_there_is_room() {
+    for atomic in [false, true] {
+        let disk = SimDisk::builder().atomic_writes(if atomic { 64 << 10 } else { 0 }).build();
+        let store = on(&disk).open(dir()).unwrap();
+        make(&store);
+        store.close().unwrap();
+
+        disk.fill_up_at(0);
+        let store = on(&disk).open(dir()).unwrap();
+        assert_eq!(first_bytes(&store), [8, 7, 7, 7]);
+        assert!(store.verify().unwrap().is_sound());
+        assert_eq!(grow(&store).unwrap_err().errno(), Some(libc::ENOSPC));
+        // The journal has its room, whatever the disk has.
+        change(&store, 1, 9).unwrap();
+        if atomic {
+            // Whether pages can be written atomically has to be tried, for which there is no room.
+            assert_eq!(store.sync().unwrap_err().errno(), Some(libc::ENOSPC));
+            let full = (10..200).find_map(|byte| change(&store, 2, byte).err()).unwrap();
+            assert_eq!(full.errno(), Some(libc::ENOSPC), "{full}");
+            store.close().unwrap();
+            let store = on(&disk).open(dir()).unwrap();
+            assert_eq!(first_bytes(&store)[..2], [8, 9]);
+            disk.make_room();
+            store.sync().unwrap();
+        } else {
+            store.sync().unwrap();
+            disk.make_room();
+        }
+        let store = on(&disk.after_kill()).open(dir()).unwrap();
+        change(&store, 2, 5).unwrap();
+        grow(&store).unwrap();
+        store.sync().unwrap();
+        assert_eq!(first_bytes(&store), [8, 9, 5, 7]);
+        assert!(store.verify().unwrap().is_sound());
+        store.close_and_sync().unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_without_room_refuses_what_has_none_and_nothing_else() {
+    let Some(mounted) = Mounted::new("ext4") else { return };
+    let dir = mounted.path().join("store");
+    let store = small().open(&dir).unwrap();
+    make(&store);
+    store.close().unwrap();
+    let full = mounted.path().join("full");
+    let bytes = vec![1; 1 << 16];
+    let mut file = std::fs::File::create(&full).unwrap();
+    while std::io::Write::write_all(&mut file, &bytes).is_ok() {}
+    drop(file);
+
+    let store = small().open(&dir).unwrap();
+    assert_eq!(first_bytes(&store), [8, 7, 7, 7]);
+    let refused = (0..100).find_map(|_| grow(&store).err()).unwrap();
+    assert_eq!(refused.errno(), Some(libc::ENOSPC), "{refused}");
+    change(&store, 1, 9).unwrap();
+    std::fs::remove_file(&full).unwrap();
+    grow(&store).unwrap();
+    store.sync().unwrap();
+    assert_eq!(first_bytes(&store), [8, 9, 7, 7]);
+    assert!(store.verify().unwrap().is_sound());
+}
+
+fn dir() -> &'static Path {
+    Path::new("/store")
+}
