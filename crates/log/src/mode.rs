@@ -142,6 +142,18 @@ impl LogMode {
     }
 }
 
+impl LogMode {
+    /// Whether [`Self::choose`] has to try something, which needs room on the disk.
+    pub(crate) fn is_tried(self, io: &dyn Io, purpose: Use, syncs: Syncs) -> bool {
+        let is_known = match self {
+            Self::Buffered => true,
+            Self::Auto => (purpose, syncs) != (Use::Overwrite, Syncs::EachCommit),
+            Self::Uncached | Self::Direct => false,
+        };
+        !is_known && has_real_files(io)
+    }
+}
+
 impl fmt::Display for LogMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -273,7 +273,7 @@ impl Follower {
         }
         self.read.memory.set_len(len);
         (self.read.start, self.read.end) = (start, start);
-        if let Some(releaser) = &self.shared.releaser {
+        if let Some(releaser) = self.shared.releaser.get() {
             releaser.reads(self.segment.number, &self.file, &(start..end), self.size.max(limit));
         }
         let got = self.file.read_at(start, &mut self.read.memory)?;
@@ -312,7 +312,7 @@ fn open(
     position: Position,
     cut_off: &AtomicBool,
 ) -> Result<(Arc<dyn IoFile>, u64), Error> {
-    match shared.store.io.open(&shared.store.segment_path(segment.number), shared.store.access) {
+    match shared.store.open(segment.number) {
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
         // Removed since the follower was registered: it was cut off before.
         Err(_) if cut_off.load(Ordering::Acquire) => {

@@ -83,8 +83,6 @@ pub enum Purge {
 /// ```
 pub struct BinLog {
     shared: Arc<Shared<Writer>>,
-    /// Why it is written as it is.
-    why: String,
     _lock: Option<Lock>,
 }
 
@@ -92,17 +90,11 @@ impl BinLog {
     fn open(dir: &Path, options: BinLogOptions) -> Result<Self, Error> {
         options.check()?;
         let io = options.io.clone().unwrap_or_else(pagekeeper_io::best);
-        let mut store = SegmentStore {
-            io,
-            dir: dir.to_path_buf(),
-            options,
-            access: Access::Buffered,
-            write_mode: WriteMode::Plain,
-        };
-        let opened = recover::open(&mut store)?;
+        let store = SegmentStore::new(io, dir.to_path_buf(), options);
+        let opened = recover::open(&store)?;
         let progress = Progress::new(opened.segments, opened.writer.end);
         let shared = Shared::new(store, opened.writer, progress);
-        Ok(Self { shared, why: opened.why, _lock: opened.lock })
+        Ok(Self { shared, _lock: opened.lock })
     }
 
     /// Appends records that belong together, and returns the position past them. They are durable when this returns, if
@@ -210,7 +202,7 @@ impl BinLog {
         let purged = leader.writer().purge(&self.shared, position.segment, purge == Purge::Forced);
         self.hand_over(leader, None);
         let purged = purged?;
-        if let Some(releaser) = &self.shared.releaser {
+        if let Some(releaser) = self.shared.releaser.get() {
             releaser.purged(position.segment);
         }
         for segment in &purged {
@@ -234,23 +226,24 @@ impl BinLog {
         self.shared.progress.durable()
     }
 
-    /// How segments are written, and why so.
+    /// How segments are written, and why so. For [`LogMode::Uncached`] and [`LogMode::Direct`] that is found out by trying, which
+    /// needs some room on the disk: when something is appended for the first time, or when it is asked for here.
     pub fn mode(&self) -> (LogMode, &str) {
-        let store = &self.shared.store;
-        let mode = match (store.access, store.write_mode) {
+        let Ok(how) = self.shared.store.how() else { return (LogMode::Buffered, "nothing can be tried now") };
+        let mode = match (how.access, how.write_mode) {
             (Access::Direct, _) => LogMode::Direct,
             (Access::Buffered, WriteMode::Uncached) => LogMode::Uncached,
             (Access::Buffered, _) => LogMode::Buffered,
         };
-        (mode, &self.why)
+        (mode, &how.why)
     }
 
     /// Bytes of the log that are resident, as far as it tracks them and the kernel reports them; `None` where it leaves its
     /// pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
-        match &self.shared.releaser {
+        match self.shared.releaser.get() {
             Some(releaser) => releaser.resident(),
-            None => (self.shared.store.access == Access::Direct).then_some(0),
+            None => (self.shared.store.access() == Access::Direct).then_some(0),
         }
     }
 

@@ -23,9 +23,9 @@ use super::progress::Segment;
 use super::segment::{HEADER, Header, segment_number};
 use super::segment_store::{Begun, Failure, SegmentStore, random};
 use super::writer::{Found, Writer};
+use crate::Error;
 use crate::limits::LOST_AND_FOUND;
 use crate::record::{Reader, Source};
-use crate::{Error, LogMode, Syncs, Use};
 
 /// The name of the file that is locked.
 const LOCK: &str = "lock";
@@ -36,8 +36,6 @@ pub(super) struct Opened {
     pub(super) writer: Writer,
     /// All segments, the writer's last.
     pub(super) segments: VecDeque<Segment>,
-    /// Why it is written in the mode that the store has now.
-    pub(super) why: String,
 }
 
 /// What is in the directory.
@@ -51,7 +49,7 @@ struct Names {
 }
 
 /// Opens the log, or makes it.
-pub(super) fn open(store: &mut SegmentStore) -> Result<Opened, Error> {
+pub(super) fn open(store: &SegmentStore) -> Result<Opened, Error> {
     let (io, dir) = (&*Arc::clone(&store.io), &*store.dir.clone());
     let read_only = store.options.read_only;
     match names(io, dir)? {
@@ -63,7 +61,6 @@ pub(super) fn open(store: &mut SegmentStore) -> Result<Opened, Error> {
     let lock = if read_only { io.lock_shared(&lock_path)? } else { Some(io.lock(&lock_path)?) };
     let names = names(io, dir)?.unwrap_or_default();
     names.check(dir)?;
-    let why = if read_only { "read only".to_owned() } else { choose_mode(store, io, dir) };
     let (writer, segments) = match Index::read(io, dir)? {
         Some(index) => find(store, index, &names)?,
         None if read_only => return Err(Error::NoLog { path: dir.join(INDEX) }),
@@ -74,22 +71,7 @@ pub(super) fn open(store: &mut SegmentStore) -> Result<Opened, Error> {
             make(store, Index { log_id: random(), segments: Vec::new() })?
         }
     };
-    Ok(Opened { lock, writer, segments, why })
-}
-
-/// Finds out how segments are written, and why so. Where nothing can be tried, for want of room, it is through the page cache.
-fn choose_mode(store: &mut SegmentStore, io: &dyn Io, dir: &Path) -> String {
-    let syncs = if store.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom };
-    match store.options.mode.choose(io, dir, Use::Append, syncs) {
-        Ok(chosen) => {
-            store.write_as(chosen.mode);
-            chosen.why
-        }
-        Err(error) => {
-            store.write_as(LogMode::Buffered);
-            format!("nothing else can be tried: {error}")
-        }
-    }
+    Ok(Opened { lock, writer, segments })
 }
 
 /// `None` where there is no such directory.
@@ -144,7 +126,7 @@ fn survey(
     for &number in names.segments.iter().filter(|number| !(first..next).contains(number)) {
         // Purged, but not removed yet; or begun, but not listed yet: then it is empty.
         let path = store.segment_path(number);
-        if number >= next && store.io.open(&path, store.access)?.stat()?.size > HEADER {
+        if number >= next && store.open(number)?.stat()?.size > HEADER {
             return Err(Error::Unlisted { path });
         }
         leftovers.push(number);
@@ -185,7 +167,7 @@ fn survey(
 fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
     let path = store.segment_path(segment.number);
     if !(store.options.read_only || store.injected_fault(InjectedFault::NoSyncAtOpen)) {
-        store.io.open(&path, store.access)?.sync_all()?;
+        store.open(segment.number)?.sync_all()?;
     }
     let file = if store.injected_fault(InjectedFault::ReadThroughCache) {
         store.io.open(&path, Access::Buffered)?
@@ -265,14 +247,14 @@ fn find(store: &SegmentStore, index: Index, names: &Names) -> Result<(Writer, Ve
     };
     let end = last.sealed.take().unwrap_or(HEADER);
     let Segment { number, salt, .. } = *last;
-    let path = store.segment_path(number);
     if store.injected_fault(InjectedFault::AppendAfterTorn) && was_open {
-        let file = store.io.open_writable(&path, store.access, Create::Never)?;
+        let path = store.segment_path(number);
+        let file = store.io.open_writable(&path, store.access(), Create::Never)?;
         let mut writer = Writer::new(Begun { file, number, salt }, index);
         (writer.end, writer.durable) = (end, end);
         return Ok((writer, segments));
     }
-    let file = store.io.open(&path, store.access)?;
+    let file = store.open(number)?;
     let found = Found { leftovers, was_open };
     Ok((Writer::at_end(Begun { file, number, salt }, end, index, found), segments))
 }

@@ -3,27 +3,47 @@
 //! A new segment: its header is written and synced, then the directory; then the index that lists it replaces the old one
 //! ([`super::index`]), and the directory is synced again. A crash between any two steps leaves the old index, and perhaps an empty
 //! segment that it does not list (the next open removes it), or the new index and all that it lists.
+//!
+//! How segments are written is found out by trying, if it has to be, when a segment is to be written: that needs room, and who only looks
+//! needs none.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode};
+use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode, open_past_cache};
 
 use super::index::{Index, Listed, remove_if_there};
 use super::injected_fault::InjectedFault;
 use super::options::BinLogOptions;
 use super::segment::{Header, segment_name};
-use crate::LogMode;
+use crate::{Error, LogMode, Syncs, Use};
 
 /// Where a log is, and how it is written.
-#[derive(Clone)]
 pub(super) struct SegmentStore {
     pub(super) io: Arc<dyn Io>,
     pub(super) dir: PathBuf,
     pub(super) options: BinLogOptions,
+    how: OnceLock<How>,
+}
+
+/// How segments are written.
+pub(super) struct How {
     pub(super) access: Access,
     pub(super) write_mode: WriteMode,
+    /// Why so.
+    pub(super) why: String,
+}
+
+impl How {
+    fn new(mode: LogMode, why: String) -> Self {
+        let (access, write_mode) = match mode {
+            LogMode::Direct => (Access::Direct, WriteMode::Plain),
+            LogMode::Uncached => (Access::Buffered, WriteMode::Uncached),
+            LogMode::Buffered | LogMode::Auto => (Access::Buffered, WriteMode::Plain),
+        };
+        Self { access, write_mode, why }
+    }
 }
 
 /// What an I/O error means to a log that is being written.
@@ -69,13 +89,61 @@ impl SegmentStore {
         false
     }
 
-    /// Segments are written in this mode from now on.
-    pub(super) fn write_as(&mut self, mode: LogMode) {
-        (self.access, self.write_mode) = match mode {
-            LogMode::Direct => (Access::Direct, WriteMode::Plain),
-            LogMode::Uncached => (Access::Buffered, WriteMode::Uncached),
-            LogMode::Buffered | LogMode::Auto => (Access::Buffered, WriteMode::Plain),
+    pub(super) fn new(io: Arc<dyn Io>, dir: PathBuf, options: BinLogOptions) -> Self {
+        let how = OnceLock::new();
+        if options.read_only {
+            how.get_or_init(|| How::new(LogMode::Buffered, "read only".to_owned()));
+        }
+        Self { io, dir, options, how }
+    }
+
+    fn syncs(&self) -> Syncs {
+        if self.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom }
+    }
+
+    /// How segments are written, if that is known, or can be without a try.
+    pub(super) fn known(&self) -> Option<&How> {
+        if self.how.get().is_none() && !self.options.mode.is_tried(&*self.io, Use::Append, self.syncs()) {
+            return self.how().ok();
+        }
+        self.how.get()
+    }
+
+    /// How segments are written; tries what works, the first time. Where that fails it is through the page cache, unless it may go better
+    /// later: for want of space or descriptors.
+    pub(super) fn how(&self) -> Result<&How, Failure> {
+        if let Some(how) = self.how.get() {
+            return Ok(how);
+        }
+        let chosen = self.options.mode.choose(&*self.io, &self.dir, Use::Append, self.syncs());
+        let how = match chosen {
+            Ok(chosen) => How::new(chosen.mode, chosen.why),
+            Err(error) => {
+                if let Error::Io(error) = &error
+                    && let passing @ Failure::Passing(_) = error.clone().into()
+                {
+                    return Err(passing);
+                }
+                How::new(LogMode::Buffered, format!("nothing else can be tried: {error}"))
+            }
         };
+        Ok(self.how.get_or_init(|| how))
+    }
+
+    /// How segments are opened, as far as that is known: as it was asked for, else.
+    pub(super) fn access(&self) -> Access {
+        let is_direct = || self.options.mode == LogMode::Direct;
+        self.known()
+            .map_or_else(|| if is_direct() { Access::Direct } else { Access::Buffered }, |how| how.access)
+    }
+
+    /// A segment's file, to be read.
+    pub(super) fn open(&self, number: u64) -> Result<Arc<dyn IoFile>, IoError> {
+        let path = self.segment_path(number);
+        match self.access() {
+            Access::Direct if self.known().is_none() => open_past_cache(&*self.io, &path),
+            access => self.io.open(&path, access),
+        }
     }
 
     pub(super) fn segment_path(&self, number: u64) -> PathBuf {
@@ -105,7 +173,7 @@ impl SegmentStore {
     fn make_segment(&self, header: &Header) -> Result<Arc<dyn IoFile>, Failure> {
         let path = self.segment_path(header.number);
         remove_if_there(&*self.io, &path)?;
-        let file = self.io.open_writable(&path, self.access, Create::New)?;
+        let file = self.io.open_writable(&path, self.how()?.access, Create::New)?;
         file.write_at(0, &header.encode(), WriteMode::Plain)?;
         if !self.injected_fault(InjectedFault::NoHeaderSync) {
             file.sync_all()?;

@@ -2,7 +2,7 @@
 //!
 //! Locks are taken one at a time: the queue's ([`CommitQueue`]), the followers' ([`Progress`]), the releaser's ([`PageReleaser`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pagekeeper_io::{Access, Error as IoError, IoFile};
 
@@ -18,24 +18,31 @@ pub(super) struct Shared<W> {
     pub(super) store: SegmentStore,
     pub(super) queue: CommitQueue<W>,
     pub(super) progress: Progress,
-    /// `None` where no page becomes resident: with direct I/O; or where pages are left to the kernel.
-    pub(super) releaser: Option<PageReleaser>,
+    /// None where no page becomes resident: with direct I/O; or where pages are left to the kernel.
+    pub(super) releaser: OnceLock<PageReleaser>,
 }
 
 impl<W> Shared<W> {
     /// The writer is at the end of the log.
     pub(super) fn new(store: SegmentStore, writer: W, progress: Progress) -> Arc<Self> {
-        let releaser = (store.access == Access::Buffered && store.options.release)
-            .then(|| PageReleaser::new(store.options.keep_segments, store.options.slack));
-        let end = progress.end();
-        let shared = Arc::new(Self { store, queue: CommitQueue::new(writer), progress, releaser });
-        shared.keep(end);
+        let queue = CommitQueue::new(writer);
+        let shared = Arc::new(Self { store, queue, progress, releaser: OnceLock::new() });
+        shared.release_if_cached();
         shared
+    }
+
+    /// Begins to release pages, where they become resident; also once that is known.
+    pub(super) fn release_if_cached(&self) {
+        let SegmentStore { options, .. } = &self.store;
+        if self.store.access() == Access::Buffered && options.release && self.releaser.get().is_none() {
+            self.releaser.get_or_init(|| PageReleaser::new(options.keep_segments, options.slack));
+            self.keep(self.progress.end());
+        }
     }
 
     /// Reports the writer's new segment to the releaser. Without a descriptor its pages stay; that is no reason to stop.
     fn keep(&self, Position { segment, offset }: Position) {
-        if let Some(releaser) = &self.releaser
+        if let Some(releaser) = self.releaser.get()
             && let Ok(file) = self.own(segment)
         {
             releaser.begun(segment, file, offset);
@@ -43,19 +50,19 @@ impl<W> Shared<W> {
     }
 
     fn own(&self, segment: u64) -> Result<Arc<dyn IoFile>, IoError> {
-        self.store.io.open(&self.store.segment_path(segment), self.store.access)
+        self.store.open(segment)
     }
 
     /// The writer has written up to here; whether there may be something to release.
     pub(super) fn wrote(&self, end: Position) -> bool {
         self.progress.wrote(end);
-        self.releaser.as_ref().is_some_and(|releaser| releaser.wrote(end.offset))
+        self.releaser.get().is_some_and(|releaser| releaser.wrote(end.offset))
     }
 
     /// The writer has synced up to here.
     pub(super) fn synced(&self, durable: Position) {
         self.progress.synced(durable);
-        if let Some(releaser) = &self.releaser {
+        if let Some(releaser) = self.releaser.get() {
             releaser.synced(durable.offset);
         }
     }
@@ -68,7 +75,7 @@ impl<W> Shared<W> {
 
     /// Releases what rule and followers allow.
     pub(super) fn release_pages(&self) {
-        if let Some(releaser) = &self.releaser
+        if let Some(releaser) = self.releaser.get()
             && let Err(error) = releaser.run(|| self.progress.followers())
         {
             self.stop(error);

@@ -25,7 +25,7 @@ use super::index::{Index, remove_if_there};
 use super::injected_fault::InjectedFault;
 use super::progress::Segment;
 use super::segment::HEADER;
-use super::segment_store::{Begun, Failure, SegmentStore};
+use super::segment_store::{Begun, Failure, How};
 use super::shared::Shared;
 use crate::Error;
 use crate::convert::to_usize;
@@ -182,16 +182,17 @@ impl Writer {
     /// Writes zeros past the end, where small groups are synced one by one: a sync that has to note where new blocks are
     /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
     fn zero_ahead(&mut self, shared: &Shared<Self>, written: u64) -> Result<(), Error> {
-        let SegmentStore { options, write_mode, .. } = &shared.store;
+        let options = &shared.store.options;
+        let write_mode = how(shared)?.write_mode;
         let max = options.max_segment_bytes;
         let upto = max.min(self.end + options.zero_ahead.min(max).next_multiple_of(BLOCK));
         // What is uncached stays in the page cache when it is overwritten.
-        let helps = *write_mode == WriteMode::Plain && written <= SMALL;
+        let helps = write_mode == WriteMode::Plain && written <= SMALL;
         if self.end < self.zeroed || self.end >= upto || !helps {
             return Ok(());
         }
         let zeros = AlignedBuf::new(to_usize(upto - self.end));
-        match self.file.write_at(self.end, &zeros, *write_mode).map_err(Failure::from) {
+        match self.file.write_at(self.end, &zeros, write_mode).map_err(Failure::from) {
             // Where there is no room for zeros there may be some for records.
             Ok(()) | Err(Failure::Passing(_)) => {
                 self.zeroed = upto;
@@ -240,7 +241,7 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(());
         }
-        let SegmentStore { access, write_mode, .. } = shared.store;
+        let How { access, write_mode, .. } = *how(shared)?;
         let written = match (access, write_mode) {
             (Access::Buffered, WriteMode::Plain) => self.file.write_at(self.end, bytes, write_mode),
             (Access::Direct, _)
@@ -319,6 +320,8 @@ impl Writer {
     /// Begins to append to a log that was found, in a segment in which nothing ever was.
     fn begin(&mut self, shared: &Shared<Self>, found: &Found) -> Result<(), Error> {
         let store = &shared.store;
+        let access = how(shared)?.access;
+        shared.release_if_cached();
         // What was seen may not be durable yet.
         store.sync_dir().map_err(|failure| shared.failure(failure))?;
         for number in &found.leftovers {
@@ -330,7 +333,7 @@ impl Writer {
         let path = store.segment_path(self.segment);
         let file = store
             .io
-            .open_writable(&path, store.access, Create::Never)
+            .open_writable(&path, access, Create::Never)
             .map_err(|error| shared.failure(error.into()))?;
         let mut index = self.index.clone();
         if let Some(last) = index.segments.last_mut() {
@@ -399,6 +402,11 @@ impl Writer {
         self.index = index;
         Ok(())
     }
+}
+
+/// How segments are written.
+fn how(shared: &Shared<Writer>) -> Result<&How, Error> {
+    shared.store.how().map_err(|failure| shared.failure(failure))
 }
 
 impl fmt::Debug for Writer {

@@ -5,7 +5,8 @@ use std::sync::Barrier;
 use pagekeeper_io::{Error as IoError, RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 
 use super::support::{DIR, append, group, options, read_groups};
-use crate::{BinLog, Error, LogMode, Purge};
+use crate::{BinLog, BinLogOptions, Error, LogMode, Purge};
+use pagekeeper_testing::Mounted;
 
 fn is_poisoned<T: std::fmt::Debug>(result: Result<T, Error>, errno: i32) {
     match result {
@@ -117,6 +118,44 @@ fn at_a_full_disk_that_append_fails_and_the_others_stay() {
             assert_eq!(read_groups(&log, log.first()).unwrap(), kept, "write {at}, opened again");
         }
         assert!(failed_somewhere > 10, "{failed_somewhere}");
+    }
+}
+
+/// What works is found out when something is appended, and not before: it takes room.
+#[test]
+fn a_full_file_system_opens_a_log_in_each_mode_and_the_mode_is_found_out_when_there_is_room() {
+    let Some(mounted) = Mounted::new("ext4") else { return };
+    let open = |mode| {
+        let options = BinLogOptions::new().max_segment_bytes(64 << 10).zero_ahead(0).mode(mode);
+        options.open(mounted.path().join(mode.to_string())).unwrap()
+    };
+    let modes = [LogMode::Direct, LogMode::Uncached];
+    for mode in modes {
+        let log = open(LogMode::Buffered);
+        append(&log, &group(1, 2, 3000)).unwrap();
+        log.close().unwrap();
+        let at = |mode: LogMode| mounted.path().join(mode.to_string());
+        std::fs::rename(at(LogMode::Buffered), at(mode)).unwrap();
+    }
+    let full = mounted.path().join("full");
+    let mut file = std::fs::File::create(&full).unwrap();
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    drop(file);
+    let logs = modes.map(open);
+    for log in &logs {
+        assert_eq!(read_groups(log, log.first()).unwrap(), [group(1, 2, 3000)]);
+        for _ in 0..2 {
+            let refused = append(log, &group(2, 2, 30_000)).unwrap_err();
+            assert!(matches!(&refused, Error::Io(error) if error.errno() == Some(libc::ENOSPC)), "{refused}");
+        }
+    }
+    std::fs::remove_file(&full).unwrap();
+    for (log, mode) in logs.into_iter().zip(modes) {
+        append(&log, &group(3, 2, 30_000)).unwrap();
+        let (found, why) = log.mode();
+        assert!(found == mode || why.contains("is refused here"), "{why}");
+        assert_eq!(read_groups(&log, log.first()).unwrap(), [group(1, 2, 3000), group(3, 2, 30_000)]);
+        log.close().unwrap();
     }
 }
 
