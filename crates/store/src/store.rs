@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crate::core::Core;
 use crate::handle::Handle;
@@ -50,6 +51,7 @@ pub struct Store {
     threads: Vec<JoinHandle<()>>,
     /// Who makes backups for other processes.
     backups: Option<serve::Server>,
+    opened: Instant,
     finished: bool,
 }
 
@@ -78,7 +80,8 @@ impl Store {
             }
         }
         let core = Arc::new(core);
-        let mut store = Self { core, threads: Vec::new(), backups: None, finished: false };
+        let mut store =
+            Self { core, threads: Vec::new(), backups: None, opened: Instant::now(), finished: false };
         if store.core.config.options.threads && !read_only {
             store.threads.push(threads::start(&store.core)?);
             store.threads.extend(reports::start(&store.core)?);
@@ -336,6 +339,10 @@ impl Store {
     /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so that this takes no
     /// longer than the journal does. Dropping the store does the same, but can't report an error.
     ///
+    /// Of a store that was in order when it was opened, and to which nothing was committed, at most the note of what is resident is
+    /// written ([`StoreOptions::warm`]), and that only if pages are resident that were not noted, or others than were noted
+    /// after a minute.
+    ///
     /// Fails as well where the journal can't note that it was closed ([`Error::Journal`]): no commit is lost by that; the next
     /// opening goes on as after a crash.
     pub fn close(mut self) -> Result<(), Error> {
@@ -376,7 +383,7 @@ impl Store {
         }
         self.core.make_durable(self.core.last_lsn())?;
         if self.core.config.options.warm {
-            self.core.save_warm_set();
+            self.core.save_warm_set(self.opened.elapsed() < threads::WARM);
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// What was committed is in the data file after so long, if nothing else asks for it.
 const IDLE: Duration = Duration::from_secs(30);
 /// Between two notes of what is resident.
-const WARM: Duration = Duration::from_secs(60);
+pub(crate) const WARM: Duration = Duration::from_secs(60);
 
 /// Starts it.
 pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error> {
@@ -48,7 +48,7 @@ fn run(core: &Core) {
             core.load_warm_set();
         }
         if core.config.options.warm && last_save.elapsed() >= WARM {
-            core.save_warm_set();
+            core.save_warm_set(false);
             last_save = Instant::now();
         }
         if !wait(core) {

@@ -1,6 +1,8 @@
 //! The warm set: which pages were resident, noted now and then and at the close, and brought back after an opening.
 //!
-//! Invariant: it is a hint. A note that is missing, torn or of another store brings nothing back, and nothing fails by it.
+//! Invariants: it is a hint. A note that is missing, torn or of another store brings nothing back, and nothing fails by it. It is
+//! written only where it says something else than the one that is there; whoever opens a store for a moment leaves that, too:
+//! there was no time to load what it names.
 
 use std::ops::Range;
 use std::path::Path;
@@ -23,11 +25,16 @@ const SHARE: u64 = 2;
 const STEP: u64 = 128 << 10;
 
 impl Core {
-    /// Notes what is resident.
-    pub(crate) fn save_warm_set(&self) {
-        let bytes = encode(self.config.store_id, &self.cached.resident());
+    /// Notes what is resident; of a store that was open for a moment, only if some of that is not noted yet.
+    pub(crate) fn save_warm_set(&self, was_brief: bool) {
+        let (io, directory, store) = (&*self.config.io, &*self.config.directory, self.config.store_id);
+        let resident = self.cached.resident();
+        let noted = read(io, directory).ok().and_then(|bytes| decode(&bytes, store)).unwrap_or_default();
+        if resident == noted || was_brief && covers(&noted, &resident) {
+            return;
+        }
         // The next note may do better.
-        let _ = write(&*self.config.io, &self.config.directory, &bytes);
+        let _ = write(io, directory, &encode(store, &resident));
     }
 
     /// Begins to load what was resident, as much as has room.
@@ -62,6 +69,14 @@ impl Core {
     }
 }
 
+/// Whether each page of `pages` is one of `noted`. Both ascend, and no two ranges touch.
+fn covers(noted: &[Range<u64>], pages: &[Range<u64>]) -> bool {
+    pages.iter().all(|pages| {
+        let at = noted.partition_point(|range| range.end <= pages.start);
+        noted.get(at).is_some_and(|range| range.start <= pages.start && pages.end <= range.end)
+    })
+}
+
 fn read(io: &dyn Io, directory: &Path) -> Result<Vec<u8>, IoError> {
     let file = io.open(&directory.join(NAME), Access::Buffered)?;
     let len = file.stat()?.size.min(MAX_BYTES);
@@ -83,4 +98,23 @@ fn write(io: &dyn Io, directory: &Path, bytes: &[u8]) -> Result<(), IoError> {
     file.sync_data()?;
     file.release(0..bytes.len() as u64)?;
     io.rename(&new, &directory.join(NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_covers_its_parts_and_nothing_else() {
+        let noted = [2..7, 10..20];
+        let is_covered = |range: Range<u64>| covers(&noted, std::slice::from_ref(&range));
+        for pages in [2..7, 4..6, 6..7, 10..11, 12..13, 19..20] {
+            assert!(is_covered(pages.clone()), "{pages:?}");
+        }
+        for pages in [1..2, 6..8, 7..8, 9..11, 19..21, 2..20, 30..31] {
+            assert!(!is_covered(pages.clone()), "{pages:?}");
+        }
+        assert!(covers(&noted, &[3..4, 6..7, 10..20]) && !covers(&noted, &[2..3, 7..8]));
+        assert!(covers(&[], &[]) && !covers(&[], &noted));
+    }
 }
