@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Io, SimDisk};
-use pagekeeper_store::{Durability, Store, StoreOptions};
+use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
+use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 
 const PAGES: u64 = 40;
 
@@ -88,4 +88,116 @@ fn of_reads_alone_only_the_note_of_what_is_resident_is_written_and_once() {
         assert_eq!(read(pages), (false, false), "{pages:?}");
     }
     assert_eq!(read(&[4, 6]), (true, true));
+}
+
+/// A store with commits in the data file, and others in the journal alone, which was closed or not.
+fn with_journal(closed: bool) -> SimDisk {
+    let disk = made();
+    let store = options(&disk).background_apply(false).without_threads().open(dir()).unwrap();
+    for page in 0..6 {
+        let mut txn = store.begin().unwrap();
+        txn.page_mut(page).unwrap()[0] = 8;
+        txn.commit(Durability::Sync).unwrap();
+    }
+    if closed {
+        store.close().unwrap();
+    }
+    disk.after_kill()
+}
+
+/// The files of a store but the note of what is resident, with what they hold.
+fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
+    let names = ["superblock", "data", "map", "journal/control"].map(str::to_owned);
+    let ring = (0..4).map(|file| format!("journal/redo.{file:03}"));
+    let read = |name: String| {
+        let file = disk.open(&dir().join(&name), Access::Buffered).unwrap();
+        let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];
+        file.read_at(0, &mut bytes).unwrap();
+        (name, bytes)
+    };
+    names.into_iter().chain(ring).map(read).collect()
+}
+
+/// More openings than the journal has epochs or room for, and all of them fail so.
+fn all_fail(disk: &SimDisk, is_expected: impl Fn(&Error) -> bool) {
+    let before = changes(disk);
+    for turn in 0..300 {
+        let options = if turn % 10 == 0 { options(disk) } else { options(disk).without_threads() };
+        let error = options.open(dir()).map(drop).unwrap_err();
+        assert!(is_expected(&error), "{error}");
+    }
+    assert_eq!(changes(disk), before, "something was written");
+}
+
+/// All is there, and the journal has its room.
+fn goes_on(disk: &SimDisk) {
+    let store = options(disk).without_threads().open(dir()).unwrap();
+    let read = store.begin_read().unwrap();
+    for page in 0..PAGES {
+        assert_eq!(read.read(page).unwrap()[0], if page < 6 { 8 } else { 7 }, "page {page}");
+    }
+    drop(read);
+    for round in 0..100_u8 {
+        let mut txn = store.begin().unwrap();
+        txn.write(u64::from(round) % PAGES, &vec![round; store.payload_size()]).unwrap();
+        txn.commit(Durability::Sync).unwrap();
+    }
+    assert!(store.verify().unwrap().is_sound());
+    store.close().unwrap();
+}
+
+#[test]
+fn openings_that_fail_for_a_disk_that_can_not_be_read_use_nothing_up() {
+    for closed in [false, true] {
+        for name in ["superblock", "journal/control", "journal/redo.000"] {
+            let disk = with_journal(closed);
+            let before = content(&disk);
+            disk.inject(dir().join(name), 0..u64::MAX, Fault::EIO, Times::Always).unwrap();
+            all_fail(&disk, |error| error.to_string().contains("Input/output error"));
+            disk.heal(dir().join(name)).unwrap();
+            assert!(content(&disk) == before, "{name}");
+            goes_on(&disk);
+        }
+    }
+}
+
+#[test]
+fn openings_that_fail_for_a_file_that_was_cut_off_use_nothing_up() {
+    for closed in [false, true] {
+        for name in ["data", "map"] {
+            let disk = with_journal(closed);
+            let before = content(&disk);
+            let bytes = &before.iter().find(|(of, _)| of == name).unwrap().1;
+            disk.truncate(dir().join(name), 4096).unwrap();
+            let cut = content(&disk);
+            all_fail(&disk, |error| matches!(error, Error::CutOff { found: 4096, .. }));
+            assert!(content(&disk) == cut, "{name}");
+            // Whoever has it puts it back.
+            let file = disk.open_writable(&dir().join(name), Access::Buffered, Create::Never).unwrap();
+            file.write_at(0, bytes, WriteMode::Plain).unwrap();
+            file.sync_all().unwrap();
+            goes_on(&disk);
+        }
+    }
+}
+
+#[test]
+fn openings_that_fail_for_what_a_newer_pagekeeper_wrote_use_nothing_up() {
+    for closed in [false, true] {
+        let disk = with_journal(true);
+        let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
+        let (log, _) = journal.recover(&dir().join("journal"), None).unwrap();
+        let end = log.try_append(&[2; 16]).unwrap();
+        log.sync_upto(end).unwrap();
+        if closed {
+            log.close().unwrap();
+        }
+        let disk = disk.after_kill();
+        let before = content(&disk);
+        all_fail(&disk, |error| {
+            matches!(error, Error::UnknownVersion { version: 2, known: 1, .. })
+                && error.to_string().contains("written by a newer pagekeeper")
+        });
+        assert!(content(&disk) == before);
+    }
 }
