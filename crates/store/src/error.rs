@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// Neither superblock is whole. Nothing was changed.
     #[error(
-        "{}: neither of its two slots can be used ({found}), so that the store can't be opened; it is left as it is: restore the last backup",
+        "{}: neither of its two slots can be used ({found}), so that the store can't be opened; it is left as it is: restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
     )]
     BrokenSuperblock {
@@ -68,7 +68,7 @@ pub enum Error {
     },
     /// There is no superblock, and there was one. Nothing was changed.
     #[error(
-        "{}: gone, and {found} of its store is still there; that is left as it is: put the file back, or restore the last backup",
+        "{}: gone, and {found} of its store is still there; that is left as it is: put the file back, restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
     )]
     LostSuperblock {
@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// A file of the store is shorter than what was written to it. Nothing was changed.
     #[error(
-        "{}: {found} bytes long, and the store has {expected} bytes of it: it was cut off, and what stood there is lost; it is left as it is: restore the last backup",
+        "{}: {found} bytes long, and the store has {expected} bytes of it: it was cut off, and what stood there is lost; it is left as it is: restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
     )]
     CutOff {
@@ -152,7 +152,10 @@ pub enum Error {
         wanted: &'static str,
     },
     /// What was committed can't be read any more: parts of the journal are missing, or make no sense.
-    #[error("{}: {what}, so that commits are lost: take the last backup", escaped(path))]
+    #[error(
+        "{}: {what}, so that commits are lost: restore the last backup, or save what can be saved by `pagekeeper store repair`",
+        escaped(path)
+    )]
     Corrupt {
         /// The file or directory.
         path: PathBuf,

@@ -197,6 +197,10 @@ fn a_file_that_was_cut_off_is_not_opened_and_not_made_longer() {
         file.sync_all().unwrap();
         let error = options(&disk).open(dir()).map(drop).unwrap_err();
         assert!(matches!(error, Error::CutOff { found, .. } if found == len), "{name}: {error}");
+        assert!(
+            error.to_string().ends_with("save what can be saved by `pagekeeper store repair`"),
+            "{error}"
+        );
         assert_eq!(file.stat().unwrap().size, len, "{name}");
     }
 }

@@ -212,7 +212,11 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
                 let error = options(&disk).create(create).open(dir()).map(drop).unwrap_err();
                 let is_said = match error {
                     Error::BrokenSuperblock { .. } | Error::LostSuperblock { .. } => {
-                        error.to_string().contains(said)
+                        let text = error.to_string();
+                        text.contains(said)
+                            && text.contains(
+                                "the last backup, or save what can be saved by `pagekeeper store repair`",
+                            )
                     }
                     Error::NotEmpty { .. } => create == Create::New,
                     _ => false,
