@@ -172,17 +172,17 @@ impl DataFile {
         let mut failed = lock(&self.growing);
         // As it is: a recovery may have written pages that are none any more.
         let (len, wanted) = (self.file.stat()?.size, pages.saturating_mul(self.page_size));
-        if len <= wanted {
-            return Ok(0);
-        }
         if let Some(error) = &*failed {
             return Err(error.clone());
         }
-        self.file.set_len(wanted)?;
+        // If it is so short already, whoever made it so may have been killed before that was durable.
+        if len > wanted {
+            self.file.set_len(wanted)?;
+        }
         self.len.fetch_min(wanted, Ordering::AcqRel);
         self.durable.fetch_min(wanted, Ordering::AcqRel);
         match self.file.sync_all() {
-            Ok(()) => Ok(len - wanted),
+            Ok(()) => Ok(len.saturating_sub(wanted)),
             Err(error) => Err(failed.get_or_insert(error.into()).clone()),
         }
     }

@@ -160,6 +160,35 @@ fn what_is_behind_the_end_is_no_page_of_a_later_run() {
     panic!("a compaction is less than that");
 }
 
+/// Whoever compacts is killed: what was cut off is gone for who opens the store, and back after a power cut.
+#[test]
+fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
+    for cut in 0.. {
+        let disk = SimDisk::new();
+        let store = store_of(&disk, 50, |page| page >= 10);
+        disk.cut_power_at(disk.ops() + cut);
+        let is_whole = store.compact().is_ok();
+        let disk = disk.after_kill();
+        drop(store);
+        open(&disk).compact().unwrap();
+        let disk = disk.after_power_cut(Persistence::None, 0);
+        let store = open(&disk);
+        let mut txn = store.begin().unwrap();
+        assert_eq!(txn.allocate_run(30).unwrap(), 10);
+        txn.commit(Durability::Sync).unwrap();
+        let read = store.begin_read().unwrap();
+        for page in 10..40 {
+            let found = read.read(page);
+            assert!(matches!(found, Err(Error::NeverWritten { .. })), "cut at {cut}: {:?}", found.map(drop));
+        }
+        is_sound(&store);
+        if is_whole {
+            assert!(cut > 10, "a compaction is more than {cut} operations");
+            return;
+        }
+    }
+}
+
 #[test]
 fn snapshots_that_live_see_what_they_saw() {
     let disk = SimDisk::new();
