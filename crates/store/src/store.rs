@@ -382,6 +382,10 @@ impl Store {
             return Ok(());
         }
         self.core.make_durable(self.core.last_lsn())?;
+        // Also of commits that were found, and none behind them: they are the last of a store that was closed.
+        if !self.core.is_checkpointed() {
+            self.core.journal.settle()?;
+        }
         if self.core.config.options.warm {
             self.core.save_warm_set(self.opened.elapsed() < threads::WARM);
         }

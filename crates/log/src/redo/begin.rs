@@ -5,7 +5,7 @@
 //!    and, if it was not closed, under which new salt it goes on: what a crash left past the end is no record under that.
 //! 2. A log that is said to be closed ends where it says: nothing is written to it before the first invariant holds again.
 //! 3. No record is appended that is longer than the control file says records are.
-//! 4. An opening that appends nothing changes nothing.
+//! 4. An opening that appends nothing changes nothing, unless it is to settle what it found.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -140,6 +140,11 @@ impl Core {
             let _ = self.write.ring.set(Ring { geometry: self.config.geometry, files: files? });
         }
         Ok(())
+    }
+
+    /// Whether the log was not closed when it was opened, and nothing was appended since.
+    pub(super) fn is_unsettled(&self) -> bool {
+        !self.config.read_only && lock(&self.epoch.epochs).due.is_some_and(|due| due.epoch)
     }
 
     /// Whether anything may have been appended since the opening.

@@ -206,6 +206,14 @@ impl RedoLog {
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
+    /// Begins as the first append does, where the log was not closed when it was opened: its end is noted then, and of what was found every
+    /// later change is found, too, once it is closed. Without this a log to which nothing is appended is left as it is.
+    ///
+    /// Does nothing where there is no room for another epoch; fails as an append does.
+    pub fn settle(&self) -> Result<(), Error> {
+        if self.core.is_unsettled() { self.core.begin().map(drop) } else { Ok(()) }
+    }
+
     /// Makes everything durable, notes where the log ends, and closes it: whatever of it changes from then on is found by who opens
     /// it. Dropping it does the same, but can't report an error. A log to which nothing was appended is left as it is.
     pub fn close(mut self) -> Result<(), Error> {
