@@ -32,13 +32,11 @@ class MapBlock:
     """What counts of the two places of a block of the page map."""
 
     def __init__(self, block, places, store_id, last):
-        whole = []
-        for which, place in enumerate(places):
-            number = self._number(place, block, which, store_id)
-            if number is not None:
-                whole.append((number, place))
+        numbers = [self._number(place, block, which, store_id) for which, place in enumerate(places)]
+        whole = [(number, place) for number, place in zip(numbers, places) if number is not None]
         self.doubts = []
-        if not whole:
+        # The second place is written before the first ever is.
+        if numbers in ([None, None], [None, 0]):
             self.entries = None
             return
         number, place = max(whole)

@@ -124,8 +124,9 @@ impl MapBlock {
                 let is_older = older.number == 0 && newer.number > 0;
                 (newer, is_older)
             }
+            // The second place is the first that is written: what the other one held is not the only thing that was lost.
+            [None, Some(Self { number: 0, .. }) | None] => (Self::lost(), false),
             [Some(found), None] | [None, Some(found)] => (found, true),
-            [None, None] => (Self::lost(), false),
         };
         let mut found = found;
         if is_older && found.seq < upto {
@@ -205,7 +206,8 @@ mod tests {
         assert_eq!(newest(Some(&block(0, 0)), Some(&block(1, 10))), (1, Some((10, 20))));
         assert_eq!(newest(Some(&block(0, 0)), Some(&block(0, 0))), (0, None));
         assert_eq!(newest(Some(&block(0, 0)), Some(&block(3, 10))), (3, Some((10, 20))));
-        assert_eq!(newest(None, None), (2, None));
+        assert_eq!(newest(Some(&block(0, 0)), None), (0, Some((0, 20))));
+        assert_eq!([newest(None, Some(&block(0, 0))), newest(None, None)], [(2, None); 2]);
         assert!(MapBlock::newest([None, None], 20).entries.iter().all(|entry| *entry == UNKNOWN));
     }
 
