@@ -77,6 +77,11 @@ impl Made {
         };
         Self(settings.map(made).collect())
     }
+
+    /// One of them.
+    pub(super) fn any(&self, rng: &mut Rng) -> &(Setting, SimDisk) {
+        &self.0[rng.index(self.0.len())]
+    }
 }
 
 /// Lives a life of so many crashes and prints it if it fails.
@@ -86,7 +91,7 @@ pub(super) fn live(
     injected_fault: Option<InjectedFault>,
     crashes: u64,
 ) -> Vec<Step> {
-    let (setting, disk) = &made.0[rng.index(made.0.len())];
+    let (setting, disk) = made.any(&mut rng);
     let is_new = rng.one_in(10);
     let max_pages = if rng.one_in(6) { 100 } else { 8 + rng.index(30) };
     let memory = if rng.one_in(4) { 2 << 20 } else { 1 << 20 };

@@ -3,6 +3,7 @@
 mod backup;
 mod compact;
 mod crashes;
+mod damage_lives;
 pub(crate) mod disk;
 mod exhaustive;
 mod follow;

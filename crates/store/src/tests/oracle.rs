@@ -44,6 +44,8 @@ pub(super) struct Oracle {
     pub(super) doubt: bool,
     /// Pages whose place in the data file was spoilt, and from which commit on they are whole again.
     pub(super) rot: BTreeMap<PageNo, Seq>,
+    /// Any page's place may be spoilt: what became of a write is not known.
+    pub(super) all_may_rot: bool,
     /// Room of free pages may have been given back.
     compacted: bool,
     /// Pages that there may be.
@@ -66,6 +68,7 @@ impl Oracle {
             durable: 0,
             doubt: false,
             rot: BTreeMap::new(),
+            all_may_rot: false,
             compacted: false,
             max_pages,
             even: even.then_some(900),
@@ -88,7 +91,7 @@ impl Oracle {
 
     /// Whether a page as of a commit may be damaged.
     fn is_rotten(&self, page: PageNo, seq: Seq) -> bool {
-        self.rot.get(&page).is_some_and(|healed| seq < *healed)
+        self.all_may_rot || self.rot.get(&page).is_some_and(|healed| seq < *healed)
     }
 
     /// Panics if this error should not be, with the store as of `seq`.
@@ -353,6 +356,7 @@ impl Oracle {
             (Err(Error::NotAllocated { .. }), Slot::Free)
             | (Err(Error::NeverWritten { .. }), Slot::Blank) => {}
             (Err(Error::NeverWritten { .. }), Slot::Free) if self.compacted => {}
+            (Err(Error::NeverWritten { .. }), _) if self.is_rotten(page, seq) => {}
             (Ok(_), slot) => panic!("page {page} of commit {seq} can be read, and is {slot:?}"),
             (Err(error @ (Error::NotAllocated { .. } | Error::NeverWritten { .. })), _) => {
                 panic!("page {page} of commit {seq}: {error}");

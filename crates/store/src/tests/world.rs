@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use pagekeeper_io::{
-    Access, AlignedBuf, Create, Fault, Io, Persistence, SimDisk, Times, WriteFault, WriteMode,
+    Access, AlignedBuf, Create, Damage, Fault, Io, Persistence, SimDisk, Times, WriteFault, WriteMode,
 };
 use pagekeeper_log::LogMode;
 
@@ -90,6 +90,7 @@ pub(super) enum Step {
     Crash(Crash),
     Rot(PageNo),
     RotSuperblock(usize),
+    Damage(&'static str, Damage),
 }
 
 /// What kind of a store it is, and on what disk.
@@ -134,7 +135,7 @@ pub(super) struct World {
     injected_fault: Option<InjectedFault>,
     meanwhile: Meanwhile,
     pub(super) subject: Option<Subject>,
-    oracle: Arc<Mutex<Oracle>>,
+    pub(super) oracle: Arc<Mutex<Oracle>>,
     pub(super) story: Vec<Step>,
     pub(super) crashes: u64,
     /// The data file as it was at a crash before.
@@ -171,7 +172,7 @@ impl World {
         lock(&self.oracle).power_is_off()
     }
 
-    fn options(&self) -> StoreOptions {
+    pub(super) fn options(&self) -> StoreOptions {
         let Setting { journal_bytes, memory, journal_mode, warm, .. } = self.setting;
         let io = Arc::new(Prompt::new(self.disk(), self.meanwhile.clone()));
         let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
@@ -195,13 +196,18 @@ impl World {
     /// Opens the store and checks what it shows; the error of the disk, if it fails as it may.
     pub(super) fn open(&mut self) -> Result<(), Error> {
         self.story.push(Step::Open);
-        let store = match self.options().open(dir()) {
-            Ok(store) => store,
+        match self.options().open(dir()) {
+            Ok(store) => self.opened(store),
             Err(error) => {
                 assert!(lock(&self.oracle).has_failed(), "it can't be opened: {error}");
                 return Err(error);
             }
-        };
+        }
+        Ok(())
+    }
+
+    /// Goes on with a store that was opened, and checks what it shows.
+    pub(super) fn opened(&mut self, store: Store) {
         let seq = store.stat().visible_seq;
         let state = lock(&self.oracle).opened(seq);
         let stat = store.stat();
@@ -209,7 +215,6 @@ impl World {
         assert_eq!((stat.seq, stat.pages, stat.free_pages), (seq, state.pages.len() as u64, free as u64));
         assert!(stat.checkpoint_seq <= seq && stat.journal_bytes <= stat.max_journal_bytes);
         self.subject = Some(Subject { store: Arc::new(store), oracle: Arc::clone(&self.oracle) });
-        Ok(())
     }
 
     /// Does one thing. False where the disk has failed.

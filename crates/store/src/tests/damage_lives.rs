@@ -1,0 +1,282 @@
+//! Lives that end in damage of the medium, of any file of a store that was killed or closed: what is found is right, or a clear error,
+//! never silence; and a store that can't be opened is left as it is.
+//!
+//! The one exception is what `docs/src/store-format.md` says can't be distinguished: at the end of a journal that is in use, what is not
+//! whole may have been torn by the crash. It must have been hit, and so must be all that knows better.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
+
+use super::life::{Made, crashes};
+use super::oracle::{StoreState, Subject};
+use super::world::{Crash, Op, Setting, Step, World, dir, random_durability};
+use crate::injected_fault::InjectedFault;
+use crate::{Error, Seq, Store};
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_testing::{Rng, Seed};
+
+/// A slot of superblock or control file, a place of the map, a page of the data file, a block of the journal.
+const BLOCK: u64 = 4096;
+/// Files of the journal.
+const RING: u64 = 4;
+
+/// Where a commit stands in the journal, and what of it was known to be durable when it was made.
+struct Mark {
+    lsns: Range<u64>,
+    known: u64,
+}
+
+/// A store, with where its commits stand.
+struct Life {
+    world: World,
+    marks: BTreeMap<Seq, Mark>,
+    /// The store after each commit.
+    states: BTreeMap<Seq, Arc<StoreState>>,
+    closed: bool,
+    /// The last crash came in the midst of something: what it tore is one fault already.
+    amid: bool,
+}
+
+impl Life {
+    /// Does one thing, which commits once at most.
+    fn run(&mut self, subject: &Subject, op: Op) -> bool {
+        let core = subject.store.core();
+        let known = core.journal.durable_lsn();
+        let (seq, from) = (subject.store.stat().seq, core.last_lsn());
+        let goes_on = self.world.run(subject, &mut Vec::new(), op);
+        if subject.store.stat().seq > seq {
+            self.marks.insert(seq + 1, Mark { lsns: from..core.last_lsn(), known });
+        }
+        goes_on
+    }
+
+    /// What is done while the store is open.
+    fn session(&mut self, rng: &mut Rng) {
+        let subject = self.world.subject.clone().expect("it is open");
+        if rng.one_in(4) {
+            self.world.cut_at(self.world.disk().ops() + rng.of(0..40));
+        }
+        for _ in 0..rng.of(1..25) {
+            let op = match rng.of(0..20) {
+                0..13 => Op::Transact(rng.number(), Some(random_durability(rng))),
+                13..16 => Op::Checkpoint(rng.number(), 0),
+                16 => Op::Sync,
+                17 => Op::FreeMany(rng.number()),
+                18 => Op::Compact,
+                _ => Op::CompareAll,
+            };
+            if !self.run(&subject, op) {
+                break;
+            }
+        }
+        drop(subject);
+        self.states.extend(lock(&self.world.oracle).states.clone());
+        let crash = match rng.of(0..5) {
+            _ if self.world.power_is_off() => Crash::Kill,
+            0 => Crash::PowerCut(Persistence::None, 0),
+            1 => Crash::Close(true),
+            2 => Crash::Close(false),
+            _ => Crash::Kill,
+        };
+        let (disk, cut) = (self.world.disk(), lock(&self.world.oracle).cut);
+        self.world.crash(crash);
+        self.amid = cut.is_some_and(|cut| disk.ops() > cut);
+        self.closed = matches!(crash, Crash::Close(_)) && !self.amid;
+    }
+
+    /// Whether a damage of this part of a file of the journal took each of these commits, or all that says that the first of them was
+    /// there: so that it is not distinguished from one that was torn.
+    fn is_hidden(&self, lost: Range<Seq>, name: &str, hit: &Range<u64>, file_bytes: u64) -> bool {
+        let Some(first) = self.marks.get(&lost.start) else { return false };
+        let is_hit = |lsns: &Range<u64>| {
+            (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
+                let at = lsn % file_bytes;
+                name == ring_file(lsn / file_bytes % RING) && hit.start < at + 8 && at < hit.end
+            })
+        };
+        is_hit(&first.lsns)
+            && lost.clone().all(|seq| {
+                let mark = &self.marks[&seq];
+                is_hit(&mark.lsns) || mark.known < first.lsns.end
+            })
+    }
+}
+
+fn ring_file(number: u64) -> &'static str {
+    ["journal/redo.000", "journal/redo.001", "journal/redo.002", "journal/redo.003"]
+        [usize::try_from(number).expect("four files")]
+}
+
+fn size(disk: &SimDisk, name: &str) -> u64 {
+    disk.open(&dir().join(name), Access::Buffered).and_then(|file| file.stat()).expect("it is there").size
+}
+
+/// What of the file is another thing than it was.
+fn part(damage: &Damage) -> Range<u64> {
+    match damage {
+        Damage::Bit { at, .. } => *at..*at + 1,
+        Damage::Shifted { range, .. } | Damage::Zeros(range) | Damage::Garbage { range, .. } => range.clone(),
+        Damage::Unreadable(range) => range.start / 512 * 512..range.end.next_multiple_of(512),
+        Damage::Cut(len) => *len..u64::MAX,
+        damage => panic!("{damage:?} is a new one"),
+    }
+}
+
+/// Whether both of the first two blocks are hit.
+fn hits_both(part: &Range<u64>) -> bool {
+    part.start < BLOCK && part.end > BLOCK
+}
+
+/// A life, and its end.
+fn damaged(mut rng: Rng, made: &Made, injected_fault: Option<InjectedFault>) {
+    let (setting, disk) = made.any(&mut rng);
+    let memory = if rng.one_in(3) { 2 << 20 } else { 1 << 20 };
+    let setting = Setting { max_pages: 8 + rng.index(30), memory, is_new: false, ..*setting };
+    let world = World::new(setting, injected_fault, Some(disk));
+    let mut life =
+        Life { world, marks: BTreeMap::new(), states: BTreeMap::new(), closed: false, amid: false };
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..rng.of(1..4) {
+            life.world.open().expect("nothing fails");
+            life.session(&mut rng);
+        }
+        end(&mut life, &mut rng);
+    }));
+    if let Err(panic) = lived {
+        if injected_fault.is_none() {
+            eprintln!("{setting:?}");
+            life.world.story.iter().for_each(|step| eprintln!("{step:?}"));
+        }
+        resume_unwind(panic);
+    }
+}
+
+/// Damages a file, and sees what becomes of the store.
+fn end(life: &mut Life, rng: &mut Rng) {
+    let disk = life.world.disk();
+    let name = match rng.of(0..20) {
+        // Of each of their two slots one may be torn already.
+        0..2 if !life.amid => "superblock",
+        2..4 if !life.amid => "journal/control",
+        4..7 => "data",
+        7..9 => "map",
+        _ => ring_file(rng.of(0..RING)),
+    };
+    let len = size(&disk, name);
+    if len == 0 {
+        return;
+    }
+    let damage = if rng.one_in(14) { Damage::Cut(rng.of(0..len)) } else { Damage::random(rng.number(), len) };
+    life.world.story.push(Step::Damage(name, damage.clone()));
+    disk.damage(dir().join(name), &damage).expect("it is there");
+    let hit = part(&damage);
+    let read_only = rng.one_in(4);
+    let changes = || disk.ops() - disk.stats().syncs;
+    let before = changes();
+    let store = match life.world.options().read_only(read_only).open(dir()) {
+        Ok(store) => store,
+        Err(error) => {
+            let is_clear = match name {
+                "superblock" => {
+                    matches!(error, Error::BrokenSuperblock { .. }) && (hits_both(&hit) || life.amid)
+                }
+                "journal/control" => matches!(error, Error::Journal(_)) && hits_both(&hit),
+                "data" | "map" => matches!((&error, &damage), (Error::CutOff { .. }, Damage::Cut(_))),
+                _ => matches!(error, Error::Journal(_) | Error::Corrupt { .. }),
+            };
+            assert!(is_clear, "{error}");
+            assert_eq!(changes(), before, "the opening failed, and something was written: {error}");
+            return;
+        }
+    };
+    excuse(life, &store, name, &damage, &hit);
+    let seq = store.stat().visible_seq;
+    life.world.opened(store);
+    life.marks.split_off(&(seq + 1));
+    let finds = shows_what_it_should(life, &damage);
+    if read_only {
+        assert_eq!(changes(), before, "something was written");
+        life.world.crash(Crash::Kill);
+        return;
+    }
+    if finds {
+        return;
+    }
+    // It goes on, whatever was lost, and that is kept.
+    life.session(rng);
+    match life.world.open() {
+        // A record may stand there now.
+        Err(Error::Journal(_)) if matches!(damage, Damage::Unreadable(_)) => return,
+        opened => opened.expect("it was opened before"),
+    }
+    shows_what_it_should(life, &damage);
+}
+
+/// Notes what may be wrong after this damage; what was acknowledged and is gone must be hidden by it.
+fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u64>) {
+    let mut oracle = lock(&life.world.oracle);
+    let found = store.stat().visible_seq;
+    if found < oracle.durable {
+        let is_ring = name.starts_with("journal/redo");
+        assert!(is_ring && !life.closed, "commit {found} is found, and {} was acknowledged", oracle.durable);
+        // What can't be read is never taken for what was never there.
+        assert!(!matches!(damage, Damage::Unreadable(_)), "commit {found} of {}", oracle.durable);
+        let lost = found + 1..oracle.durable + 1;
+        let file_bytes = size(&oracle.disk, name);
+        assert!(life.is_hidden(lost, name, hit, file_bytes), "commit {found} of {}", oracle.durable);
+        oracle.durable = found;
+        if let Some(state) = life.states.get(&found) {
+            oracle.states.entry(found).or_insert_with(|| Arc::clone(state));
+        }
+    }
+    // Pages of commits that are gone may have been written, which is said of each that is read.
+    oracle.all_may_rot = found < oracle.last().seq;
+    match name {
+        "data" => {
+            let pages = hit.start / BLOCK..hit.end.min(1 << 30).div_ceil(BLOCK);
+            oracle.rot.extend(pages.map(|page| (page, Seq::MAX)));
+        }
+        // If both places of a block are zeros it says that no page was ever written. Of zeros in the second, and what can't be read in
+        // the first, nobody knows which was written last.
+        "map" => {
+            let is_unknown = matches!(damage, Damage::Unreadable(_)) && hit.start < BLOCK;
+            oracle.all_may_rot |= hits_both(hit) || life.amid || is_unknown;
+        }
+        _ => {}
+    }
+}
+
+/// Reads all there is, and has it verified; whether some of it is damaged.
+fn shows_what_it_should(life: &mut Life, damage: &Damage) -> bool {
+    let subject = life.world.subject.clone().expect("it is open");
+    let (read, state) = subject.begin_read();
+    lock(&life.world.oracle).compare(&read, &state);
+    let is_damage = |error| !matches!(error, Error::NotAllocated { .. } | Error::NeverWritten { .. });
+    let refused = (0..read.pages()).filter(|page| read.read(*page).is_err_and(is_damage)).count();
+    match subject.store.verify() {
+        Ok(found) => assert!(refused == 0 || !found.is_sound(), "{refused} pages can't be read, and {found}"),
+        Err(error) => assert!(matches!(damage, Damage::Unreadable(_)), "{error}"),
+    }
+    refused > 0
+}
+
+/// The life of this number.
+fn life(seed: &Seed, which: u64, made: &Made, injected_fault: Option<InjectedFault>) {
+    damaged(seed.rng(which), made, injected_fault);
+}
+
+#[test]
+fn damages_are_found_or_do_no_harm() {
+    let seed = Seed::new();
+    let made = Made::new();
+    for which in 0..crashes(6000) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| life(&seed, which, &made, None))) {
+            eprintln!("life {which}");
+            resume_unwind(panic);
+        }
+    }
+}
