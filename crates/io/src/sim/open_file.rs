@@ -135,7 +135,7 @@ impl IoFile for SimFile {
     }
 
     fn has_room(&self) -> Result<(), Error> {
-        self.change("create a file beside", |state| state.has_room())
+        self.change("create a file beside", DiskState::has_room)
     }
 
     fn residency(&self, range: Range<u64>) -> Result<Option<Resident>, Error> {

@@ -133,9 +133,13 @@ impl DiskState {
     }
 
     /// Whether something new would have room now.
-    pub(super) fn has_room(&self) -> Result<(), i32> {
+    pub(super) fn has_room(&mut self) -> Result<(), i32> {
         self.power()?;
-        if self.full_from.is_some_and(|from| from <= self.ops) { Err(libc::ENOSPC) } else { Ok(()) }
+        if self.full_from.is_some_and(|from| from <= self.ops) {
+            self.stats.faults += 1;
+            return Err(libc::ENOSPC);
+        }
+        Ok(())
     }
 
     pub(super) fn fail_operation(&mut self, operation: u64, errno: i32) {

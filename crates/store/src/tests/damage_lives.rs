@@ -31,19 +31,23 @@ struct Mark {
 }
 
 /// A store, with where its commits stand.
-struct Life {
-    world: World,
+pub(super) struct Life {
+    pub(super) world: World,
     marks: BTreeMap<Seq, Mark>,
     /// The store after each commit.
     states: BTreeMap<Seq, Arc<StoreState>>,
-    closed: bool,
+    pub(super) closed: bool,
     /// The last crash came in the midst of something: what it tore is one fault already.
-    amid: bool,
+    pub(super) amid: bool,
 }
 
 impl Life {
+    pub(super) fn new(world: World) -> Self {
+        Self { world, marks: BTreeMap::new(), states: BTreeMap::new(), closed: false, amid: false }
+    }
+
     /// Does one thing, which commits once at most.
-    fn run(&mut self, subject: &Subject, op: Op) -> bool {
+    pub(super) fn run(&mut self, subject: &Subject, op: Op) -> bool {
         let core = subject.store.core();
         let known = core.journal.durable_lsn();
         let (seq, from) = (subject.store.stat().seq, core.last_lsn());
@@ -55,25 +59,22 @@ impl Life {
     }
 
     /// What is done while the store is open.
-    fn session(&mut self, rng: &mut Rng) {
+    pub(super) fn session(&mut self, rng: &mut Rng) {
         let subject = self.world.subject.clone().expect("it is open");
         if rng.one_in(4) {
             self.world.cut_at(self.world.disk().ops() + rng.of(0..40));
         }
         for _ in 0..rng.of(1..25) {
-            let op = match rng.of(0..20) {
-                0..13 => Op::Transact(rng.number(), Some(random_durability(rng))),
-                13..16 => Op::Checkpoint(rng.number(), 0),
-                16 => Op::Sync,
-                17 => Op::FreeMany(rng.number()),
-                18 => Op::Compact,
-                _ => Op::CompareAll,
-            };
-            if !self.run(&subject, op) {
+            if !self.run(&subject, random_op(rng)) {
                 break;
             }
         }
         drop(subject);
+        self.crash(rng);
+    }
+
+    /// Ends the store in one way or another.
+    pub(super) fn crash(&mut self, rng: &mut Rng) {
         self.states.extend(lock(&self.world.oracle).states.clone());
         let crash = match rng.of(0..5) {
             _ if self.world.power_is_off() => Crash::Kill,
@@ -88,30 +89,61 @@ impl Life {
         self.closed = matches!(crash, Crash::Close(_)) && !self.amid;
     }
 
-    /// Whether a damage of this part of a file of the journal took each of these commits, or all that says that the first of them was
-    /// there: so that it is not distinguished from one that was torn.
-    fn is_hidden(&self, lost: Range<Seq>, name: &str, hit: &Range<u64>, file_bytes: u64) -> bool {
-        let Some(first) = self.marks.get(&lost.start) else { return false };
-        let is_hit = |lsns: &Range<u64>| {
-            (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
-                let at = lsn % file_bytes;
-                name == ring_file(lsn / file_bytes % RING) && hit.start < at + 8 && at < hit.end
-            })
-        };
-        is_hit(&first.lsns)
-            && lost.clone().all(|seq| {
-                let mark = &self.marks[&seq];
-                is_hit(&mark.lsns) || mark.known < first.lsns.end
-            })
+    /// Opens the store at `found`, where commits were acknowledged behind that. What `is_hit` must have taken each of them, or all that
+    /// says that the first of them was there: so that it is not distinguished from one that was torn.
+    pub(super) fn accept_loss(&self, found: Seq, is_hit: impl Fn(&Range<u64>) -> bool) {
+        let mut oracle = lock(&self.world.oracle);
+        // Pages of commits that are gone may have been written, which is said of each that is read.
+        oracle.all_may_rot |= found < oracle.last().seq;
+        let lost = found + 1..oracle.durable + 1;
+        if lost.is_empty() {
+            return;
+        }
+        assert!(!self.closed, "commit {found} is found, and {} was acknowledged", oracle.durable);
+        let first = &self.marks[&lost.start];
+        let is_hidden = |mark: &Mark| is_hit(&mark.lsns) || mark.known < first.lsns.end;
+        let are_hidden = is_hit(&first.lsns) && lost.clone().all(|seq| is_hidden(&self.marks[&seq]));
+        assert!(are_hidden, "commit {found} of {}", oracle.durable);
+        oracle.durable = found;
+        if let Some(state) = self.states.get(&found) {
+            oracle.states.entry(found).or_insert_with(|| Arc::clone(state));
+        }
+    }
+
+    /// Goes on with a store that was opened.
+    pub(super) fn opened(&mut self, store: Store) {
+        let seq = store.stat().visible_seq;
+        self.world.opened(store);
+        self.marks.split_off(&(seq + 1));
     }
 }
 
-fn ring_file(number: u64) -> &'static str {
+/// What is done, which commits once at most.
+pub(super) fn random_op(rng: &mut Rng) -> Op {
+    match rng.of(0..20) {
+        0..13 => Op::Transact(rng.number(), Some(random_durability(rng))),
+        13..16 => Op::Checkpoint(rng.number(), 0),
+        16 => Op::Sync,
+        17 => Op::FreeMany(rng.number()),
+        18 => Op::Compact,
+        _ => Op::CompareAll,
+    }
+}
+
+/// Whether a part of a file of the journal has bytes of records that stand here, or of the padding behind them.
+pub(super) fn is_in_ring(lsns: &Range<u64>, name: &str, part: &Range<u64>, file_bytes: u64) -> bool {
+    (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
+        let at = lsn % file_bytes;
+        name == ring_file(lsn / file_bytes % RING) && part.start < at + 8 && at < part.end
+    })
+}
+
+pub(super) fn ring_file(number: u64) -> &'static str {
     ["journal/redo.000", "journal/redo.001", "journal/redo.002", "journal/redo.003"]
         [usize::try_from(number).expect("four files")]
 }
 
-fn size(disk: &SimDisk, name: &str) -> u64 {
+pub(super) fn size(disk: &SimDisk, name: &str) -> u64 {
     disk.open(&dir().join(name), Access::Buffered).and_then(|file| file.stat()).expect("it is there").size
 }
 
@@ -137,8 +169,7 @@ fn damaged(mut rng: Rng, made: &Made, injected_fault: Option<InjectedFault>) {
     let memory = if rng.one_in(3) { 2 << 20 } else { 1 << 20 };
     let setting = Setting { max_pages: 8 + rng.index(30), memory, is_new: false, ..*setting };
     let world = World::new(setting, injected_fault, Some(disk));
-    let mut life =
-        Life { world, marks: BTreeMap::new(), states: BTreeMap::new(), closed: false, amid: false };
+    let mut life = Life::new(world);
     let lived = catch_unwind(AssertUnwindSafe(|| {
         for _ in 0..rng.of(1..4) {
             life.world.open().expect("nothing fails");
@@ -194,10 +225,9 @@ fn end(life: &mut Life, rng: &mut Rng) {
         }
     };
     excuse(life, &store, name, &damage, &hit);
-    let seq = store.stat().visible_seq;
-    life.world.opened(store);
-    life.marks.split_off(&(seq + 1));
-    let finds = shows_what_it_should(life, &damage);
+    life.opened(store);
+    let may_fail = matches!(damage, Damage::Unreadable(_));
+    let finds = shows_what_it_should(life, may_fail);
     if read_only {
         assert_eq!(changes(), before, "something was written");
         life.world.crash(Crash::Kill);
@@ -210,31 +240,19 @@ fn end(life: &mut Life, rng: &mut Rng) {
     life.session(rng);
     match life.world.open() {
         // A record may stand there now.
-        Err(Error::Journal(_)) if matches!(damage, Damage::Unreadable(_)) => return,
+        Err(Error::Journal(_)) if may_fail => return,
         opened => opened.expect("it was opened before"),
     }
-    shows_what_it_should(life, &damage);
+    shows_what_it_should(life, may_fail);
 }
 
 /// Notes what may be wrong after this damage; what was acknowledged and is gone must be hidden by it.
 fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u64>) {
+    let file_bytes = size(&life.world.disk(), name);
+    // What can't be read is never taken for what was never there.
+    let is_readable = !matches!(damage, Damage::Unreadable(_));
+    life.accept_loss(store.stat().visible_seq, |lsns| is_readable && is_in_ring(lsns, name, hit, file_bytes));
     let mut oracle = lock(&life.world.oracle);
-    let found = store.stat().visible_seq;
-    if found < oracle.durable {
-        let is_ring = name.starts_with("journal/redo");
-        assert!(is_ring && !life.closed, "commit {found} is found, and {} was acknowledged", oracle.durable);
-        // What can't be read is never taken for what was never there.
-        assert!(!matches!(damage, Damage::Unreadable(_)), "commit {found} of {}", oracle.durable);
-        let lost = found + 1..oracle.durable + 1;
-        let file_bytes = size(&oracle.disk, name);
-        assert!(life.is_hidden(lost, name, hit, file_bytes), "commit {found} of {}", oracle.durable);
-        oracle.durable = found;
-        if let Some(state) = life.states.get(&found) {
-            oracle.states.entry(found).or_insert_with(|| Arc::clone(state));
-        }
-    }
-    // Pages of commits that are gone may have been written, which is said of each that is read.
-    oracle.all_may_rot = found < oracle.last().seq;
     match name {
         "data" => {
             let pages = hit.start / BLOCK..hit.end.min(1 << 30).div_ceil(BLOCK);
@@ -251,7 +269,7 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
 }
 
 /// Reads all there is, and has it verified; whether some of it is damaged.
-fn shows_what_it_should(life: &mut Life, damage: &Damage) -> bool {
+pub(super) fn shows_what_it_should(life: &mut Life, may_fail: bool) -> bool {
     let subject = life.world.subject.clone().expect("it is open");
     let (read, state) = subject.begin_read();
     lock(&life.world.oracle).compare(&read, &state);
@@ -259,7 +277,7 @@ fn shows_what_it_should(life: &mut Life, damage: &Damage) -> bool {
     let refused = (0..read.pages()).filter(|page| read.read(*page).is_err_and(is_damage)).count();
     match subject.store.verify() {
         Ok(found) => assert!(refused == 0 || !found.is_sound(), "{refused} pages can't be read, and {found}"),
-        Err(error) => assert!(matches!(damage, Damage::Unreadable(_)), "{error}"),
+        Err(error) => assert!(may_fail, "{error}"),
     }
     refused > 0
 }

@@ -1,6 +1,7 @@
 //! What a store promises, on a simulated disk: after crashes of all kinds, with a disk that fails, and in time.
 
 mod backup;
+mod bad_disk;
 mod compact;
 mod crashes;
 mod damage_lives;
