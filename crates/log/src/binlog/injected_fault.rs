@@ -37,6 +37,9 @@ pub(super) enum InjectedFault {
     /// A block that can't be read is one in which no record stands.
     #[cfg(test)]
     UnreadableIsEmpty,
+    /// Where the index says that the last segment ends is not minded.
+    #[cfg(test)]
+    SealedEndIgnored,
     /// The records of a sealed segment are not checked as they are read.
     NoChecksum,
 }

@@ -155,6 +155,12 @@ fn survey(
         previous_end = sealed;
         segments.push_back(Segment { number, salt: header.salt, sealed });
     }
+    #[cfg(test)]
+    if let Some(last) = segments.back_mut()
+        && store.injected_fault(InjectedFault::SealedEndIgnored)
+    {
+        last.sealed = None;
+    }
     if let Some(last) = segments.back_mut()
         && last.sealed.is_none()
     {

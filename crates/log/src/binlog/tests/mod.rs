@@ -1,5 +1,6 @@
 //! The binlog as a whole.
 
+mod bad_disk;
 mod basic;
 mod crash;
 mod failures;

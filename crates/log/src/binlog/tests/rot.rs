@@ -206,9 +206,12 @@ fn damages_are_found_or_do_no_harm() {
 #[test]
 fn injected_faults_that_only_damage_shows_are_found() {
     let seed = Seed(7);
-    for fault in
-        [InjectedFault::NoSearchBehindEnd, InjectedFault::UnreadableIsEmpty, InjectedFault::NoChecksum]
-    {
+    for fault in [
+        InjectedFault::NoSearchBehindEnd,
+        InjectedFault::UnreadableIsEmpty,
+        InjectedFault::NoChecksum,
+        InjectedFault::SealedEndIgnored,
+    ] {
         let found = (0..9000).find(|which| damaged(seed.rng(*which), Some(fault)).is_err());
         println!("{fault:?}: found in life {found:?}");
         assert!(found.is_some(), "{fault:?}");

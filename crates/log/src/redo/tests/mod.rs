@@ -1,5 +1,6 @@
 //! What a redo log promises: in plain use, with wrong input, when the disk fails, and after crashes.
 
+mod bad_disk;
 mod crashes;
 mod faults;
 mod opening;
