@@ -69,7 +69,9 @@ pub(crate) fn is_to_be_made(
     if has(superblocks::COPYING) {
         return Err(Error::Unfinished { path: directory.to_path_buf() });
     }
-    if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name)) {
+    if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name))
+        && !injected!(options, MadeAnewOverLost)
+    {
         let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
         return Err(Error::LostSuperblock { path, found });
     }

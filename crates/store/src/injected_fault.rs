@@ -51,6 +51,20 @@ pub(crate) enum InjectedFault {
     ResizedBeforeCheckpoint,
     /// The journal goes before the superblock names the one that takes its place.
     OldJournalGoneFirst,
+    /// An opening writes before all was found to be in order.
+    WrittenBeforeChecked,
+    /// What can't be tried for want of room keeps a store from being opened.
+    OpenNeedsRoom,
+    /// A data file that is shorter than its pages is opened.
+    LengthNotChecked,
+    /// A store is made anew where the superblock was lost.
+    MadeAnewOverLost,
+    /// A checkpoint writes a block of the page map to one of its two places.
+    MapInOnePlace,
+    /// The room that a transaction was refused ends the store.
+    RefusedRoomPoisons,
+    /// An entry of an unknown version is taken for the end of the journal.
+    UnknownVersionIsEnd,
     /// A bug of the journal.
     Journal(pagekeeper_log::InjectedFault),
 }

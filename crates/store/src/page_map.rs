@@ -355,7 +355,9 @@ impl PageMap {
             self.is_durable.store(true, Ordering::Release);
         }
         self.write_next(&dirty, seq, depth.clone())?;
-        self.write_next(&dirty, seq, depth)?;
+        if !injected!(self, MapInOnePlace) {
+            self.write_next(&dirty, seq, depth)?;
+        }
         // Before any of them may go: one that is read again is judged by what the disk has.
         self.upto.fetch_max(seq, Ordering::AcqRel);
         self.generation.fetch_add(1, Ordering::AcqRel);

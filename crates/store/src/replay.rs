@@ -83,7 +83,7 @@ pub(crate) fn read_journal(
     }
     let took = began.elapsed();
     let bytes = records.last().map_or(0, |last| last.end - newest.checkpoint_lsn);
-    let found = replay(&records, newest, page_size, path)?;
+    let found = replay(options, &records, newest, page_size, path)?;
     Ok(JournalRead { log, took, bytes, found })
 }
 
@@ -97,6 +97,7 @@ pub(crate) struct Replayed {
 }
 
 fn replay(
+    #[cfg_attr(not(test), expect(unused_variables, reason = "tests inject faults"))] options: &StoreOptions,
     records: &[Recovered],
     newest: &Superblock,
     page_size: usize,
@@ -104,6 +105,7 @@ fn replay(
 ) -> Result<Replayed, Error> {
     match replay_to_fault(records, newest, page_size, path) {
         (found, None) => Ok(found),
+        (found, Some(Error::UnknownVersion { .. })) if injected!(options, UnknownVersionIsEnd) => Ok(found),
         (_, Some(fault)) => Err(fault),
     }
 }

@@ -2,7 +2,7 @@
 //! right, or a clear error, never silence; and a full disk refuses what has no room and nothing else.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 
 use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
 
@@ -193,4 +193,27 @@ fn full(life: &mut Life, rng: &mut Rng) {
 #[test]
 fn a_disk_that_fills_up_at_any_time_refuses_what_has_no_room_and_nothing_else() {
     all(3000, full);
+}
+
+#[test]
+fn injected_faults_that_only_a_bad_disk_shows_are_found() {
+    type Lived = fn(&mut Life, &mut Rng);
+    let (seed, made) = (Seed(6), Made::new());
+    let hook = take_hook();
+    set_hook(Box::new(|_| {}));
+    let is_found = |fault, life: &Lived, which: &u64| {
+        catch_unwind(AssertUnwindSafe(|| one(seed.rng(*which), &made, life, Some(fault)))).is_err()
+    };
+    let faults: [(InjectedFault, Lived); 3] = [
+        (InjectedFault::OpenNeedsRoom, full),
+        (InjectedFault::RefusedRoomPoisons, full),
+        (InjectedFault::NoPageMap, bad_write),
+    ];
+    let found = faults.map(|(fault, life)| {
+        let found = (0..4000).find(|which| is_found(fault, &life, which));
+        println!("{fault:?}: found in life {found:?}");
+        found
+    });
+    set_hook(hook);
+    assert!(found.iter().all(Option::is_some));
 }

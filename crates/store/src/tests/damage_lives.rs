@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
@@ -186,9 +186,38 @@ fn damaged(mut rng: Rng, made: &Made, injected_fault: Option<InjectedFault>) {
     }
 }
 
+/// The store is refused, with this error, and left as it is.
+fn is_refused(life: &Life, is_expected: impl Fn(&Error) -> bool) {
+    let disk = life.world.disk();
+    let changes = || disk.ops() - disk.stats().syncs;
+    let before = changes();
+    let error = life.world.options().open(dir()).map(drop).expect_err("it is opened");
+    assert!(is_expected(&error), "{error}");
+    assert_eq!(changes(), before, "something was written: {error}");
+}
+
+/// An entry of a newer version is the last of the journal.
+fn append_newer(disk: &SimDisk) -> bool {
+    let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
+    let (log, _) = journal.recover(&dir().join("journal"), None).expect("it is whole");
+    let is_appended = log.try_append(&[2; 16]).is_ok_and(|end| log.sync_upto(end).is_ok());
+    log.close().expect("nothing fails");
+    is_appended
+}
+
 /// Damages a file, and sees what becomes of the store.
 fn end(life: &mut Life, rng: &mut Rng) {
     let disk = life.world.disk();
+    match rng.of(0..60) {
+        0 => {
+            disk.remove(dir().join("superblock")).expect("it is there");
+            return is_refused(life, |error| matches!(error, Error::LostSuperblock { .. }));
+        }
+        1 if append_newer(&disk) => {
+            return is_refused(life, |error| matches!(error, Error::UnknownVersion { version: 2, .. }));
+        }
+        _ => {}
+    }
     let name = match rng.of(0..20) {
         // Of each of their two slots one may be torn already.
         0..2 if !life.amid => "superblock",
@@ -226,6 +255,8 @@ fn end(life: &mut Life, rng: &mut Rng) {
     };
     excuse(life, &store, name, &damage, &hit);
     life.opened(store);
+    let pages = lock(&life.world.oracle).last().pages.len() as u64;
+    assert!(size(&disk, "data") >= pages * BLOCK, "the data file was cut off, and nothing was said");
     let may_fail = matches!(damage, Damage::Unreadable(_));
     let finds = shows_what_it_should(life, may_fail);
     if read_only {
@@ -297,4 +328,37 @@ fn damages_are_found_or_do_no_harm() {
             resume_unwind(panic);
         }
     }
+}
+
+#[test]
+fn injected_faults_that_damage_shows_are_found() {
+    use pagekeeper_log::InjectedFault as OfJournal;
+    let (seed, made) = (Seed(5), Made::new());
+    let hook = take_hook();
+    set_hook(Box::new(|_| {}));
+    let is_found = |fault, which: &u64| {
+        catch_unwind(AssertUnwindSafe(|| life(&seed, *which, &made, Some(fault)))).is_err()
+    };
+    let found = [
+        InjectedFault::WrittenBeforeChecked,
+        InjectedFault::LengthNotChecked,
+        InjectedFault::MadeAnewOverLost,
+        InjectedFault::MapInOnePlace,
+        InjectedFault::UnknownVersionIsEnd,
+        InjectedFault::NoPageChecksum,
+        InjectedFault::OneSuperblockSlot,
+        InjectedFault::OneSlotOfTwo,
+        InjectedFault::Journal(OfJournal::SettledNotKept),
+        InjectedFault::Journal(OfJournal::EpochNotNoted),
+        InjectedFault::Journal(OfJournal::NoSearchBehindEnd),
+        InjectedFault::Journal(OfJournal::OneSlotIsEnough),
+        InjectedFault::Journal(OfJournal::UnreadableIsEmpty),
+    ]
+    .map(|fault| {
+        let found = (0..12_000).find(|which| is_found(fault, which));
+        println!("{fault:?}: found in life {found:?}");
+        found
+    });
+    set_hook(hook);
+    assert!(found.iter().all(Option::is_some));
 }
