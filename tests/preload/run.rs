@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use crate::support::command::{Outcome, finish, pagekeeper, program, run};
 use crate::support::loop_images::QuickDisk;
-use crate::support::{MIB, can_run, can_start, eventually, open_to_others, resident_bytes, scratch};
+use crate::support::{
+    MIB, can_run, can_start, copy_program, eventually, open_to_others, resident_bytes, scratch,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Far longer than anything here takes.
@@ -568,6 +570,54 @@ fn start_reported(report: &Path, text: &str) -> (Child, BufReader<std::process::
     out.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
     (child, out)
+}
+
+/// The files that processes count in, below a home.
+fn counted_in(home: &Path) -> Vec<OsString> {
+    let entries = std::fs::read_dir(home.join("pagekeeper")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.as_encoded_bytes().starts_with(b"report-")).collect()
+}
+
+/// The next run removes it, with a report or without, and leaves alone what is counted in.
+#[test]
+fn what_a_killed_run_counted_in_goes() {
+    if !can_run("what_a_killed_run_counted_in_goes", &["setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    let own = dir.path().join("pagekeeper-itself");
+    copy_program(&program(), &own);
+    let home = dir.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
+    open_to_others(dir.path());
+    let run = |options: &[&str], text: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&own).arg("run");
+        command.args(options).args(["--", "sh", "-c", text]).env("XDG_CACHE_HOME", &home);
+        command
+    };
+    let start = || {
+        let mut living = run(&["--report=/dev/null"], "echo ready; read line");
+        let mut living = living.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(living.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        living
+    };
+    for options in [&[][..], &["--report=/dev/null"]] {
+        let mut living = start();
+        let kept = counted_in(&home);
+        let mut killed = start();
+        assert_eq!((kept.len(), counted_in(&home).len()), (1, 2));
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        finish(&mut run(options, "true")).fine();
+        assert_eq!(counted_in(&home), kept, "{options:?}");
+        drop(living.stdin.take());
+        living.wait().unwrap();
+        assert!(counted_in(&home).is_empty(), "{options:?}");
+    }
 }
 
 #[test]

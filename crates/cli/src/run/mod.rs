@@ -8,6 +8,7 @@
 
 mod budget;
 mod choice;
+mod counting;
 mod cover;
 mod elf;
 mod find;
@@ -115,6 +116,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         output::complain(format_args!("{sentence}; it is started without the rules"));
+    }
+    if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
+        counting::remove_left(directory);
     }
     let (governor, refusal) = match group {
         Some(Ok(governor)) => (Some(governor), None),

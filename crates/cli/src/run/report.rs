@@ -1,8 +1,8 @@
 //! What the rules did, reported when the command has ended: for people, or as one JSON object.
 //!
 //! The processes count in a file that they map, beside the library; only this user may open it, so that nobody else can shorten it under
-//! them (so those that became another user can't count), and it goes when this process does. Never fails: a report is no reason not to
-//! start the command, or to end otherwise than it; what can't be counted or written is said.
+//! them (so those that became another user can't count), and it goes when this process does ([`super::counting`]). Never fails: a report
+//! is no reason not to start the command, or to end otherwise than it; what can't be counted or written is said.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS, Report};
+use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS};
 use serde::Serialize;
 
+use super::counting::Counting;
 use super::group::GroupEnd;
 use super::left::Left;
-use super::library;
 use crate::output;
 
 /// The name of the report's file that stands for standard error.
@@ -37,7 +37,7 @@ pub(crate) struct Pending {
     /// Whether the library is loaded at all.
     rules: bool,
     /// Where nothing is loaded there is nothing to count.
-    counting: Option<(Report, tempfile::NamedTempFile)>,
+    counting: Option<Counting>,
     /// Standard error, if nothing else.
     to: Option<(File, PathBuf)>,
     json: bool,
@@ -150,13 +150,7 @@ impl Pending {
                 }
             }
         });
-        let counting = library.map(|library| {
-            library::beside(library, |directory| {
-                let file = tempfile::Builder::new().prefix("report-").tempfile_in(directory)?;
-                Ok((Report::begin(file.as_file().try_clone()?)?, file))
-            })
-        });
-        let counting = counting.and_then(|made| {
+        let counting = library.map(Counting::begin).and_then(|made| {
             made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
         });
         Self { rules: library.is_some(), counting, to, json: json || is_json }
@@ -164,7 +158,7 @@ impl Pending {
 
     /// What the processes are to count in.
     pub(crate) fn path(&self) -> Option<PathBuf> {
-        self.counting.as_ref().map(|(_, file)| file.path().to_path_buf())
+        self.counting.as_ref().map(Counting::path)
     }
 
     /// Prints it; `group` is what the governor of the command's group counted, where it had one, and `no_group` why it had none.
@@ -187,7 +181,7 @@ impl Pending {
 
     fn text(&self, group: Option<OfGroup>, no_group: Option<String>) -> io::Result<String> {
         let summary = match &self.counting {
-            Some((report, _)) => {
+            Some(Counting { report, .. }) => {
                 Summary::of(&report.processes()?, report.claimed()?).with(Left::now(report.files()?))
             }
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
@@ -442,7 +436,7 @@ mod tests {
     /// The summary of processes that counted these.
     fn summary(processes: &[(&str, &[(Count, u64)])]) -> Summary {
         let file = tempfile::tempfile().unwrap();
-        let report = Report::begin(file.try_clone().unwrap()).unwrap();
+        let report = pagekeeper_preload::counters::Report::begin(file.try_clone().unwrap()).unwrap();
         let mapped = pagekeeper_preload::counters::map_report(file.as_raw_fd()).unwrap();
         for (pid, (name, counts)) in (100..).zip(processes) {
             let record = mapped.claim(pid, name.as_bytes()).unwrap();
