@@ -401,15 +401,23 @@ fn who_may_make_no_group_is_warned_and_refused_by_require() {
         "{warned:?}"
     );
     assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
-    // What the library reaches has the rules, and the report says what it lacks.
-    let mut reached = Command::new("setpriv");
-    reached.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program);
-    let reached =
-        finish(reached.args(["run", "--as=stream", "--require", "--report", "--", "cat", "/etc/passwd"]));
-    assert!(
-        reached.code == 0 && reached.stderr.contains("not covered what the library does not see"),
-        "{reached:?}"
-    );
+    // What the library reaches has the rules, and what it lacks is said.
+    let reached = |options: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
+        // Children are covered as their parents are.
+        let line = "env -i cat /etc/hostname >/dev/null; echo here";
+        finish(command.args(options).args(["--as=stream", "--", "sh", "-c", line]))
+    };
+    let warned = reached(&[]);
+    assert_eq!((warned.code, warned.stdout.as_str()), (0, "here\n"), "{warned:?}");
+    let expected = "/sh uses by io_uring or mappings stays (no memory cgroup can be made";
+    assert!(warned.stderr.contains(expected) && warned.stderr.lines().count() == 1, "{warned:?}");
+    let reported = reached(&["--report"]);
+    assert!(reported.stderr.contains("not covered what the library does not see"), "{reported:?}");
+    let refused = reached(&["--require"]);
+    assert!(refused.code == 1 && refused.stdout.is_empty(), "{refused:?}");
+    assert!(refused.stderr.contains(expected) && refused.stderr.contains("--require"), "{refused:?}");
     let refused = as_nobody(&["--require"]);
     assert!(
         refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains("--require"),

@@ -129,7 +129,9 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
     let mut command = way.command(program);
     command.arg(&way.file).args(arguments).current_dir(directory.path()).env("LIBC_FATAL_STDERR_", "1");
     let outcome = finish(&mut command);
-    let lines = |text: &str| text.lines().map(|line| line.replace(&way.file, NAME)).collect();
+    // Where there is no group for a stream, that is said.
+    let is_own = |line: &&str| !(line.starts_with("pagekeeper: ") && line.contains("io_uring or mappings"));
+    let lines = |text: &str| text.lines().filter(is_own).map(|line| line.replace(&way.file, NAME)).collect();
     let mut files = BTreeMap::new();
     take_down(directory.path(), "", &way.file, &mut files);
     Left { code: outcome.code, said: lines(&outcome.stdout), complained: lines(&outcome.stderr), files }

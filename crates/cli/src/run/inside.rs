@@ -14,11 +14,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use pagekeeper_preload::counters::{self, Count};
-use pagekeeper_preload::settings::{NO_LAUNCHER, Settings};
+use pagekeeper_preload::settings::{NO_LAUNCHER, Role, Settings};
 
 use super::find::NotFound;
-use super::{Means, prepare, refuse, sys};
-use crate::output;
+use super::{Means, Problem, prepare, refuse, sys};
 
 /// Becomes the program of `words`: how, the settings, and its file.
 pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -> ExitCode {
@@ -31,14 +30,18 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
     // Without settings that are understood the command would have no rules either.
     if let Some(settings) = Settings::decode(text.as_bytes()) {
         let Means { library, group, problem } = Means::of(path, command, &settings, false);
-        if let Some(sentence) = &problem {
-            note(&settings, path, Count::NotReached);
+        if let Some(problem) = &problem {
+            if matches!(problem, Problem::All(_)) {
+                note(&settings, path, Count::NotReached);
+            }
+            // Where all are streams, that was said of the command.
+            let is_said = matches!(problem, Problem::Unseen(_)) && settings.role == Role::Stream;
             if how == "require" {
-                output::complain(format_args!("{sentence}; not started, by --require"));
+                problem.refuse();
                 return ExitCode::FAILURE;
             }
-            if how == "say" {
-                output::complain(format_args!("{sentence}; it is started without the rules"));
+            if how == "say" && !is_said {
+                problem.say();
             }
         }
         let mut text = text.clone();

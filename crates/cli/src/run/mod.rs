@@ -27,6 +27,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
 
 use crate::output;
@@ -110,12 +111,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(refuse(&error)),
     };
     let Means { library, group, problem } = Means::of(&file, &args.command, &settings, args.report.is_some());
-    if let Some(sentence) = &problem {
+    if let Some(problem) = &problem {
         if args.require {
-            output::complain(format_args!("{sentence}; not started, by --require"));
+            problem.refuse();
             return Ok(ExitCode::FAILURE);
         }
-        output::complain(format_args!("{sentence}; it is started without the rules"));
+        problem.say();
     }
     if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
         counting::remove_left(directory);
@@ -157,8 +158,37 @@ struct Means {
     library: Result<PathBuf, String>,
     /// A group, where the command is to have one. This process is in it.
     group: Option<Result<Governor, Refusal>>,
-    /// Why neither reaches it.
-    problem: Option<String>,
+    /// What they do not reach, and why.
+    problem: Option<Problem>,
+}
+
+/// What the rules do not reach of a command.
+enum Problem {
+    /// All: a sentence.
+    All(String),
+    /// What the library does not see, of a command that there is no group for: a sentence.
+    Unseen(String),
+}
+
+impl Problem {
+    fn sentence(&self) -> &str {
+        match self {
+            Self::All(sentence) | Self::Unseen(sentence) => sentence,
+        }
+    }
+
+    fn refuse(&self) {
+        output::complain(format_args!("{}; not started, by --require", self.sentence()));
+    }
+
+    fn say(&self) {
+        match self {
+            Self::All(sentence) => {
+                output::complain(format_args!("{sentence}; it is started without the rules"));
+            }
+            Self::Unseen(sentence) => output::complain(sentence),
+        }
+    }
 }
 
 impl Means {
@@ -175,9 +205,13 @@ impl Means {
         let group = wants_group.then(|| in_group(kept, stays));
         let problem = match (&hindrance, &group) {
             (_, Some(Ok(_))) => None,
-            (None, None | Some(Err(_))) => library.as_ref().err().cloned(),
-            (Some(hindrance), Some(Err(refusal))) => Some(format!("{hindrance} ({refusal})")),
-            (Some(hindrance), None) => Some(format!("{hindrance} ({})", instead(hindrance))),
+            (None, Some(Err(refusal))) if reaches => {
+                let name = escaped(file);
+                Some(Problem::Unseen(format!("what {name} uses by io_uring or mappings stays ({refusal})")))
+            }
+            (None, None | Some(Err(_))) => library.as_ref().err().cloned().map(Problem::All),
+            (Some(hindrance), Some(Err(refusal))) => Some(Problem::All(format!("{hindrance} ({refusal})"))),
+            (Some(hindrance), None) => Some(Problem::All(format!("{hindrance} ({})", instead(hindrance)))),
         };
         Self { library, group, problem }
     }
