@@ -127,6 +127,51 @@ fn what_a_script_starts_is_covered() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// The library is loaded into it, and sees nothing of that.
+#[test]
+fn what_a_known_stream_maps_goes_too() {
+    if !support::can_run("what_a_known_stream_maps_goes_too", &["b3sum", "setpriv", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let dir = scratch();
+    let source = dir.path().join("source");
+    write(&source);
+    let sum = |prefix: &[&str]| {
+        let mut words = prefix.iter().copied().chain(["b3sum", source.to_str().unwrap()]);
+        finish(Command::new(words.next().unwrap()).args(words))
+    };
+    let plain = sum(&[]).fine();
+    let program = dir.path().join("pagekeeper");
+    copy_program(&support::command::program(), &program);
+    open_to_others(dir.path());
+    open_to_others(&source);
+    let run = program.to_str().unwrap();
+    for way in [
+        &[run, "run", "--require", "--"][..],
+        &[run, "run", "--require", "--", "sh", "-c", "\"$@\"; true", ""],
+    ] {
+        evict(&source);
+        let outcome = sum(way);
+        assert!(
+            outcome.code == 0 && outcome.stdout == plain && outcome.stderr.is_empty(),
+            "{way:?}: {outcome:?}"
+        );
+        eventually(&format!("what it mapped goes, {way:?}"), SOON, || {
+            (resident(&source) <= 2 * MIB).then_some(())
+        });
+    }
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", run, "run"];
+    for way in [&["--"][..], &["--", "sh", "-c", "\"$@\"; \"$@\" >/dev/null", ""]] {
+        let said = sum(&[&nobody, way].concat());
+        assert!(said.code == 0 && said.stdout == plain, "{said:?}");
+        assert!(said.stderr.contains("/b3sum uses by io_uring or mappings stays"), "{said:?}");
+        assert_eq!(said.stderr.lines().count(), 1, "{said:?}");
+        let refused = sum(&[&nobody[..], &["--require"], way].concat());
+        assert!(refused.code == 1 && refused.stderr.contains("--require"), "{refused:?}");
+    }
+}
+
 #[test]
 fn what_is_not_reached_is_said_once_and_refused_by_require() {
     let needed = ["busybox", "setpriv", "python3"];

@@ -1,6 +1,6 @@
 //! What a process starts that would be without the rules: a program that no library can be loaded into, one that is given an environment
-//! without the library, or one that starts others elsewhere. Its place is taken by the launcher (`pagekeeper run`), which becomes the
-//! program: with the library, in a memory cgroup, or with a line that says that neither is to be had.
+//! without the library, one that starts others elsewhere, or a stream that maps what it reads. Its place is taken by the launcher
+//! (`pagekeeper run`), which becomes the program: with the library, in a memory cgroup, or with a line that says that neither is to be had.
 //!
 //! Invariants: what is started is the program that was named, with its words, environment, descriptors and process id; where the launcher
 //! can't be started, it is the program itself, unless all are required to have the rules. Nothing is allocated but for more words than
@@ -37,6 +37,9 @@ pub const ELSEWHERE: [&str; 11] = [
     "at",
     "batch",
 ];
+
+/// Streams that map what they read, which the library does not see.
+pub const MAPPING: [&str; 1] = ["b3sum"];
 
 /// What every name of the library begins with.
 pub const LIBRARY_PREFIX: &str = "libpagekeeper-";
@@ -131,8 +134,8 @@ pub unsafe fn instead(
         let file = CStr::from_ptr(path);
         let Ok(status) = sys::stat(file) else { return Started::Plainly };
         let is_covered = !is_cleared(environment)
-            && !loses_library(base(CStr::from_ptr(*words).to_bytes()))
-            && !loses_library(base(file.to_bytes()))
+            && !needs_more(base(CStr::from_ptr(*words).to_bytes()))
+            && !needs_more(base(file.to_bytes()))
             && takes_library(file, &status);
         // What can't be started says so by itself.
         if is_covered || status.st_mode & libc::S_IFMT != libc::S_IFREG || status.st_mode & 0o111 == 0 {
@@ -254,8 +257,9 @@ fn base(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-fn loses_library(name: &[u8]) -> bool {
-    WRAPPERS.iter().chain(&ELSEWHERE).any(|known| known.as_bytes() == name)
+/// Whether the library in a program of that name is not enough.
+fn needs_more(name: &[u8]) -> bool {
+    WRAPPERS.iter().chain(&ELSEWHERE).chain(&MAPPING).any(|known| known.as_bytes() == name)
 }
 
 /// Whether the loader of a program loads the library: not where it has none, is musl's, or has to leave out what it is not sure of, nor

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names;
-use pagekeeper_preload::launcher::{ELSEWHERE, WRAPPERS};
+use pagekeeper_preload::launcher::{ELSEWHERE, MAPPING, WRAPPERS};
 use pagekeeper_preload::settings::{Role, Settings};
 
 use super::find;
@@ -129,7 +129,7 @@ fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover 
         Some(Hindrance::Elsewhere(_)) => false,
         Some(Hindrance::Program(_) | Hindrance::Wrapper(_)) => is_stream,
         // It may use io_uring or mappings, or start what no library can be loaded into.
-        None => settings.role == Role::Stream,
+        None => settings.role == Role::Stream || is_stream && is_one_of(&MAPPING),
     };
     Cover { hindrance, wants_group }
 }
@@ -189,7 +189,7 @@ mod tests {
     fn covered(role: Role, words: &[&str]) -> Cover {
         let settings = Settings {
             role,
-            streams: vec!["tar".to_owned(), "pg_*".to_owned()],
+            streams: ["tar", "pg_*", "b3sum"].map(str::to_owned).to_vec(),
             budget: 0,
             report: None,
             launcher: None,
@@ -211,6 +211,9 @@ mod tests {
             );
         }
         assert!(covered(Role::Stream, &["sh"]).wants_group);
+        let mapping = Cover { hindrance: None, wants_group: true };
+        assert_eq!(covered(Role::Auto, &["nice", "b3sum"]), mapping);
+        assert!(!covered(Role::Bulk, &["b3sum-of-others"]).wants_group);
     }
 
     #[test]
