@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::support;
 use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::compare::built;
 use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
 
 const SIZE: u64 = 160 * MIB;
@@ -43,7 +44,8 @@ fn run(options: &[&str], line: &str, source: &Path, target: &Path) -> Outcome {
 
 #[test]
 fn what_a_script_starts_is_covered() {
-    let needed = ["fincore", "busybox", "sudo", "su", "setpriv", "python3", "env", "xargs", "restic", "bash"];
+    let needed =
+        ["cc", "fincore", "busybox", "sudo", "su", "setpriv", "python3", "env", "xargs", "restic", "bash"];
     if !support::can_run("what_a_script_starts_is_covered", &needed) {
         return;
     }
@@ -65,7 +67,8 @@ fn what_a_script_starts_is_covered() {
     open_to_others(&script);
     let spawn = dir.path().join("spawn.py");
     fs::write(&spawn, SPAWN).unwrap();
-    let (applets, spawn) = (applets.display(), spawn.display());
+    let starts = built("starts", &["-O1"]);
+    let (applets, spawn, starts) = (applets.display(), spawn.display(), starts.display());
     let mut failures = Vec::new();
     for line in [
         // Static, by each way to start it.
@@ -78,6 +81,13 @@ fn what_a_script_starts_is_covered() {
         &format!("python3 {spawn} busybox kept cp SRC DST"),
         &format!("python3 {spawn} /bin/busybox kept cp SRC DST"),
         "python3 -c \"import subprocess as s; s.run(['busybox', 'cp', 'SRC', 'DST'], check=True)\"",
+        &format!("{starts} execl /bin/busybox cp SRC DST"),
+        &format!("{starts} execl /bin/busybox cp -f -p -L -- SRC DST"),
+        &format!("{starts} execlp busybox cp SRC DST"),
+        &format!("{starts} execle /bin/busybox cp -f SRC DST"),
+        &format!("{starts} execveat busybox cp SRC DST"),
+        &format!("{starts} SYS_execve /bin/busybox cp SRC DST"),
+        &format!("{starts} SYS_execveat /bin/busybox cp SRC DST"),
         // With another environment.
         "env -i cp SRC DST",
         &format!("python3 {spawn} /bin/cp cleared SRC DST"),
@@ -224,9 +234,11 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
 
 #[test]
 fn what_is_started_is_as_it_would_be() {
-    if !support::can_run("what_is_started_is_as_it_would_be", &["busybox", "bash", "seq"]) {
+    if !support::can_run("what_is_started_is_as_it_would_be", &["cc", "busybox", "bash", "seq"]) {
         return;
     }
+    let starts = built("starts", &["-O1"]);
+    let starts = starts.display();
     let both = |line: &str| {
         let plain = finish(Command::new("bash").args(["-c", line]));
         let run = finish(pagekeeper().args(["run", "--", "bash", "-c", line]));
@@ -243,6 +255,8 @@ fn what_is_started_is_as_it_would_be() {
         "busybox echo $(seq 100000) | md5sum",
         "env -i A=b busybox env | busybox grep -v '^LD_PRELOAD=\\|^PAGEKEEPER_RUN=\\|^[a-z]\\|^$'",
         "sh -c 'echo $$; exec busybox sh -c \"echo \\$\\$\"' | uniq | wc -l",
+        &format!("{starts} execl /bin/busybox echo 1 2 3 4 5 6 7 8 9; {starts} execlp busybox echo; echo $?"),
+        &format!("{starts} execlp no-such-program; echo $?; {starts} execl /etc/passwd 1 2 3 4 5; echo $?"),
         "busybox no-such-applet; echo $?; /no/such/program; echo $?; /etc/passwd; echo $?",
     ] {
         both(line);

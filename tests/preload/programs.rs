@@ -256,7 +256,8 @@ fn files_go_that_were_written_before_an_exec() {
     // What is not written two seconds after it became another program stays.
     let scratch = QuickDisk::new();
     let program = support::compare::built("becomes", &["-O1"]);
-    for by in ["execve", "execv", "execvp", "execvpe", "fexecve"] {
+    let calls = ["execve", "execv", "execvp", "execvpe", "fexecve", "execl", "execlp", "execle", "execveat"];
+    for by in calls.into_iter().chain(["SYS_execve", "SYS_execveat"]) {
         support::compare::assert_same(&program, &[by], &support::compare::ways(), scratch.path());
         let program = program.to_str().expect("a path");
         let said = good(under(&["--as", "stream"], &[program, by, by]), scratch.path()).stdout;

@@ -500,6 +500,8 @@ calls! {
     creat(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
     creat64(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
 
+    execveat(at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int = libc::SYS_execveat, [at, path, words, environment, flags];
+
     read(fd: c_int, to: *mut c_void, length: usize) -> isize = libc::SYS_read, [fd, to, length];
     __read_chk(fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize = checked(length, room, libc::SYS_read), [fd, to, length];
     pread(fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize = libc::SYS_pread64, [fd, to, length, at];

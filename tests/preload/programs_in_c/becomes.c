@@ -24,6 +24,12 @@ int main(int count, char **arguments)
                 TRY(execvp("does-not-exist-either", words));
                 TRY(execvpe("does-not-exist-either", words, none));
                 TRY(fexecve(-1, words, none));
+                TRY(execl("/does/not/exist", "1", "2", "3", "4", "5", "6", "7", "8", "9", NULL));
+                TRY(execlp("does-not-exist-either", "1", NULL));
+                TRY(execle("/does/not/exist", "1", "2", "3", "4", "5", NULL, none));
+                TRY(execveat(-1, "does-not-exist", words, none, 0));
+                TRY(syscall(SYS_execve, "/does/not/exist", words, none));
+                TRY(syscall(SYS_execveat, -1, "", words, none, AT_EMPTY_PATH));
             }
         }
     if (!strcmp(by, "execve"))
@@ -36,5 +42,17 @@ int main(int count, char **arguments)
         execvpe("echo", words, none);
     else if (!strcmp(by, "fexecve"))
         fexecve(MUST(open("/bin/echo", O_RDONLY | O_CLOEXEC)), words, none);
+    else if (!strcmp(by, "execl"))
+        execl("/bin/echo", "echo", "another", NULL);
+    else if (!strcmp(by, "execlp"))
+        execlp("echo", "echo", "1", "2", "3", "4", "5", "6", "7", "8", "9", "another", NULL);
+    else if (!strcmp(by, "execle"))
+        execle("/usr/bin/env", "env", "echo", "1", "2", "3", "4", "5", "another", NULL, environ);
+    else if (!strcmp(by, "execveat"))
+        execveat(MUST(open("/bin", O_PATH | O_DIRECTORY)), "echo", words, none, 0);
+    else if (!strcmp(by, "SYS_execve"))
+        syscall(SYS_execve, "/bin/echo", words, none);
+    else if (!strcmp(by, "SYS_execveat"))
+        syscall(SYS_execveat, MUST(open("/bin/echo", O_RDONLY | O_CLOEXEC)), "", words, none, AT_EMPTY_PATH);
     return 97;
 }

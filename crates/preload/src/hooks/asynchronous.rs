@@ -11,7 +11,7 @@ use crate::parts::MAX_TRANSFER;
 use crate::process::Concern;
 use crate::rules::{FILES, How};
 use crate::settings::Part;
-use crate::{helper, introspection, process, real, rules};
+use crate::{helper, introspection, launcher, process, real, rules};
 
 /// Requests of a call that are inspected.
 const FEW: usize = 16;
@@ -165,6 +165,8 @@ fn is_hooked(number: c_long) -> bool {
             | libc::SYS_splice
             | libc::SYS_ftruncate
             | libc::SYS_fallocate
+            | libc::SYS_execve
+            | libc::SYS_execveat
     ) || is_left_for(number)
 }
 
@@ -179,7 +181,7 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if is_hooked(number) && process::concern() != Concern::Nothing {
+    if is_hooked(number) && (process::concern() != Concern::Nothing || launcher::is_on()) {
         // SAFETY: with what the program gave.
         return unsafe { hooked(number, a, b, c, d, e, f) };
     }
@@ -198,6 +200,9 @@ unsafe extern "C" fn hooked(
     e: c_long,
     f: c_long,
 ) -> c_long {
+    if let Some(done) = super::exec::by_number(number, [a, b, c, d, e]) {
+        return done;
+    }
     let on = process::is_on();
     if on {
         before_call(number, [a, b, c, d]);

@@ -3,11 +3,10 @@
 //! An exec ends the helper: its jobs are finished first, or the pages of files that were written and closed would stay. And what would be
 //! without the rules is started by the launcher ([`launcher`]), also where no rule is for this process.
 //!
-//! Not covered: `execl` and its like, whose variable arguments can't be passed on, and calls by number; of a `posix_spawn` that changes
-//! the directory first, names relative to it. Where the call fails, the process keeps its helper, but files that it watched before are
+//! Not covered: of a `posix_spawn` that changes the directory first, names relative to it. Where the call fails, the process keeps its helper, but files that it watched before are
 //! no longer watched.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
 use super::keeping_errno;
 use crate::launcher::{self, Started, Words};
@@ -109,7 +108,7 @@ unsafe fn variable(name: &[u8]) -> Option<&'static [u8]> {
 macro_rules! exec {
     ($($name:ident($($arg:ident: $type:ty),*) $instead:expr;)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             becoming();
             if launcher::is_on() {
                 let errno = real::errno();
@@ -152,6 +151,45 @@ unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int
     unsafe { exec(path.as_ptr().cast(), words, environment) }
 }
 
+/// The same by a path below an open directory, or of what is open.
+///
+/// # Safety
+///
+/// What execveat takes.
+unsafe fn exec_at(
+    at: c_int,
+    path: *const c_char,
+    words: Words,
+    environment: Words,
+    flags: c_int,
+) -> Option<c_int> {
+    // What would follow no links is left to the kernel.
+    if path.is_null() || flags & !libc::AT_EMPTY_PATH != 0 {
+        return None;
+    }
+    // SAFETY: a string, by this function's contract.
+    let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if name.is_empty() {
+        // SAFETY: by this function's contract.
+        return unsafe { exec_open(at, words, environment) };
+    }
+    if at == libc::AT_FDCWD || name.first() == Some(&b'/') {
+        // SAFETY: likewise.
+        return unsafe { exec(path, words, environment) };
+    }
+    let mut whole = [0; PATH];
+    let link = DescriptorPath::new(b"/proc/thread-self/fd/", at);
+    let room = whole.split_last_mut()?.1;
+    let directory = sys::read_link(link.as_c_str(), room).ok()?.len();
+    // A null byte stays behind it.
+    let rest = room.get_mut(directory..).filter(|rest| rest.len() > name.len())?;
+    for (to, &byte) in rest.iter_mut().zip(b"/".iter().chain(name)) {
+        *to = byte;
+    }
+    // SAFETY: by this function's contract; the path has a null byte behind it.
+    unsafe { exec(whole.as_ptr().cast(), words, environment) }
+}
+
 /// The same for another process.
 ///
 /// # Safety
@@ -183,6 +221,33 @@ exec! {
         found(name, |path| exec(path, words, environment)).flatten();
     fexecve(fd: c_int, words: Words, environment: Words)
         exec_open(fd, words, environment);
+    execveat(at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int)
+        exec_at(at, path, words, environment, flags);
+}
+
+/// A system call by its number, where it is one of these: what came instead of it.
+#[allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
+pub(super) fn by_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
+    if !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+        return None;
+    }
+    becoming();
+    if !launcher::is_on() {
+        return None;
+    }
+    let errno = real::errno();
+    // SAFETY: with what the program gave.
+    let result = unsafe {
+        if number == libc::SYS_execve {
+            exec(a as *const c_char, b as Words, c as Words)
+        } else {
+            exec_at(a as c_int, b as *const c_char, c as Words, d as Words, e as c_int)
+        }
+    };
+    if result.is_none() {
+        real::set_errno(errno);
+    }
+    result.map(c_long::from)
 }
 
 macro_rules! spawned {

@@ -49,6 +49,7 @@ mod copy;
 mod descriptors;
 mod exec;
 pub(crate) mod formatted;
+mod listed;
 mod map;
 mod names;
 mod open;
