@@ -37,7 +37,7 @@ work=$(mktemp --directory "$base/run.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/root/{bin,modules,proc,sys,dev,lower,up,new}
 cp "$(command -v busybox)" "$work/root/bin/"
-for module in virtio_pci virtio_blk 9pnet_virtio 9p overlay ext4; do
+for module in virtio_pci virtio_blk 9pnet_virtio 9p overlay ext4 loop; do
     modprobe --dirname "$kernel" --set-version "$release" --show-depends "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
     cp "$file" "$work/root/modules/"

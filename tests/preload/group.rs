@@ -1,7 +1,7 @@
-//! Streams that no library can be loaded into, or that use what a library does not see, under `pagekeeper run`: what they bring into
-//! the page cache goes, what was hot stays, and nothing of the means is left. Residency is `fincore`'s.
-//!
-//! [`every_kind_of_stream_is_covered`] prints the table of docs/src/commands/run.md.
+//! The memory cgroup of a command under `pagekeeper run`: it has no limit, is governed for as long as somebody is in it, and is said or
+//! refused where there can be none. Residency is `fincore`'s.
+
+mod kinds;
 
 use crate::support;
 use std::fs;
@@ -10,76 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::command::{finish, pagekeeper};
-use crate::support::memory_group::MemoryGroup;
-use crate::support::{
-    MIB, copy_program, eventually, evict, io_counter, open_to_others, resident_bytes, scratch,
-};
+use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
 
 /// Bytes of a stream.
 const SIZE: u64 = 512 * MIB;
-/// Bytes of what others use.
-const HOT: u64 = 128 * MIB;
-/// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for all that is written, which
-/// waits for a busy disk and nothing but the host's dirty limits holds back, and for what is read before the governor has its turn.
-const LIMIT: u64 = HOT + SIZE + 384 * MIB;
 /// A disk may be slow to take what was written.
 const SOON: Duration = Duration::from_secs(120);
-
-/// Copies a file by read and write, whatever its C library.
-const COPY: &str = "\
-#include <fcntl.h>
-#include <unistd.h>
-static char buffer[1 << 16];
-int main(int count, char **arguments) {
-    int from = open(arguments[1], O_RDONLY), to = open(arguments[2], O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    ssize_t got;
-    while ((got = read(from, buffer, sizeof buffer)) > 0)
-        if (write(to, buffer, got) != got) return 2;
-    return got < 0 || from < 0 || to < 0;
-}
-";
-
-/// A kind of program, and how it copies: `SRC` and `DST` stand for the files.
-struct Kind {
-    name: &'static str,
-    options: &'static [&'static str],
-    command: Vec<String>,
-}
-
-fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> Kind {
-    Kind { name, options, command: command.split(' ').map(str::to_owned).collect() }
-}
-
-fn kinds(directory: &Path) -> Vec<Kind> {
-    let text = directory.join("copy.c");
-    fs::write(&text, COPY).unwrap();
-    let musl = directory.join("musl-copy");
-    finish(Command::new("musl-gcc").arg("-o").arg(&musl).arg(&text)).fine();
-    let root = directory.join("root");
-    fs::create_dir(&root).unwrap();
-    copy_program(Path::new("/bin/busybox"), &root.join("busybox"));
-    let at = directory.display();
-    vec![
-        kind("glibc, dynamic", &[], "cp SRC DST"),
-        kind("static", &[], "busybox cp SRC DST"),
-        kind("musl", &["--as=stream"], &format!("{at}/musl-copy SRC DST")),
-        kind("sudo to another user", &[], "sudo -u nobody cp SRC DST"),
-        kind("cleared environment", &[], "env -i cp SRC DST"),
-        kind("another root", &[], &format!("chroot {at} /root/busybox cp /source /target/file")),
-        kind(
-            "io_uring",
-            &["--as=stream"],
-            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=io_uring --iodepth=32 --output=/dev/null \
-             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=io_uring --iodepth=32",
-        ),
-        kind(
-            "mmap",
-            &["--as=stream"],
-            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=mmap --output=/dev/null \
-             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=mmap",
-        ),
-    ]
-}
 
 /// Writes a file whose blocks all differ, so that nothing can be saved on it.
 fn write(path: &Path, bytes: u64) {
@@ -97,119 +33,6 @@ fn write(path: &Path, bytes: u64) {
         block[..8].copy_from_slice(&nth.to_le_bytes());
         std::io::Write::write_all(&mut file, &block).unwrap();
     }
-}
-
-fn percent(part: u64, whole: u64) -> f64 {
-    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let of = |bytes: u64| bytes as f64;
-    100.0 * of(part) / of(whole)
-}
-
-/// Groups that runs have made below a group, and below those of its commands.
-fn left_groups(below: &Path) -> Vec<PathBuf> {
-    let directories = |path: &Path| -> Vec<PathBuf> {
-        let entries = fs::read_dir(path).unwrap().flatten();
-        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
-    };
-    let (mut left, others): (Vec<PathBuf>, Vec<PathBuf>) = directories(below).into_iter().partition(|path| {
-        let name = path.file_name().unwrap().to_string_lossy();
-        name.starts_with("pagekeeper-run-") || name.starts_with("pagekeeper-governor-")
-    });
-    left.extend(others.iter().flat_map(|path| left_groups(path)));
-    left
-}
-
-#[test]
-fn every_kind_of_stream_is_covered() {
-    let needed = ["cc", "fincore", "busybox", "musl-gcc", "sudo", "fio", "setpriv", "restic"];
-    if !support::can_run("every_kind_of_stream_is_covered", &needed) {
-        return;
-    }
-    let _alone = support::alone();
-    let Some(group) = MemoryGroup::new("every_kind_of_stream_is_covered", LIMIT) else { return };
-    let dir = scratch();
-    let (source, hot) = (dir.path().join("source"), dir.path().join("hot"));
-    let target = dir.path().join("target");
-    fs::create_dir(&target).unwrap();
-    // sudo's other user writes there, too.
-    let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    fs::set_permissions(&target, anybody).unwrap();
-    write(&source, SIZE);
-    write(&hot, HOT);
-    let mut failures = Vec::new();
-    let mut check = |name: &str, options: &[&str], command: &[String], copy: &Path| {
-        let whole = || fs::metadata(copy).map_or(SIZE, |metadata| metadata.len().max(1));
-        evict(&source);
-        evict(&hot);
-        // Used again and again, as by a database, in the group that the stream is in.
-        let mut user = group.command("sh");
-        user.args(["-c", "while cat \"$0\" >/dev/null; do sleep 0.2; done"]).arg(&hot);
-        let mut user = user.spawn().unwrap();
-        eventually("it is hot", SOON, || (resident_bytes(std::slice::from_ref(&hot)) == HOT).then_some(()));
-        // What it started counts as its own once it has waited for it.
-        let io = PathBuf::from(format!("/proc/{}/io", user.id()));
-        eventually("it is read", SOON, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
-        let read_before = io_counter(&io, "read_bytes");
-        let mut run = group.command(support::command::program().to_str().unwrap());
-        run.args(["run", "--require"]).args(options).arg("--").args(command);
-        let outcome = finish(&mut run);
-        assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
-        eventually("the group is gone", SOON, || left_groups(group.path()).is_empty().then_some(()));
-        let again = io_counter(&io, "read_bytes") - read_before;
-        let kept = percent(HOT.saturating_sub(again), HOT);
-        user.kill().unwrap();
-        user.wait().unwrap();
-        let read = percent(resident_bytes(std::slice::from_ref(&source)), SIZE);
-        let written = percent(resident_bytes(&files_below(copy)), whole().max(SIZE));
-        let row = format!("| {name} | {read:.1} % | {written:.1} % | {kept:.1} % |");
-        println!("{row}");
-        if read > 2.0 || written > 2.0 || kept < 95.0 {
-            failures.push(row);
-        }
-    };
-    println!("| program | of what it read stays | of what it wrote stays | of what was hot stays |");
-    for Kind { name, options, command } in kinds(dir.path()) {
-        let copy = target.join("file");
-        let _ = fs::remove_file(&copy);
-        let word = |word: &String| match word.as_str() {
-            "SRC" => source.display().to_string(),
-            "DST" => copy.display().to_string(),
-            _ => word
-                .replace("=SRC", &format!("={}", source.display()))
-                .replace("=DST", &format!("={}", copy.display())),
-        };
-        check(name, options, &command.iter().map(word).collect::<Vec<_>>(), &copy);
-        if !name.contains("io_uring") && !name.contains("mmap") {
-            assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap(), "{name}: the copy is the same");
-        }
-    }
-    // A real program of Go's.
-    let repository = dir.path().join("repository");
-    let password = dir.path().join("password");
-    fs::write(&password, "none").unwrap();
-    let restic = |arguments: &[&str]| -> Vec<String> {
-        let (repository, password) = (repository.to_str().unwrap(), password.to_str().unwrap());
-        let common = ["restic", "--quiet", "--no-cache", "--repo", repository, "--password-file", password];
-        common.iter().chain(arguments).map(|&word| word.to_owned()).collect()
-    };
-    finish(&mut plain(&restic(&["init"]))).fine();
-    check("Go (restic backup)", &[], &restic(&["backup", source.to_str().unwrap()]), &repository);
-    finish(&mut plain(&restic(&["check", "--read-data"]))).fine();
-    assert!(failures.is_empty(), "{failures:#?}");
-}
-
-fn plain(words: &[String]) -> Command {
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    command
-}
-
-fn files_below(path: &Path) -> Vec<PathBuf> {
-    if path.is_file() {
-        return vec![path.to_owned()];
-    }
-    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
-    entries.flatten().flat_map(|entry| files_below(&entry.path())).collect()
 }
 
 /// Writes a file as fast as it can in one thread, and takes 1.5 GiB of memory in two others, again and again.

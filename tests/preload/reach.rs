@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::support;
 use crate::support::command::finish;
 use crate::support::compare::{Way, built};
-use crate::support::loop_images::QuickDisk;
+use crate::support::loop_images::{Device, QuickDisk};
 use crate::support::{MIB, evict};
 
 /// A command of these words, as a stream, in a directory.
@@ -284,48 +284,6 @@ fn formatted_output_leaves_nothing() {
     }
 }
 
-/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which its pages would go with the stream's
-/// descriptor; `None` where none can be had.
-struct Device {
-    path: std::path::PathBuf,
-    _opened: std::fs::File,
-    memory: tempfile::TempDir,
-}
-
-impl Device {
-    fn new(bytes: u64) -> Option<Self> {
-        let memory = support::scratch();
-        let image = memory.path().join("image");
-        let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(memory.path()).status();
-        mount.ok().filter(std::process::ExitStatus::success)?;
-        std::fs::File::create(&image).and_then(|file| file.set_len(bytes)).expect("make an image");
-        let made = finish(Command::new("losetup").args(["--find", "--show"]).arg(&image));
-        let path = std::path::PathBuf::from(made.stdout.trim());
-        let opened = std::fs::File::open(&path).ok()?;
-        Some(Self { path, _opened: opened, memory })
-    }
-
-    /// Bytes of its pages that are resident: cachestat(2), since fincore(1) takes a device for a file of no bytes.
-    fn resident(&self) -> u64 {
-        let text = "import ctypes, os, sys\nseen, whole = (ctypes.c_uint64 * 5)(), (ctypes.c_uint64 * 2)(0, 1 << 40)\n\
-                    assert ctypes.CDLL(None).syscall(451, os.open(sys.argv[1], 0), whole, seen, 0) == 0\n\
-                    print(seen[0] * os.sysconf('SC_PAGE_SIZE'))";
-        let seen = finish(Command::new("python3").args(["-c", text]).arg(&self.path)).fine();
-        seen.trim().parse().expect("a number")
-    }
-
-    fn evict(&self) {
-        finish(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).fine();
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
-        let _ = Command::new("umount").arg("--lazy").arg(self.memory.path()).status();
-    }
-}
-
 #[test]
 fn streams_of_block_devices_leave_nothing() {
     let programs = ["losetup", "blockdev", "mount", "dd", "cat", "cmp", "python3", "zstd", "head", "sh"];
@@ -337,7 +295,7 @@ fn streams_of_block_devices_leave_nothing() {
         return pagekeeper_testing::skip("streams_of_block_devices_leave_nothing: no loop device can be had");
     };
     let here = support::scratch();
-    let name = device.path.to_str().expect("a plain path");
+    let name = device.path().to_str().expect("a plain path");
     let lines = [
         format!("dd if={name} of=/dev/null bs=1M status=none"),
         format!("dd if={name} of=/dev/null bs=4k status=none"),
@@ -368,7 +326,7 @@ fn streams_of_block_devices_leave_nothing() {
             failures.push(format!("{line}: {left} bytes stay; {before} were hot, {after} are"));
         }
     }
-    finish(Command::new("cmp").arg(here.path().join("plain")).arg(&device.path)).fine();
+    finish(Command::new("cmp").arg(here.path().join("plain")).arg(device.path())).fine();
     assert!(failures.is_empty(), "{failures:#?}");
 }
 

@@ -118,6 +118,53 @@ impl QuickDisk {
     }
 }
 
+/// A block device that is memory (an image on a tmpfs), and that somebody has open, without which its pages would go with the stream's
+/// descriptor; `None` where none can be had.
+pub(crate) struct Device {
+    path: PathBuf,
+    _opened: std::fs::File,
+    memory: tempfile::TempDir,
+}
+
+impl Device {
+    pub(crate) fn new(bytes: u64) -> Option<Self> {
+        let memory = super::scratch();
+        let image = memory.path().join("image");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(memory.path()).status();
+        mount.ok().filter(std::process::ExitStatus::success)?;
+        std::fs::File::create(&image).and_then(|file| file.set_len(bytes)).expect("make an image");
+        let made = super::command::finish(Command::new("losetup").args(["--find", "--show"]).arg(&image));
+        let path = PathBuf::from(made.stdout.trim());
+        let opened = std::fs::File::open(&path).ok()?;
+        Some(Self { path, _opened: opened, memory })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of its pages that are resident: cachestat(2), since fincore(1) takes a device for a file of no bytes.
+    pub(crate) fn resident(&self) -> u64 {
+        let text = "import ctypes, os, sys\nseen, whole = (ctypes.c_uint64 * 5)(), (ctypes.c_uint64 * 2)(0, 1 << 40)\n\
+                    assert ctypes.CDLL(None).syscall(451, os.open(sys.argv[1], 0), whole, seen, 0) == 0\n\
+                    print(seen[0] * os.sysconf('SC_PAGE_SIZE'))";
+        let seen = super::command::finish(Command::new("python3").args(["-c", text]).arg(&self.path)).fine();
+        seen.trim().parse().expect("a number")
+    }
+
+    pub(crate) fn evict(&self) {
+        super::command::finish(Command::new("blockdev").arg("--flushbufs").arg(&self.path)).fine();
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+        let _ = Command::new("umount").arg("--lazy").arg(self.memory.path()).status();
+    }
+}
+
 fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,0 +1,283 @@
+//! Each kind of program that streams, those that no library can be loaded into or that use what it does not see among them, under
+//! `pagekeeper run`: what it brings into the page cache goes, what was hot stays, and nothing of the means is left. Residency is
+//! `fincore`'s, and of block devices cachestat's.
+//!
+//! The test prints the table of docs/src/commands/run.md.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use serde_json::Value;
+
+use super::{SIZE, SOON, write};
+use crate::support;
+use crate::support::command::finish;
+use crate::support::loop_images::Device;
+use crate::support::memory_group::MemoryGroup;
+use crate::support::{MIB, copy_program, eventually, evict, io_counter, resident_bytes, scratch};
+
+/// Bytes of what others use.
+const HOT: u64 = 128 * MIB;
+/// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for all that is written, which
+/// waits for a busy disk and nothing but the host's dirty limits holds back, and for what is read before the governor has its turn.
+const LIMIT: u64 = HOT + SIZE + 384 * MIB;
+
+/// Copies a file by read and write, whatever its C library.
+const COPY: &str = "\
+#include <fcntl.h>
+#include <unistd.h>
+static char buffer[1 << 16];
+int main(int count, char **arguments) {
+    int from = open(arguments[1], O_RDONLY), to = open(arguments[2], O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    ssize_t got;
+    while ((got = read(from, buffer, sizeof buffer)) > 0)
+        if (write(to, buffer, got) != got) return 2;
+    return got < 0 || from < 0 || to < 0;
+}
+";
+
+/// A kind of program, and how it copies: `SRC` and `DST` stand for the files.
+struct Kind {
+    name: &'static str,
+    options: &'static [&'static str],
+    command: Vec<String>,
+}
+
+fn kind(name: &'static str, options: &'static [&'static str], command: &str) -> Kind {
+    Kind { name, options, command: command.split(' ').map(str::to_owned).collect() }
+}
+
+/// All that copy files; `container` is a process in namespaces of its own.
+fn kinds(directory: &Path, container: u32) -> Vec<Kind> {
+    let text = directory.join("copy.c");
+    fs::write(&text, COPY).unwrap();
+    let musl = directory.join("musl-copy");
+    finish(Command::new("musl-gcc").arg("-o").arg(&musl).arg(&text)).fine();
+    let root = directory.join("root");
+    fs::create_dir(&root).unwrap();
+    copy_program(Path::new("/bin/busybox"), &root.join("busybox"));
+    let setuid = directory.join("setuid");
+    fs::create_dir(&setuid).unwrap();
+    let program = setuid.join("cp");
+    copy_program(Path::new("/bin/cp"), &program);
+    std::os::unix::fs::chown(&program, Some(65534), Some(65534)).unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    let at = directory.display();
+    vec![
+        kind("glibc, dynamic", &[], "cp SRC DST"),
+        kind("static", &[], "busybox cp SRC DST"),
+        kind("musl", &["--as=stream"], &format!("{at}/musl-copy SRC DST")),
+        kind("sudo to another user", &[], "sudo -u nobody cp SRC DST"),
+        kind("cleared environment (`env -i`)", &[], "env -i cp SRC DST"),
+        kind("setuid", &[], &format!("{at}/setuid/cp SRC DST")),
+        kind("another root (`chroot`)", &[], &format!("chroot {at} /root/busybox cp /source /target/file")),
+        kind("container (`nsenter`)", &[], &format!("nsenter -t {container} -m cp SRC DST")),
+        kind(
+            "io_uring (fio)",
+            &["--as=stream"],
+            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=io_uring --iodepth=32 --output=/dev/null \
+             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=io_uring --iodepth=32",
+        ),
+        kind(
+            "mmap (fio)",
+            &["--as=stream"],
+            "fio --name=r --filename=SRC --rw=read --bs=256k --ioengine=mmap --output=/dev/null \
+             --name=w --stonewall --filename=DST --rw=write --size=512m --bs=256k --ioengine=mmap",
+        ),
+    ]
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let of = |bytes: u64| bytes as f64;
+    100.0 * of(part) / of(whole)
+}
+
+/// Groups that runs have made below a group, and below those of its commands.
+fn left_groups(below: &Path) -> Vec<PathBuf> {
+    let directories = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).unwrap().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    };
+    let (mut left, others): (Vec<PathBuf>, Vec<PathBuf>) = directories(below).into_iter().partition(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("pagekeeper-run-") || name.starts_with("pagekeeper-governor-")
+    });
+    left.extend(others.iter().flat_map(|path| left_groups(path)));
+    left
+}
+
+/// By what a report says that pages went.
+fn means(report: &Value) -> &'static str {
+    let bytes = |value: &Value| value.as_u64().unwrap_or_default();
+    let total = &report["total"];
+    let library = bytes(&total["stream_released_bytes"]) + bytes(&total["stream_uncached_bytes"]) > MIB;
+    let group = bytes(&report["group"]["released_bytes"]) > MIB || bytes(&total["processes_in_groups"]) > 0;
+    match (library, group) {
+        (true, true) => "library, group",
+        (true, false) => "library",
+        (false, true) => "group",
+        (false, false) => "none",
+    }
+}
+
+/// What all kinds are tried with.
+struct Site {
+    group: MemoryGroup,
+    hot: PathBuf,
+    report: PathBuf,
+    failures: Vec<String>,
+}
+
+impl Site {
+    /// Runs a command beside somebody who uses the hot file, and prints its row: `read` and `written` say what stays, in percent.
+    fn try_out(
+        &mut self,
+        name: &str,
+        options: &[&str],
+        command: &[String],
+        read: impl FnOnce() -> f64,
+        written: impl FnOnce() -> f64,
+    ) {
+        evict(&self.hot);
+        // Used again and again, as by a database, in the group that the stream is in.
+        let mut user = self.group.command("sh");
+        user.args(["-c", "while cat \"$0\" >/dev/null; do sleep 0.2; done"]).arg(&self.hot);
+        let user = Running(user.spawn().unwrap());
+        eventually("it is hot", SOON, || {
+            (resident_bytes(std::slice::from_ref(&self.hot)) == HOT).then_some(())
+        });
+        // What it started counts as its own once it has waited for it.
+        let io = PathBuf::from(format!("/proc/{}/io", user.0.id()));
+        eventually("it is read", SOON, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
+        let read_before = io_counter(&io, "read_bytes");
+        let mut run = self.group.command(support::command::program().to_str().unwrap());
+        run.args(["run", "--require", "--json"]).arg(format!("--report={}", self.report.display()));
+        let outcome = finish(run.args(options).arg("--").args(command));
+        assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
+        eventually("the group is gone", SOON, || left_groups(self.group.path()).is_empty().then_some(()));
+        let again = io_counter(&io, "read_bytes") - read_before;
+        let kept = percent(HOT.saturating_sub(again), HOT);
+        drop(user);
+        let report = serde_json::from_slice(&fs::read(&self.report).unwrap()).unwrap();
+        let (means, read, written) = (means(&report), read(), written());
+        let row = format!("| {name} | {means} | {read:.1} % | {written:.1} % | {kept:.1} % |");
+        println!("{row}");
+        if read > 2.0 || written > 2.0 || kept < 95.0 || means == "none" {
+            self.failures.push(row);
+        }
+    }
+}
+
+/// A process that ends with the value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn every_kind_of_stream_is_covered() {
+    let needed = [
+        "cc", "fincore", "busybox", "musl-gcc", "sudo", "fio", "setpriv", "restic", "unshare", "nsenter",
+        "losetup", "blockdev", "python3",
+    ];
+    if !support::can_run("every_kind_of_stream_is_covered", &needed) {
+        return;
+    }
+    let _alone = support::alone();
+    let Some(group) = MemoryGroup::new("every_kind_of_stream_is_covered", LIMIT) else { return };
+    let dir = scratch();
+    let (source, hot) = (dir.path().join("source"), dir.path().join("hot"));
+    let target = dir.path().join("target");
+    fs::create_dir(&target).unwrap();
+    // Other users write there, too.
+    let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(&target, anybody).unwrap();
+    write(&source, SIZE);
+    write(&hot, HOT);
+    let mut site = Site { group, hot, report: dir.path().join("report"), failures: Vec::new() };
+    println!("| program | means | of what it read stays | of what it wrote stays | of what was hot stays |");
+    println!("|---|---|---|---|---|");
+    let of_source = || percent(resident_bytes(std::slice::from_ref(&source)), SIZE);
+    let of_copy = |copy: &Path| {
+        let whole = fs::metadata(copy).map_or(SIZE, |metadata| metadata.len().max(SIZE));
+        percent(resident_bytes(&files_below(copy)), whole)
+    };
+    let mut container = Command::new("unshare");
+    container.args(["--mount", "sleep", "100000"]);
+    let container = Running(container.spawn().unwrap());
+    let copy = target.join("file");
+    for Kind { name, options, command } in kinds(dir.path(), container.0.id()) {
+        evict(&source);
+        let _ = fs::remove_file(&copy);
+        let word = |word: &String| match word.as_str() {
+            "SRC" => source.display().to_string(),
+            "DST" => copy.display().to_string(),
+            _ => word
+                .replace("=SRC", &format!("={}", source.display()))
+                .replace("=DST", &format!("={}", copy.display())),
+        };
+        let command: Vec<String> = command.iter().map(word).collect();
+        site.try_out(name, options, &command, of_source, || of_copy(&copy));
+        if !name.contains("io_uring") && !name.contains("mmap") {
+            assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap(), "{name}: the copy is the same");
+        }
+    }
+    drop(container);
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<String>>();
+    // From one device to another.
+    let (from, to) = (Device::new(SIZE).expect("a loop device"), Device::new(SIZE).expect("a loop device"));
+    let (input, output) = (format!("if={}", from.path().display()), format!("of={}", to.path().display()));
+    finish(
+        Command::new("dd")
+            .args(["bs=1M", "status=none"])
+            .arg(format!("if={}", source.display()))
+            .arg(format!("of={}", from.path().display())),
+    )
+    .fine();
+    from.evict();
+    let of_device = |device: &Device| percent(device.resident(), SIZE);
+    site.try_out(
+        "block device (dd)",
+        &[],
+        &words(&["dd", "bs=1M", "status=none", &input, &output]),
+        || of_device(&from),
+        || of_device(&to),
+    );
+    finish(Command::new("cmp").args([from.path(), to.path()])).fine();
+    drop((from, to));
+    // A real program of Go's.
+    let (repository, password) = (dir.path().join("repository"), dir.path().join("password"));
+    fs::write(&password, "none").unwrap();
+    let restic = |arguments: &[&str]| -> Vec<String> {
+        let (repository, password) = (repository.to_str().unwrap(), password.to_str().unwrap());
+        let common = ["restic", "--quiet", "--no-cache", "--repo", repository, "--password-file", password];
+        words(&[&common, arguments].concat())
+    };
+    finish(&mut plain(&restic(&["init"]))).fine();
+    evict(&source);
+    let backup = restic(&["backup", source.to_str().unwrap()]);
+    site.try_out("Go (restic backup)", &[], &backup, of_source, || of_copy(&repository));
+    finish(&mut plain(&restic(&["check", "--read-data"]))).fine();
+    assert!(site.failures.is_empty(), "{:#?}", site.failures);
+}
+
+fn plain(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+fn files_below(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    entries.flatten().flat_map(|entry| files_below(&entry.path())).collect()
+}
