@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-torture test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,8 @@ test-hostile: ## ten minutes of a hostile user beside real databases, as root (A
 
 test-preload: ## programs under pagekeeper run: all calls, torture, faults, real programs at length, MariaDB's own tests
 	@scripts/keep-idle-pages.sh scripts/test-preload.sh
+
+test-shim: test-preload
 
 test-torture: ## ten minutes of real tools at random under pagekeeper run beside busy loops, as root (ARGS=SECONDS)
 	@scripts/keep-idle-pages.sh scripts/test-torture.sh $(ARGS)

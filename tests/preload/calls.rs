@@ -7,6 +7,8 @@ use crate::support;
 use std::path::Path;
 
 use crate::support::compare::{Way, assert_same, built, built_library, difference, left_by, ways};
+use crate::support::loop_images::LoopImage;
+use pagekeeper_testing::Seed;
 
 /// Programs as any compiler makes them.
 const PLAIN: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
@@ -123,4 +125,56 @@ fn a_wrong_library_is_found_out() {
         let found = difference(&plain, &with(&built_library("wrong", &[&format!("-D{wrong}")])));
         assert!(found.is_some(), "{wrong} goes unnoticed");
     }
+}
+
+/// Uses one file at random, on each of these file systems and under each rule, and has every read compared with what it should be.
+fn exercise(seed: u64, steps: u32) {
+    let kinds = ["ext4", "xfs", "btrfs"];
+    let programs: Vec<String> = kinds.iter().flat_map(|kind| LoopImage::programs(kind)).collect();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["cc"]).collect();
+    if !support::can_run("a file that is used at random", &programs) {
+        return;
+    }
+    let program = built("exerciser", PLAIN);
+    for kind in kinds {
+        let image = LoopImage::new(kind, 1 << 30);
+        let left = |way: &Way| left_by(way, &program, &[&seed.to_string(), &steps.to_string()], image.path());
+        let plain = left(&Way::plain());
+        for way in ways() {
+            let now = left(&way);
+            let fine = now.code == 0 && now.said.last().is_some_and(|line| line.starts_with("fine: "));
+            let difference = difference(&plain, &now);
+            assert!(
+                fine && difference.is_none(),
+                "PAGEKEEPER_SEED={seed} repeats this, {steps} steps on {kind}, {}: {difference:?}\n{now:#?}",
+                way.label
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_used_at_random_holds_what_it_should() {
+    exercise(Seed::new().0, 1000);
+}
+
+#[test]
+#[ignore = "minutes: make test-preload"]
+fn a_file_that_is_used_at_random_for_long_holds_what_it_should() {
+    let first = Seed::new().0;
+    for round in 0..3 {
+        exercise(first + round, 20_000);
+    }
+}
+
+/// ... which is seen where a byte differs.
+#[test]
+fn a_wrong_byte_at_random_is_found_out() {
+    if !support::can_start("a wrong byte at random", &["cc"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let wrong = Way::with_library(&built_library("wrong", &["-DWRONG_READ"]));
+    let left = left_by(&wrong, &built("exerciser", PLAIN), &["1", "1000"], scratch.path());
+    assert!(left.code == 1 && left.said.iter().any(|line| line.contains("another byte")), "{left:#?}");
 }

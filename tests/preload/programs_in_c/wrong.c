@@ -46,6 +46,17 @@ ssize_t write(int fd, const void *from, size_t count)
 }
 #endif
 
+#ifdef WRONG_READ
+/* A byte that is not the file's, behind a page. */
+ssize_t pread(int fd, void *to, size_t count, off_t at)
+{
+    ssize_t got = NEXT(pread)(fd, to, count, at);
+    if (got > 4096)
+        ((char *)to)[4096] ^= 1;
+    return got;
+}
+#endif
+
 #ifdef WRONG_LOCK
 /* A look at the file through a descriptor of its own, whose close ends the process's locks. */
 int fdatasync(int fd)
