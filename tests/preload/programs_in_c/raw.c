@@ -38,6 +38,18 @@ int main(int count, char **arguments)
     TRY(syscall(SYS_preadv, fd, parts, 2, MIB, 0));
     TRY(syscall(SYS_preadv2, fd, parts, 2, -1, -1, 0));
     TRY(syscall(SYS_preadv2, fd, parts, 2, MIB, 0, 0));
+    TRY(syscall(SYS_readv, fd, bad_pointer(), 2));
+    TRY(syscall(SYS_readv, fd, parts, -1));
+    TRY(syscall(SYS_readv, fd, parts, 100000));
+    TRY(syscall(SYS_preadv, fd, bad_pointer(), 2, MIB, 0));
+    TRY(syscall(SYS_preadv, fd, parts, 2, -5, -1));
+    where(fd);
+    int ends[2];
+    MUST(pipe(ends));
+    TRY(syscall(SYS_splice, fd, NULL, ends[1], NULL, 5000, 0));
+    TRY(syscall(SYS_splice, ends[0], NULL, fd, NULL, 5000, 0));
+    TRY(syscall(SYS_splice, fd, NULL, fd, NULL, 5000, 0));
+    where(fd);
     TRY(syscall(SYS_write, fd, buffer, 5000));
     TRY(syscall(SYS_pwrite64, fd, buffer, 5000, 6 * MIB));
     TRY(syscall(SYS_writev, fd, parts, 2));

@@ -226,6 +226,11 @@ fn before_call(number: c_long, [a, b, c, d]: [c_long; 4]) {
     match number {
         libc::SYS_read => reading(a as c_int, None, c),
         libc::SYS_pread64 => reading(a as c_int, u64::try_from(d).ok(), c),
+        libc::SYS_readv if FILES.is_followed(a as c_int) => reading(a as c_int, None, length_of(b, c)),
+        // Without a position: one that fails, or preadv2(2) at the file's own.
+        libc::SYS_preadv | libc::SYS_preadv2 if FILES.is_followed(a as c_int) => {
+            reading(a as c_int, u64::try_from(d).ok(), length_of(b, c));
+        }
         libc::SYS_close if FILES.is_followed(a as c_int) => closing(a as c_int),
         libc::SYS_close_range if c == 0 => closing_all(a as c_uint, b as c_uint),
         libc::SYS_io_submit => submitting(b, c as usize),
@@ -234,6 +239,11 @@ fn before_call(number: c_long, [a, b, c, d]: [c_long; 4]) {
         _ if is_left_for(number) => leaving(),
         _ => {}
     }
+}
+
+/// Bytes of a vectored call's buffers.
+fn length_of(parts: c_long, count: c_long) -> c_long {
+    introspection::length_of(parts as *const libc::iovec, count as c_int) as c_long
 }
 
 /// A part of a file is about to be read; by this call it can't be uncached.
