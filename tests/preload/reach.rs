@@ -242,6 +242,43 @@ fn calls_by_their_numbers_leave_nothing() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
+/// Threads that read one open file come to it at the same time; nothing of it stays, and all is counted.
+#[test]
+fn threads_that_read_one_descriptor_leave_nothing() {
+    if !support::can_start("threads that read one descriptor", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let (scratch, outside) = (QuickDisk::new(), support::scratch());
+    let here = scratch.path();
+    let (file, report) = (here.join("file"), outside.path().join("report"));
+    let size = 400 * MIB;
+    let bytes: Vec<u8> = (0..size / 8).flat_map(u64::to_le_bytes).collect();
+    std::fs::write(&file, bytes).expect("write");
+    let program = built("together", &["-O1", "-pthread"]);
+    let mut failures = Vec::new();
+    for how in ["read", "pread", "parts"] {
+        for _ in 0..3 {
+            evict(&file);
+            let plain = finish(Command::new(&program).arg(how).current_dir(here)).fine();
+            evict(&file);
+            let mut way = Way::stream_by_library();
+            way.and_option("--json");
+            way.and_option(&format!("--report={}", report.display()));
+            let said = finish(way.command(&program).arg(how).current_dir(here)).fine();
+            assert_eq!(said, plain);
+            let said: serde_json::Value =
+                serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+            let (left, read) = (resident(&file), said["total"]["stream_read_bytes"].as_u64());
+            println!("{how}: {left} bytes stay, {read:?} were counted");
+            if left > 2 * MIB || read != Some(size) {
+                failures.push(format!("{how}: {left} bytes stay, {read:?} were counted"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
 #[test]
 fn many_streams_of_the_c_library_leave_nothing() {
     if !support::can_start("many streams of the C library", &["paste", "fincore"]) {

@@ -322,6 +322,11 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         (limit.min(LAST).div_ceil(END) * (END / PAGE)).min(self.sampled * PAGES)
     }
 
+    /// Whether nothing was asked of it since it was new, or had [forgotten](Self::forget) all.
+    pub fn is_new(&self) -> bool {
+        !self.begun
+    }
+
     /// Whether anything was read since the last new beginning.
     pub fn has_read(&self) -> bool {
         self.sum > 0

@@ -39,6 +39,7 @@ mod real;
 pub mod residency;
 pub mod rules;
 pub mod settings;
+pub mod shared;
 pub mod symbols;
 pub mod sys;
 pub mod table;

@@ -321,6 +321,13 @@ pub unsafe fn give_back(memory: *mut u8, size: usize) {
     let _ = unsafe { call(libc::SYS_munmap, [memory as usize, size, 0, 0, 0, 0]) };
 }
 
+/// Lets another thread have the processor.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn give_way() {
+    // SAFETY: no pointers.
+    let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
 /// Closes a descriptor of the calling thread's table.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn close(fd: c_int) {

@@ -20,6 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, 
 use libc::c_int;
 
 use crate::chunks::Chunks;
+use crate::shared::Shared;
 use crate::sys;
 
 /// Descriptors that are followed: the kernel's usual highest limit (`fs.nr_open`).
@@ -121,6 +122,8 @@ pub struct Slot<S> {
     pub device: AtomicU64,
     /// Its inode.
     pub inode: AtomicU64,
+    /// What threads that find it busy know of it, and leave.
+    pub shared: Shared,
     state: UnsafeCell<MaybeUninit<S>>,
 }
 
@@ -172,6 +175,11 @@ impl<S: Fresh> Slot<S> {
         Some(was_left)
     }
 
+    /// Whether this thread works on it: a signal handler asks.
+    pub fn is_own(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) == sys::thread()
+    }
+
     /// Works on what is known of the file, unless somebody else does now.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     pub fn with<R>(&self, act: impl FnOnce(&mut S) -> R) -> Option<R> {
@@ -210,6 +218,7 @@ impl<S: Fresh> Slot<S> {
             self.rule.store(0, Ordering::Relaxed);
             self.device.store(device, Ordering::Relaxed);
             self.inode.store(inode, Ordering::Relaxed);
+            self.shared.forget();
         }
         self.busy.store(0, Ordering::Release);
         is_free

@@ -29,6 +29,8 @@ const PATH_MAX: usize = 1024;
 pub struct FileState {
     /// Its part that is read.
     pub reader: reader::Reader,
+    /// Other parts that other threads read.
+    pub more: together::More,
     /// Its part that is written.
     pub writer: writer::Writer,
     /// What of it is a log's.
@@ -54,6 +56,7 @@ impl Fresh for FileState {
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     const FRESH: Self = Self {
         reader: reader::Reader::NEW,
+        more: together::More::NEW,
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
         mixed: mixed::Mixed::NEW,
@@ -195,12 +198,15 @@ pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How 
     if slot.role() != Some(FileRole::Stream) {
         return How::Plain;
     }
-    slot.with(|state| state.reader.before(fd, at, length)).unwrap_or(How::Plain)
+    together::before_read(slot, fd, at, length)
 }
 
 /// An uncached read was refused, or the call can't be made so: it is made as the program asked.
 pub fn uncached_refused(slot: &Slot) {
-    slot.with(|state| state.reader.uncached_refused());
+    slot.with(|state| {
+        state.reader.uncached_refused();
+        state.more.uncached_refused();
+    });
 }
 
 /// Before the kernel copies `length` bytes at `at` by itself, of a file whose residency isn't seen.
@@ -222,11 +228,7 @@ pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
 /// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.role() {
-        Some(FileRole::Stream) => drop(slot.with(|state| {
-            state.is_used |= done > 0;
-            state.count(Count::StreamRead, at, done);
-            state.reader.after(fd, at, done);
-        })),
+        Some(FileRole::Stream) => together::after_read(slot, fd, at, done),
         Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
         Some(
             FileRole::Log | FileRole::BulkKept | FileRole::BulkReleased | FileRole::Data | FileRole::Direct,
@@ -270,7 +272,11 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
     slot.role() == Some(FileRole::Stream)
         && advice == libc::POSIX_FADV_DONTNEED
-        && slot.with(|state| state.is_used && state.reader.is_covered() && !state.is_watched) == Some(true)
+        && slot.with(|state| state.is_used && is_covered(state) && !state.is_watched) == Some(true)
+}
+
+fn is_covered(state: &FileState) -> bool {
+    state.reader.is_covered() && state.more.is_covered()
 }
 
 /// After the file was truncated or lengthened to `length`.
@@ -286,7 +292,10 @@ pub fn after_truncate(slot: &Slot, length: u64) {
 pub fn after_map(slot: &Slot, range: Range<u64>) {
     if slot.role() == Some(FileRole::Stream) {
         // What comes in through it stays.
-        slot.with(|state| state.reader.mapped());
+        slot.with(|state| {
+            state.reader.mapped();
+            state.more.mapped();
+        });
         saw(slot, Seen::Mapped);
         count(Count::StreamUnobserved, range.end.saturating_sub(range.start));
     } else if slot.role() == Some(FileRole::Log) {
@@ -353,7 +362,7 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
             helper::watch::closing(fd);
         }
         if role == FileRole::Stream {
-            state.reader.leave(fd);
+            together::leave(slot, state, fd);
         }
         if let Some(output) = output_of(role)
             && !state.writer.close(fd, output, until)
@@ -388,6 +397,7 @@ pub fn after_fork() {
     for (_, slot) in FILES.entered(0, FILES.highest()) {
         slot.with(|state| {
             state.reader.forget();
+            state.more.forget();
             state.writer.forget();
             state.log.forget();
             state.is_watched = false;
@@ -404,4 +414,5 @@ pub mod mixed;
 mod pending;
 pub mod reader;
 pub mod small;
+mod together;
 pub mod writer;

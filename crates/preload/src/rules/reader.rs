@@ -80,6 +80,8 @@ pub struct Reader {
     is_mapped: bool,
     /// Whether something was read that nothing was known of.
     has_missed: bool,
+    /// Whether several threads read the file: where its position was says nothing of this one.
+    is_shared: bool,
     /// When it was sampled last.
     sampled_at: u64,
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
@@ -114,6 +116,7 @@ impl Reader {
         is_sent: false,
         is_mapped: false,
         has_missed: false,
+        is_shared: false,
         sampled_at: 0,
         unseen: None,
         large: None,
@@ -131,6 +134,47 @@ impl Reader {
         self.size = size;
     }
 
+    /// The same of another place of the file.
+    #[must_use]
+    pub fn elsewhere(&self) -> Self {
+        let Self { size, is_sent, is_mapped, is_shared, .. } = *self;
+        Self { size, is_sent, is_mapped, is_shared, ..Self::NEW }
+    }
+
+    /// Whether a read at `at` goes on with what is known.
+    pub fn is_near(&self, at: u64) -> bool {
+        !self.is_free() && !self.stream.jumps(at)
+    }
+
+    /// Whether nothing was read here yet.
+    pub fn is_free(&self) -> bool {
+        self.stream.is_new()
+    }
+
+    /// Whether other places of the file are other readers'.
+    pub fn finds_other_places(&self) -> bool {
+        self.is_shared && self.by == By::Kernel && !self.is_free()
+    }
+
+    /// What is known of the file.
+    pub fn known(&self) -> Range<u64> {
+        self.stream.known()
+    }
+
+    /// Several threads read the file.
+    pub fn shares(&mut self, fd: c_int) {
+        if !self.is_shared {
+            self.is_shared = true;
+            // What was read in order so far, if it was.
+            if self.unasked > 0 {
+                let (at, done) = (self.position, core::mem::take(&mut self.unasked));
+                self.position = at.saturating_add(done);
+                self.passed(fd, at, done);
+            }
+            self.ahead = None;
+        }
+    }
+
     /// Before a read of `length` bytes.
     pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> How {
         let Some(at) = at.or_else(|| self.expected(fd, length)) else {
@@ -140,7 +184,8 @@ impl Reader {
             if self.stream.jumps(at) {
                 self.go_elsewhere(fd);
             }
-            if length.min(self.size.saturating_sub(at)) >= large::LEAST && self.begin_large(fd, at, length) {
+            let is_large = !self.is_shared && length.min(self.size.saturating_sub(at)) >= large::LEAST;
+            if is_large && self.begin_large(fd, at, length) {
                 return How::Plain;
             }
             if let Some(range) = self.stream.sample_for_read(at, length, self.size) {
@@ -149,6 +194,9 @@ impl Reader {
         }
         if self.by == By::Uncached {
             self.is_copy = false;
+            if self.is_shared {
+                return How::Uncached;
+            }
             self.before_uncached(fd, at, length);
             let is_plain = self.ahead.as_ref().is_some_and(Ahead::is_plain);
             return if is_plain { How::Plain } else { How::Uncached };
@@ -281,6 +329,10 @@ impl Reader {
             count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
         }
         let large = self.large.take().inspect(LargeRead::end);
+        if self.is_shared && at.is_none() {
+            // The next read sees how far all have come.
+            return;
+        }
         let Some((at, done)) = at.map(|at| (at, done)).or_else(|| self.was_read(fd, done)) else { return };
         let end = at.saturating_add(done);
         if let Some(large) = large.filter(|large| done > 0 && large.range().contains(&at)) {
@@ -291,7 +343,7 @@ impl Reader {
         {
             self.size = stat.st_size as u64;
         }
-        if done == 0 && end >= self.size {
+        if done == 0 && end >= self.size && !self.is_shared {
             // It has come to the end of the file.
             return self.leave(fd);
         }
@@ -417,6 +469,9 @@ impl Reader {
             }
             self.unseen = Some((position, since));
         }
+        if self.is_shared && self.begun && self.by == By::Kernel {
+            let _ = self.caught_up(fd);
+        }
         self.go_elsewhere(fd);
     }
 
@@ -517,6 +572,9 @@ impl Reader {
 
     /// Where the next read will begin.
     fn expected(&mut self, fd: c_int, length: u64) -> Option<u64> {
+        if self.is_shared {
+            return self.caught_up(fd);
+        }
         self.is_asked = !self.begun || length >= ASK;
         if self.is_asked {
             let position = sys::position(fd).ok()?;
@@ -527,6 +585,18 @@ impl Reader {
             self.begun = true;
         }
         Some(self.position + self.unasked)
+    }
+
+    /// Where the file's position is; what several threads have read up to there was passed.
+    fn caught_up(&mut self, fd: c_int) -> Option<u64> {
+        let position = sys::position(fd).ok()?;
+        let before = core::mem::replace(&mut self.position, position);
+        let is_known = self.begun && self.stream.known().contains(&before);
+        self.begun = true;
+        if is_known && position > before {
+            self.passed(fd, before, position - before);
+        }
+        Some(position)
     }
 
     /// After `done` bytes were read at the file's position: what was read since it was noted last, from where and how much; `None` if
