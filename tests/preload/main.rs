@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod archives;
 mod calls;
 mod children;
 mod group;

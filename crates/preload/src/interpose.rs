@@ -15,7 +15,7 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{counters, helper, introspection, launcher, noted, process, real, rules, sys};
+use crate::{counters, followers, helper, introspection, launcher, noted, process, real, rules, sys};
 
 /// The text, kept: a program may write over its environment.
 /// A null byte stays behind it.
@@ -78,6 +78,10 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     unsafe { process::set_up(&plan) };
     // SAFETY: likewise, in the first thread; functions of the C library's names are its own.
     unsafe { helper::set_up(real::address) };
+    if rules::has_followers() {
+        // Where that can't be, each process knows its own readers.
+        let _ = followers::share();
+    }
     if let Some(record) = plan.report.and_then(report) {
         process::count_in(record);
     }

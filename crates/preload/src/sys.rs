@@ -310,6 +310,23 @@ pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {
     unsafe { call(libc::SYS_mmap, [0, size, protection, flags, usize::MAX, 0]) }.map(|at| at as *mut u8)
 }
 
+/// The same of memory that children of fork share, and nobody gives back.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn take_shared_memory(size: usize) -> Result<*mut u8, Errno> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
+    // SAFETY: a new mapping, where there is none.
+    unsafe { call(libc::SYS_mmap, [0, size, protection, flags, usize::MAX, 0]) }.map(|at| at as *mut u8)
+}
+
+/// Whether there is a process of that number.
+#[allow(unsafe_code, reason = "a system call")]
+pub fn is_process(pid: u32) -> bool {
+    // SAFETY: no pointers; no signal is sent.
+    let asked = unsafe { call(libc::SYS_kill, [pid as usize, 0, 0, 0, 0, 0]) };
+    asked != Err(Errno(libc::ESRCH))
+}
+
 /// Gives it back.
 ///
 /// # Safety

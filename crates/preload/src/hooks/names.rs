@@ -8,6 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 use super::keeping_errno;
 use crate::helper::{self, FileHash};
 use crate::process::Concern;
+use crate::rules::archive;
 use crate::{noted, process, real, sys};
 
 /// A name is about to be taken from a file.
@@ -74,28 +75,32 @@ before! {
 
 /// A file was given another name, if that succeeded.
 #[inline]
-fn renamed(done: c_int, at: c_int, path: *const c_char) {
+fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
     if done == 0 && process::concern() != Concern::Nothing {
-        // SAFETY: the kernel has just read a path there.
-        noted::renamed(at, unsafe { CStr::from_ptr(path) });
+        // SAFETY: the kernel has just read paths there.
+        let (from, to) = unsafe { (CStr::from_ptr(from), CStr::from_ptr(path)) };
+        noted::renamed(at, to);
+        if process::concern() == Concern::Named && from.to_bytes().ends_with(b".ready") && process::is_on() {
+            keeping_errno(|| archive::renamed(from, to));
+        }
     }
 }
 
 macro_rules! renaming {
-    ($($name:ident($($arg:ident: $type:ty),*): $before:expr, to $at:expr, $to:ident;)*) => {$(
+    ($($name:ident($($arg:ident: $type:ty),*): $before:expr, $from:ident to $at:expr, $to:ident;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             $before;
             // SAFETY: with what the program gave.
             let done = unsafe { real::$name.get()($($arg),*) };
-            renamed(done, $at, $to);
+            renamed(done, $from, $at, $to);
             done
         }
     )*};
 }
 renaming! {
-    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to), to libc::AT_FDCWD, to;
-    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to), to to_at, to;
+    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to), from to libc::AT_FDCWD, to;
+    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to), from to to_at, to;
     renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
-        if flags & KEEPS == 0 { losing(to_at, to) }, to to_at, to;
+        if flags & KEEPS == 0 { losing(to_at, to) }, from to to_at, to;
 }

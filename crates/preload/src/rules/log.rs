@@ -6,16 +6,17 @@
 //! series. A failed sync releases nothing.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::allowance::{Allowance, Writer, is_near, needed_from};
+use pagekeeper_policy::allowance::{Allowance, Writer, needed_from};
 use pagekeeper_policy::log::Run;
 use pagekeeper_policy::names::{self, SegmentSize};
 use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, RewriteSource, Rule, WINDOW};
 
 use super::{FILES, Slot};
 use crate::counters::Count;
+use crate::followers::{self, remember};
 use crate::helper::{self, Job};
 use crate::table::FileRole;
 use crate::{process, sys};
@@ -25,10 +26,6 @@ const TRAIL: u64 = 8 << 20;
 /// Bytes written at the file's position before that is asked for.
 const UNPLACED: u64 = 64 << 10;
 
-/// Readers of logs that are open in the process.
-static FOLLOWERS: AtomicU32 = AtomicU32::new(0);
-/// Inodes of files that are to go when their reader closes them.
-static OWED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 /// Series of logs whose writers overwrite parts of pages.
 static KEPT: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
@@ -75,20 +72,25 @@ enum Use {
     Kept,
 }
 
-/// Counts a reader for as long as it is known.
+/// A reader, known to others for as long as it reads.
 #[derive(Debug)]
-struct Follower(bool);
+struct Follower(Option<usize>);
 
 impl Follower {
-    fn begin(&mut self) {
-        if !core::mem::replace(&mut self.0, true) {
-            FOLLOWERS.fetch_add(1, Ordering::AcqRel);
+    fn begin(&mut self, inode: u64, series: u64, sequence: u64) {
+        self.end();
+        self.0 = followers::all().begin(inode, series, sequence);
+    }
+
+    fn comes_to(&self, place: u64) {
+        if let Some(reader) = self.0 {
+            followers::all().comes_to(reader, place);
         }
     }
 
     fn end(&mut self) {
-        if core::mem::take(&mut self.0) {
-            FOLLOWERS.fetch_sub(1, Ordering::AcqRel);
+        if let Some(reader) = self.0.take() {
+            followers::all().end(reader);
         }
     }
 }
@@ -114,8 +116,6 @@ pub struct Log {
     unplaced: u64,
     /// From this end on, unsynced bytes are considered again.
     check_from: u64,
-    /// Where a reader is.
-    place: u64,
     /// Which of its series' files it is.
     series: u64,
     sequence: u64,
@@ -132,18 +132,18 @@ impl Log {
         },
         run: Run::new(0, false, false),
         used: Use::Kept,
-        follower: Follower(false),
+        follower: Follower(None),
         syncs: false,
         synced: false,
         unplaced: 0,
         check_from: 0,
-        place: 0,
         series: 0,
         sequence: 0,
     };
 
-    /// Forgets what was written.
+    /// Forgets what was written, and whom it reads for: another process.
     pub fn forget(&mut self) {
+        self.follower.0 = None;
         (self.run, self.synced, self.unplaced, self.check_from) = (self.run.forgotten(), false, 0, 0);
     }
 
@@ -184,14 +184,14 @@ impl Log {
     }
 
     /// Releases what may go, `slack` bytes behind the writer and as far as near readers have read.
-    fn release(&mut self, slot: &Slot, fd: c_int, slack: u64, is_written: bool) {
+    fn release(&mut self, fd: c_int, slack: u64, is_written: bool) {
         let rule = Rule::ReleaseBehindWriter { slack };
         let allowance = Allowance::new(rule, Writer::At(self.run.end()), u64::MAX);
         let Some(due) = self.run.due(allowance.limit()) else {
             return;
         };
         // Readers are asked for only where there is something to release.
-        let limit = allowance.needed_by_followers(self.needed(slot)).limit();
+        let limit = allowance.needed_by_followers(self.needed()).limit();
         let Some(range) = (if limit < due.end { self.run.due(limit) } else { Some(due) }) else {
             return;
         };
@@ -206,27 +206,12 @@ impl Log {
     }
 
     /// From where on near readers have yet to read this file.
-    fn needed(&self, slot: &Slot) -> u64 {
+    fn needed(&self) -> u64 {
         let near_files = self.rule.near_files;
-        if near_files == 0 || FOLLOWERS.load(Ordering::Acquire) == 0 {
+        if near_files == 0 {
             return u64::MAX;
         }
-        let others = FILES
-            .entered(0, u32::MAX)
-            .map(|(_, other)| other)
-            .filter(|other| !core::ptr::eq(*other, slot) && other.role() == Some(FileRole::Log));
-        let place_of = |log: &Self| {
-            let is_near = log.used == Use::Read
-                && log.series == self.series
-                && is_near(self.sequence, log.sequence, near_files);
-            is_near.then_some((log.sequence, log.place))
-        };
-        let places = others.filter_map(|other| match other.with(|state| place_of(&state.log)) {
-            Some(place) => place,
-            // It reads just now: where is not known.
-            None => Some((self.sequence, 0)),
-        });
-        needed_from(self.sequence, places)
+        needed_from(self.sequence, followers::all().near(self.series, self.sequence, near_files))
     }
 }
 
@@ -239,39 +224,9 @@ fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     })
 }
 
-/// In a child of fork: what is to go when it was read is the parent's to see to.
-pub fn after_fork() {
-    for owed in &OWED {
-        owed.store(0, Ordering::Relaxed);
-    }
-}
-
-/// Keeps a number in a list, in the place of another where it is full.
-fn remember(list: &[AtomicU64], number: u64) {
-    if list.iter().any(|kept| kept.load(Ordering::Relaxed) == number) {
-        return;
-    }
-    let free = list
-        .iter()
-        .find(|kept| kept.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok());
-    if free.is_none()
-        && let Some(first) = list.get(number as usize % list.len())
-    {
-        first.store(number, Ordering::Release);
-    }
-}
-
-/// Takes a number out of a list. Whether it was there.
-fn take(list: &[AtomicU64], number: u64) -> bool {
-    list.iter().any(|kept| kept.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
-}
-
 /// Begins to follow a log's file, which is `size` bytes long, and which `slot` was entered for. `pattern` is the one that names it.
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pattern: Option<&[u8]>) {
-    let mut buffer = [0; 1024];
-    let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
-    let (series, sequence) = number_of(path, pattern, size);
+    let (series, sequence) = number_at(fd, pattern, size);
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let (detects, in_parts) = match rule.rewrite {
         // What is written shows how large the blocks are.
@@ -301,16 +256,24 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     slot.with(|state| {
         state.log = log;
         if !writes {
-            state.log.follower.begin();
+            state.log.follower.begin(slot.inode.load(Ordering::Relaxed), series, sequence);
         }
     });
     if writes {
         // It is written again: nobody is owed its release.
-        take(&OWED, slot.inode.load(Ordering::Relaxed));
+        followers::all().pays(slot.inode.load(Ordering::Relaxed));
         if !kept {
             helper::prepare();
         }
     }
+}
+
+/// The series of an open file, and which one of it.
+pub fn number_at(fd: c_int, pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
+    let mut buffer = [0; 1024];
+    let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
+    let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
+    number_of(path, pattern, size)
 }
 
 /// The series of a file by its path, and which one of it: by the pattern that its rule names it by, or else by its last number.
@@ -344,10 +307,10 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
         let end = log.run.end();
         if log.syncs {
             log.synced = true;
-            log.release(slot, fd, log.rule.slack, true);
+            log.release(fd, log.rule.slack, true);
         } else if end >= log.check_from && log.rule.is_named {
             log.check_from = end.saturating_add(WINDOW);
-            log.release(slot, fd, log.rule.slack.max(TRAIL), false);
+            log.release(fd, log.rule.slack.max(TRAIL), false);
         }
     });
 }
@@ -363,7 +326,9 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
             Some(at) => Some(at.saturating_add(done)),
             None => sys::position(fd).ok(),
         };
-        log.place = place.unwrap_or(log.place);
+        if let Some(place) = place {
+            log.follower.comes_to(place);
+        }
     });
 }
 
@@ -380,7 +345,7 @@ pub fn after_sync(slot: &Slot, fd: c_int) {
         log.synced = true;
         let end = log.run.end();
         log.check_from = end.saturating_add(TRAIL);
-        log.release(slot, fd, log.rule.slack, true);
+        log.release(fd, log.rule.slack, true);
     });
 }
 
@@ -406,7 +371,8 @@ pub fn before_close(slot: &Slot, fd: c_int) {
         let log = &mut state.log;
         if log.used == Use::Read {
             log.follower.end();
-            return (!is_open_elsewhere(slot, inode) && take(&OWED, inode)).then_some(0..u64::MAX);
+            let is_last = !is_open_elsewhere(slot, inode) && !followers::all().reads(inode);
+            return (is_last && followers::all().pays(inode)).then_some(0..u64::MAX);
         }
         if log.used == Use::Kept {
             return None;
@@ -420,10 +386,10 @@ pub fn before_close(slot: &Slot, fd: c_int) {
         if log.run.end().saturating_sub(left.start) < WINDOW || !(log.synced || log.rule.is_named) {
             return None;
         }
-        if log.needed(slot) == u64::MAX {
+        if log.needed() == u64::MAX {
             return Some(left);
         }
-        remember(&OWED, inode);
+        followers::all().owes(inode);
         None
     });
     if let Some(range) = range.flatten() {
@@ -441,6 +407,7 @@ fn give(fd: c_int, range: Range<u64>, job: impl FnOnce(Range<u64>) -> Job) {
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
     use super::*;
+    use pagekeeper_policy::allowance::is_near;
 
     #[test]
     fn a_named_rule_is_what_it_comes_to_inside_the_writer() {
@@ -499,19 +466,5 @@ mod tests {
                 assert_eq!(needed_from(writer.1, [(reader.1, 3 * WINDOW)].into_iter()), 0);
             }
         }
-    }
-
-    #[test]
-    fn lists_keep_what_they_have_room_for() {
-        let list = [const { AtomicU64::new(0) }; 4];
-        for number in 1..=4 {
-            remember(&list, number);
-            remember(&list, number);
-        }
-        assert!(take(&list, 3) && !take(&list, 3));
-        remember(&list, 5);
-        remember(&list, 6);
-        // In the place of the fifth.
-        assert!(take(&list, 6) && !take(&list, 5) && take(&list, 1) && take(&list, 4));
     }
 }

@@ -179,6 +179,11 @@ fn log_rule(rule: u16) -> Option<LogRule> {
     }
 }
 
+/// Whether readers of some log are waited for.
+pub fn has_followers() -> bool {
+    (0..plan().rules().len()).any(|rule| log_rule(rule as u16).is_some_and(|rule| rule.near_files > 0))
+}
+
 /// How what is written to a file is treated, if it is a stream's or bulk output.
 fn output_of(role: FileRole) -> Option<Output> {
     match role {
@@ -405,9 +410,9 @@ pub fn after_fork() {
         });
     }
     writer::after_fork();
-    log::after_fork();
 }
 
+pub mod archive;
 mod disks;
 pub mod log;
 pub mod mixed;

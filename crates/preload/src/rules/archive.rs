@@ -1,0 +1,65 @@
+//! Logs that another program archives, started by the server: `PostgreSQL`'s archiver has a command copy a segment, and then changes the
+//! name of a note beside it from `.ready` to `.done`.
+//!
+//! From the first such change on the archiver counts as a reader of the series ([`crate::followers`]): its files stay until they were
+//! archived, if it is not too far behind, and go then, if no reader is behind it.
+//!
+//! Invariant: the files are opened for reading alone, and closed at once. Fails by doing nothing.
+
+use core::ffi::CStr;
+
+use libc::c_int;
+use pagekeeper_policy::allowance::needed_from;
+use pagekeeper_policy::names;
+
+use super::log::{self, LogRule};
+use super::{log_rule, rule_for};
+use crate::counters::Count;
+use crate::process::{count, plan};
+use crate::{followers, helper, sys};
+
+/// The directory of notes, beside the files.
+const NOTES: &[u8] = b"archive_status/";
+/// Bytes of a path, with its end.
+const PATH: usize = 1024;
+
+/// A name was changed: where that says so, a file was archived.
+pub fn renamed(from: &CStr, to: &CStr) {
+    let Some(stem) = from.to_bytes().strip_suffix(b".ready") else { return };
+    if to.to_bytes().strip_suffix(b".done") != Some(stem) {
+        return;
+    }
+    let name = names::last_name(stem);
+    let directory = stem.get(..stem.len().saturating_sub(name.len())).unwrap_or_default();
+    let Some(directory) = directory.strip_suffix(NOTES) else { return };
+    let mut path = [0; PATH];
+    if directory.len().saturating_add(name.len()) >= PATH {
+        return;
+    }
+    for (to, &byte) in path.iter_mut().zip(directory.iter().chain(name)) {
+        *to = byte;
+    }
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return };
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME;
+    if let Ok(fd) = sys::open(path, flags) {
+        archived(fd, path);
+        sys::close(fd);
+    }
+}
+
+/// That file was archived.
+fn archived(fd: c_int, path: &CStr) {
+    let Some((rule, _)) = rule_for(fd, Some(path)) else { return };
+    let pattern = plan().rules().get(usize::from(rule)).map(|rule| rule.pattern);
+    let Some(LogRule { near_files, .. }) = log_rule(rule).filter(|rule| rule.near_files > 0) else { return };
+    let Ok(stat) = sys::fstat(fd) else { return };
+    let (series, sequence) = log::number_at(fd, pattern, stat.st_size as u64);
+    let followers = followers::all();
+    followers.archived(series, sequence);
+    if needed_from(sequence, followers.near(series, sequence, near_files)) == u64::MAX {
+        followers.pays(stat.st_ino);
+        count(Count::LogReleased, helper::drop_written(fd, 0..stat.st_size as u64));
+    } else {
+        followers.owes(stat.st_ino);
+    }
+}
