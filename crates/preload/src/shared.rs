@@ -5,7 +5,7 @@
 //! ended in the middle takes one place with it.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::sys;
 
@@ -29,8 +29,9 @@ impl Place {
 
 /// See the module.
 pub struct Shared {
-    /// The thread that read last; whether several do.
+    /// The thread that began a read last, how many are being made, and whether several threads made some at a time.
     thread: AtomicUsize,
+    reads: AtomicU32,
     is_by_many: AtomicBool,
     is_uncached: AtomicBool,
     /// Bytes that were read at the file's position.
@@ -44,6 +45,7 @@ impl Shared {
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     pub const NEW: Self = Self {
         thread: AtomicUsize::new(0),
+        reads: AtomicU32::new(0),
         is_by_many: AtomicBool::new(false),
         is_uncached: AtomicBool::new(false),
         bytes: AtomicU64::new(0),
@@ -54,6 +56,7 @@ impl Shared {
     /// Forgets all.
     pub fn forget(&self) {
         self.thread.store(0, Ordering::Relaxed);
+        self.reads.store(0, Ordering::Relaxed);
         self.is_by_many.store(false, Ordering::Relaxed);
         self.is_uncached.store(false, Ordering::Relaxed);
         self.bytes.store(0, Ordering::Relaxed);
@@ -62,19 +65,27 @@ impl Shared {
         }
     }
 
-    /// This thread is about to read.
+    /// This thread is about to read. One whose handler jumped out of a read is not taken for another.
     pub fn comes(&self) {
-        let thread = sys::thread();
-        // Most are read by one thread: a load is cheaper than a swap.
-        if self.thread.load(Ordering::Relaxed) != thread {
-            let before = self.thread.swap(thread, Ordering::Relaxed);
-            if before != 0 {
-                self.is_by_many.store(true, Ordering::Relaxed);
-            }
+        let before = self.thread.swap(sys::thread(), Ordering::Relaxed);
+        if self.reads.fetch_add(1, Ordering::Relaxed) > 0 && before != sys::thread() {
+            self.meets();
         }
     }
 
-    /// Whether several threads were seen.
+    /// It has read.
+    pub fn goes(&self) {
+        let fewer = |reads: u32| reads.checked_sub(1);
+        // Of a few calls it was not seen that they began.
+        let _ = self.reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    }
+
+    /// Somebody was at work.
+    pub fn meets(&self) {
+        self.is_by_many.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether several threads read at a time.
     pub fn is_shared(&self) -> bool {
         self.is_by_many.load(Ordering::Relaxed)
     }
@@ -183,12 +194,22 @@ mod tests {
     }
 
     #[test]
-    fn a_second_thread_is_seen() {
+    fn a_second_thread_is_seen_that_reads_meanwhile() {
         let shared = Shared::NEW;
+        let by_another = || {
+            std::thread::scope(|scope| scope.spawn(|| shared.comes()).join()).unwrap();
+            shared.goes();
+        };
+        for _ in 0..2 {
+            shared.comes();
+        }
+        shared.goes();
+        shared.goes();
+        shared.goes();
+        by_another();
+        assert!(!shared.is_shared(), "one after the other");
         shared.comes();
-        shared.comes();
-        assert!(!shared.is_shared());
-        std::thread::scope(|scope| scope.spawn(|| shared.comes()).join()).unwrap();
+        by_another();
         assert!(shared.is_shared());
     }
 }

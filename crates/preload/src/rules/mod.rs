@@ -400,6 +400,7 @@ pub fn after_fork() {
     helper::after_fork();
     FILES.after_fork();
     for (_, slot) in FILES.entered(0, FILES.highest()) {
+        slot.shared.forget();
         slot.with(|state| {
             state.reader.forget();
             state.more.forget();

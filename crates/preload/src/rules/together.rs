@@ -160,6 +160,7 @@ pub(super) fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) 
     if let Some(how) = slot.with(before) {
         return how;
     }
+    slot.shared.meets();
     let begin = sys::now();
     // A signal handler would wait for what it interrupted.
     while !slot.is_own() && !slot.shared.is_known(at, length) && sys::now() - begin < PATIENCE {
@@ -173,6 +174,7 @@ pub(super) fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) 
 
 /// After a read, which returned `done`.
 pub(super) fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
+    slot.shared.goes();
     let noted = slot.with(|state| {
         take_in(slot, state, fd);
         state.is_used |= done > 0;
@@ -180,9 +182,12 @@ pub(super) fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
         reader_of(state, at).after(fd, at, done);
     });
     let read = u64::try_from(done).unwrap_or(0);
-    if noted.is_none() && read > 0 && !slot.shared.leave(at, read) {
-        count(Count::StreamRead, read);
-        count(Count::StreamUnobserved, read);
+    if noted.is_none() && read > 0 {
+        slot.shared.meets();
+        if !slot.shared.leave(at, read) {
+            count(Count::StreamRead, read);
+            count(Count::StreamUnobserved, read);
+        }
     }
     while slot.shared.is_shared() && slot.shared.has_missed() {
         // Else whoever is at work looks here once more behind it.
