@@ -42,10 +42,21 @@ fn run(options: &[&str], line: &str, source: &Path, target: &Path) -> Outcome {
     finish(pagekeeper().arg("run").args(options).args(["--", "sh", "-c", &line]))
 }
 
+/// A line in a tree of files where doas(1) lets root be anybody.
+fn with_doas(line: &str, directory: &Path) -> String {
+    let etc = directory.join("etc");
+    finish(Command::new("cp").arg("-a").arg("/etc").arg(&etc)).fine();
+    fs::write(etc.join("doas.conf"), "permit nopass root\n").unwrap();
+    fs::set_permissions(etc.join("doas.conf"), std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+    format!("unshare --mount sh -c 'mount --bind {} /etc && {line}'", etc.display())
+}
+
 #[test]
 fn what_a_script_starts_is_covered() {
-    let needed =
-        ["cc", "fincore", "busybox", "sudo", "su", "setpriv", "python3", "env", "xargs", "restic", "bash"];
+    let needed = [
+        "cc", "fincore", "busybox", "sudo", "su", "doas", "unshare", "setpriv", "python3", "env", "xargs",
+        "restic", "bash",
+    ];
     if !support::can_run("what_a_script_starts_is_covered", &needed) {
         return;
     }
@@ -95,6 +106,8 @@ fn what_a_script_starts_is_covered() {
         // As another user, and below another root.
         "sudo -u nobody cp SRC DST; true",
         "su nobody -s /bin/sh -c 'cp SRC DST'",
+        "su - -s /bin/sh -c 'cp SRC DST'",
+        &with_doas("doas -u nobody cp SRC DST", dir.path()),
         &format!("chroot {} /applets/busybox cp /source /target; true", dir.path().display()),
     ] {
         let _ = fs::remove_file(&target);
