@@ -318,12 +318,12 @@ impl Index {
         found
     }
 
-    /// How many pages have a version that is not applied.
-    pub(crate) fn unapplied_pages(&self) -> u64 {
-        let count = |shard: &Shard| {
-            let shard = shard.read();
-            shard.values().filter(|versions| versions.iter().any(|version| !version.applied)).count() as u64
+    /// How many pages before `end` have a version that is not applied: behind the last page may be some that a later commit has given up.
+    pub(crate) fn unapplied_pages(&self, end: PageNo) -> u64 {
+        let is_unapplied = |(page, versions): &(&PageNo, &Vec<Version>)| {
+            **page < end && versions.iter().any(|version| !version.applied)
         };
+        let count = |shard: &Shard| shard.read().iter().filter(is_unapplied).count() as u64;
         self.shards.iter().map(count).sum()
     }
 

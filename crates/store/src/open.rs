@@ -194,7 +194,7 @@ fn recover(
             journal_read,
             journal_bytes,
             commits: found.seq - newest.checkpoint_seq,
-            pages: found.index.unapplied_pages(),
+            pages: found.index.unapplied_pages(meta.pages),
         },
         _lock: held,
     };

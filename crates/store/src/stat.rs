@@ -57,7 +57,7 @@ impl Core {
             checkpoint_seq: self.checkpoints.seq.load(Ordering::Acquire),
             journal_bytes: lsn.saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire)),
             max_journal_bytes: self.config.max_journal_bytes,
-            unapplied_pages: self.index.unapplied_pages(),
+            unapplied_pages: self.index.unapplied_pages(meta.pages),
             unapplied_bytes: self.index.bytes(),
             memory: self.config.options.memory,
             full_page_images: !self.config.diffs_first,

@@ -266,6 +266,22 @@ fn replicas_and_backups_and_repairs_have_what_a_compacted_store_has() {
     }
 }
 
+/// A kill between the commit that gives pages up and the checkpoint: what the journal has of them is not to be recovered.
+#[test]
+fn pages_behind_the_last_one_are_not_counted() {
+    let disk = SimDisk::new();
+    let store = store_of(&disk, 30, |page| page >= 20);
+    store.core().drop_free_end().unwrap();
+    let unapplied = store.stat().unapplied_pages;
+    store.close().unwrap();
+    let store = options(&disk).open(dir()).unwrap();
+    let named = store.inspect(0..store.stat().pages).unwrap();
+    let in_journal = named.iter().filter(|info| !info.applied).count() as u64;
+    let (pages, counted) = (store.stat().pages, store.stat().opening.pages);
+    assert_eq!((pages, counted, store.stat().unapplied_pages), (20, 20, 20));
+    assert_eq!((in_journal, unapplied), (20, 20));
+}
+
 /// Of a page that is allocated again: a full disk fails its transaction alone.
 #[test]
 fn room_that_was_given_back_is_had_again_before_the_commit() {

@@ -39,7 +39,7 @@ fn a_page_goes_when_the_data_file_has_its_newest_version() {
     assert_eq!((index.seqs(1), index.unapplied(5)), (vec![5, 9], vec![]));
     index.applied(1, 9, &needed(&[5], 9));
     // The old one is read; without the new one beside it, it would be taken for the newest.
-    assert_eq!((index.seqs(1), index.unapplied_pages()), (vec![5, 9], 0));
+    assert_eq!((index.seqs(1), index.unapplied_pages(2)), (vec![5, 9], 0));
     index.prune_all(&needed(&[], 9));
     assert_eq!((index.seqs(1), index.bytes()), (vec![], 0));
 }
