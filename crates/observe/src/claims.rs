@@ -299,6 +299,7 @@ mod tests {
                 private: false,
                 link: PathBuf::new(),
                 size: 0,
+                count: 1,
             };
             subject.held.push((pid, held));
         }
@@ -388,6 +389,7 @@ mod tests {
             private: false,
             link: PathBuf::new(),
             size: 0,
+            count: 1,
         };
         subject.held.push((7, read));
         assert_eq!(found_of(proc.path(), &subject, &mut VisibilityGaps::default()), found);

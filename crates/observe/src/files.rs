@@ -1,8 +1,12 @@
-//! The files of one snapshot, each once: of which database, of which class, what of them is in memory.
+//! The files of one snapshot, each once: of which database, of which class, what of them is in memory, who has them open.
+//!
+//! Invariants: the openers of one process come one after another, so that recording one takes the same time however many
+//! processes have a file open. Of one party's openers no more are kept than of files; the rest is counted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
 use pagekeeper_kernel::text::{escaped, unescaped};
@@ -18,16 +22,43 @@ use crate::visibility::{GapKind, VisibilityGaps};
 use crate::{File, ObserverOptions, Opener, OpenerKind};
 
 /// The files of one snapshot.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Files {
     all: Vec<File>,
     /// By device and inode number as stat(2) shows them.
     by_inode: HashMap<Inode, usize>,
     /// The top directory of each tree that was added.
     added: HashSet<Inode>,
+    /// The most openers that are kept of one party.
+    most_openers: usize,
+    /// How many openers of each party are kept, and how many descriptors and mappings there were beside.
+    openers: BTreeMap<Party, (usize, usize)>,
+}
+
+/// That a process has a file open or mapped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) inode: Inode,
+    pub(crate) pid: u32,
+    /// Of the process.
+    pub(crate) party: Party,
+    pub(crate) kind: OpenerKind,
+    /// By how many descriptors or mappings.
+    pub(crate) count: usize,
 }
 
 impl Files {
+    /// None yet; of each party so many openers will be kept.
+    pub(crate) fn new(most_openers: usize) -> Self {
+        Self {
+            all: Vec::new(),
+            by_inode: HashMap::new(),
+            added: HashSet::new(),
+            most_openers,
+            openers: BTreeMap::new(),
+        }
+    }
+
     /// Adds all files in the directories of a database.
     pub(crate) fn take_directories(
         &mut self,
@@ -73,7 +104,7 @@ impl Files {
         gaps: &mut VisibilityGaps,
     ) {
         let most = trees.most_held(index, subject);
-        let (mut taken, mut left_out) = (0, 0_usize);
+        let (mut taken, mut left_out) = (0, subject.held_beside);
         for (pid, held) in &subject.held {
             if !self.by_inode.contains_key(&held.inode) {
                 if held.private {
@@ -87,9 +118,12 @@ impl Files {
                 let file = file_of(roots, subject, index, *pid, held, devices, gaps);
                 self.add(file);
             }
-            self.opened(held.inode, *pid, held.kind, || {
-                unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned()
-            });
+            if subject.read_in_part.contains(pid) {
+                continue;
+            }
+            let (inode, kind, count) = (held.inode, held.kind, held.count);
+            let used = Use { inode, pid: *pid, party: subject.party, kind, count };
+            self.opened(&used, || unescaped(&roots.proc.name(*pid).unwrap_or_default()).into_owned());
         }
         trees.take_held(index, subject, taken);
         if left_out > 0 {
@@ -144,13 +178,31 @@ impl Files {
         }
     }
 
-    /// Records an opener of a known file.
-    pub(crate) fn opened(&mut self, inode: Inode, pid: u32, kind: OpenerKind, name: impl FnOnce() -> String) {
-        let Some(&index) = self.by_inode.get(&inode) else { return };
+    /// Records an opener of a known file, after all that was recorded of other processes.
+    pub(crate) fn opened(&mut self, used: &Use, name: impl FnOnce() -> String) {
+        let Some(&index) = self.by_inode.get(&used.inode) else { return };
         let openers = &mut self.all[index].openers;
-        match openers.iter_mut().find(|opener| opener.pid == pid && opener.kind == kind) {
-            Some(opener) => opener.count += 1,
-            None => openers.push(Opener { pid, name: name(), kind, count: 1 }),
+        let mut own = openers.iter_mut().rev().take_while(|opener| opener.pid == used.pid);
+        if let Some(known) = own.find(|opener| opener.kind == used.kind) {
+            known.count += used.count;
+            return;
+        }
+        let (kept, left_out) = self.openers.entry(used.party).or_default();
+        if *kept < self.most_openers {
+            *kept += 1;
+            openers.push(Opener { pid: used.pid, name: name(), kind: used.kind, count: used.count });
+        } else {
+            *left_out += used.count;
+        }
+    }
+
+    /// Says which openers were left out.
+    pub(crate) fn say_left_out(&self, gaps: &mut VisibilityGaps) {
+        for (party, (_, left_out)) in self.openers.iter().filter(|(_, (_, left_out))| *left_out > 0) {
+            let what = format!("all processes of {party} that have files of databases open");
+            let why =
+                format!("{left_out} of their descriptors and mappings are more than are kept of one user");
+            gaps.add_of(*party, &what, why);
         }
     }
 }
@@ -194,5 +246,66 @@ fn file_of(
         class: subject.profile.class_beside(&held.path, exists),
         residency,
         openers: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_kernel::process::Access;
+    use std::path::PathBuf;
+
+    const FILE: Inode = Inode { dev: 1, ino: 2 };
+    const READS: OpenerKind = OpenerKind::Buffered(Access::ReadOnly);
+
+    fn one_file(most_openers: usize) -> Files {
+        let mut files = Files::new(most_openers);
+        files.add(File {
+            inode: FILE,
+            stat_inode: FILE,
+            path: PathBuf::from("/d/table.ibd"),
+            reach: PathBuf::from("/d/table.ibd"),
+            size: 1,
+            database: None,
+            class: None,
+            residency: None,
+            openers: Vec::new(),
+        });
+        files
+    }
+
+    fn by(pid: u32, user: u32, kind: OpenerKind) -> Use {
+        Use { inode: FILE, pid, party: Party::User(user), kind, count: 1 }
+    }
+
+    #[test]
+    fn how_many_have_a_file_open_makes_none_slower() {
+        // Looked for one after the other, this takes minutes.
+        let many = 500_000;
+        let mut files = one_file(usize::MAX);
+        for pid in 0..many {
+            for kind in [READS, OpenerKind::Direct(Access::ReadOnly), READS] {
+                files.opened(&by(pid, 7, kind), String::new);
+            }
+        }
+        let openers = &files.all[0].openers;
+        assert_eq!(openers.len(), 2 * many as usize);
+        assert_eq!((openers[0].count, openers[1].count), (2, 1));
+    }
+
+    #[test]
+    fn who_opens_a_file_very_often_hides_no_opener_of_another_user() {
+        let mut files = one_file(100);
+        for pid in 0..1000 {
+            files.opened(&by(pid, 7, READS), String::new);
+        }
+        files.opened(&by(1000, 8, READS), String::new);
+        assert_eq!((files.all[0].openers.len(), files.all[0].openers[100].pid), (101, 1000));
+        let mut gaps = VisibilityGaps::default();
+        files.say_left_out(&mut gaps);
+        let gaps = gaps.into_gaps();
+        assert_eq!(gaps.len(), 1, "{gaps:?}");
+        assert_eq!(gaps[0].what, "all processes of user 7 that have files of databases open");
+        assert!(gaps[0].why.starts_with("900 of their descriptors"), "{gaps:?}");
     }
 }

@@ -1,16 +1,19 @@
 //! Which files a process holds: by descriptors and by mappings, each with the very file behind it.
 //!
 //! Invariants: no file is opened; a process that ends meanwhile holds nothing. `O_PATH` descriptors neither read nor
-//! write, and are left out.
+//! write, and are left out. No more is kept than is allowed, however much a process holds; the rest is counted.
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::process::{Access, MappedFile, Mapping, Mappings, ProcRoot, Selection};
-use pagekeeper_kernel::{Error, Inode};
+use pagekeeper_kernel::process::{Access, HeldFile, MappedFile, Mapping, Mappings, ProcRoot, Selection};
+use pagekeeper_kernel::{Error, Inode, stat_of_name};
 
 use crate::OpenerKind;
 
-/// A file that a process holds, by one descriptor or mapping.
+/// Room for so many mappings is asked for beside a process's descriptors.
+const ROOM: usize = 1024;
+
+/// A file that a process holds, by one descriptor or mapping, or by several in a row that are alike.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     pub(crate) kind: OpenerKind,
@@ -25,14 +28,60 @@ pub(crate) struct Held {
     /// Leads to the very file, whatever became of its name.
     pub(crate) link: PathBuf,
     pub(crate) size: u64,
+    /// By how many.
+    pub(crate) count: usize,
 }
 
-/// All that a process holds, and why that may not be all.
-pub(crate) fn held_by(proc: &ProcRoot, pid: u32) -> (Vec<Held>, Option<Error>) {
+impl Held {
+    fn is_like(&self, other: &Self) -> bool {
+        (self.inode, self.kind, self.private) == (other.inode, other.kind, other.private)
+            && (&self.path, self.deleted) == (&other.path, other.deleted)
+    }
+}
+
+/// What a process holds.
+#[derive(Debug, Default)]
+pub(crate) struct HeldFiles {
+    pub(crate) kept: Vec<Held>,
+    /// How many more descriptors and mappings there were than may be kept.
+    pub(crate) left_out: usize,
+    /// Why that may not be all.
+    pub(crate) error: Option<Error>,
+}
+
+/// How much a process may hold, by the number of its descriptors (since Linux 6.2), or as much as there can be.
+pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
+    let descriptors = stat_of_name(&proc.path().join(format!("{pid}/fd"))).map_or(0, |stat| stat.st_size);
+    match usize::try_from(descriptors) {
+        Ok(descriptors) if descriptors > 0 => descriptors.saturating_add(ROOM),
+        _ => usize::MAX,
+    }
+}
+
+/// What a process holds, the first `most` of it.
+pub(crate) fn held_by(proc: &ProcRoot, pid: u32, most: usize) -> HeldFiles {
     let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
-    let files = proc.files_of(pid, &selection);
-    let opened = files.open.into_iter().filter_map(|file| {
-        Some(Held {
+    let mut held = HeldFiles::default();
+    let read = proc.each_file_of(pid, &selection, |file| {
+        let Some(found) = held_of(proc, pid, file) else { return };
+        if held.left_out > 0 {
+            held.left_out += 1;
+            return;
+        }
+        let is_full = held.kept.len() == most;
+        match held.kept.last_mut().filter(|last| last.is_like(&found)) {
+            Some(last) => last.count += 1,
+            None if is_full => held.left_out += 1,
+            None => held.kept.push(found),
+        }
+    });
+    held.error = read.err();
+    held
+}
+
+fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<Held> {
+    match file {
+        HeldFile::Open(file) => Some(Held {
             kind: kind_of(file.access, file.direct)?,
             inode: file.inode,
             path: proc.as_seen_by(pid, &file.path),
@@ -40,21 +89,22 @@ pub(crate) fn held_by(proc: &ProcRoot, pid: u32) -> (Vec<Held>, Option<Error>) {
             private: false,
             link: proc.fd_path(pid, file.fd),
             size: file.size,
-        })
-    });
-    let mapped = files.mapped.into_iter().filter_map(|MappedFile { mapping, inode, reached }| {
-        let (link, size) = reached?;
-        Some(Held {
-            kind: kind_of_mapping(&mapping),
-            inode,
-            path: proc.as_seen_by(pid, &mapping.path),
-            deleted: mapping.deleted,
-            private: !mapping.shared,
-            link,
-            size,
-        })
-    });
-    (opened.chain(mapped).collect(), files.error)
+            count: 1,
+        }),
+        HeldFile::Mapped(MappedFile { mapping, inode, reached }) => {
+            let (link, size) = reached?;
+            Some(Held {
+                kind: kind_of_mapping(&mapping),
+                inode,
+                path: proc.as_seen_by(pid, &mapping.path),
+                deleted: mapping.deleted,
+                private: !mapping.shared,
+                link,
+                size,
+                count: 1,
+            })
+        }
+    }
 }
 
 /// How a descriptor has its file; `None` for one that neither reads nor writes.

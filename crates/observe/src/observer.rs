@@ -133,15 +133,8 @@ impl State {
     ) -> Result<Found, ObserveError> {
         let roots = &options.roots;
         let mut gaps = VisibilityGaps::default();
-        let mut subjects = subjects::find(
-            &roots.proc,
-            &options.scope,
-            &options.selects,
-            profiles,
-            &mut self.earlier,
-            &mut gaps,
-        )?;
-        let mut files = Files::default();
+        let mut subjects = subjects::find(&roots.proc, options, profiles, &mut self.earlier, &mut gaps)?;
+        let mut files = Files::new(options.max_files);
         let neighbours = Neighbours::of(&roots.proc, &subjects);
         self.trees.begin(&subjects, &neighbours, options);
         if full {
@@ -155,8 +148,9 @@ impl State {
         for subject in subjects.iter().enumerate() {
             files.take_held(roots, subject, trees, devices, &mut gaps);
         }
-        let known: HashSet<u32> = subjects.iter().flat_map(Subject::pids).collect();
+        let known: HashSet<u32> = subjects.iter().flat_map(Subject::read_whole).collect();
         openers::find(&roots.proc, &mut files, &known, &mut gaps)?;
+        files.say_left_out(&mut gaps);
         self.trees.end(files.in_use());
         if matches!(options.scope, Scope::Directories(_)) {
             directories::find_processes(&roots.proc, &mut subjects, &mut files, profiles);

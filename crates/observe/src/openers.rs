@@ -1,15 +1,16 @@
 //! Who on the whole host has one of the files open or mapped: one scan of all processes.
 //!
 //! Invariants: what a process does with other files is not kept; this process is left out unless it is inspected itself;
-//! a process that ends meanwhile has nothing open.
+//! of a process that ends meanwhile stays what was seen of it.
 
 use std::collections::HashSet;
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Result;
-use pagekeeper_kernel::process::{Mappings, OpenFilesScan, ProcRoot, Selection};
+use pagekeeper_kernel::process::{HeldFile, Mappings, ProcRoot, Selection};
 use pagekeeper_kernel::text::unescaped;
 
-use crate::files::Files;
+use crate::files::{Files, Use};
 use crate::held::{kind_of, kind_of_mapping};
 use crate::visibility::VisibilityGaps;
 
@@ -26,19 +27,22 @@ pub(crate) fn find(
     let wanted = files.inode_set();
     let selection = Selection { inodes: Some(&wanted), mappings: Mappings::Resolved, ..Selection::default() };
     let own = proc.own_pid();
-    let others = proc.pids()?.into_iter().filter(|pid| !known.contains(pid) && *pid != own);
-    for process in OpenFilesScan::of(proc, others, selection).finish().processes {
-        if let Some(error) = &process.error {
-            gaps.other_process(process.pid, error);
-        }
-        let name = || unescaped(&process.name).into_owned();
-        for file in &process.open {
-            if let Some(kind) = kind_of(file.access, file.direct) {
-                files.opened(file.inode, process.pid, kind, name);
-            }
-        }
-        for file in &process.mapped {
-            files.opened(file.inode, process.pid, kind_of_mapping(&file.mapping), name);
+    for pid in proc.pids()?.into_iter().filter(|pid| !known.contains(pid) && *pid != own) {
+        let mut who: Option<(Party, String)> = None;
+        let read = proc.each_file_of(pid, &selection, |file| {
+            let (inode, kind) = match file {
+                HeldFile::Open(file) => (file.inode, kind_of(file.access, file.direct)),
+                HeldFile::Mapped(file) => (file.inode, Some(kind_of_mapping(&file.mapping))),
+            };
+            let Some(kind) = kind else { return };
+            let (party, name) = who.get_or_insert_with(|| {
+                let name = unescaped(&proc.name(pid).unwrap_or_default()).into_owned();
+                (Party::of(proc, pid), name)
+            });
+            files.opened(&Use { inode, pid, party: *party, kind, count: 1 }, || name.clone());
+        });
+        if let Err(error) = read {
+            gaps.other_process(pid, &error);
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! What was named and has ended or gone since is a visibility gap, no failure. Where their files are: [`claims`](crate::claims).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +13,14 @@ use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::{escaped, unescaped};
 
+use crate::allotment::{Allotment, Wanted};
 use crate::claims::{directories_of, settle};
-use crate::held::{Held, held_by};
+use crate::held::{Held, held_by, may_hold};
 use crate::visibility::VisibilityGaps;
-use crate::{ObserveError, Scope, Selects};
+use crate::{ObserveError, ObserverOptions, Scope, Selects};
+
+/// So many descriptors and mappings are kept for each file that may be: one takes less than half of what a file does.
+const HELD: usize = 2;
 
 /// A database to observe.
 #[derive(Debug, Clone)]
@@ -35,6 +39,10 @@ pub(crate) struct Subject {
     pub(crate) claims: HashMap<PathBuf, (Inode, Strength)>,
     /// What its processes hold, and which process does.
     pub(crate) held: Vec<(u32, Held)>,
+    /// How many descriptors and mappings there are beside those.
+    pub(crate) held_beside: usize,
+    /// The processes that have them.
+    pub(crate) read_in_part: HashSet<u32>,
     /// Some of that was left out, since it may not be touched.
     pub(crate) is_left_out: bool,
 }
@@ -48,6 +56,11 @@ impl Subject {
     /// Its processes.
     pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
         self.pid.into_iter().chain(self.workers.iter().copied())
+    }
+
+    /// Those of its processes of which all that they hold is known.
+    pub(crate) fn read_whole(&self) -> impl Iterator<Item = u32> {
+        self.pids().filter(|pid| !self.read_in_part.contains(pid))
     }
 
     pub(crate) fn of_process(
@@ -68,6 +81,8 @@ impl Subject {
             directories: Vec::new(),
             claims: HashMap::new(),
             held: Vec::new(),
+            held_beside: 0,
+            read_in_part: HashSet::new(),
             is_left_out: false,
         }
     }
@@ -86,6 +101,8 @@ impl Subject {
             directories: vec![directory],
             claims: HashMap::new(),
             held: Vec::new(),
+            held_beside: 0,
+            read_in_part: HashSet::new(),
             is_left_out: false,
         })
     }
@@ -137,12 +154,12 @@ impl Earlier {
 /// open.
 pub(crate) fn find(
     proc: &ProcRoot,
-    scope: &Scope,
-    selects: &Selects,
+    options: &ObserverOptions,
     profiles: &[Arc<Profile>],
     earlier: &mut Earlier,
     gaps: &mut VisibilityGaps,
 ) -> Result<Vec<Subject>, ObserveError> {
+    let (scope, selects) = (&options.scope, &options.selects);
     let mut subjects: Vec<Subject> = match scope {
         Scope::Directories(directories) => {
             return directories
@@ -169,8 +186,11 @@ pub(crate) fn find(
     };
     // One that ended in between is no database any more, nor is a zombie that its parent has yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
-    for subject in &mut subjects {
-        read_held(proc, subject, gaps);
+    let may_hold = |subject: &Subject| subject.pids().map(|pid| may_hold(proc, pid)).collect();
+    let wanted: Vec<Wanted> = subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
+    let mut allotment = Allotment::new(options.max_files.saturating_mul(HELD), &wanted);
+    for (index, subject) in subjects.iter_mut().enumerate() {
+        read_held(proc, (index, subject), &mut allotment, gaps);
         subject.leave_out(selects);
         for (path, inode, strength) in directories_of(proc, subject, selects, gaps) {
             subject.claims.insert(path.clone(), (inode, strength));
@@ -240,13 +260,23 @@ fn named_directory(
     }
 }
 
-/// Reads what the subject's processes hold.
-fn read_held(proc: &ProcRoot, subject: &mut Subject, gaps: &mut VisibilityGaps) {
+/// Reads what the subject's processes hold, as much as may be kept.
+fn read_held(
+    proc: &ProcRoot,
+    (index, subject): (usize, &mut Subject),
+    allotment: &mut Allotment,
+    gaps: &mut VisibilityGaps,
+) {
     let pids: Vec<u32> = subject.pids().collect();
-    for pid in pids {
-        let (held, error) = held_by(proc, pid);
-        subject.held.extend(held.into_iter().map(|held| (pid, held)));
-        if let Some(error) = error {
+    for (at, pid) in pids.into_iter().enumerate() {
+        let held = held_by(proc, pid, allotment.most(index, at));
+        allotment.take(index, at, held.kept.len());
+        subject.held.extend(held.kept.into_iter().map(|held| (pid, held)));
+        if held.left_out > 0 {
+            subject.held_beside += held.left_out;
+            subject.read_in_part.insert(pid);
+        }
+        if let Some(error) = held.error {
             gaps.process(pid, &unescaped(&subject.name), &error);
         }
     }

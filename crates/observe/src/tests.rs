@@ -487,3 +487,39 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
         assert!(seen.visibility_gaps.iter().any(|gap| gap.what == said), "{:#?}", seen.visibility_gaps);
     }
 }
+
+#[test]
+fn of_very_many_descriptors_some_are_kept_and_the_rest_counted() {
+    let dir = disk_dir();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["one", "two"] {
+        write(&path(name), 4096);
+    }
+    // No two in a row are alike.
+    let script = "ulimit -n 8192 && for ((n = 0; n < 1500; n++)); do exec {a}<>\"$0/one\" {b}<>\"$0/two\" || exit 1; done; \
+                  exec -a holds sleep 1000";
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", script]).arg(dir.path());
+    let holder = Holder::of(command.spawn().unwrap());
+    let proc = pagekeeper_kernel::process::ProcRoot::default();
+    let began = std::time::Instant::now();
+    while proc.name(holder.pid()).unwrap() != "sleep" {
+        assert!(began.elapsed().as_secs() < 60, "bash is there, and it starts");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let scope = Scope::Pids(vec![holder.pid()]);
+    let options = ObserverOptions { scope, max_files: 1000, ..ObserverOptions::default() };
+    let seen = Observer::start(options).unwrap().snapshot().unwrap();
+    // All of them are seen where it is looked who else has the files open.
+    for name in ["one", "two"] {
+        let openers = &file(&seen, &path(name)).openers;
+        assert_eq!(
+            openers.iter().map(|opener| (opener.pid, opener.count)).collect::<Vec<_>>(),
+            [(holder.pid(), 1500)]
+        );
+    }
+    let what = format!("all files that process {} has open", holder.pid());
+    let gap = seen.visibility_gaps.iter().find(|gap| gap.what == what).unwrap();
+    let left_out: usize = gap.why.split(' ').next().unwrap().parse().unwrap();
+    assert!((1000..1200).contains(&left_out), "{gap:?}");
+}

@@ -153,19 +153,26 @@ impl ProcRoot {
     /// Left out: descriptors closed or reused meanwhile, and files whose stat is refused (a FUSE file system of another
     /// user). A file opened twice is listed twice.
     pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
-        self.selected_files(pid, &Selection::default())
-    }
-
-    /// Those of [`Self::open_files`] that are selected. The filters come first: what one rejects is neither sampled nor
-    /// read any further.
-    pub(super) fn selected_files(&self, pid: u32, selection: &Selection<'_>) -> Result<Vec<OpenFile>> {
-        let root = self.root(pid);
         let mut files = Vec::new();
-        self.fd_links(pid, |fd, target| {
-            files.extend(self.open_file(pid, fd, target, &root, selection));
-        })?;
+        self.each_selected_file(pid, &Selection::default(), |file| files.push(file))?;
         files.sort_unstable_by_key(|file| file.fd);
         Ok(files)
+    }
+
+    /// Gives those of [`Self::open_files`] that are selected to `each`. The filters come first: what one rejects is
+    /// neither sampled nor read any further.
+    pub(super) fn each_selected_file(
+        &self,
+        pid: u32,
+        selection: &Selection<'_>,
+        mut each: impl FnMut(OpenFile),
+    ) -> Result<()> {
+        let root = self.root(pid);
+        self.fd_links(pid, |fd, target| {
+            if let Some(file) = self.open_file(pid, fd, target, &root, selection) {
+                each(file);
+            }
+        })
     }
 
     /// The regular file behind a descriptor whose link says `target`; none where it is no regular file, was closed or

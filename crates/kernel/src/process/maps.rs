@@ -50,12 +50,18 @@ pub struct MappedBy {
 impl ProcRoot {
     /// The parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
     pub fn mappings(&self, pid: u32) -> Result<Vec<Mapping>> {
-        let root = self.root(pid);
         let mut mappings = Vec::new();
+        self.each_mapped(pid, |mapping| mappings.push(mapping))?;
+        Ok(mappings)
+    }
+
+    /// Gives each of [`Self::mappings`] to `each`.
+    pub(super) fn each_mapped(&self, pid: u32, mut each: impl FnMut(Mapping)) -> Result<()> {
+        let root = self.root(pid);
         self.each_mapping(pid, |line| {
             let text = mounts::unescape(line.text);
             let (path, deleted) = deleted::named(&text, line.inode, None, &root);
-            mappings.push(Mapping {
+            each(Mapping {
                 path,
                 deleted,
                 inode: line.inode,
@@ -64,8 +70,7 @@ impl ProcRoot {
                 shared: line.shared,
                 writable: line.writable,
             });
-        })?;
-        Ok(mappings)
+        })
     }
 
     /// Which processes map any byte of `range` of the file `inode`, and which parts.

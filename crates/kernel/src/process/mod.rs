@@ -38,7 +38,9 @@ pub use fds::{Access, FdInfo, OpenFile};
 pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
-pub use open_files::{InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection};
+pub use open_files::{
+    HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
+};
 pub use origin::Origin;
 pub(crate) use reading::{malformed, read, read_text};
 pub use status::{ProcessStat, ProcessUsers};

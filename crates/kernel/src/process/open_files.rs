@@ -1,7 +1,7 @@
 //! One snapshot of who has which files open or mapped.
 //!
 //! [`OpenFilesScan`] goes from process to process, in slices where its caller has little time, and ends in [`OpenFiles`];
-//! [`ProcRoot::files_of`] does one process. A [`Selection`] says which files are wanted. It is applied as early as
+//! [`ProcRoot::files_of`] does one process, and [`ProcRoot::each_file_of`] keeps nothing of it. A [`Selection`] says which files are wanted. It is applied as early as
 //! possible: a descriptor whose name is not wanted costs one readlink, one whose inode is not wanted a stat besides.
 //!
 //! Invariants: no file is opened; the cost is linear in the descriptors and mappings of the processes; a process that
@@ -102,6 +102,15 @@ pub struct MappedFile {
     pub reached: Option<(PathBuf, u64)>,
 }
 
+/// How a process has a selected file.
+#[derive(Debug)]
+pub enum HeldFile {
+    /// By a descriptor.
+    Open(OpenFile),
+    /// By a mapping.
+    Mapped(MappedFile),
+}
+
 /// The selected files of one process.
 #[derive(Debug)]
 pub struct ProcessFiles {
@@ -136,25 +145,37 @@ impl ProcRoot {
     pub fn files_of(&self, pid: u32, selection: &Selection<'_>) -> ProcessFiles {
         let mut files =
             ProcessFiles { pid, name: OsString::new(), open: Vec::new(), mapped: Vec::new(), error: None };
-        match self.selected_files(pid, selection) {
-            Ok(open) => files.open = open,
-            Err(error) => files.error = Some(error),
-        }
-        if files.error.is_none() && selection.mappings != Mappings::Ignored {
-            match self.mappings(pid) {
-                Ok(all) => {
-                    files.mapped = all
-                        .into_iter()
-                        .filter_map(|mapping| self.selected(pid, mapping, selection))
-                        .collect();
-                }
-                Err(error) => files.error = Some(error),
-            }
-        }
+        let read = self.each_file_of(pid, selection, |file| match file {
+            HeldFile::Open(file) => files.open.push(file),
+            HeldFile::Mapped(file) => files.mapped.push(file),
+        });
+        files.error = read.err();
+        files.open.sort_unstable_by_key(|file| file.fd);
         if !files.open.is_empty() || !files.mapped.is_empty() {
             files.name = self.name(pid).unwrap_or_default();
         }
         files
+    }
+
+    /// Gives each selected file of one process to `each`, those by descriptors first. Nothing of them is kept, however
+    /// many there are.
+    ///
+    /// Fails where not all of them could be read, [`Error::is_gone`] where the process has ended.
+    pub fn each_file_of(
+        &self,
+        pid: u32,
+        selection: &Selection<'_>,
+        mut each: impl FnMut(HeldFile),
+    ) -> Result<()> {
+        self.each_selected_file(pid, selection, |file| each(HeldFile::Open(file)))?;
+        if selection.mappings == Mappings::Ignored {
+            return Ok(());
+        }
+        self.each_mapped(pid, |mapping| {
+            if let Some(file) = self.selected(pid, mapping, selection) {
+                each(HeldFile::Mapped(file));
+            }
+        })
     }
 
     fn selected(&self, pid: u32, mapping: Mapping, selection: &Selection<'_>) -> Option<MappedFile> {
