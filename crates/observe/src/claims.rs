@@ -214,7 +214,7 @@ fn linked_directories(
     let here = match proc.open_directory_in_namespace(pid, base) {
         Ok(here) => here,
         Err(error) => {
-            gaps.failed(GapKind::Directory, &error);
+            gaps.failed(party, GapKind::Directory, &error);
             return Vec::new();
         }
     };
@@ -229,7 +229,7 @@ fn linked_directories(
             }
             candidates.extend(names.into_iter().map(|name| tablespaces.join(name)));
         }
-        Err(error) => gaps.failed(GapKind::Directory, &error),
+        Err(error) => gaps.failed(party, GapKind::Directory, &error),
     }
     candidates.retain(|name| {
         Handle::below(here.as_fd(), name.as_path(), base.join(name))

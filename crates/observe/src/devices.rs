@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use pagekeeper_catalog::Party;
 use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};
 use pagekeeper_kernel::{Handle, Inode, Links};
 use pagekeeper_trace::traced_inode;
@@ -51,7 +52,7 @@ impl Devices {
             match BackingDevice::for_file(roots, &handle, handle.path()) {
                 Ok(Some(device)) => drop(found.insert(traced, device)),
                 Ok(None) => {}
-                Err(error) => gaps.failed(GapKind::Other, &error),
+                Err(error) => gaps.failed(Party::Unknown, GapKind::Other, &error),
             }
         }
         found.into_iter().collect()

@@ -224,12 +224,13 @@ fn file_of(
             Ok(file) => {
                 let (sample, gap) = FileSample::of(&file);
                 if let Some(gap) = gap {
-                    gaps.count(gap.kind, &escaped(&held.path).to_string(), &gap.why);
+                    let example = || escaped(&held.path).to_string();
+                    gaps.count(subject.party, gap.kind, example, &gap.why);
                 }
                 sample.residency
             }
             Err(error) => {
-                gaps.failed(GapKind::File, &error);
+                gaps.failed(subject.party, GapKind::File, &error);
                 None
             }
         };

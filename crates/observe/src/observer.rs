@@ -165,7 +165,7 @@ fn database(roots: &SysRoots, subject: Subject, gaps: &mut VisibilityGaps) -> Da
     let cgroup = subject.pid.and_then(|pid| match MemoryCgroup::of(roots, pid) {
         Ok(group) => group,
         Err(error) => {
-            gaps.failed(GapKind::Cgroup, &error);
+            gaps.failed(subject.party, GapKind::Cgroup, &error);
             None
         }
     });

@@ -277,7 +277,7 @@ fn read_held(
             subject.read_in_part.insert(pid);
         }
         if let Some(error) = held.error {
-            gaps.process(pid, &unescaped(&subject.name), &error);
+            gaps.process(subject.party, pid, &unescaped(&subject.name), &error);
         }
     }
 }

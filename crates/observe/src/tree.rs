@@ -127,7 +127,7 @@ impl DirectoryTree {
             Ok(start) => start,
             Err(error) => {
                 self.forget();
-                gaps.failed(GapKind::Directory, &error);
+                gaps.failed(context.party, GapKind::Directory, &error);
                 return Duration::ZERO;
             }
         };
@@ -142,7 +142,8 @@ impl DirectoryTree {
         }
         for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
         {
-            gaps.count(gap.kind, &escaped(&self.key.1.join(below)).to_string(), &gap.why);
+            let example = || escaped(&self.key.1.join(below)).to_string();
+            gaps.count(context.party, gap.kind, example, &gap.why);
         }
         took
     }
@@ -288,7 +289,8 @@ impl DirectoryTree {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
                 let gap = GapReason::of(GapKind::Directory, &error);
-                gaps.count(gap.kind, &escaped(&here.join(below)).to_string(), &gap.why);
+                let example = || escaped(&here.join(below)).to_string();
+                gaps.count(context.party, gap.kind, example, &gap.why);
             }
             // To be tried, and reported, again at the next scan.
             self.directories.insert(below.to_path_buf(), None);

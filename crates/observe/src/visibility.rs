@@ -1,4 +1,5 @@
-//! What a snapshot could not see: collected while it is taken, each kind listed once, with its count and first example.
+//! What a snapshot could not see: collected while it is taken, each kind listed once, with its count and the first example
+//! of each party, so that nobody's path stands for what is another's.
 //!
 //! Invariants: what is gone is no gap; what was denied names the capability of capabilities(7) that would show it.
 
@@ -30,6 +31,9 @@ const PROTECTED: &str = "in another user namespace, or protected by a security m
 
 /// So many single gaps of one party are listed, the rest is counted: whoever leads to very many directories hides nothing else.
 const MOST_OF_PARTY: usize = 16;
+
+/// So many parties have an example in the gap of a kind.
+const MOST_EXAMPLES: usize = 4;
 
 /// What was denied, or is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,51 +67,47 @@ pub(crate) struct VisibilityGaps {
     of_parties: BTreeMap<Party, (Vec<VisibilityGap>, usize)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counted {
     times: usize,
-    first: String,
-    why: String,
+    /// The first of each party, and why it could not be seen.
+    examples: Vec<(Party, String, String)>,
 }
 
 impl VisibilityGaps {
-    /// Records a failure, unless its file or process is gone.
-    pub(crate) fn failed(&mut self, kind: GapKind, error: &Error) {
+    /// Records a failure, of what a database of some party leads to, unless its file or process is gone.
+    pub(crate) fn failed(&mut self, party: Party, kind: GapKind, error: &Error) {
         if error.is_gone() {
             return;
         }
         let kind = if error.is_denied() { kind } else { GapKind::Other };
-        self.count(kind, &escaped(error.path()).to_string(), &reason(error));
+        self.count(party, kind, || escaped(error.path()).to_string(), &reason(error));
     }
 
     /// Records that a process that is no database can't be inspected.
     pub(crate) fn other_process(&mut self, pid: u32, error: &Error) {
         if !error.is_gone() {
-            self.count(
-                GapKind::OtherProcesses,
-                &format!("process {pid}"),
-                &reason_of_process(error, has(PTRACE)),
-            );
+            let why = reason_of_process(error, has(PTRACE));
+            // Its number says nothing that its user chose.
+            self.count(Party::Unknown, GapKind::OtherProcesses, || format!("process {pid}"), &why);
         }
     }
 
-    /// Counts one more of a kind; the first is kept as the example.
-    pub(crate) fn count(&mut self, kind: GapKind, first: &str, why: &str) {
-        self.counted.entry(kind).and_modify(|counted| counted.times += 1).or_insert_with(|| Counted {
-            times: 1,
-            first: first.to_owned(),
-            why: why.to_owned(),
-        });
+    /// Counts one more of a kind; the first of each party is kept as an example.
+    pub(crate) fn count(&mut self, party: Party, kind: GapKind, example: impl FnOnce() -> String, why: &str) {
+        let counted = self.counted.entry(kind).or_default();
+        counted.times += 1;
+        let is_first = counted.examples.iter().all(|(other, ..)| *other != party);
+        if is_first && counted.examples.len() < MOST_EXAMPLES {
+            counted.examples.push((party, example(), why.to_owned()));
+        }
     }
 
     /// Records that a database's process can't be inspected.
-    pub(crate) fn process(&mut self, pid: u32, name: &str, error: &Error) {
+    pub(crate) fn process(&mut self, party: Party, pid: u32, name: &str, error: &Error) {
         if !error.is_gone() {
-            self.count(
-                GapKind::OwnProcess,
-                &format!("{pid} ({name})"),
-                &reason_of_process(error, has(PTRACE)),
-            );
+            let why = reason_of_process(error, has(PTRACE));
+            self.count(party, GapKind::OwnProcess, || format!("{pid} ({name})"), &why);
         }
     }
 
@@ -190,7 +190,7 @@ pub(crate) fn of_denied_processes() -> (&'static str, Option<&'static str>) {
 
 impl Counted {
     fn into_gap(self, kind: GapKind) -> VisibilityGap {
-        let Self { times, first, why } = self;
+        let Self { times, examples } = self;
         let (one, many, needs) = match kind {
             GapKind::OwnProcess => (
                 "which files the database's process has open",
@@ -233,11 +233,19 @@ impl Counted {
             GapKind::Cgroup => ("the memory cgroup of a database", "the memory cgroups of databases", None),
             GapKind::Other => ("a file or process", "files and processes", None),
         };
-        let what = match times {
-            1 => format!("{one}: {first}"),
-            _ => format!("{many}: {first} and {} more", times - 1),
-        };
-        VisibilityGap { what, why, needs }
+        let (mut shown, mut reasons): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+        for (_, example, why) in examples {
+            shown.push(example);
+            if !reasons.contains(&why) {
+                reasons.push(why);
+            }
+        }
+        if times > shown.len() {
+            shown.push(format!("{} more", times - shown.len()));
+        }
+        let shown = listed(&shown.iter().map(String::as_str).collect::<Vec<_>>());
+        let what = format!("{}: {shown}", if times == 1 { one } else { many });
+        VisibilityGap { what, why: reasons.join("; "), needs }
     }
 }
 
@@ -303,10 +311,10 @@ mod tests {
     fn each_kind_is_listed_once_with_what_would_show_it() {
         let mut gaps = VisibilityGaps::default();
         for path in ["/d/a", "/d/b", "/d/c"] {
-            gaps.failed(GapKind::File, &Error::call("open", path, Errno::ACCESS));
+            gaps.failed(Party::User(1), GapKind::File, &Error::call("open", path, Errno::ACCESS));
         }
-        gaps.failed(GapKind::File, &Error::call("open", "/d/gone", Errno::NOENT));
-        gaps.failed(GapKind::Directory, &Error::call("readdir", "/d", Errno::IO));
+        gaps.failed(Party::User(1), GapKind::File, &Error::call("open", "/d/gone", Errno::NOENT));
+        gaps.failed(Party::User(1), GapKind::Directory, &Error::call("readdir", "/d", Errno::IO));
         gaps.add("who waits for memory", "no PSI", Some("psi=1"));
         gaps.add("who waits for memory", "no PSI", Some("psi=1"));
         let listed = gaps.into_gaps();
@@ -315,6 +323,30 @@ mod tests {
         assert!(listed[0].why.starts_with("open: Permission denied"), "{}", listed[0].why);
         assert_eq!(listed[1].what, "a file or process: /d");
         assert_eq!(listed[1].needs, None);
+    }
+
+    #[test]
+    fn the_example_of_one_user_hides_none_of_another() {
+        let mut gaps = VisibilityGaps::default();
+        for number in 0..1000 {
+            let error = Error::call("open", format!("/home/1/{number}"), Errno::IO);
+            gaps.failed(Party::User(1), GapKind::File, &error);
+        }
+        gaps.failed(Party::User(2), GapKind::File, &Error::call("readdir", "/srv/data", Errno::LOOP));
+        let listed = gaps.into_gaps();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert_eq!(listed[0].what, "files and processes: /home/1/0, /srv/data and 999 more");
+        for why in ["open: ", "readdir: "] {
+            assert!(listed[0].why.contains(why), "{}", listed[0].why);
+        }
+        // However many parties there are, the line stays short.
+        let mut gaps = VisibilityGaps::default();
+        for user in 0..1000 {
+            let error = Error::call("open", format!("/home/{user}"), Errno::IO);
+            gaps.failed(Party::User(user), GapKind::File, &error);
+        }
+        let what = &gaps.into_gaps()[0].what;
+        assert_eq!(what, "files and processes: /home/0, /home/1, /home/2, /home/3 and 996 more");
     }
 
     #[test]
