@@ -119,6 +119,7 @@ impl Tree {
             threads,
             filter: None,
             beneath: None,
+            names: None,
         };
         if self.include.is_none() && self.exclude.is_none() {
             return walk(&self.roots, &options, visit);

@@ -42,7 +42,7 @@ pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
     Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,
 };
-pub use walk::{Filter, WalkOptions, walk};
+pub use walk::{Filter, NameLimit, WalkOptions, walk};
 pub use warm::{
     Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmRate, WarmReport, lock, warm, warm_extents,
 };

@@ -7,13 +7,15 @@
 //!    returned once.
 //! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem.
 //! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
-//! 5. No file is opened by more than one thread, and no lock is held while files are opened or read.
+//! 5. No more names are read than [`NameLimit`] allows, and which directories were not read to their end for that is said.
+//! 6. No file is opened by more than one thread, and no lock is held while files are opened or read.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, FileType, RawDir, Stat};
@@ -25,6 +27,29 @@ use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Re
 
 /// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
 pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
+
+/// How many names are read, of all directories together.
+pub struct NameLimit<'a> {
+    left: AtomicUsize,
+    cut: &'a (dyn Fn(&Path, usize) + Sync),
+}
+
+impl<'a> NameLimit<'a> {
+    /// So many names of any kind; `cut` is called with each directory that has more than are left then, and how many of
+    /// its names were read.
+    pub fn new(most: usize, cut: &'a (dyn Fn(&Path, usize) + Sync)) -> Self {
+        Self { left: AtomicUsize::new(most), cut }
+    }
+
+    /// How many more may be read.
+    pub fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn take(&self) -> bool {
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+}
 
 /// How to walk.
 pub struct WalkOptions<'a> {
@@ -39,12 +64,21 @@ pub struct WalkOptions<'a> {
     /// A directory that is open, and its path: roots below that path are reached from it, and no link on the way is
     /// followed. What lies there may have been exchanged since it was listed.
     pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
+    /// How many names are read; all without it.
+    pub names: Option<&'a NameLimit<'a>>,
 }
 
 impl Default for WalkOptions<'_> {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
-        Self { follow_links: false, one_file_system: false, threads, filter: None, beneath: None }
+        Self {
+            follow_links: false,
+            one_file_system: false,
+            threads,
+            filter: None,
+            beneath: None,
+            names: None,
+        }
     }
 }
 
@@ -183,6 +217,7 @@ impl Walker<'_> {
         let directory = Arc::new(Directory { fd, path, dev: inode.dev, root_dev, file_system });
         let mut names = Vec::new();
         let mut directories = Vec::new();
+        let mut read = 0;
         let mut buffer = Vec::with_capacity(64 << 10);
         let mut entries = RawDir::new(&directory.fd, buffer.spare_capacity_mut());
         loop {
@@ -194,6 +229,11 @@ impl Walker<'_> {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
+            if let Some(limit) = self.options.names.filter(|limit| !limit.take()) {
+                (limit.cut)(&directory.path, read);
+                break;
+            }
+            read += 1;
             let kind = match entry.file_type() {
                 FileType::Unknown => self.kind_of(&directory, name),
                 FileType::Symlink if self.options.follow_links => {
@@ -284,7 +324,6 @@ impl Walker<'_> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn names(roots: &[PathBuf], options: &WalkOptions<'_>) -> (Vec<String>, Vec<Error>) {
         let found = Mutex::new(Vec::new());
@@ -315,6 +354,29 @@ mod tests {
             assert_eq!(found.len(), 1001, "{threads} threads");
             assert!(problems.is_empty());
         }
+    }
+
+    #[test]
+    fn no_more_names_are_read_than_are_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let large = dir.path().join("large");
+        std::fs::create_dir(&large).unwrap();
+        for index in 0..1000 {
+            std::fs::write(large.join(index.to_string()), b"").unwrap();
+        }
+        let cut = Mutex::new(Vec::new());
+        let note = |path: &Path, read: usize| cut.lock().unwrap().push((path.to_path_buf(), read));
+        let limit = NameLimit::new(301, &note);
+        let (found, problems) = names(
+            &[dir.path().to_path_buf()],
+            &WalkOptions { names: Some(&limit), ..WalkOptions::default() },
+        );
+        assert_eq!((found.len(), problems.len(), limit.left()), (300, 0, 0));
+        assert_eq!(*cut.lock().unwrap(), [(large, 300)]);
+        let all = NameLimit::new(1001, &note);
+        let options = WalkOptions { names: Some(&all), ..WalkOptions::default() };
+        assert_eq!(names(&[dir.path().to_path_buf()], &options).0.len(), 1000);
+        assert_eq!(cut.lock().unwrap().len(), 1);
     }
 
     #[test]

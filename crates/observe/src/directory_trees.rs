@@ -1,8 +1,9 @@
 //! The directory trees of all databases, kept from one snapshot to the next, and what each may take of the files that are kept
-//! and of the time for sampling known ones: by the shares of [`Allotment`], so that who has very many directories takes
+//! of the names that are read, and of the time for sampling known ones: by the shares of [`Allotment`], so that who has very many directories takes
 //! nothing of another user's.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Inode;
@@ -29,6 +30,8 @@ pub(crate) struct DirectoryTrees {
     time: Option<Allotment>,
     /// For each directory of a database, and for what it holds beside.
     files: Allotment,
+    /// The names that are read of each directory of a database and below.
+    names: Allotment,
     /// Files that a process had open at the snapshot before.
     busy: HashSet<Inode>,
 }
@@ -57,6 +60,19 @@ impl DirectoryTrees {
             })
             .collect();
         self.files = Allotment::new(options.max_files, &files);
+        let names: Vec<Wanted> = subjects
+            .iter()
+            .enumerate()
+            .map(|(index, subject)| {
+                let through = neighbours.through(index);
+                let wanted = |path: &PathBuf| {
+                    let known = self.trees.get(&(through, path.clone()));
+                    known.map_or(usize::MAX, |(_, tree)| tree.wanted_names())
+                };
+                (subject.party, subject.directories.iter().map(wanted).collect())
+            })
+            .collect();
+        self.names = Allotment::new(options.max_files, &names);
         let between = self.began.replace(now).map_or(Duration::ZERO, |began| now.duration_since(began));
         let time = (between / SHARE).max(MIN_TIME).as_micros();
         let time = usize::try_from(time).unwrap_or(usize::MAX);
@@ -113,16 +129,18 @@ impl DirectoryTrees {
             number: self.number,
             time: self.time.as_ref().map_or(Duration::MAX, micros),
             max_files: self.files.most(index, at),
+            max_names: self.names.most(index, at),
             pin: subject.pin(&key.1),
         };
         let (scanned_in, tree) =
             self.trees.entry(key.clone()).or_insert_with(|| (0, DirectoryTree::new(key)));
         *scanned_in = self.number;
-        let took = tree.scan(&context, gaps);
+        let spent = tree.scan(&context, gaps);
         if let Some(time) = &mut self.time {
-            time.take(index, at, usize::try_from(took.as_micros()).unwrap_or(usize::MAX));
+            time.take(index, at, usize::try_from(spent.time.as_micros()).unwrap_or(usize::MAX));
         }
         self.files.take(index, at, tree.kept());
+        self.names.take(index, at, spent.names);
         tree
     }
 

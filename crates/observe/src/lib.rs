@@ -44,6 +44,8 @@ mod files;
 mod held;
 mod host;
 mod host_gaps;
+#[cfg(test)]
+mod limit_tests;
 mod neighbours;
 mod observer;
 mod openers;

@@ -64,7 +64,8 @@ pub struct ObserverOptions {
     /// Which directories may be touched; what lies in others is left out, and nothing of it is asked. By default all.
     pub selects: Selects,
     /// The most files, and directories below, that are kept of all databases together, some 1 KiB each. Each user has a
-    /// share, and of that each database and each of its directories; what is beyond it is left out. Of what their
+    /// share, and of that each database and each of its directories; what is beyond it is left out. As many names are read
+    /// in one snapshot, of files of any kind. Of what their
     /// processes hold twice as many are kept, and of each user as many of those who have files open. By default a million.
     pub max_files: usize,
     /// What to trace between two snapshots. By default nothing.

@@ -4,7 +4,9 @@
 //! 1. No link below is followed, no descriptor is held between scans, directories of other databases are passed over.
 //! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many files as their
 //!    time allows: open and dirty ones first, then those not sampled for longest.
-//! 3. A file that is gone is forgotten when its directory is listed or when it is sampled.
+//! 3. No scan reads more names than it may. A directory that has more is listed again when it changes or more may be read,
+//!    after the others; what is known of it stays meanwhile.
+//! 4. A file that is gone is forgotten when its directory is listed or when it is sampled.
 //!
 //! The guard's `directory` lists and samples directories too, and shares nothing with this but the kernel's calls. It
 //! keeps the logs of one directory, known by name, sequence and time of birth; it has each change at once, by inotify,
@@ -25,7 +27,8 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{
-    Error, Expected, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, stat_of_name, walk,
+    Error, Expected, Inode, InspectedFile, Links, NameLimit, Result, WalkOptions, open_directory,
+    stat_of_name, walk,
 };
 use pagekeeper_policy::FileClass;
 use rustix::fs::FileType;
@@ -41,6 +44,9 @@ const SETTLED: Duration = Duration::from_secs(1);
 
 /// Room for so many new files is asked for beside those that are known.
 const ROOM: usize = 256;
+
+/// One of which more than this part of all names was read comes after the others, once there were too many.
+const LARGE: usize = 8;
 
 /// Which directory: the process through whose root it is reached, if another's, and its path there.
 pub(crate) type Key = (Option<u32>, PathBuf);
@@ -59,6 +65,19 @@ pub(crate) struct DirectoryTree {
     files: HashMap<PathBuf, TreeFile>,
     /// How many files of each directory were left out when it was last listed.
     left_out: HashMap<PathBuf, usize>,
+    /// The directories that were not read to their end, and how many of their names were.
+    cut: HashMap<PathBuf, usize>,
+    /// The most names that a scan has read.
+    most_read: usize,
+}
+
+/// What a scan took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Spent {
+    /// How long known files were sampled.
+    pub(crate) time: Duration,
+    /// How many names were read.
+    pub(crate) names: usize,
 }
 
 /// A file.
@@ -89,6 +108,8 @@ pub(crate) struct ScanContext<'a> {
     pub(crate) time: Duration,
     /// The most files, and directories below, that are kept.
     pub(crate) max_files: usize,
+    /// The most names that are read.
+    pub(crate) max_names: usize,
     /// Which directory it has to be.
     pub(crate) pin: Option<Inode>,
 }
@@ -103,6 +124,8 @@ impl DirectoryTree {
             directories: HashMap::new(),
             files: HashMap::new(),
             left_out: HashMap::new(),
+            cut: HashMap::new(),
+            most_read: 0,
         }
     }
 
@@ -117,8 +140,14 @@ impl DirectoryTree {
         found.saturating_add(found / 4).saturating_add(ROOM)
     }
 
-    /// Scans it; says for how long known files were sampled.
-    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> Duration {
+    /// How many names it wants read, where all of it changes.
+    pub(crate) fn wanted_names(&self) -> usize {
+        let read = self.most_read.saturating_add(self.most_read / 4).saturating_add(ROOM);
+        if self.cut.is_empty() { self.wanted().max(read) } else { usize::MAX }
+    }
+
+    /// Scans it.
+    pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> Spent {
         if self.profile != context.profile.name {
             self.profile.clone_from(&context.profile.name);
             self.forget();
@@ -128,16 +157,23 @@ impl DirectoryTree {
             Err(error) => {
                 self.forget();
                 gaps.failed(context.party, GapKind::Directory, &error);
-                return Duration::ZERO;
+                return Spent::default();
             }
         };
         self.trim(context);
-        self.list(context, &start, gaps);
-        let took = self.resample(context, &start);
+        let names = self.list(context, &start, gaps);
+        self.most_read = self.most_read.max(names);
+        let time = self.resample(context, &start);
         let left_out: usize = self.left_out.values().sum();
         if left_out > 0 {
             let what = format!("all files in {}", escaped(&self.key.1));
             let why = format!("{left_out} of them are more than are kept of one directory");
+            gaps.add_of(context.party, &what, why);
+        }
+        for (below, read) in &self.cut {
+            let here = if below.as_os_str().is_empty() { self.key.1.clone() } else { self.key.1.join(below) };
+            let what = format!("all names in {}", escaped(&here));
+            let why = format!("{read} of them were read, and there are more than are read at once");
             gaps.add_of(context.party, &what, why);
         }
         for (below, gap) in self.files.iter().filter_map(|(below, known)| Some((below, known.gap.as_ref()?)))
@@ -145,7 +181,7 @@ impl DirectoryTree {
             let example = || escaped(&self.key.1.join(below)).to_string();
             gaps.count(context.party, gap.kind, example, &gap.why);
         }
-        took
+        Spent { time, names }
     }
 
     /// Leaves out what is more than it may keep by now, what nobody has open first; that is listed again once there is room.
@@ -174,6 +210,7 @@ impl DirectoryTree {
         self.directories.clear();
         self.files.clear();
         self.left_out.clear();
+        self.cut.clear();
     }
 
     /// Opens it, where the process has another root through that, and learns what path leads to it.
@@ -207,13 +244,14 @@ impl DirectoryTree {
         Ok(start)
     }
 
-    /// Lists the directories that changed since they were listed.
-    fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) {
+    /// Lists the directories that changed since they were listed; says how many names were read.
+    fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) -> usize {
         let kept = self.kept();
-        let changed = self.changed_directories(start, kept < context.max_files);
+        let changed = self.changed_directories(start, kept < context.max_files, context.max_names);
         if changed.is_empty() {
-            return;
+            return 0;
         }
+        let turns = self.in_turn(&changed, start, context.max_names);
         let here = &self.key.1;
         let (known, directories) = (&self.files, Mutex::new(&mut self.directories));
         let names: Mutex<HashSet<PathBuf>> = Mutex::default();
@@ -251,9 +289,16 @@ impl DirectoryTree {
         let found: Mutex<Vec<(PathBuf, TreeFile)>> = Mutex::default();
         let problems: Mutex<Vec<Error>> = Mutex::default();
         let beneath = Some((start.fd.as_fd(), start.path.as_path()));
-        let options = WalkOptions { filter: Some(&filter), beneath, ..WalkOptions::default() };
-        let roots: Vec<PathBuf> = changed.iter().map(|below| start.join(below)).collect();
-        walk(&roots, &options, &|visited| {
+        let cut: Mutex<HashMap<PathBuf, usize>> = Mutex::default();
+        let note_cut = |path: &Path, read: usize| {
+            if let Ok(below) = path.strip_prefix(&start.path) {
+                lock(&cut).insert(below.to_path_buf(), read);
+            }
+        };
+        let limit = NameLimit::new(context.max_names, &note_cut);
+        let options =
+            WalkOptions { filter: Some(&filter), beneath, names: Some(&limit), ..WalkOptions::default() };
+        let visit = |visited: Result<InspectedFile>| {
             let (path, sample, gap) = match visited {
                 Ok(file) => {
                     let (sample, gap) = FileSample::of(&file);
@@ -270,12 +315,17 @@ impl DirectoryTree {
             let class = class_of(context.profile, here, below, start);
             let known = TreeFile { sample, class, gap, sampled_in: context.number };
             lock(&found).push((below.to_path_buf(), known));
-        });
-        let names = ignore_poison(names.into_inner());
+        };
+        for roots in turns {
+            walk(&roots, &options, &visit);
+        }
+        let read = context.max_names - limit.left();
+        let (names, cut) = (ignore_poison(names.into_inner()), ignore_poison(cut.into_inner()));
         if !self.files.is_empty() {
             let changed: HashSet<&Path> = changed.iter().map(PathBuf::as_path).collect();
             let listed = |below: &Path| below.parent().is_some_and(|parent| changed.contains(parent));
-            self.files.retain(|below, _| !listed(below) || names.contains(below));
+            let is_cut = |below: &Path| below.parent().is_some_and(|parent| cut.contains_key(parent));
+            self.files.retain(|below, _| !listed(below) || is_cut(below) || names.contains(below));
             for (below, known) in self.files.iter_mut().filter(|(below, _)| listed(below)) {
                 // Its name may be that of another file now, and its index may have come.
                 known.sampled_in = 0;
@@ -285,6 +335,8 @@ impl DirectoryTree {
         self.files.extend(ignore_poison(found.into_inner()));
         self.left_out.retain(|below, _| !changed.contains(below) && self.directories.contains_key(below));
         self.left_out.extend(ignore_poison(left_out.into_inner()));
+        self.cut.retain(|below, _| !changed.contains(below) && self.directories.contains_key(below));
+        self.cut.extend(cut);
         for error in ignore_poison(problems.into_inner()) {
             let Ok(below) = error.path().strip_prefix(&start.path) else { continue };
             if !error.is_gone() {
@@ -295,11 +347,20 @@ impl DirectoryTree {
             // To be tried, and reported, again at the next scan.
             self.directories.insert(below.to_path_buf(), None);
         }
+        read
     }
 
-    /// The directories that are to be listed, with those of which files were left out if there is room; those that are gone
-    /// are forgotten.
-    fn changed_directories(&mut self, start: &Start, has_room: bool) -> Vec<PathBuf> {
+    /// In which order they are listed: those that had very many names take none of the others'.
+    fn in_turn(&self, changed: &[PathBuf], start: &Start, max_names: usize) -> Vec<Vec<PathBuf>> {
+        let is_large = |below: &&PathBuf| self.cut.get(*below).is_some_and(|read| *read > max_names / LARGE);
+        let (large, small): (Vec<&PathBuf>, Vec<&PathBuf>) = changed.iter().partition(is_large);
+        let listed = [small, large].into_iter().filter(|listed| !listed.is_empty());
+        listed.map(|listed| listed.into_iter().map(|below| start.join(below)).collect()).collect()
+    }
+
+    /// The directories that are to be listed, with those of which files were left out if there is room, and those that were
+    /// not read to their end if more may be read; those that are gone are forgotten.
+    fn changed_directories(&mut self, start: &Start, has_room: bool, max_names: usize) -> Vec<PathBuf> {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
         }
@@ -309,7 +370,8 @@ impl DirectoryTree {
             match stat_of_name(&path) {
                 Ok(found) if below.as_os_str().is_empty() || is_directory(&found) => {
                     let now = settled_change(&path);
-                    let lacks = has_room && self.left_out.contains_key(below);
+                    let lacks = has_room && self.left_out.contains_key(below)
+                        || self.cut.get(below).is_some_and(|read| *read < max_names);
                     if lacks || listed.is_none() || *listed != now {
                         changed.push(below.clone());
                     }
@@ -322,6 +384,7 @@ impl DirectoryTree {
             let is_there = |path: &Path| !path.ancestors().any(|above| gone.contains(above));
             self.directories.retain(|path, _| is_there(path));
             self.files.retain(|path, _| is_there(path));
+            self.cut.retain(|path, _| is_there(path));
             changed.retain(|path| is_there(path));
         }
         changed

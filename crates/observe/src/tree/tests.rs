@@ -10,6 +10,9 @@ struct Scans {
     number: u64,
     pin: Option<Inode>,
     most: usize,
+    most_names: usize,
+    names: usize,
+    gaps: Vec<String>,
 }
 
 impl Scans {
@@ -21,6 +24,9 @@ impl Scans {
             number: 0,
             pin: None,
             most: 1000,
+            most_names: usize::MAX,
+            names: 0,
+            gaps: Vec::new(),
         }
     }
 
@@ -37,9 +43,14 @@ impl Scans {
             number: self.number,
             time,
             max_files: self.most,
+            max_names: self.most_names,
             pin: self.pin,
         };
-        self.tree.scan(&context, &mut VisibilityGaps::default());
+        let mut gaps = VisibilityGaps::default();
+        let spent = self.tree.scan(&context, &mut gaps);
+        assert!(spent.names <= self.most_names, "{spent:?}");
+        self.names = spent.names;
+        self.gaps = gaps.into_gaps().into_iter().map(|gap| gap.what).collect();
         let mut names: Vec<_> = self.tree.files.keys().map(|name| name.display().to_string()).collect();
         names.sort();
         names
@@ -128,6 +139,7 @@ fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
         number: 2,
         time: Duration::from_secs(1),
         max_files: 1000,
+        max_names: usize::MAX,
         pin: None,
     };
     let due: Vec<_> = scans.tree.due(&context);
@@ -205,4 +217,61 @@ fn directories_below_count_as_files() {
     let mut scans = Scans::at(dir.path());
     scans.scan(Duration::ZERO, &[]);
     assert_eq!((scans.tree.kept(), scans.tree.left_out.values().sum()), (1000, 500));
+}
+
+#[test]
+fn a_directory_with_very_many_names_is_read_in_part_each_time() {
+    let dir = disk_dir();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["a", "z"] {
+        std::fs::create_dir(path(name)).unwrap();
+        std::fs::write(path(name).join("1.ibd"), b"").unwrap();
+    }
+    let mut scans = Scans::at(dir.path());
+    let ample = Duration::from_secs(100);
+    assert_eq!(scans.scan(ample, &[]), ["a/1.ibd", "z/1.ibd"]);
+    // Of no kind that is kept, and each time others.
+    let change = |round: usize| {
+        for number in 0..500 {
+            std::os::unix::fs::symlink("/", path("a").join(format!("{round}-{number}"))).unwrap();
+        }
+    };
+    scans.most_names = 300;
+    for round in 0..3 {
+        change(round);
+        std::fs::write(path("z").join(format!("{round}.log")), b"").unwrap();
+        let names = scans.scan(ample, &[]);
+        assert!(names.contains(&"a/1.ibd".to_owned()), "what is known stays: {names:?}");
+        if round > 0 {
+            assert!(names.contains(&format!("z/{round}.log")), "the others come first: {names:?}");
+            assert_eq!(scans.gaps, [format!("all names in {}", path("a").display())]);
+        }
+        assert!(scans.tree.wanted_names() > 1_000_000);
+    }
+    // It is read whole once there is room, and what is gone is forgotten then.
+    std::fs::remove_file(path("a/1.ibd")).unwrap();
+    std::fs::write(path("a/2.ibd"), b"").unwrap();
+    scans.most_names = 10_000;
+    let names = scans.scan(ample, &[]);
+    assert!(names.contains(&"a/2.ibd".to_owned()) && !names.contains(&"a/1.ibd".to_owned()), "{names:?}");
+    assert_eq!(scans.gaps, [""; 0]);
+}
+
+#[test]
+fn what_did_not_change_is_not_read_again_for_want_of_room() {
+    let dir = disk_dir();
+    for name in 0..500 {
+        std::fs::write(dir.path().join(name.to_string()), b"").unwrap();
+    }
+    settle(dir.path());
+    let mut scans = Scans::at(dir.path());
+    scans.most_names = 300;
+    assert_eq!(scans.scan(Duration::ZERO, &[]).len(), 300);
+    assert_eq!((scans.scan(Duration::ZERO, &[]).len(), scans.names), (300, 0));
+    assert_eq!(scans.gaps.len(), 1, "it is still said");
+    scans.most_names = 400;
+    assert_eq!(scans.scan(Duration::ZERO, &[]).len(), 400);
+    scans.most_names = 500;
+    assert_eq!(scans.scan(Duration::ZERO, &[]).len(), 500);
+    assert_eq!(scans.gaps, [""; 0]);
 }
