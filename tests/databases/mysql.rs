@@ -1,4 +1,5 @@
-//! The guard beside a real `MySQL` 9: buffered redo log in `#innodb_redo`, binlogs, and a follower that lags.
+//! The guard beside a real `MySQL` 9: buffered redo log in `#innodb_redo`, binlogs, a follower that lags, and what crash
+//! recovery reads.
 //!
 //! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it is; needs root.
 //! Residency is `fincore`'s, reads are the kernel's own counts.
@@ -7,7 +8,7 @@ use crate::support;
 use crate::support::guard::Guard;
 use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
 use crate::support::sysbench::{self, Load, Loaded as _};
-use crate::support::{MIB, eventually, resident_bytes, size_bytes, wait_until_resident_below};
+use crate::support::{MIB, eventually, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -116,17 +117,21 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
     wait_until_released(server);
 }
 
+/// The folder that `make test-mysql` unpacked the server in, if it can be run.
+fn unpacked() -> Option<PathBuf> {
+    let unpacked = std::env::var("PAGEKEEPER_MYSQL_ROOT").unwrap_or("$PAGEKEEPER_MYSQL_ROOT".to_owned());
+    let server = format!("{unpacked}/usr/sbin/mysqld");
+    support::can_run("MySQL with a follower", &[&PROGRAMS[..], &[&server]].concat())
+        .then(|| PathBuf::from(unpacked))
+}
+
 #[test]
 #[ignore = "MySQL is in no stable Debian: make test-mysql fetches it"]
 fn logs_of_mysql_stay_out_of_the_page_cache() {
-    let unpacked = std::env::var("PAGEKEEPER_MYSQL_ROOT").unwrap_or("$PAGEKEEPER_MYSQL_ROOT".to_owned());
-    let server = format!("{unpacked}/usr/sbin/mysqld");
-    if !support::can_run("MySQL with a follower", &[&PROGRAMS[..], &[&server]].concat()) {
-        return;
-    }
+    let Some(unpacked) = unpacked() else { return };
     let _alone = support::alone();
     let scratch = support::scratch();
-    let server = Server::start(Path::new(&unpacked), scratch.path());
+    let server = Server::start(&unpacked, scratch.path());
     sysbench::prepare(&server);
 
     grow_without_a_guard(&server);
@@ -173,4 +178,120 @@ fn logs_of_mysql_stay_out_of_the_page_cache() {
         let read = |path: &Path| std::fs::read(path).expect("read a binlog");
         assert!(read(binlog) == read(&copy), "{} is not {}", copy.display(), binlog.display());
     }
+}
+
+/// The LSN, and that of the last checkpoint.
+fn log_status(server: &Server) -> (u64, u64) {
+    let figure = |name: &str| -> u64 {
+        let sql = format!(
+            "SELECT VARIABLE_VALUE FROM performance_schema.global_status WHERE VARIABLE_NAME = '{name}'"
+        );
+        server.query(&sql)[0].parse().expect("a number")
+    };
+    let checkpoint = figure("Innodb_redo_log_checkpoint_lsn");
+    (figure("Innodb_redo_log_current_lsn"), checkpoint)
+}
+
+/// The files of the redo log that have something from this LSN on, as the server says, and all others.
+fn from_checkpoint_on(server: &Server, lsn: u64) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let sql = format!("SELECT FILE_NAME FROM performance_schema.innodb_redo_log_files WHERE END_LSN > {lsn}");
+    let needed = server.query(&sql);
+    let is_needed = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        needed.iter().any(|needed| needed.ends_with(&format!("/{name}")))
+    };
+    server.redo().into_iter().partition(is_needed)
+}
+
+#[test]
+#[ignore = "MySQL is in no stable Debian: make test-mysql fetches it"]
+fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_goes() {
+    let Some(unpacked) = unpacked() else { return };
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = Server::start(&unpacked, scratch.path());
+    server.query("CREATE DATABASE shop");
+    server.query("CREATE TABLE shop.t (id INT AUTO_INCREMENT PRIMARY KEY, v VARCHAR(2000))");
+    let insert = |server: &Server| {
+        server.query(
+            "INSERT INTO shop.t (v) WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 400) \
+             SELECT HEX(RANDOM_BYTES(640)) FROM n",
+        );
+    };
+    // The log goes round once: so its spare files are resident, too.
+    let (first, _) = log_status(&server);
+    while log_status(&server).0 - first < REDO_BYTES {
+        insert(&server);
+    }
+    server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
+    eventually("all is in the tables", SOON, || {
+        let (lsn, checkpoint) = log_status(&server);
+        (lsn - checkpoint < MIB).then_some(())
+    });
+    // From here on nothing is written back but what has to be: the checkpoint stays where it is.
+    server.query(
+        "SET GLOBAL innodb_max_dirty_pages_pct = 99, innodb_adaptive_flushing = OFF, innodb_idle_flush_pct = 0",
+    );
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "[rules.redo]\nrule = \"release-before-checkpoint\"\n")
+        .expect("write a configuration");
+    let config = config.to_str().expect("a path in UTF-8");
+    let guard = Guard::spawn(&["--tick", "250ms", "--config", config]);
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    let begun = Instant::now();
+    let behind = || {
+        let (lsn, checkpoint) = log_status(&server);
+        lsn - checkpoint
+    };
+    while behind() < 36 * MIB {
+        insert(&server);
+        assert!(begun.elapsed() < DEADLINE, "the checkpoint is only {} bytes behind", behind());
+    }
+    // What was being written back comes to its end.
+    let (lsn, checkpoint) = eventually("the checkpoint stands still", SOON, || {
+        let (_, before) = log_status(&server);
+        guard.wait_for_ticks(8);
+        let (lsn, checkpoint) = log_status(&server);
+        (checkpoint == before).then_some((lsn, checkpoint))
+    });
+    assert!(lsn - checkpoint > IDLE_LIMIT, "the checkpoint is only {} bytes behind", lsn - checkpoint);
+    let (needed, others) = from_checkpoint_on(&server, checkpoint);
+    let assert_kept = || {
+        let kept = kept_bytes(&needed);
+        assert!(
+            kept >= (lsn - checkpoint) / 100 * 95,
+            "{kept} bytes of the {} that recovery reads are resident",
+            lsn - checkpoint
+        );
+    };
+    assert_kept();
+    assert!(
+        size_bytes(&others) > 2 * IDLE_LIMIT,
+        "{needed:?} are all, so this run shows nothing: {others:?}"
+    );
+    wait_until_resident_below(&others, IDLE_LIMIT / 2, SOON);
+    wait_until_resident_below(&server.binlogs(), IDLE_LIMIT, SOON);
+
+    let table = "SELECT CONCAT(COUNT(*), ' ', SUM(CRC32(v))) FROM shop.t";
+    let before = server.query(table);
+    server.crash();
+    guard.wait_for_ticks(8);
+    assert_kept();
+    server.start_again();
+    assert_eq!(server.query(table), before);
+
+    // What is in the tables goes.
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
+    eventually("all is in the tables", SOON, || {
+        let (lsn, checkpoint) = log_status(&server);
+        (lsn - checkpoint < MIB).then_some(())
+    });
+    wait_until_resident_below(&server.redo(), IDLE_LIMIT, SOON);
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let is_trouble = |event: &&serde_json::Value| event["event"] == "problem" || event["event"] == "warning";
+    let own = |event: &&serde_json::Value| event["path"].as_str().is_some_and(|path| path.starts_with(DATA));
+    let troubles: Vec<_> = ended.events.iter().filter(is_trouble).filter(own).collect();
+    assert!(troubles.is_empty(), "{troubles:#?}");
 }

@@ -69,27 +69,30 @@ impl Server {
             .status()
             .expect("run mysqld");
         assert!(made.success(), "mysqld --initialize: {made}: {}", said(&home, "initialize.err"));
-        let child = enter(unpacked, &home)
-            .arg("/usr/sbin/mysqld")
-            .args(COMMON)
-            .args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"])
-            .args(["--log-error=/run/log.err", "--server-id=1"])
-            .args(["--log-bin=binlog", "--sync-binlog=1", "--net-write-timeout=3600"])
-            .arg(format!("--max-binlog-size={BINLOG_BYTES}"))
-            .arg(format!("--innodb-redo-log-capacity={REDO_BYTES}"))
-            .args(["--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=128M"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("start mysqld");
+        let child = begin(unpacked, &home);
         let mut server = Self { unpacked: unpacked.to_path_buf(), home, child };
-        eventually("the server answers", Duration::from_secs(300), || {
-            let ended = server.child.try_wait().expect("wait for the server");
-            assert!(ended.is_none(), "mysqld ended: {ended:?}: {}", said(&server.home, "log.err"));
-            server.try_query("SELECT 1").ok()
-        });
+        server.wait_until_it_answers();
         server
+    }
+
+    /// Kills it, as a crash of the program does.
+    pub(crate) fn crash(&mut self) {
+        self.child.kill().expect("kill mysqld");
+        self.child.wait().expect("wait for the server");
+    }
+
+    /// Starts it again on its data, and waits for its recovery.
+    pub(crate) fn start_again(&mut self) {
+        self.child = begin(&self.unpacked, &self.home);
+        self.wait_until_it_answers();
+    }
+
+    fn wait_until_it_answers(&mut self) {
+        eventually("the server answers", Duration::from_secs(300), || {
+            let ended = self.child.try_wait().expect("wait for the server");
+            assert!(ended.is_none(), "mysqld ended: {ended:?}: {}", said(&self.home, "log.err"));
+            self.try_query("SELECT 1").ok()
+        });
     }
 
     /// Process id.
@@ -205,6 +208,24 @@ impl Drop for Follower {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts the server on its data.
+fn begin(unpacked: &Path, home: &Path) -> Child {
+    enter(unpacked, home)
+        .arg("/usr/sbin/mysqld")
+        .args(COMMON)
+        .args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"])
+        .args(["--log-error=/run/log.err", "--server-id=1"])
+        .args(["--log-bin=binlog", "--sync-binlog=1", "--net-write-timeout=3600"])
+        .arg(format!("--max-binlog-size={BINLOG_BYTES}"))
+        .arg(format!("--innodb-redo-log-capacity={REDO_BYTES}"))
+        .args(["--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=128M"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start mysqld")
 }
 
 /// Every step ends in exec: the child is the program itself in the end.
