@@ -50,7 +50,30 @@ impl<'a> ReadTxn<'a> {
         self.data(page, Core::page_of, Page::kind)
     }
 
-    /// The same, for a short read.
+    /// Gives `look` the payload of a page where it is, and returns what that returns. Nothing is allocated, and no memory is written to that other
+    /// readers use, as [`read`](Self::read) does for a page that can be kept. While `look` runs the page can't be evicted, so it should not
+    /// take long.
+    ///
+    /// ```
+    /// use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Store::options().open(dir)?;
+    /// let mut txn = store.begin()?;
+    /// let page = txn.allocate()?;
+    /// txn.page_mut(page)?[0] = 7;
+    /// txn.commit(Durability::Sync)?;
+    /// assert_eq!(store.begin_read()?.read_with(page, |payload| payload[0])?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails as [`read`](Self::read) does.
+    #[inline]
+    pub fn read_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
+        self.read_short(page).map(|found| look(&found))
+    }
+
+    /// As [`read`](Self::read), for a short read.
     #[inline]
     pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
         self.data(page, Core::short_page_of, ShortPage::kind)
