@@ -8,6 +8,7 @@ use crate::support::fake::Database;
 use crate::support::guard::{Guard, program};
 use crate::support::memory_group::MemoryGroup;
 use crate::support::prometheus::free_port;
+use crate::support::unit::memory_max;
 use crate::support::{MIB, eventually, evict, kept_bytes, resident_bytes};
 use pagekeeper_testing::Hanging;
 use std::fs::File;
@@ -60,15 +61,6 @@ fn guard_by(mut command: Command, databases: &[&Database], more: &[&str]) -> Gua
     Guard::spawn_command(&mut command)
 }
 
-/// What a shipped unit lets the guard have, in bytes: the last `MemoryMax=` of a file.
-fn unit_memory(unit: &str) -> u64 {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(unit);
-    let text = std::fs::read_to_string(path).expect("read a unit");
-    let limit = text.lines().filter_map(|line| line.strip_prefix("MemoryMax=")).next_back();
-    let mebibytes = limit.and_then(|limit| limit.strip_suffix('M')).expect("a limit in MiB");
-    mebibytes.parse::<u64>().expect("a number") * MIB
-}
-
 /// How often the kernel has killed a process of the group for its memory.
 fn kills(group: &MemoryGroup) -> u64 {
     let read = |name| std::fs::read_to_string(group.path().join(name));
@@ -99,7 +91,7 @@ fn a_directory_of_very_many_names_costs_the_others_nothing() {
         ("pagekeeper-guard.service", &[][..]),
         ("pagekeeper-guard.service.d/metrics.conf", &["--metrics", &port]),
     ] {
-        let limit = unit_memory(unit);
+        let limit = memory_max(unit);
         let Some(group) = MemoryGroup::new("a directory of very many names", limit) else { return };
         let guard = guard_by(group.command(&program().to_string_lossy()), &[&hostile, &honest], more);
         is_served("the other's log is released", &own[0]);

@@ -1,4 +1,4 @@
-//! The rights that the shipped systemd unit gives, as the unit file says them, and programs started with just these.
+//! The rights and the memory that the shipped systemd unit gives, as the unit file says them, and programs started with just these rights.
 //!
 //! Capabilities as setpriv(1) sets them, in a mount namespace of its own, where tracefs is mounted as systemd does at boot. The
 //! unit's read-only file systems and its filter of system calls are not made here.
@@ -23,6 +23,13 @@ pub(crate) fn capabilities(files: &[&str]) -> BTreeSet<String> {
     assert_eq!(bounding, ambient, "{files:?}");
     assert!(!bounding.is_empty(), "{files:?} give none");
     bounding
+}
+
+/// What a file of `deploy/` lets the guard have of memory, in bytes: its last `MemoryMax=`, of some MiB.
+pub(crate) fn memory_max(file: &str) -> u64 {
+    let limits = values(file, "MemoryMax=");
+    let mebibytes = limits.last().and_then(|limit| limit.strip_suffix('M')).expect("a limit in MiB");
+    mebibytes.parse::<u64>().expect("a number") * super::MIB
 }
 
 fn values(file: &str, key: &str) -> Vec<String> {
