@@ -1,32 +1,16 @@
 //! A bit of the journal that is another one than was written: what it takes with it was acknowledged, so that the store is refused, and
 //! never opened without it. On a simulated disk.
 
-use std::path::Path;
-use std::sync::Arc;
+mod common;
 
+use common::{commit, dir};
 use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
-use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_store::{Error, Store, StoreOptions};
 
 const FILES: u64 = 4;
 
-fn dir() -> &'static Path {
-    Path::new("/store")
-}
-
 fn options(disk: &SimDisk) -> StoreOptions {
-    let options = Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(1 << 20);
-    options.warm(false).without_threads()
-}
-
-/// One more commit, of page 0.
-fn commit(store: &Store) {
-    let mut txn = store.begin().unwrap();
-    if txn.pages() == 0 {
-        txn.allocate().unwrap();
-    }
-    let seq = store.stat().seq + 1;
-    txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
-    assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
+    common::options(disk, 1 << 20)
 }
 
 fn ring(disk: &SimDisk) -> Vec<Vec<u8>> {

@@ -1,9 +1,11 @@
 //! A store of which one superblock slot is rotten or can't be read is opened with all that it had; one that has lost both is
 //! left as it is. On a simulated disk.
 
-use std::path::Path;
-use std::sync::Arc;
+mod common;
 
+use std::path::Path;
+
+use common::{commit, dir};
 use pagekeeper_io::{
     Access, AlignedBuf, Create as CreateFile, Fault, Io, Persistence, SimDisk, Times, WriteMode,
 };
@@ -11,24 +13,8 @@ use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 
 const SLOT: usize = 4096;
 
-fn dir() -> &'static Path {
-    Path::new("/store")
-}
-
 fn options(disk: &SimDisk) -> StoreOptions {
-    let options = Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(64 << 10);
-    options.warm(false).without_threads()
-}
-
-/// One more commit: page 0 has its number.
-fn commit(store: &Store) {
-    let mut txn = store.begin().unwrap();
-    if txn.pages() == 0 {
-        txn.allocate().unwrap();
-    }
-    let seq = store.stat().seq + 1;
-    txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
-    assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
+    common::options(disk, 64 << 10)
 }
 
 /// A store with a commit for each of these, and behind it a checkpoint if it is true.

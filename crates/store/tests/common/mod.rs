@@ -1,0 +1,29 @@
+//! A store on a simulated disk that counts its commits in page 0.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::SimDisk;
+use pagekeeper_store::{Durability, Store, StoreOptions};
+
+/// Where it is.
+pub(crate) fn dir() -> &'static Path {
+    Path::new("/store")
+}
+
+/// Small, and without threads.
+pub(crate) fn options(disk: &SimDisk, journal_bytes: u64) -> StoreOptions {
+    let options = Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(journal_bytes);
+    options.warm(false).without_threads()
+}
+
+/// One more commit: page 0 has its number.
+pub(crate) fn commit(store: &Store) {
+    let mut txn = store.begin().unwrap();
+    if txn.pages() == 0 {
+        txn.allocate().unwrap();
+    }
+    let seq = store.stat().seq + 1;
+    txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
+    assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
+}
