@@ -192,6 +192,17 @@ impl Builder {
     }
 }
 
+/// How many frames a budget has room for whose cache was built with `built` of them: the records of all of these are within it.
+pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Result<u32, BuildError> {
+    let records = BASE + u64::from(built) * per_frame();
+    let least = records + FRAMES_MIN * page_size as u64;
+    if memory < least {
+        return Err(BuildError::TooLittleMemory { given: memory, page_size, least });
+    }
+    let frames = (memory - records) / page_size as u64;
+    Ok(u32::try_from(frames).map_or(built, |frames| frames.min(built)))
+}
+
 /// Records of a frame in bytes: its place in the queues, its pins, its number in the list of free ones.
 fn per_frame() -> u64 {
     (size_of::<Frame>() + 2 * size_of::<u32>()) as u64

@@ -10,7 +10,7 @@ use crate::handle::{Kind, Shared};
 use crate::pool::Pool;
 use crate::settings::Settings;
 use crate::stats::Stats;
-use crate::{CachedFile, Error, OpenOptions};
+use crate::{BuildError, CachedFile, Error, OpenOptions, builder};
 
 /// A page cache in user space, for files that do not change while they are open: SST files, segments, blobs.
 ///
@@ -33,6 +33,36 @@ impl PageCache {
     /// How many pages the cache has room for now: the budget less what bookkeeping and the tables of open files come to.
     pub fn capacity_pages(&self) -> u64 {
         u64::from(self.shared.pool.limit())
+    }
+
+    /// Gives the cache another budget while it is in use, in bytes: from the least that a cache can have to what it was built with. Where it
+    /// becomes smaller, pages are evicted and their memory goes back to the kernel before this returns, but for pages that guards hold: theirs
+    /// goes when they are dropped. Other threads read on meanwhile.
+    ///
+    /// Build the cache with the most that it may ever have: memory is taken up as it fills. The records of all its pages, 32 bytes each, stay
+    /// and are within the new budget; with [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.
+    ///
+    /// ```
+    /// use pagekeeper_cache::PageCache;
+    /// let cache = PageCache::builder().memory(1 << 30).build()?;
+    /// cache.set_memory(16 << 20)?; // the host needs it
+    /// assert!(cache.capacity_pages() < 4096);
+    /// cache.set_memory(1 << 30)?;
+    /// # Ok::<(), pagekeeper_cache::BuildError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::TooLittleMemory`], and [`BuildError::BeyondBuilt`] for more than it was built with. Nothing changes then.
+    pub fn set_memory(&self, bytes: u64) -> Result<(), BuildError> {
+        let Settings { memory: built, page_shift, .. } = self.shared.settings;
+        if bytes > built {
+            return Err(BuildError::BeyondBuilt { given: bytes, built });
+        }
+        let pool = &self.shared.pool;
+        let frames = builder::frames_of_built(bytes, 1 << page_shift, pool.frames())?;
+        pool.resize(frames, self.shared.slots.readers());
+        Ok(())
     }
 
     /// The back-end that reads, for messages: "`io_uring`", "threads".

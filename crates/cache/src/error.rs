@@ -189,6 +189,14 @@ pub enum BuildError {
         /// Bytes of a page.
         page_size: usize,
     },
+    /// More memory than the cache was built with, asked for while it is in use.
+    #[error("{given} bytes of memory: this cache was built with {built}, and can't have more")]
+    BeyondBuilt {
+        /// Bytes given.
+        given: u64,
+        /// Bytes that it was built with.
+        built: u64,
+    },
     /// The kernel gave no memory.
     #[error("no memory for the frames: {}", std::io::Error::from_raw_os_error(*errno))]
     NoMemory {

@@ -2,7 +2,8 @@
 //! within the budget. So is what a file takes up beside its table, which counts where there are thousands.
 //!
 //! The parts of tables that are taken up are counted, from the first page of a part that is loaded until the part is
-//! forgotten, or its file closed and swept. When they come to more than tables may have, parts are forgotten as others are
+//! forgotten, or its file closed and swept. A budget that is made smaller while the cache is in use leaves frames out in the same way:
+//! they are loaned to nobody. When they come to more than tables may have, parts are forgotten as others are
 //! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
 //!
 //! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame is never
@@ -43,17 +44,40 @@ impl Pool {
         self.settle_loans(readers);
     }
 
+    /// From now on so many of the frames are in the budget, if there are as many; the memory of the others goes back to the kernel.
+    pub(crate) fn resize(&self, frames: u32, readers: &Readers) {
+        self.withheld.store(self.frames.saturating_sub(frames), Ordering::Relaxed);
+        self.settle_loans(readers);
+    }
+
+    /// All frames, in the budget or not.
+    pub(crate) fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    /// Frames that the budget has now.
+    fn budgeted(&self) -> u32 {
+        self.frames - self.withheld.load(Ordering::Relaxed)
+    }
+
+    /// How many parts of tables may be taken up: their share of the budget.
+    fn most_parts(&self) -> usize {
+        let share = self.parts_max as u128 * u128::from(self.budgeted()) / u128::from(self.frames);
+        usize::try_from(share).unwrap_or(usize::MAX).max(1)
+    }
+
     /// How many frames are to be used, by what tables take up.
     pub(super) fn usable_frames(&self, state: &PoolState) -> u32 {
         if self.parts_per_frame == 0 {
             return self.frames;
         }
+        let budgeted = self.budgeted();
         let as_frames =
             |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
         let tables = as_frames(state.parts).max(self.reserved.load(Ordering::Relaxed));
         let files = usize::try_from(state.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
-        let files = as_frames(files).min(self.frames / FILES_SHARE);
-        self.frames.saturating_sub(tables).saturating_sub(files).max(1)
+        let files = as_frames(files).min(budgeted / FILES_SHARE);
+        budgeted.saturating_sub(tables).saturating_sub(files).max(1)
     }
 
     /// Loans frames to tables, or takes them back, by what they take up now.
@@ -140,7 +164,8 @@ impl Pool {
             state.populated.retain(|(number, _)| files.contains_key(number));
         }
         let mut probes = MAX_PROBES;
-        while state.parts > self.parts_max && probes > 0 {
+        let most = self.most_parts();
+        while state.parts > most && probes > 0 {
             let Some((number, part)) = state.populated.pop_front() else { return };
             let Some(other) = state.files.get(&number).cloned() else { continue };
             probes -= 1;

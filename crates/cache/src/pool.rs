@@ -167,6 +167,8 @@ pub(crate) struct Pool {
     pub(super) parts_per_frame: usize,
     /// Frames on loan at the least, whatever the tables take up.
     pub(super) reserved: AtomicU32,
+    /// Frames that a budget which was made smaller leaves out; they are on loan, to nobody.
+    pub(super) withheld: AtomicU32,
     /// The last victims could be had only by passing over many pages that are in use.
     pub(super) in_use: AtomicBool,
 }
@@ -202,6 +204,7 @@ impl Pool {
             frames,
             parts_per_frame: 0,
             reserved: AtomicU32::new(0),
+            withheld: AtomicU32::new(0),
             in_use: AtomicBool::new(false),
         }
     }

@@ -7,7 +7,7 @@ mod support;
 
 use std::process::Command;
 
-use pagekeeper_cache::{Backend, HugePages, PageCache};
+use pagekeeper_cache::{Backend, BuildError, HugePages, PageCache};
 use pagekeeper_io::SimDisk;
 
 use pagekeeper_testing::{Seed, disk_dir};
@@ -263,4 +263,77 @@ fn many_open_files_are_within_the_budget() {
         before.check_since(budget, "ten thousand files");
         before.check_used(budget, "ten thousand files");
     });
+}
+
+#[test]
+fn a_budget_that_is_made_smaller_and_larger_in_use() {
+    alone("a_budget_that_is_made_smaller_and_larger_in_use", || {
+        const LARGE: u64 = 128 * MIB;
+        const SMALL: u64 = 16 * MIB;
+        let disk = SimDisk::new();
+        disk.create_patterned("/one", 2 * LARGE, 1).unwrap();
+        let mut buf = vec![1; 1 << 20];
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        let one = cache.open("/one").unwrap();
+        let mut read_all = |what: &str, budget: u64| {
+            for offset in (0..one.len()).step_by(buf.len()) {
+                one.read_at(offset, &mut buf).unwrap();
+                check(1, offset, &buf);
+            }
+            before.check_since(budget, what);
+            before.check_used(budget, what);
+        };
+        read_all("large", LARGE);
+        let held = one.page_ref(7).unwrap();
+
+        cache.set_memory(SMALL).unwrap();
+        before.check_since(SMALL, "made smaller");
+        assert!(cache.capacity_pages() * (PAGE as u64) < SMALL);
+        check(1, 7 * PAGE as u64, &held);
+        read_all("small", SMALL);
+        drop(held);
+
+        cache.set_memory(LARGE).unwrap();
+        read_all("large again", LARGE);
+
+        // While others read.
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let one = &one;
+                scope.spawn(move || {
+                    let mut buf = vec![0; 64 << 10];
+                    for n in 0..2000 {
+                        let offset = (n * 7919 + thread * 31) * 4096 % (2 * LARGE - (64 << 10));
+                        one.read_at(offset, &mut buf).unwrap();
+                        check(1, offset, &buf);
+                    }
+                });
+            }
+            for n in 0..20 {
+                cache.set_memory(if n % 2 == 0 { SMALL } else { LARGE }).unwrap();
+            }
+        });
+        cache.set_memory(SMALL).unwrap();
+        before.check_since(SMALL, "made smaller at last");
+    });
+}
+
+#[test]
+fn a_budget_that_can_not_be_had_changes_nothing() {
+    let cache = PageCache::builder().memory(16 * MIB).build().unwrap();
+    let pages = cache.capacity_pages();
+    let error = cache.set_memory(17 * MIB).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "17825792 bytes of memory: this cache was built with 16777216, and can't have more"
+    );
+    let BuildError::TooLittleMemory { least, .. } = cache.set_memory(100_000).unwrap_err() else {
+        panic!("not too little")
+    };
+    assert_eq!(cache.capacity_pages(), pages);
+    cache.set_memory(least).unwrap();
+    assert_eq!(cache.capacity_pages(), 64);
+    cache.set_memory(16 * MIB).unwrap();
+    assert_eq!(cache.capacity_pages(), pages);
 }
