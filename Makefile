@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,12 @@ test-cgroup-v2: ## memory groups of pagekeeper run on version 2, in virtual mach
 build: ## the release binary
 	@scripts/require-rust.sh
 	@$(CARGO) build --release --package pagekeeper
+
+capi: ## the C library, into target/capi: headers, shared and static library, pkg-config, CMake
+	@scripts/build-capi.sh "$(TARGET)/capi"
+
+install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
+	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"
 
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
 	@scripts/install.sh

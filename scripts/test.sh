@@ -15,6 +15,7 @@ scripts/packages.sh \
     "the tests against PostgreSQL (they skip without): postgresql" \
     "the tests against RocksDB (they skip without): rocksdb-tools" \
     "the tests of programs under run (they skip without): tar rsync git sqlite3 zstd musl-tools busybox-static restic sudo opendoas nginx-light b3sum nodejs" \
+    "the tests of the C library (they skip without): gcc g++ pkg-config cmake make python3 binutils" \
     "the tests of metrics (they skip without): prometheus chromium" \
     "the test of a file system that hangs (it skips without): bindfs" \
     "the tests of the screen (they skip without): tmux" \

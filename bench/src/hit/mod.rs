@@ -1,4 +1,4 @@
-//! `hit`: reads of a file that is wholly cached: pagekeeper beside the kernel's page cache, beside the caches that engines
+//! `hit`: reads of a file that is wholly cached: pagekeeper, from Rust and from C, beside the kernel's page cache, beside the caches that engines
 //! take today, and beside the limit.
 //!
 //! All subjects are in this process and hold the same file at once, so that the samples of a round follow each other
@@ -6,6 +6,7 @@
 //! subject is compared, and every read is checked in part while it is measured.
 //! Fails where a subject has lost a page: what is measured are hits only.
 
+mod by_c;
 pub(crate) mod caches;
 pub(crate) mod map;
 pub(crate) mod ours;
@@ -26,12 +27,14 @@ use crate::data::{GIB, MIB, open, read_through, require_resident, resident};
 use crate::pattern;
 use crate::report::Unit;
 use crate::rounds::{self, Plan, Random, Samples, Subject, median};
+use by_c::ByC;
 use caches::{Cache, FileIn, QuickCache};
 use ours::Ours;
 use plain::{Limit, Mapped, Pread};
 use reader::{Load, PAGE, Reader, SEED, rate, verify};
 
 pub(crate) const OURS: &str = "pagekeeper-cache";
+const BY_C: &str = "pagekeeper-cache, by C";
 const PREAD: &str = "pread";
 const MMAP: &str = "mmap, populated";
 const LIMIT: &str = "the limit";
@@ -182,6 +185,7 @@ fn fill(
     let pages = size / PAGE as u64;
     let mut subjects: Vec<Box<dyn Compared>> = Vec::new();
     subjects.push(Box::new(Named { name: OURS, reader: ours.file.clone() }));
+    subjects.push(Box::new(Named { name: BY_C, reader: ByC::new(ours.file.clone()) }));
     run.say("filling the kernel's page cache")?;
     read_through(&open(path)?, 0..size)?;
     let file = File::open(path).context("can't open the file")?;
@@ -276,6 +280,9 @@ fn sample(
 
 /// The ratios of a case.
 fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
+    if (load.len, threads) == (500, 1) && load.pages != HOT_PAGES {
+        run.report.add_ratio("hit_500B_1T_by_c", Unit::MillionReadsPerSecond, samples, BY_C, OURS);
+    }
     let best = best_peer(samples);
     let hot = load.pages == HOT_PAGES;
     let ratios: &[(&'static str, Option<&str>)] = match (hot, load.len, threads) {
@@ -297,7 +304,7 @@ fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
 
 /// The cache of the others that is fastest.
 fn best_peer(samples: &[Samples]) -> Option<&'static str> {
-    let peers = samples.iter().filter(|samples| ![OURS, PREAD, MMAP, LIMIT].contains(&samples.subject));
+    let peers = samples.iter().filter(|samples| ![OURS, BY_C, PREAD, MMAP, LIMIT].contains(&samples.subject));
     let rated = peers.filter_map(|samples| Some((samples.subject, median(&samples.values)?)));
     rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(subject, _)| subject)
 }

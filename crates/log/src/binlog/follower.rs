@@ -139,6 +139,11 @@ impl Follower {
         self.at
     }
 
+    /// Whether nothing comes any more: the log was closed and all of it was read, or an error was given.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// The next record, if it is written already. `Ok(None)` also when the log is closed.
     pub fn try_next(&mut self) -> Result<Option<Event>, Error> {
         match self.find()? {

@@ -1,0 +1,248 @@
+//! `pk_binlog` and `pk_follower`.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use pagekeeper_log::{BinLog, BinLogOptions, Follower, Purge};
+
+use crate::call::{call, plain};
+use crate::exclusive::Exclusive;
+use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
+use crate::queue::timeout;
+use crate::redo::log_mode;
+use crate::status::{Failure, Status};
+
+/// How long a follower that is to wait for ever waits at a time.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// `pk_binlog`.
+pub struct Binlog(BinLog);
+
+/// `pk_follower`.
+pub struct Following(Exclusive<State>);
+
+struct State {
+    follower: Follower,
+    /// The record that was handed out last.
+    bytes: Vec<u8>,
+}
+
+/// `pk_position`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Position {
+    segment: u64,
+    offset: u64,
+}
+
+impl From<pagekeeper_log::Position> for Position {
+    fn from(position: pagekeeper_log::Position) -> Self {
+        Self { segment: position.segment, offset: position.offset }
+    }
+}
+
+impl From<Position> for pagekeeper_log::Position {
+    fn from(position: Position) -> Self {
+        Self { segment: position.segment, offset: position.offset }
+    }
+}
+
+/// `pk_record`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Record {
+    bytes: Array<u8>,
+    size: usize,
+}
+
+/// `pk_event`.
+#[repr(C)]
+pub struct Event {
+    bytes: *const u8,
+    size: usize,
+    position: Position,
+    next: Position,
+    ends_group: c_int,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Settings {
+    struct_size: usize,
+    max_segment_bytes: u64,
+    sync_every: u64,
+    mode: u32,
+    read_only: u32,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for Settings {
+    const NAME: &'static str = "pk_binlog_options";
+}
+
+impl Settings {
+    fn options(&self) -> Result<BinLogOptions, Failure> {
+        let sync_every = match self.sync_every {
+            0 => 1,
+            u64::MAX => 0,
+            groups => groups,
+        };
+        let options = BinLogOptions::new()
+            .sync_every(sync_every)
+            .mode(log_mode(self.mode)?)
+            .read_only(self.read_only != 0);
+        Ok(if self.max_segment_bytes == 0 {
+            options
+        } else {
+            options.max_segment_bytes(self.max_segment_bytes)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_open(
+    directory: Text,
+    options: Options<Settings>,
+    binlog: Option<&mut MaybeUninit<Box<Binlog>>>,
+) -> Status {
+    call(|| {
+        let binlog = wanted(binlog, "the log")?;
+        binlog.write(Box::new(Binlog(options.read()?.options()?.open(directory.path()?)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_append(
+    binlog: Option<&Binlog>,
+    records: Array<Record>,
+    count: usize,
+    position: Option<&mut MaybeUninit<Position>>,
+) -> Status {
+    call(|| {
+        let binlog = given(binlog, "the log")?;
+        let records = records.slice(count, "the list of records")?.iter();
+        let bodies: Vec<&[u8]> =
+            records.map(|record| record.bytes.slice(record.size, "a record")).collect::<Result<_, _>>()?;
+        put(position, binlog.0.append_group(&bodies)?.into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_sync(binlog: Option<&Binlog>) -> Status {
+    call(|| Ok(given(binlog, "the log")?.0.sync().map(drop)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_rotate(binlog: Option<&Binlog>) -> Status {
+    call(|| Ok(given(binlog, "the log")?.0.rotate().map(drop)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_purge(binlog: Option<&Binlog>, position: Position, force: c_int) -> Status {
+    call(|| {
+        let purge = if force == 0 { Purge::UnlessFollowed } else { Purge::Forced };
+        Ok(given(binlog, "the log")?.0.purge_to(position.into(), purge).map(drop)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_first(
+    binlog: Option<&Binlog>,
+    position: Option<&mut MaybeUninit<Position>>,
+) -> Status {
+    place(binlog, position, BinLog::first)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_end(
+    binlog: Option<&Binlog>,
+    position: Option<&mut MaybeUninit<Position>>,
+) -> Status {
+    place(binlog, position, BinLog::end)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_durable_end(
+    binlog: Option<&Binlog>,
+    position: Option<&mut MaybeUninit<Position>>,
+) -> Status {
+    place(binlog, position, BinLog::durable_end)
+}
+
+fn place(
+    binlog: Option<&Binlog>,
+    position: Option<&mut MaybeUninit<Position>>,
+    of: impl FnOnce(&BinLog) -> pagekeeper_log::Position,
+) -> Status {
+    call(|| {
+        let (binlog, position) = (given(binlog, "the log")?, wanted(position, "the position")?);
+        position.write(of(&binlog.0).into());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_close(binlog: Option<Box<Binlog>>) -> Status {
+    call(|| binlog.map_or(Ok(()), |binlog| Ok(binlog.0.close()?)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_binlog_follow(
+    binlog: Option<&Binlog>,
+    from: Position,
+    durable_only: c_int,
+    follower: Option<&mut MaybeUninit<Box<Following>>>,
+) -> Status {
+    call(|| {
+        let (binlog, out) = (given(binlog, "the log")?, wanted(follower, "the follower")?);
+        let follower = if durable_only == 0 {
+            binlog.0.follow(from.into())?
+        } else {
+            binlog.0.follow_durable(from.into())?
+        };
+        out.write(Box::new(Following(Exclusive::new(State { follower, bytes: Vec::new() }))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_follower_next(
+    follower: Option<&Following>,
+    timeout_ms: c_int,
+    event: Option<&mut MaybeUninit<Event>>,
+) -> Status {
+    call(|| {
+        let event = wanted(event, "the event")?;
+        let mut state = given(follower, "the follower")?.0.enter()?;
+        let found = loop {
+            let wait = timeout(timeout_ms);
+            match state.follower.next_timeout(wait.unwrap_or(LONG))? {
+                Some(found) => break found,
+                None if state.follower.has_ended() => {
+                    return Err(Failure::new(Status::End, "the log is closed"));
+                }
+                None if wait.is_some() => {
+                    return Err(Failure::new(Status::TimedOut, "no record came in that time"));
+                }
+                None => {}
+            }
+        };
+        state.bytes = found.bytes;
+        event.write(Event {
+            bytes: state.bytes.as_ptr(),
+            size: state.bytes.len(),
+            position: found.position.into(),
+            next: found.next.into(),
+            ends_group: found.ends_group.into(),
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_follower_close(follower: Option<Box<Following>>) {
+    plain((), || drop(follower));
+}

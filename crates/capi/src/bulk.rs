@@ -1,0 +1,116 @@
+//! `pk_bulk`: files that are written once.
+
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use pagekeeper_log::{BulkMode, BulkWriter};
+
+use crate::call::{call, plain};
+use crate::exclusive::Exclusive;
+use crate::pointers::{Array, Options, Out, Plain, Text, given, wanted};
+use crate::status::{Failure, Status};
+
+/// `pk_bulk`.
+pub struct Bulk(Exclusive<BulkWriter>);
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct BulkOptions {
+    struct_size: usize,
+    mode: u32,
+    reserved: u32,
+    expected_bytes: u64,
+    budget: u64,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for BulkOptions {
+    const NAME: &'static str = "pk_bulk_options";
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct BulkReport {
+    struct_size: usize,
+    bytes: u64,
+    resident_bytes: u64,
+    took_ns: u64,
+    waited_ns: u64,
+    mode: u32,
+    reserved: u32,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for BulkReport {
+    const NAME: &'static str = "pk_bulk_report";
+}
+
+/// `pk_bulk_mode`, by number.
+const MODES: [BulkMode; 5] =
+    [BulkMode::Auto, BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
+
+/// A time in nanoseconds: 584 years at most.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_bulk_create(
+    path: Text,
+    options: Options<BulkOptions>,
+    bulk: Option<&mut MaybeUninit<Box<Bulk>>>,
+) -> Status {
+    call(|| {
+        let (path, given, bulk) = (path.path()?, options.read()?, wanted(bulk, "the output")?);
+        let mut options = BulkWriter::options().expected_bytes(given.expected_bytes);
+        options = match MODES.get(given.mode as usize) {
+            Some(mode) => options.mode(*mode),
+            None => return Err(Failure::misuse(format!("no pk_bulk_mode is {}", given.mode))),
+        };
+        if given.budget > 0 {
+            options = options.budget(given.budget);
+        }
+        bulk.write(Box::new(Bulk(Exclusive::new(options.create(path)?))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_bulk_write(bulk: Option<&Bulk>, bytes: Array<u8>, size: usize) -> Status {
+    call(|| {
+        let bytes = bytes.slice(size, "the buffer")?;
+        Ok(given(bulk, "the output")?.0.enter()?.write_all(bytes)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport>) -> Status {
+    call(|| {
+        let bulk = bulk.ok_or_else(|| Failure::misuse("the output is NULL"))?;
+        if report.is_wanted() {
+            report.check()?;
+        }
+        let done = bulk.0.into_inner().finish()?;
+        if !report.is_wanted() {
+            return Ok(());
+        }
+        report.write(BulkReport {
+            struct_size: size_of::<BulkReport>(),
+            bytes: done.bytes,
+            resident_bytes: done.resident.unwrap_or(u64::MAX),
+            took_ns: nanoseconds(done.took),
+            waited_ns: nanoseconds(done.waited),
+            mode: MODES
+                .iter()
+                .position(|mode| *mode == done.mode)
+                .and_then(|nth| nth.try_into().ok())
+                .unwrap_or(0),
+            reserved: 0,
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_bulk_abandon(bulk: Option<Box<Bulk>>) {
+    plain((), || drop(bulk));
+}

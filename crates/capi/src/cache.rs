@@ -1,0 +1,181 @@
+//! `pk_cache`: opening one with its options, its budget, its counts.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
+
+use pagekeeper_cache::{Backend, Builder, HugePages, LoadedPage, PageCache};
+
+use crate::call::{call, plain};
+use crate::pointers::{Options, Out, Plain, given, wanted};
+use crate::status::{Failure, Status};
+
+/// Bytes that a verifier may write of why it says no.
+const REASON_BYTES: usize = 256;
+
+type Verifier = unsafe extern "C" fn(
+    *mut c_void,
+    *const c_char,
+    page: u64,
+    bytes: *const c_void,
+    size: usize,
+    reason: *mut c_char,
+    reason_size: usize,
+) -> c_int;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CacheOptions {
+    struct_size: usize,
+    memory: u64,
+    page_size: u32,
+    backend: u32,
+    huge_pages: u32,
+    reserved: u32,
+    verifier: Option<Verifier>,
+    verifier_arg: *mut c_void,
+}
+
+// SAFETY: integers, and a function and its argument that the header's contract is about; the size first.
+unsafe impl Plain for CacheOptions {
+    const NAME: &'static str = "pk_cache_options";
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CacheStats {
+    struct_size: usize,
+    hits: u64,
+    misses: u64,
+    coalesced: u64,
+    prefetched: u64,
+    bypassed: u64,
+    failures: u64,
+    evictions: u64,
+    device_reads: u64,
+    device_bytes: u64,
+    resident_pages: u64,
+    capacity_pages: u64,
+    page_size: u64,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for CacheStats {
+    const NAME: &'static str = "pk_cache_stats";
+}
+
+/// `pk_cache`.
+#[derive(Debug)]
+pub struct Cache(pub(crate) PageCache);
+
+impl CacheOptions {
+    fn builder(&self) -> Result<Builder, Failure> {
+        let mut builder = PageCache::builder();
+        if self.memory > 0 {
+            builder = builder.memory(self.memory);
+        }
+        if self.page_size > 0 {
+            builder = builder.page_size(self.page_size as usize);
+        }
+        builder = builder.backend(match self.backend {
+            0 => Backend::Auto,
+            1 => Backend::Uring,
+            2 => Backend::Threads,
+            3 => Backend::Buffered,
+            other => return Err(Failure::misuse(format!("no pk_backend is {other}"))),
+        });
+        builder = builder.huge_pages(match self.huge_pages {
+            0 => HugePages::Transparent,
+            1 => HugePages::Hugetlb,
+            2 => HugePages::Off,
+            other => return Err(Failure::misuse(format!("no pk_huge_pages is {other}"))),
+        });
+        Ok(match self.verifier {
+            Some(verifier) => builder.verifier(of_c(verifier, self.verifier_arg)),
+            None => builder,
+        })
+    }
+}
+
+/// What a verifier is given first.
+#[derive(Clone, Copy)]
+struct Argument(*mut c_void);
+
+// SAFETY: handed on and never looked into; the header says that the verifier is called by several threads.
+unsafe impl Send for Argument {}
+// SAFETY: as above.
+unsafe impl Sync for Argument {}
+
+fn of_c(verifier: Verifier, argument: *mut c_void) -> impl Fn(&LoadedPage<'_>) -> Result<(), String> {
+    let argument = Argument(argument);
+    move |page| {
+        let Argument(argument) = { argument };
+        let path = CString::new(page.path().as_os_str().as_bytes()).unwrap_or_default();
+        let mut reason = [0_u8; REASON_BYTES];
+        // SAFETY: the header's contract; what is handed over lives as long as the call, and is as long as is said.
+        let said = unsafe {
+            verifier(
+                argument,
+                path.as_ptr(),
+                page.page(),
+                page.bytes().as_ptr().cast(),
+                page.bytes().len(),
+                reason.as_mut_ptr().cast(),
+                reason.len(),
+            )
+        };
+        if said == 0 {
+            return Ok(());
+        }
+        let reason = reason.split(|&byte| byte == 0).next().unwrap_or_default();
+        if reason.is_empty() { Err(format!("the verifier said {said}")) } else { Err(text(reason)) }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    pagekeeper_kernel::text::escaped(std::path::Path::new(std::ffi::OsStr::from_bytes(bytes))).to_string()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cache_open(
+    options: Options<CacheOptions>,
+    cache: Option<&mut MaybeUninit<Box<Cache>>>,
+) -> Status {
+    call(|| {
+        let cache = wanted(cache, "the cache")?;
+        cache.write(Box::new(Cache(options.read()?.builder()?.build()?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cache_set_memory(cache: Option<&Cache>, bytes: u64) -> Status {
+    call(|| Ok(given(cache, "the cache")?.0.set_memory(bytes)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cache_get_stats(cache: Option<&Cache>, stats: Out<CacheStats>) -> Status {
+    call(|| {
+        let counted = given(cache, "the cache")?.0.stats();
+        stats.write(CacheStats {
+            struct_size: size_of::<CacheStats>(),
+            hits: counted.hits,
+            misses: counted.misses,
+            coalesced: counted.coalesced,
+            prefetched: counted.prefetched,
+            bypassed: counted.bypassed,
+            failures: counted.failures,
+            evictions: counted.evictions,
+            device_reads: counted.device_reads,
+            device_bytes: counted.device_bytes,
+            resident_pages: counted.resident_pages,
+            capacity_pages: counted.capacity_pages,
+            page_size: counted.page_size,
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cache_close(cache: Option<Box<Cache>>) {
+    plain((), || drop(cache));
+}

@@ -1,0 +1,206 @@
+//! `pk_file` and `pk_page`: reads, batches, pages in place, and reads that call back.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+use pagekeeper_cache::{CachedFile, PageRef, ReadRequest};
+
+use crate::cache::Cache;
+use crate::call::{call, note, plain};
+use crate::pointers::{ArrayMut, Text, given, put, wanted};
+use crate::status::{Failure, Status};
+use crate::task;
+
+/// `pk_file`.
+#[derive(Debug)]
+pub struct File(pub(crate) CachedFile);
+
+impl From<CachedFile> for File {
+    fn from(file: CachedFile) -> Self {
+        Self(file)
+    }
+}
+
+/// `pk_page`.
+#[derive(Debug)]
+pub struct Page(PageRef);
+
+/// `pk_read`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Read {
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    got: usize,
+    /// A `pk_status`; as it is handed in anything.
+    status: c_int,
+}
+
+/// `pk_done`.
+pub(crate) type Done = unsafe extern "C" fn(*mut c_void, Status, usize);
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_open(
+    cache: Option<&Cache>,
+    path: Text,
+    file: Option<&mut MaybeUninit<Box<File>>>,
+) -> Status {
+    call(|| {
+        let (cache, file) = (given(cache, "the cache")?, wanted(file, "the file")?);
+        file.write(Box::new(File(cache.0.open(path.path()?)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_size(file: Option<&File>) -> u64 {
+    file.map_or(0, |file| file.0.len())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_id(file: Option<&File>) -> u64 {
+    file.map_or(0, |file| file.0.id())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_is_direct(file: Option<&File>) -> c_int {
+    file.map_or(0, |file| file.0.is_direct().into())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_read(
+    file: Option<&File>,
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    read: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    // Most hits, in as few instructions as there can be: the processor has as many reads under way as its window of these holds.
+    if let (Some(file), Ok(buffer)) = (file, buffer.slice(size, "the buffer"))
+        && file.0.read_shortest(offset, buffer)
+    {
+        put(read, size);
+        return Status::Ok;
+    }
+    read_slowly(file, offset, buffer, size, read)
+}
+
+#[cold]
+fn read_slowly(
+    file: Option<&File>,
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    read: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let got = given(file, "the file")?.0.read_at(offset, buffer.slice(size, "the buffer")?)?;
+        match read {
+            Some(read) => _ = read.write(got),
+            None if got < size => {
+                return Err(Failure::new(Status::End, format!("the file ends {got} bytes after {offset}")));
+            }
+            None => {}
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, count: usize) -> Status {
+    call(|| {
+        let (file, reads) = (given(file, "the file")?, reads.slice(count, "the list of reads")?);
+        let mut requests = Vec::with_capacity(reads.len());
+        for Read { offset, buffer, size, .. } in &*reads {
+            requests.push(ReadRequest::new(*offset, buffer.slice(*size, "the buffer of a read")?));
+        }
+        let all = file.0.read_many(&mut requests);
+        for (request, to) in requests.iter().zip(reads) {
+            let (got, status) = match request.outcome() {
+                Ok(got) => (*got, Status::Ok),
+                Err(error) => (0, Failure::from(error.clone()).status),
+            };
+            (to.got, to.status) = (got, status as c_int);
+        }
+        Ok(all?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_prefetch(file: Option<&File>, offset: u64, size: u64) -> Status {
+    call(|| {
+        given(file, "the file")?.0.prefetch(offset..offset.saturating_add(size));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_close(file: Option<Box<File>>) {
+    plain((), || drop(file));
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_page_get(
+    file: Option<&File>,
+    number: u64,
+    page: Option<&mut MaybeUninit<Box<Page>>>,
+) -> Status {
+    call(|| {
+        let (file, page) = (given(file, "the file")?, wanted(page, "the page")?);
+        page.write(Box::new(Page(file.0.page_ref(number)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_page_data(page: Option<&Page>) -> *const c_void {
+    page.map_or(std::ptr::null(), |page| page.0.as_ptr().cast())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_page_size(page: Option<&Page>) -> usize {
+    page.map_or(0, |page| page.0.len())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_page_release(page: Option<Box<Page>>) {
+    plain((), || drop(page));
+}
+
+/// What a callback is given first.
+struct Argument(*mut c_void);
+
+// SAFETY: handed on and never looked into; the header says that another thread may call back.
+unsafe impl Send for Argument {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_file_read_async(
+    file: Option<&File>,
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    done: Option<Done>,
+    arg: *mut c_void,
+) -> Status {
+    call(|| {
+        let file = given(file, "the file")?.0.clone();
+        let done = done.ok_or_else(|| Failure::misuse("the callback is NULL"))?;
+        buffer.slice(size, "the buffer")?;
+        let argument = Argument(arg);
+        task::run(async move {
+            let outcome = match buffer.slice(size, "the buffer") {
+                Ok(buffer) => file.read_at_async(offset, buffer).await.map_err(Failure::from),
+                Err(misuse) => Err(misuse),
+            };
+            let (status, read) = match outcome {
+                Ok(read) => (Status::Ok, read),
+                Err(failure) => (note(failure), 0),
+            };
+            let Argument(arg) = { argument };
+            // SAFETY: the header's contract.
+            unsafe { done(arg, status, read) };
+        });
+        Ok(())
+    })
+}

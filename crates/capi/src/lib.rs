@@ -1,0 +1,61 @@
+//! The C interface: `include/pagekeeper.h` is its documentation, and its contract.
+//!
+//! Invariants: nothing unwinds into C; what fails is a status, with a message and errno of the calling thread; a pointer that C gives is NULL or
+//! leads to what the header says, which is what all `unsafe` here rests on (`pointers`); a structure is read and written no further than the
+//! size that its caller knows of it. A handle that has a position or changes of its own is entered by one thread at a time ([`exclusive`]).
+
+#![allow(missing_docs, reason = "each function and structure is documented in the header, which people read")]
+#![allow(unreachable_pub, reason = "what is exported is exported by its name")]
+#![allow(
+    unsafe_code,
+    reason = "exported names; the blocks are in `pointers` and where a buffer outlives its call"
+)]
+
+mod binlog;
+mod bulk;
+mod cache;
+mod call;
+mod exclusive;
+#[doc(hidden)]
+pub mod file;
+mod pages;
+mod pointers;
+mod queue;
+mod redo;
+mod snapshot;
+mod status;
+mod store;
+mod task;
+mod txn;
+
+/// A NUL-terminated string of the version.
+const VERSION: &std::ffi::CStr =
+    match std::ffi::CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("the version has no zero in it"),
+    };
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_version() -> *const std::ffi::c_char {
+    VERSION.as_ptr()
+}
+
+/// The structures of the header with their sizes in bytes as they are here: a test compares them with C's.
+#[doc(hidden)]
+pub const SIZES: [(&str, usize); 15] = [
+    ("pk_cache_options", size_of::<cache::CacheOptions>()),
+    ("pk_cache_stats", size_of::<cache::CacheStats>()),
+    ("pk_read", size_of::<file::Read>()),
+    ("pk_completion", size_of::<queue::Completion>()),
+    ("pk_bulk_options", size_of::<bulk::BulkOptions>()),
+    ("pk_bulk_report", size_of::<bulk::BulkReport>()),
+    ("pk_redo_options", size_of::<redo::RedoOptions>()),
+    ("pk_position", size_of::<binlog::Position>()),
+    ("pk_record", size_of::<binlog::Record>()),
+    ("pk_event", size_of::<binlog::Event>()),
+    ("pk_binlog_options", size_of::<binlog::Settings>()),
+    ("pk_store_options", size_of::<store::StoreOptions>()),
+    ("pk_store_stat", size_of::<store::StoreStat>()),
+    ("pk_residency", size_of::<pages::Residency>()),
+    ("pk_status", size_of::<status::Status>()),
+];

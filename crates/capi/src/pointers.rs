@@ -1,0 +1,276 @@
+//! Pointers that C gives: each kind is a type, which is made by nobody but C, and whose header says what it leads to.
+//!
+//! All blocks rest on that contract: a pointer is NULL, or leads to as many readable (writable) bytes as the header says, which nobody
+//! changes (uses) during the call. References to single values (`Option<&T>`, `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are
+//! taken as they are.
+
+use std::ffi::{CStr, OsStr, c_char};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use crate::status::{Failure, Status};
+
+/// A handle that must be there.
+pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &'static str) -> Result<&'a T, Failure> {
+    handle.ok_or_else(|| Failure::misuse(format!("{what} is NULL")))
+}
+
+/// Where a value is put that must be wanted.
+pub(crate) fn wanted<'a, T>(
+    out: Option<&'a mut MaybeUninit<T>>,
+    what: &'static str,
+) -> Result<&'a mut MaybeUninit<T>, Failure> {
+    out.ok_or_else(|| Failure::misuse(format!("the pointer to where {what} is put is NULL")))
+}
+
+/// Puts a value where it is wanted.
+pub(crate) fn put<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
+    if let Some(out) = out {
+        out.write(value);
+    }
+}
+
+/// `const char *`: a string of bytes with a zero at its end.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Text(*const c_char);
+
+impl Text {
+    pub(crate) fn path<'a>(self) -> Result<&'a Path, Failure> {
+        if self.0.is_null() {
+            return Err(Failure::misuse("the path is NULL"));
+        }
+        // SAFETY: the header's contract: a string with a zero at its end, that lives as long as the call.
+        let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
+        if bytes.is_empty() {
+            return Err(Failure::misuse("the path is empty"));
+        }
+        Ok(Path::new(OsStr::from_bytes(bytes)))
+    }
+}
+
+/// `const void *` or `const T *` with a count beside it.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Array<T>(*const T);
+
+impl<T> Array<T> {
+    /// `count` of them.
+    #[inline]
+    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a [T], Failure> {
+        if count == 0 {
+            return Ok(&[]);
+        }
+        if !is_memory(self.0.cast(), count, size_of::<T>()) {
+            return Err(no_memory(count, what));
+        }
+        // SAFETY: not NULL, and the header's contract: as many values, which nobody changes during the call.
+        Ok(unsafe { std::slice::from_raw_parts(self.0, count) })
+    }
+}
+
+/// `void *` or `T *` with a count beside it, to be written to.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct ArrayMut<T>(*mut T);
+
+// SAFETY: no more than an address; who makes a slice of it on another thread has the contract's word that nobody else uses it.
+unsafe impl<T: Send> Send for ArrayMut<T> {}
+
+impl<T> ArrayMut<T> {
+    /// `count` of them.
+    #[inline]
+    pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a mut [T], Failure> {
+        if count == 0 {
+            return Ok(&mut []);
+        }
+        if !is_memory(self.0.cast(), count, size_of::<T>()) {
+            return Err(no_memory(count, what));
+        }
+        // SAFETY: not NULL, and the header's contract: as many values, which are the library's until the call, or the read that it begins, is
+        // over. What C has is initialised, as far as Rust is concerned: no compiler saw it made.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
+    }
+}
+
+/// Whether there can be so many values.
+#[inline]
+fn is_memory(pointer: *const u8, count: usize, each: usize) -> bool {
+    !pointer.is_null() && count <= isize::MAX as usize / each
+}
+
+#[cold]
+fn no_memory(count: usize, what: &'static str) -> Failure {
+    Failure::misuse(format!("{what} is NULL, or no memory has its size of {count}"))
+}
+
+/// A structure that begins with its size as the caller knows it.
+///
+/// # Safety
+///
+/// `repr(C)`, its first field is a `usize` with its size, and any bytes are a value of it: integers, and pointers or functions that the header's
+/// contract is about.
+pub(crate) unsafe trait Plain: Copy {
+    /// What it is called in the header.
+    const NAME: &'static str;
+}
+
+const SIZE_BYTES: usize = size_of::<usize>();
+/// No structure of any version is larger, in bytes.
+const MAX_STRUCT: usize = 4096;
+
+/// `const T *`: options, NULL for the default of each.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Options<T>(*const T);
+
+impl<T: Plain> Options<T> {
+    /// What was given; zeros, the defaults, for what the caller does not know of.
+    pub(crate) fn read(self) -> Result<T, Failure> {
+        let mut read = MaybeUninit::<T>::zeroed();
+        if !self.0.is_null() {
+            has_nothing_unknown(self.0)?;
+            let bytes = known(self.0)?;
+            // SAFETY: the caller says that there are so many bytes, and there is room for as many.
+            unsafe { std::ptr::copy_nonoverlapping(self.0.cast::<u8>(), read.as_mut_ptr().cast(), bytes) };
+        }
+        // SAFETY: any bytes are a value of it.
+        Ok(unsafe { read.assume_init() })
+    }
+}
+
+/// `T *`: a structure that is written to.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T: Plain> Out<T> {
+    pub(crate) fn is_wanted(self) -> bool {
+        !self.0.is_null()
+    }
+
+    /// Whether it can be written to: before something is done that can't be undone.
+    pub(crate) fn check(self) -> Result<(), Failure> {
+        known(self.0).map(drop)
+    }
+
+    /// Writes all that the caller knows of it, but for its size.
+    pub(crate) fn write(self, value: T) -> Result<(), Failure> {
+        let bytes = known(self.0)?;
+        let rest = bytes - SIZE_BYTES;
+        let (from, to) = (std::ptr::from_ref(&value).cast::<u8>(), self.0.cast::<u8>());
+        // SAFETY: the caller says that there are so many bytes, and the value has as many.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(SIZE_BYTES), to.add(SIZE_BYTES), rest) };
+        Ok(())
+    }
+}
+
+/// The bytes of a structure that caller and library know both.
+fn known<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
+    Ok(given_size(pointer)?.min(size_of::<T>()))
+}
+
+/// The size of a structure as the caller knows it.
+fn given_size<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::misuse(format!("{} is NULL", T::NAME)));
+    }
+    // SAFETY: not NULL; each of them begins with its size.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if !(SIZE_BYTES..=MAX_STRUCT).contains(&size) {
+        return Err(Failure::misuse(format!(
+            "{}: a struct_size of {size}: begin with its _INIT, or zero it and set struct_size",
+            T::NAME
+        )));
+    }
+    Ok(size)
+}
+
+/// What a later version of the header has beyond this one must be the default.
+fn has_nothing_unknown<T: Plain>(pointer: *const T) -> Result<(), Failure> {
+    let beyond = size_of::<T>()..given_size(pointer)?;
+    // SAFETY: the caller says that there are so many bytes.
+    let is_set = beyond.into_iter().any(|at| unsafe { pointer.cast::<u8>().add(at).read() } != 0);
+    if is_set {
+        let version = env!("CARGO_PKG_VERSION");
+        let message = format!("{}: an option that version {version} of the library does not have", T::NAME);
+        return Err(Failure::new(Status::Unsupported, message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[repr(C)]
+    struct Old {
+        struct_size: usize,
+        first: u64,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[repr(C)]
+    struct New {
+        struct_size: usize,
+        first: u64,
+        second: u64,
+    }
+
+    // SAFETY: integers alone, the size first.
+    unsafe impl Plain for Old {
+        const NAME: &'static str = "old";
+    }
+
+    // SAFETY: integers alone, the size first.
+    unsafe impl Plain for New {
+        const NAME: &'static str = "new";
+    }
+
+    #[test]
+    fn an_older_caller_gets_the_defaults_of_what_it_does_not_know() {
+        let old = Old { struct_size: size_of::<Old>(), first: 7 };
+        let read = Options::<New>(std::ptr::from_ref(&old).cast()).read().unwrap();
+        assert_eq!((read.first, read.second), (7, 0));
+        assert_eq!(Options::<New>(std::ptr::null()).read().unwrap().first, 0);
+    }
+
+    #[test]
+    fn a_newer_caller_is_refused_what_is_not_there() {
+        let mut new = New { struct_size: size_of::<New>(), first: 7, second: 0 };
+        assert_eq!(Options::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap().first, 7);
+        new.second = 1;
+        let refused = Options::<Old>(std::ptr::from_ref(&new).cast()).read().unwrap_err();
+        assert_eq!(refused.status, Status::Unsupported);
+    }
+
+    #[test]
+    fn no_more_is_written_than_the_caller_knows() {
+        let value = New { struct_size: 0, first: 1, second: 2 };
+        let mut new = New { struct_size: size_of::<Old>(), first: 0, second: 9 };
+        Out(&raw mut new).write(value).unwrap();
+        assert_eq!(new, New { struct_size: size_of::<Old>(), first: 1, second: 9 });
+        let mut later = [size_of::<New>() as u64 + 8, 5, 5, 5];
+        Out(later.as_mut_ptr().cast::<New>()).write(value).unwrap();
+        assert_eq!(later[1..], [1, 2, 5]);
+    }
+
+    #[test]
+    fn a_size_that_was_not_set_is_misuse() {
+        for struct_size in [0, 4, usize::MAX] {
+            let new = New { struct_size, first: 7, second: 0 };
+            assert_eq!(Options(&raw const new).read().unwrap_err().status, Status::Misuse);
+        }
+    }
+
+    #[test]
+    fn null_and_sizes_beyond_memory_are_misuse() {
+        let one = 1_u64;
+        assert!(Array::<u64>(std::ptr::null()).slice(1, "it").is_err());
+        assert!(Array(&raw const one).slice(usize::MAX, "it").is_err());
+        assert!(Array::<u64>(std::ptr::null()).slice(0, "it").unwrap().is_empty());
+        assert!(Text(std::ptr::null()).path().is_err() && Text(c"".as_ptr()).path().is_err());
+    }
+}

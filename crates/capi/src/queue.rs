@@ -1,0 +1,245 @@
+//! `pk_queue`: reads whose ends are collected, by threads of the caller, who do what is to be done for them.
+//!
+//! Invariants: the eventfd can be read while there is a completion, or a read that was woken; a future is polled by those who collect alone
+//! (and by who begins it, once), and when its queue is closed it is dropped before that returns, so that its buffer is not written to any more.
+//!
+//! No lock is held while a future is polled but the one of the future itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::future::Future;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::call::{call, plain};
+use crate::file::File;
+use crate::pointers::{ArrayMut, given, wanted};
+use crate::status::{Failure, Status};
+
+/// `pk_completion`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Completion {
+    user_data: u64,
+    read: usize,
+    /// A `pk_status`; in a list that is to be filled anything.
+    status: c_int,
+    error_number: c_int,
+}
+
+/// `pk_queue`.
+pub struct Queue(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    news: Condvar,
+    event: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    /// All reads that are under way, by number.
+    tasks: HashMap<u64, Arc<Task>>,
+    next: u64,
+    /// Those of them that were woken.
+    woken: VecDeque<Arc<Task>>,
+    done: VecDeque<Completion>,
+    /// The eventfd can be read.
+    is_signalled: bool,
+}
+
+type Body = Pin<Box<dyn Future<Output = Completion> + Send>>;
+
+struct Task {
+    number: u64,
+    queue: Weak<Shared>,
+    /// Taken out when it is done, or given up.
+    body: Mutex<Option<Body>>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        if let Some(queue) = self.queue.upgrade() {
+            let mut state = lock(&queue.state);
+            // Once for as often as it is woken before somebody polls it.
+            if !state.woken.iter().any(|woken| woken.number == self.number) {
+                state.woken.push_back(self);
+            }
+            queue.signal(&mut state);
+        }
+    }
+}
+
+impl Shared {
+    fn signal(&self, state: &mut State) {
+        if !state.is_signalled {
+            state.is_signalled = true;
+            // It can fail only where the count is at its end, and then it can be read.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+        self.news.notify_all();
+    }
+
+    /// After something was taken: the eventfd can be read only while there is more.
+    fn quiet(&self, state: &mut State) {
+        if state.is_signalled && state.woken.is_empty() && state.done.is_empty() {
+            state.is_signalled = false;
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+    }
+
+    /// Polls a read; its completion is queued if it is over.
+    fn poll(&self, task: &Arc<Task>) {
+        let mut body = lock(&task.body);
+        let Some(future) = body.as_mut() else { return };
+        let waker = Waker::from(Arc::clone(task));
+        if let Poll::Ready(completion) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            *body = None;
+            drop(body);
+            let mut state = lock(&self.state);
+            if state.tasks.remove(&task.number).is_some() {
+                state.done.push_back(completion);
+                self.signal(&mut state);
+            }
+        }
+    }
+
+    fn begin(self: &Arc<Self>, body: Body) {
+        let task = {
+            let mut state = lock(&self.state);
+            let number = state.next;
+            state.next += 1;
+            let task = Arc::new(Task { number, queue: Arc::downgrade(self), body: Mutex::new(Some(body)) });
+            state.tasks.insert(number, Arc::clone(&task));
+            task
+        };
+        self.poll(&task);
+    }
+
+    /// Collects completions, or says why there are none.
+    fn collect(&self, to: &mut [Completion], timeout: Option<Duration>) -> Result<usize, Failure> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut state = lock(&self.state);
+        loop {
+            while let Some(task) = state.woken.pop_front() {
+                drop(state);
+                self.poll(&task);
+                state = lock(&self.state);
+            }
+            let count = state.done.len().min(to.len());
+            for (to, completion) in to.iter_mut().zip(state.done.drain(..count)) {
+                *to = completion;
+            }
+            self.quiet(&mut state);
+            if count > 0 {
+                return Ok(count);
+            }
+            if state.tasks.is_empty() {
+                return Err(Failure::new(Status::End, "no read is under way"));
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(Failure::new(Status::TimedOut, "no read was over in that time"));
+            }
+            state = match left {
+                Some(left) => ignore_poison(self.news.wait_timeout(state, left)).0,
+                None => ignore_poison(self.news.wait(state)),
+            };
+        }
+    }
+
+    /// Gives up all that is under way.
+    fn close(&self) {
+        let tasks = std::mem::take(&mut lock(&self.state).tasks);
+        for task in tasks.into_values() {
+            drop(lock(&task.body).take());
+        }
+    }
+}
+
+/// `timeout_ms` of the header; `None`: as long as it takes.
+pub(crate) fn timeout(milliseconds: c_int) -> Option<Duration> {
+    u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<Queue>>>) -> Status {
+    call(|| {
+        let queue = wanted(queue, "the queue")?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| Failure {
+            errno: errno.raw_os_error(),
+            ..Failure::new(Status::Io, format!("eventfd: {errno}"))
+        })?;
+        let shared = Shared { state: Mutex::default(), news: Condvar::new(), event };
+        queue.write(Box::new(Queue(Arc::new(shared))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_queue_fd(queue: Option<&Queue>) -> c_int {
+    queue.map_or(-1, |queue| queue.0.event.as_raw_fd())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_queue_read(
+    queue: Option<&Queue>,
+    file: Option<&File>,
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    user_data: u64,
+) -> Status {
+    call(|| {
+        let (queue, file) = (given(queue, "the queue")?, given(file, "the file")?.0.clone());
+        buffer.slice(size, "the buffer")?;
+        queue.0.begin(Box::pin(async move {
+            let outcome = match buffer.slice(size, "the buffer") {
+                Ok(buffer) => file.read_at_async(offset, buffer).await.map_err(Failure::from),
+                Err(misuse) => Err(misuse),
+            };
+            match outcome {
+                Ok(read) => Completion { user_data, read, status: Status::Ok as c_int, error_number: 0 },
+                Err(Failure { status, errno, .. }) => {
+                    Completion { user_data, read: 0, status: status as c_int, error_number: errno }
+                }
+            }
+        }));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_queue_collect(
+    queue: Option<&Queue>,
+    completions: ArrayMut<Completion>,
+    max: usize,
+    timeout_ms: c_int,
+    count: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let (queue, count) = (given(queue, "the queue")?, wanted(count, "the count")?);
+        let to = completions.slice(max, "the list of completions")?;
+        if to.is_empty() {
+            return Err(Failure::misuse("there is no room for a completion"));
+        }
+        count.write(queue.0.collect(to, timeout(timeout_ms))?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_queue_close(queue: Option<Box<Queue>>) {
+    plain((), || {
+        if let Some(queue) = &queue {
+            queue.0.close();
+        }
+    });
+}

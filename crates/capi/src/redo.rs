@@ -1,0 +1,211 @@
+//! `pk_redo` and `pk_redo_reader`.
+
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use pagekeeper_log::{FlushPolicy, LogMode, RedoLog, RedoReader};
+
+use crate::call::{call, plain};
+use crate::exclusive::Exclusive;
+use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
+use crate::status::{Failure, Status};
+
+/// `pk_redo`.
+pub struct Redo(RedoLog);
+
+/// `pk_redo_reader`.
+pub struct Reader(Exclusive<Reading>);
+
+struct Reading {
+    reader: RedoReader,
+    /// The record that was handed out last.
+    body: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RedoOptions {
+    struct_size: usize,
+    files: u32,
+    flush_policy: u32,
+    file_bytes: u64,
+    buffer_bytes: u64,
+    flush_interval_ms: u64,
+    mode: u32,
+    read_only: u32,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for RedoOptions {
+    const NAME: &'static str = "pk_redo_options";
+}
+
+/// `pk_log_mode`.
+pub(crate) fn log_mode(mode: u32) -> Result<LogMode, Failure> {
+    Ok(match mode {
+        0 => LogMode::Auto,
+        1 => LogMode::Buffered,
+        2 => LogMode::Uncached,
+        3 => LogMode::Direct,
+        other => return Err(Failure::misuse(format!("no pk_log_mode is {other}"))),
+    })
+}
+
+impl RedoOptions {
+    fn options(&self) -> Result<pagekeeper_log::RedoOptions, Failure> {
+        let interval = if self.flush_interval_ms == 0 { 1000 } else { self.flush_interval_ms };
+        let policy = match self.flush_policy {
+            0 => FlushPolicy::EachCommit,
+            1 => FlushPolicy::Every(Duration::from_millis(interval)),
+            2 => FlushPolicy::Os,
+            other => return Err(Failure::misuse(format!("no pk_flush_policy is {other}"))),
+        };
+        let mut options =
+            RedoLog::options().flush_policy(policy).mode(log_mode(self.mode)?).read_only(self.read_only != 0);
+        if self.files > 0 {
+            options = options.files(self.files);
+        }
+        if self.file_bytes > 0 {
+            options = options.file_bytes(self.file_bytes);
+        }
+        if self.buffer_bytes > 0 {
+            options = options.buffer_bytes(usize::try_from(self.buffer_bytes).unwrap_or(usize::MAX));
+        }
+        Ok(options)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_create(
+    directory: Text,
+    options: Options<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+) -> Status {
+    call(|| {
+        let redo = wanted(redo, "the log")?;
+        redo.write(Box::new(Redo(options.read()?.options()?.create(directory.path()?)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_open(
+    directory: Text,
+    options: Options<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+) -> Status {
+    call(|| {
+        let redo = wanted(redo, "the log")?;
+        redo.write(Box::new(Redo(options.read()?.options()?.open(directory.path()?)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_append(
+    redo: Option<&Redo>,
+    bytes: Array<u8>,
+    size: usize,
+    lsn: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let end = given(redo, "the log")?.0.append(bytes.slice(size, "the record")?)?;
+        put(lsn, end);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_try_append(
+    redo: Option<&Redo>,
+    bytes: Array<u8>,
+    size: usize,
+    lsn: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let end = given(redo, "the log")?.0.try_append(bytes.slice(size, "the record")?)?;
+        put(lsn, end);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_wait(redo: Option<&Redo>, lsn: u64) -> Status {
+    call(|| Ok(given(redo, "the log")?.0.wait_flushed(lsn)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_sync(redo: Option<&Redo>, lsn: u64) -> Status {
+    call(|| Ok(given(redo, "the log")?.0.sync_upto(lsn)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_checkpoint(redo: Option<&Redo>, lsn: u64) -> Status {
+    call(|| Ok(given(redo, "the log")?.0.checkpoint(lsn)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_checkpoint_lsn(redo: Option<&Redo>) -> u64 {
+    plain(0, || redo.map_or(0, |redo| redo.0.checkpoint_lsn()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_end_lsn(redo: Option<&Redo>) -> u64 {
+    plain(0, || redo.map_or(0, |redo| redo.0.end()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_durable_lsn(redo: Option<&Redo>) -> u64 {
+    plain(0, || redo.map_or(0, |redo| redo.0.durable_lsn()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_longest_record(redo: Option<&Redo>) -> u64 {
+    plain(0, || redo.map_or(0, |redo| redo.0.longest_record() as u64))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_close(redo: Option<Box<Redo>>) -> Status {
+    call(|| redo.map_or(Ok(()), |redo| Ok(redo.0.close()?)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_read(
+    redo: Option<&Redo>,
+    lsn: u64,
+    reader: Option<&mut MaybeUninit<Box<Reader>>>,
+) -> Status {
+    call(|| {
+        let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
+        let reading = Reading { reader: redo.0.read_from(lsn)?, body: Vec::new() };
+        out.write(Box::new(Reader(Exclusive::new(reading))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_next(
+    reader: Option<&Reader>,
+    bytes: Option<&mut MaybeUninit<*const u8>>,
+    size: Option<&mut MaybeUninit<usize>>,
+    next: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let (bytes, size) = (wanted(bytes, "the record")?, wanted(size, "its size")?);
+        let mut reading = given(reader, "the reader")?.0.enter()?;
+        let Some(record) = reading.reader.next() else {
+            return Err(Failure::new(Status::End, "no more records"));
+        };
+        let record = record?;
+        reading.body = record.body;
+        bytes.write(reading.body.as_ptr());
+        size.write(reading.body.len());
+        put(next, record.end);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_redo_reader_close(reader: Option<Box<Reader>>) {
+    plain((), || drop(reader));
+}

@@ -1,0 +1,94 @@
+//! `pk_read_txn` and `pk_store_page`.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+use pagekeeper_store::ReadTxn;
+
+use crate::call::{call, plain};
+use crate::pointers::{ArrayMut, given, put, wanted};
+use crate::status::Status;
+use crate::store::{NO_PAGE, Store};
+use crate::txn::copy;
+
+/// `pk_read_txn`.
+pub struct Snapshot(ReadTxn<'static>);
+
+/// `pk_store_page`.
+pub struct StorePage(pagekeeper_store::Page);
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_begin_read(
+    store: Option<&Store>,
+    txn: Option<&mut MaybeUninit<Box<Snapshot>>>,
+) -> Status {
+    call(|| {
+        let (store, txn) = (given(store, "the store")?, wanted(txn, "the snapshot")?);
+        txn.write(Box::new(Snapshot(store.0.begin_read_owned()?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_snapshot_root(txn: Option<&Snapshot>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
+        page.write(txn.0.root().unwrap_or(NO_PAGE));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_snapshot_seq(txn: Option<&Snapshot>) -> u64 {
+    txn.map_or(0, |txn| txn.0.seq())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_snapshot_read(
+    txn: Option<&Snapshot>,
+    page: u64,
+    offset: usize,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    read: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let buffer = buffer.slice(size, "the buffer")?;
+        let copied = given(txn, "the snapshot")?.0.read_with(page, |found| copy(found, offset, buffer))?;
+        put(read, copied?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_snapshot_page(
+    txn: Option<&Snapshot>,
+    number: u64,
+    page: Option<&mut MaybeUninit<Box<StorePage>>>,
+) -> Status {
+    call(|| {
+        let (txn, page) = (given(txn, "the snapshot")?, wanted(page, "the page")?);
+        page.write(Box::new(StorePage(txn.0.read(number)?)));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_page_data(page: Option<&StorePage>) -> *const c_void {
+    page.map_or(std::ptr::null(), |page| page.0.as_ptr().cast())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_page_size(page: Option<&StorePage>) -> usize {
+    page.map_or(0, |page| page.0.len())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_page_release(page: Option<Box<StorePage>>) {
+    plain((), || drop(page));
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_snapshot_end(txn: Option<Box<Snapshot>>) {
+    plain((), || drop(txn));
+}

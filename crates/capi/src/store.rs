@@ -1,0 +1,149 @@
+//! `pk_store`: opening, figures, sync, verification, backup.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use crate::bulk::nanoseconds;
+use crate::call::call;
+use crate::pointers::{Options, Out, Plain, Text, given, put, wanted};
+use crate::status::{Failure, Status};
+
+/// `PK_NO_PAGE`.
+pub(crate) const NO_PAGE: u64 = u64::MAX;
+
+/// `pk_store`.
+pub struct Store(pub(crate) Arc<pagekeeper_store::Store>);
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StoreOptions {
+    struct_size: usize,
+    memory: u64,
+    journal_bytes: u64,
+    page_size: u32,
+    create: u32,
+    read_only: u32,
+    reserved: u32,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for StoreOptions {
+    const NAME: &'static str = "pk_store_options";
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StoreStat {
+    struct_size: usize,
+    page_size: u64,
+    payload_size: u64,
+    pages: u64,
+    free_pages: u64,
+    seq: u64,
+    checkpoint_seq: u64,
+    journal_bytes: u64,
+    opening_ns: u64,
+    recovered_commits: u64,
+}
+
+// SAFETY: integers alone, the size first.
+unsafe impl Plain for StoreStat {
+    const NAME: &'static str = "pk_store_stat";
+}
+
+impl StoreOptions {
+    fn options(&self) -> Result<pagekeeper_store::StoreOptions, Failure> {
+        let mut options =
+            pagekeeper_store::Store::options().read_only(self.read_only != 0).create(match self.create {
+                0 => pagekeeper_store::Create::IfMissing,
+                1 => pagekeeper_store::Create::Never,
+                2 => pagekeeper_store::Create::New,
+                other => return Err(Failure::misuse(format!("create is {other}, and should be 0, 1 or 2"))),
+            });
+        if self.memory > 0 {
+            options = options.memory(self.memory);
+        }
+        if self.journal_bytes > 0 {
+            options = options.journal_bytes(self.journal_bytes);
+        }
+        if self.page_size > 0 {
+            options = options.page_size(self.page_size as usize);
+        }
+        Ok(options)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_open(
+    directory: Text,
+    options: Options<StoreOptions>,
+    store: Option<&mut MaybeUninit<Box<Store>>>,
+) -> Status {
+    call(|| {
+        let store = wanted(store, "the store")?;
+        let opened = options.read()?.options()?.open(directory.path()?)?;
+        store.write(Box::new(Store(Arc::new(opened))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStat>) -> Status {
+    call(|| {
+        let store = &given(store, "the store")?.0;
+        let found = store.stat();
+        stat.write(StoreStat {
+            struct_size: size_of::<StoreStat>(),
+            page_size: found.page_size as u64,
+            payload_size: store.payload_size() as u64,
+            pages: found.pages,
+            free_pages: found.free_pages,
+            seq: found.seq,
+            checkpoint_seq: found.checkpoint_seq,
+            journal_bytes: found.journal_bytes,
+            opening_ns: nanoseconds(found.opening.took),
+            recovered_commits: found.opening.commits,
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_sync(store: Option<&Store>) -> Status {
+    call(|| Ok(given(store, "the store")?.0.sync()?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_verify(store: Option<&Store>, faults: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let found = given(store, "the store")?.0.verify()?;
+        put(faults, found.faults);
+        match found.named.into_iter().next() {
+            Some(first) => Err(Failure::new(Status::Corrupt, first)),
+            None => Ok(()),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_backup(
+    store: Option<&Store>,
+    to: Text,
+    seq: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let made = given(store, "the store")?.0.backup(to.path()?)?;
+        put(seq, made.seq);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_close(store: Option<Box<Store>>) -> Status {
+    call(|| {
+        // The last share closes it; with transactions that are open the last of them does, and can't say what fails.
+        match store.map(|store| Arc::try_unwrap(store.0)) {
+            Some(Ok(store)) => Ok(store.close()?),
+            Some(Err(_)) | None => Ok(()),
+        }
+    })
+}

@@ -1,0 +1,153 @@
+//! `pk_write_txn`.
+
+use std::mem::MaybeUninit;
+
+use pagekeeper_store::{Durability, WriteTxn};
+
+use crate::call::{call, plain};
+use crate::exclusive::Exclusive;
+use crate::pointers::{Array, ArrayMut, given, put, wanted};
+use crate::status::{Failure, Status};
+use crate::store::{NO_PAGE, Store};
+
+/// `pk_write_txn`.
+pub struct Writing(Exclusive<WriteTxn<'static>>);
+
+/// Copies a part of a page to a buffer, as much as there is; how much.
+pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, Failure> {
+    let from = page.get(offset..).ok_or_else(|| {
+        Failure::misuse(format!("offset {offset} is past the {} bytes of the page", page.len()))
+    })?;
+    let read = from.len().min(buffer.len());
+    buffer[..read].copy_from_slice(&from[..read]);
+    Ok(read)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_begin_write(
+    store: Option<&Store>,
+    txn: Option<&mut MaybeUninit<Box<Writing>>>,
+) -> Status {
+    call(|| {
+        let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
+        txn.write(Box::new(Writing(Exclusive::new(store.0.begin_owned()?))));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_allocate(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let page = wanted(page, "the page")?;
+        page.write(given(txn, "the transaction")?.0.enter()?.allocate()?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_allocate_run(
+    txn: Option<&Writing>,
+    pages: u64,
+    first: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let first = wanted(first, "the first page")?;
+        first.write(given(txn, "the transaction")?.0.enter()?.allocate_run(pages)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_free(txn: Option<&Writing>, page: u64) -> Status {
+    call(|| Ok(given(txn, "the transaction")?.0.enter()?.free(page)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_read(
+    txn: Option<&Writing>,
+    page: u64,
+    offset: usize,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    read: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let buffer = buffer.slice(size, "the buffer")?;
+        let found = given(txn, "the transaction")?.0.enter()?.read(page)?;
+        put(read, copy(&found, offset, buffer)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_write(
+    txn: Option<&Writing>,
+    page: u64,
+    offset: usize,
+    bytes: Array<u8>,
+    size: usize,
+) -> Status {
+    call(|| {
+        let bytes = bytes.slice(size, "the bytes")?;
+        let mut txn = given(txn, "the transaction")?.0.enter()?;
+        let payload = txn.page_mut(page)?;
+        let len = payload.len();
+        let part =
+            offset.checked_add(size).and_then(|end| payload.get_mut(offset..end)).ok_or_else(|| {
+                Failure::misuse(format!("{size} bytes from {offset} on are past the {len} bytes of the page"))
+            })?;
+        part.copy_from_slice(bytes);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_put(txn: Option<&Writing>, page: u64, bytes: Array<u8>, size: usize) -> Status {
+    call(|| {
+        let bytes = bytes.slice(size, "the bytes")?;
+        Ok(given(txn, "the transaction")?.0.enter()?.write(page, bytes)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_get_root(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let page = wanted(page, "the page")?;
+        page.write(given(txn, "the transaction")?.0.enter()?.root().unwrap_or(NO_PAGE));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_set_root(txn: Option<&Writing>, page: u64) -> Status {
+    call(|| {
+        given(txn, "the transaction")?.0.enter()?.set_root((page != NO_PAGE).then_some(page));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_commit(
+    txn: Option<Box<Writing>>,
+    durability: u32,
+    seq: Option<&mut MaybeUninit<u64>>,
+) -> Status {
+    call(|| {
+        let txn = txn.ok_or_else(|| Failure::misuse("the transaction is NULL"))?;
+        let durability = match durability {
+            0 => Durability::Sync,
+            1 => Durability::Group,
+            2 => Durability::None,
+            other => {
+                return Err(Failure::misuse(format!("no pk_durability is {other}: nothing was committed")));
+            }
+        };
+        put(seq, txn.0.into_inner().commit(durability)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_abort(txn: Option<Box<Writing>>) {
+    plain((), || drop(txn));
+}

@@ -1,0 +1,237 @@
+"""The library as ctypes sees it: `smoke.py LIBRARY HEADER DIRECTORY`. Each part does its work once; each function takes zeros for all it is given."""
+
+import ctypes
+import os
+import re
+import sys
+from ctypes import Structure, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+
+LIBRARY, HEADER, DIRECTORY = sys.argv[1:]
+pk = ctypes.CDLL(LIBRARY)
+pk.pk_error_message.restype = c_char_p
+pk.pk_status_name.restype = c_char_p
+pk.pk_version.restype = c_char_p
+for name in ["file_size", "file_id", "redo_checkpoint_lsn", "redo_end_lsn", "redo_durable_lsn", "redo_longest_record", "snapshot_seq"]:
+    getattr(pk, "pk_" + name).restype = c_uint64
+for name in ["page_data", "store_page_data"]:
+    getattr(pk, "pk_" + name).restype = c_void_p
+for name in ["page_size", "store_page_size"]:
+    getattr(pk, "pk_" + name).restype = c_size_t
+
+
+def names(status):
+    return pk.pk_status_name(status).decode()
+
+
+def check(status, wanted="PK_OK"):
+    assert names(status) == wanted, (names(status), pk.pk_error_message())
+
+
+def fields_of(structure):
+    """The fields of a structure, from the header."""
+    text = open(HEADER).read()
+    body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (structure, structure), text, re.S).group(1)
+    body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+    kinds = {"size_t": c_size_t, "uint64_t": c_uint64, "uint32_t": c_uint32, "pk_verifier": c_void_p, "int": c_int, "pk_status": c_int}
+    found = []
+    for declared in filter(None, map(str.strip, body.split(";"))):
+        kind, name = declared.rsplit(None, 1)
+        found.append((name.lstrip("*"), c_void_p if "*" in declared else kinds[kind]))
+    return found
+
+
+def structure(name):
+    made = type(name, (Structure,), {"_fields_": fields_of(name)})
+
+    def begin(**given):
+        value = made(**given)
+        value.struct_size = ctypes.sizeof(made)
+        return value
+
+    return begin
+
+
+def path(name):
+    return os.path.join(DIRECTORY, name).encode()
+
+
+def zeros():
+    """Every function of the header takes zeros and NULLs: it fails in words, or does nothing."""
+    text = re.sub(r"/\*.*?\*/", "", open(HEADER).read(), flags=re.S)
+    functions = re.findall(r"^(pk_status|void|uint64_t|size_t|int|const void \*|const char \*)\s*(pk_\w+)\(", text, re.M)
+    assert len(functions) > 60, functions
+    needs_nothing = {"pk_redo_close", "pk_binlog_close", "pk_store_close"}
+    for result, name in functions:
+        got = getattr(pk, name)(*[c_uint64(0)] * 7)
+        if result == "pk_status":
+            check(got, "PK_OK" if name in needs_nothing else "PK_MISUSE")
+            if name not in needs_nothing:
+                assert pk.pk_error_message(), name
+    # What names a thing that is not there, and numbers that are none.
+    check(pk.pk_store_open(path("nothing"), byref(structure("pk_store_options")(create=1)), byref(c_void_p())), "PK_NOT_FOUND")
+    check(pk.pk_redo_open(path("nothing"), None, byref(c_void_p())), "PK_NOT_FOUND")
+    check(pk.pk_cache_open(byref(structure("pk_cache_options")(backend=9)), byref(c_void_p())), "PK_MISUSE")
+    check(pk.pk_cache_open(byref(structure("pk_cache_options")(page_size=5000)), byref(c_void_p())), "PK_MISUSE")
+    assert names(99) == names(-1) == "unknown"
+
+
+def cache():
+    with open(path("file"), "wb") as file:
+        file.write(bytes(range(250)) * 100)
+    handle, file, page = c_void_p(), c_void_p(), c_void_p()
+    check(pk.pk_cache_open(byref(structure("pk_cache_options")(memory=4 << 20)), byref(handle)))
+    check(pk.pk_file_open(handle, path("missing"), byref(file)), "PK_NOT_FOUND")
+    assert b"missing" in pk.pk_error_message() and pk.pk_error_number() == 2
+    check(pk.pk_file_open(handle, path("file"), byref(file)))
+    assert pk.pk_file_size(file) == 25000
+    buffer, read = ctypes.create_string_buffer(1000), c_size_t()
+    check(pk.pk_file_read(file, c_uint64(24500), buffer, c_size_t(1000), byref(read)))
+    assert read.value == 500 and buffer.raw[:500] == (bytes(range(250)) * 2)
+    check(pk.pk_file_read(file, c_uint64(24500), buffer, c_size_t(1000), None), "PK_END")
+    check(pk.pk_page_get(file, c_uint64(7), byref(page)), "PK_NOT_FOUND")
+    check(pk.pk_page_get(file, c_uint64(6), byref(page)))
+    assert pk.pk_page_size(page) == 25000 - 6 * 4096
+    pk.pk_page_release(page)
+    check(pk.pk_cache_set_memory(handle, c_uint64(5 << 20)), "PK_MISUSE")
+    with open(path("file"), "ab") as more:
+        more.write(b"more")
+    stats = structure("pk_cache_stats")()
+    check(pk.pk_cache_get_stats(handle, byref(stats)))
+    assert stats.misses > 0 and stats.page_size == 4096
+    pk.pk_file_close(file)
+    pk.pk_cache_close(handle)
+
+
+def queue():
+    handle, file, waits = c_void_p(), c_void_p(), c_void_p()
+    check(pk.pk_cache_open(None, byref(handle)))
+    check(pk.pk_file_open(handle, path("file"), byref(file)))
+    check(pk.pk_queue_open(byref(waits)))
+    done, count = type("done", (Structure,), {"_fields_": fields_of("pk_completion")})(), c_size_t()
+    check(pk.pk_queue_collect(waits, byref(done), c_size_t(1), 0, byref(count)), "PK_END")
+    buffer = ctypes.create_string_buffer(250)
+    check(pk.pk_queue_read(waits, file, c_uint64(250), buffer, c_size_t(250), c_uint64(42)))
+    check(pk.pk_queue_collect(waits, byref(done), c_size_t(1), -1, byref(count)))
+    assert (count.value, done.user_data, done.read, done.status) == (1, 42, 250, 0) and buffer.raw == bytes(range(250))
+    # Given up while reads are under way.
+    for nth in range(50):
+        check(pk.pk_queue_read(waits, file, c_uint64(nth * 300), buffer, c_size_t(250), c_uint64(nth)))
+    pk.pk_queue_close(waits)
+    pk.pk_file_close(file)
+    pk.pk_cache_close(handle)
+
+
+def bulk():
+    output, report = c_void_p(), structure("pk_bulk_report")()
+    check(pk.pk_bulk_create(path("bulk"), None, byref(output)))
+    check(pk.pk_bulk_write(output, b"x" * 9000, c_size_t(9000)))
+    check(pk.pk_bulk_finish(output, byref(report)))
+    assert report.bytes == 9000 == os.path.getsize(path("bulk"))
+    check(pk.pk_bulk_create(path("bulk"), None, byref(output)), "PK_EXISTS")
+    check(pk.pk_bulk_create(path("abandoned"), None, byref(output)))
+    pk.pk_bulk_abandon(output)
+
+
+def redo():
+    log, reader, lsn = c_void_p(), c_void_p(), c_uint64()
+    options = structure("pk_redo_options")(files=1, file_bytes=1 << 20)
+    check(pk.pk_redo_create(path("redo"), byref(options), byref(log)))
+    check(pk.pk_redo_open(path("redo"), None, byref(c_void_p())), "PK_LOCKED")
+    check(pk.pk_redo_append(log, b"one", c_size_t(3), byref(lsn)))
+    check(pk.pk_redo_wait(log, lsn))
+    check(pk.pk_redo_wait(log, c_uint64(1 << 40)), "PK_NOT_FOUND")
+    check(pk.pk_redo_append(log, b"x" * (1 << 21), c_size_t(1 << 21), None), "PK_TOO_LARGE")
+    check(pk.pk_redo_read(log, c_uint64(pk.pk_redo_checkpoint_lsn(log)), byref(reader)))
+    body, size = c_char_p(), c_size_t()
+    check(pk.pk_redo_next(reader, byref(body), byref(size), None))
+    assert ctypes.string_at(body, size.value) == b"one"
+    check(pk.pk_redo_next(reader, byref(body), byref(size), None), "PK_END")
+    pk.pk_redo_reader_close(reader)
+    check(pk.pk_redo_close(log))
+
+
+def binlog():
+    class Position(Structure):
+        _fields_ = [("segment", c_uint64), ("offset", c_uint64)]
+
+    class Record(Structure):
+        _fields_ = [("bytes", c_char_p), ("size", c_size_t)]
+
+    class Event(Structure):
+        _fields_ = [("bytes", c_void_p), ("size", c_size_t), ("position", Position), ("next", Position), ("ends_group", c_int)]
+
+    log, follower, first, end, event = c_void_p(), c_void_p(), Position(), Position(), Event()
+    check(pk.pk_binlog_open(path("binlog"), None, byref(log)))
+    check(pk.pk_binlog_first(log, byref(first)))
+    check(pk.pk_binlog_follow(log, first, 0, byref(follower)))
+    check(pk.pk_follower_next(follower, 1, byref(event)), "PK_TIMED_OUT")
+    records = (Record * 2)(Record(b"insert", 6), Record(b"commit", 6))
+    check(pk.pk_binlog_append(log, records, c_size_t(2), byref(end)))
+    for wanted, ends in [(b"insert", 0), (b"commit", 1)]:
+        check(pk.pk_follower_next(follower, -1, byref(event)))
+        assert (ctypes.string_at(event.bytes, event.size), event.ends_group) == (wanted, ends)
+    assert (event.next.segment, event.next.offset) == (end.segment, end.offset)
+    check(pk.pk_binlog_append(log, records, c_size_t(0), None), "PK_MISUSE")
+    check(pk.pk_binlog_rotate(log))
+    check(pk.pk_binlog_close(log))
+    check(pk.pk_follower_next(follower, -1, byref(event)), "PK_END")
+    pk.pk_follower_close(follower)
+
+
+def store():
+    handle, txn, snapshot, page, seq = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_uint64()
+    options = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
+    check(pk.pk_store_open(path("store"), byref(options), byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_txn_allocate(txn, byref(page)))
+    check(pk.pk_txn_write(txn, page, c_size_t(3), b"abc", c_size_t(3)))
+    check(pk.pk_txn_write(txn, page, c_size_t(4095), b"abc", c_size_t(3)), "PK_MISUSE")
+    check(pk.pk_txn_write(txn, page, c_size_t(2**64 - 1), b"abc", c_size_t(3)), "PK_MISUSE")
+    check(pk.pk_txn_set_root(txn, page))
+    check(pk.pk_txn_commit(txn, 0, byref(seq)))
+    assert seq.value == 1
+    check(pk.pk_store_begin_read(handle, byref(snapshot)))
+    buffer, read, root, place = ctypes.create_string_buffer(8), c_size_t(), c_uint64(), c_void_p()
+    check(pk.pk_snapshot_root(snapshot, byref(root)))
+    check(pk.pk_snapshot_read(snapshot, root, c_size_t(0), buffer, c_size_t(8), byref(read)))
+    assert buffer.raw == b"\0\0\0abc\0\0" and read.value == 8
+    check(pk.pk_snapshot_read(snapshot, c_uint64(99), c_size_t(0), buffer, c_size_t(8), None), "PK_NOT_FOUND")
+    check(pk.pk_snapshot_page(snapshot, root, byref(place)))
+    stat, faults = structure("pk_store_stat")(), c_uint64(9)
+    check(pk.pk_store_get_stat(handle, byref(stat)))
+    assert stat.page_size == 4096 and stat.payload_size == pk.pk_store_page_size(place) and stat.seq == 1
+    check(pk.pk_store_verify(handle, byref(faults)))
+    assert faults.value == 0
+    check(pk.pk_store_backup(handle, path("copy"), byref(seq)))
+    check(pk.pk_store_backup(handle, path("copy"), byref(seq)), "PK_EXISTS")
+    # The store is closed when its last snapshot is over; a page of it stays.
+    check(pk.pk_store_close(handle))
+    check(pk.pk_store_open(path("store"), None, byref(handle)), "PK_LOCKED")
+    pk.pk_snapshot_end(snapshot)
+    assert ctypes.string_at(pk.pk_store_page_data(place) + 3, 3) == b"abc"
+    pk.pk_store_page_release(place)
+    read_only = structure("pk_store_options")(read_only=1)
+    check(pk.pk_store_open(path("copy"), byref(read_only), byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)), "PK_READ_ONLY")
+    check(pk.pk_store_close(handle))
+
+
+def pages():
+    residency, released, kept = structure("pk_residency")(), c_uint64(), c_uint64()
+    with open(path("pages"), "wb") as file:
+        file.write(b"x" * (1 << 20))
+    check(pk.pk_resident(path("pages"), c_uint64(0), c_uint64(2**64 - 1), byref(residency)))
+    assert residency.resident_bytes == 1 << 20
+    check(pk.pk_release(path("pages"), c_uint64(0), c_uint64(2**64 - 1), -1, byref(released), byref(kept)))
+    assert (released.value, kept.value) == (1 << 20, 0)
+    check(pk.pk_warm(path("pages"), c_uint64(0), c_uint64(2**64 - 1), None))
+    check(pk.pk_resident(path("pages"), c_uint64(0), c_uint64(2**64 - 1), byref(residency)))
+    assert residency.resident_bytes == 1 << 20
+    check(pk.pk_resident(b"/dev/null", c_uint64(0), c_uint64(1), byref(residency)), "PK_MISUSE")
+
+
+parts = [re.search(r"PK_VERSION_%s (\d+)" % part, open(HEADER).read()).group(1) for part in ["MAJOR", "MINOR", "PATCH"]]
+assert pk.pk_version().decode() == ".".join(parts)
+for part in [zeros, cache, queue, bulk, redo, binlog, store, pages]:
+    part()
+    print(part.__name__)

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The C library, laid out in a directory: include, lib, lib/pkgconfig, lib/cmake. `build-capi.sh DIRECTORY [PROFILE]`, of cargo's profiles `release`
+# if none is said. Needs a C compiler beside Rust.
+#
+# The shared library is linked here, of the static one: rustc has no way to give symbols versions.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=${CARGO_TARGET_DIR:-target}
+to=${1:?a directory to lay it out in}
+profile=${2:-release}
+
+scripts/require-rust.sh
+if ! command -v "${CC:-cc}" >/dev/null; then
+    echo "A C compiler is missing: apt-get install gcc" >&2
+    exit 1
+fi
+"$cargo" build --quiet --package pagekeeper-capi --lib --profile "$profile"
+case $profile in
+dev | test) built=$target/debug ;;
+*) built=$target/$profile ;;
+esac
+
+version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+major=${version%%.*}
+filled() { # filled TEMPLATE FILE
+    sed -e "s/@VERSION@/$version/g" -e "s/@MAJOR@/$major/g" "$1" >"$2"
+}
+
+mkdir -p "$to"/include "$to"/lib/pkgconfig "$to"/lib/cmake/pagekeeper
+install --mode 644 crates/capi/include/pagekeeper.h crates/capi/include/pagekeeper.hpp "$to/include/"
+install --mode 644 "$built/libpagekeeper_capi.a" "$to/lib/libpagekeeper.a"
+filled crates/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
+filled crates/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
+
+shared=libpagekeeper.so.$version
+"${CC:-cc}" -shared -o "$to/lib/$shared" -Wl,-soname,"libpagekeeper.so.$major" \
+    -Wl,--version-script=crates/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs \
+    -Wl,--whole-archive "$to/lib/libpagekeeper.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
+ln -sf "$shared" "$to/lib/libpagekeeper.so.$major"
+ln -sf "libpagekeeper.so.$major" "$to/lib/libpagekeeper.so"
