@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi rocksdb-plugin install lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ build: ## the release binary
 
 capi: ## the C library, into target/capi: headers, shared and static library, pkg-config, CMake
 	@scripts/build-capi.sh "$(TARGET)/capi"
+
+rocksdb-plugin: ## a file system for the installed RocksDB, into target/rocksdb (needs librocksdb-dev)
+	@scripts/build-rocksdb.sh "$(TARGET)/rocksdb"
 
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"

@@ -15,7 +15,7 @@ bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target
 
 # Words that a reader of Linux or database code would have to look up: there is a plain one for each ("fix", "reported").
 if grep -rniE '(^|[^a-z])(m[e]nds?|m[e]nded|w[o]ods|t[o]ld)([^a-z]|$)' README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md Makefile \
-    bench/README.md bench/src bench/tests crates deploy docs/src fuzz/fuzz_targets scripts tests; then
+    bench/README.md bench/src bench/tests crates deploy docs/src integrations fuzz/fuzz_targets scripts tests; then
     echo "The lines above use words of no field: see CONTRIBUTING.md." >&2
     exit 1
 fi

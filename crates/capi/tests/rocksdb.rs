@@ -1,0 +1,200 @@
+//! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the library preloaded, and a program that compares a database
+//! with a model in memory. The kernel is asked what is resident.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+use pagekeeper_testing::{disk_dir, skip};
+
+const URI: &str = "pagekeeper://?cache=2m";
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Whether `RocksDB` and what builds against it are there.
+fn can_build() -> bool {
+    let has = Path::new("/usr/include/rocksdb/file_system.h").exists()
+        && ["db_bench", "ldb", "c++"].iter().all(|program| {
+            Command::new("which").arg(program).output().is_ok_and(|found| found.status.success())
+        });
+    if !has {
+        skip("RocksDB's tools and headers, or a C++ compiler, are not installed");
+    }
+    has
+}
+
+fn succeeded(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } =
+        command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{command:?}: {status}\n{said}");
+    said
+}
+
+/// The library and the program that compares, built once.
+fn built() -> &'static (PathBuf, PathBuf) {
+    static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rocksdb");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("tmp is in it");
+        let mut build = Command::new(repository().join("scripts/build-rocksdb.sh"));
+        build.arg(&to).arg("test").env("CARGO", env!("CARGO")).env("CARGO_TARGET_DIR", target);
+        succeeded(&mut build);
+        let story = to.join("story");
+        let source = repository().join("integrations/rocksdb/tests/story.cc");
+        let mut compile = Command::new("c++");
+        compile
+            .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
+            .arg(source)
+            .arg("-o")
+            .arg(&story);
+        succeeded(compile.args(["-lrocksdb", "-lpthread"]));
+        (to.join("librocksdb_pagekeeper.so"), story)
+    })
+}
+
+fn preloaded(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.env("LD_PRELOAD", &built().0);
+    command
+}
+
+fn story(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = preloaded(&built().1);
+    command.arg(URI).arg(directory).args(arguments);
+    command
+}
+
+/// Bytes of table files in the kernel's page cache, and of all of them.
+fn resident_tables(directory: &Path) -> (u64, u64) {
+    let (mut resident, mut all) = (0, 0);
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "sst" || end == "blob") {
+            let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+            resident += residency(&file, 0..u64::MAX).unwrap().resident;
+            all += file.size();
+        }
+    }
+    (resident, all)
+}
+
+/// `db_bench` on a database in a directory.
+fn db_bench(directory: &Path, benchmarks: &str) -> Command {
+    let mut command = preloaded("db_bench");
+    command.arg(format!("--db={}", directory.display())).arg(format!("--benchmarks={benchmarks}"));
+    command.args([
+        "--num=20000",
+        "--value_size=400",
+        "--write_buffer_size=1000000",
+        "--compression_type=none",
+    ]);
+    command.args(["--target_file_size_base=1000000", "--verify_checksum=true", "--seed=7"]);
+    command
+}
+
+#[test]
+fn what_databases_do_at_random_is_right_by_a_model() {
+    if !can_build() {
+        return;
+    }
+    // Both ways of values: in tables, and in blob files.
+    for seed in ["1", "2"] {
+        let dir = disk_dir();
+        let said = succeeded(&mut story(dir.path(), &[seed, "3000"]));
+        assert!(said.ends_with("right\n"), "seed {seed}: {said}");
+        let (resident, all) = resident_tables(&dir.path().join("db"));
+        assert!(all > 0 && resident == 0, "seed {seed}: {resident} of {all} bytes of tables are resident");
+    }
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_kills() {
+    if !can_build() {
+        return;
+    }
+    let dir = disk_dir();
+    let mut last = 0;
+    for round in 0..5 {
+        let mut writer = story(dir.path(), &["write"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
+        let until = Instant::now() + Duration::from_millis(300 + 70 * round);
+        // Some at least, however slow the disk is.
+        for nth in 0.. {
+            last = lines.next().expect("it writes").unwrap().parse().unwrap();
+            if nth > 20 && Instant::now() > until {
+                break;
+            }
+        }
+        writer.kill().unwrap();
+        last = lines.map_while(Result::ok).filter_map(|line| line.parse().ok()).last().unwrap_or(last);
+        writer.wait().unwrap();
+        let said = succeeded(&mut story(dir.path(), &["check", &u64::to_string(&last)]));
+        assert!(said.ends_with("right\n"), "round {round}, {last}: {said}");
+    }
+    succeeded(
+        preloaded("ldb").arg("checkconsistency").arg(format!("--db={}", dir.path().join("db").display())),
+    );
+}
+
+#[test]
+fn an_unmodified_program_takes_it_by_a_uri() {
+    if !can_build() {
+        return;
+    }
+    let dir = disk_dir();
+    let said = succeeded(
+        db_bench(dir.path(), "fillrandom,compact,readrandom,multireadrandom").arg(format!("--fs_uri={URI}")),
+    );
+    assert!(said.contains("multireadrandom"), "{said}");
+    let (resident, all) = resident_tables(dir.path());
+    assert!(all > 1_000_000 && resident == 0, "{resident} of {all} bytes of tables are resident");
+    let checked =
+        succeeded(preloaded("ldb").args(["checkconsistency"]).arg(format!("--db={}", dir.path().display())));
+    assert!(checked.contains("OK"), "{checked}");
+}
+
+#[test]
+fn a_program_without_a_uri_takes_it_by_the_environment() {
+    if !can_build() {
+        return;
+    }
+    let dir = disk_dir();
+    // By its own file system first: tables are resident then.
+    succeeded(db_bench(dir.path(), "fillrandom,compact").env_remove("LD_PRELOAD"));
+    let (before, all) = resident_tables(dir.path());
+    assert!(before > all / 2, "{before} of {all} bytes were resident");
+    let mut read = db_bench(dir.path(), "readrandom,compact");
+    succeeded(read.arg("--use_existing_db").env("PAGEKEEPER_ROCKSDB", "all"));
+    let (after, all) = resident_tables(dir.path());
+    assert!(all > 0 && after == 0, "{after} of {all} bytes stay");
+
+    let mut wrong = db_bench(dir.path(), "readrandom");
+    let said = succeeded(wrong.arg("--use_existing_db").env("PAGEKEEPER_ROCKSDB", "pagekeeper://?cash=1"));
+    assert!(
+        said.contains("PAGEKEEPER_ROCKSDB=pagekeeper://?cash=1 is not used: \"cash=1\" is no setting"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_setting_that_is_none_is_refused_in_words() {
+    if !can_build() {
+        return;
+    }
+    let dir = disk_dir();
+    for (uri, wanted) in [
+        ("pagekeeper://?cache=much", "\"cache=much\" is no setting"),
+        ("pagekeeper://?cache=1", "1 bytes of memory are too few"),
+        ("pagekeeper://?page=5000", "a page of 5000 bytes"),
+    ] {
+        let output = db_bench(dir.path(), "readrandom").arg(format!("--fs_uri={uri}")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{uri}: {said}");
+    }
+}

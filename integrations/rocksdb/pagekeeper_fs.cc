@@ -1,0 +1,147 @@
+#include "pagekeeper_fs.h"
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <pagekeeper.h>
+
+#include "status.h"
+#include "table_reader.h"
+#include "table_writer.h"
+
+namespace pagekeeper_rocksdb {
+namespace {
+
+using rocksdb::FileOptions;
+using rocksdb::FileSystem;
+using rocksdb::IODebugContext;
+using rocksdb::IOStatus;
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Files that are written once and never changed: tables and blobs.
+bool is_table(const std::string& path) { return ends_with(path, ".sst") || ends_with(path, ".blob") || ends_with(path, ".ldb"); }
+
+// The process's caches, by their settings; they live as long as it does: RocksDB's own statics may outlive any owner here.
+IOStatus shared_cache(const Settings& settings, pk_cache** cache) {
+  static std::mutex mutex;
+  static auto* caches = new std::map<std::tuple<uint64_t, uint32_t>, pk_cache*>();
+  std::lock_guard<std::mutex> lock(mutex);
+  pk_cache*& found = (*caches)[{settings.cache_bytes, settings.page_bytes}];
+  if (found == nullptr) {
+    pk_cache_options options = PK_CACHE_OPTIONS_INIT;
+    options.memory = settings.cache_bytes;
+    options.page_size = settings.page_bytes;
+    pk_cache* made = nullptr;
+    const pk_status status = pk_cache_open(&options, &made);
+    if (status != PK_OK) return to_status(status, "pagekeeper's cache");
+    found = made;
+  }
+  *cache = found;
+  return IOStatus::OK();
+}
+
+class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
+ public:
+  PagekeeperFileSystem(const Settings& settings, pk_cache* cache, const std::shared_ptr<FileSystem>& target)
+      : rocksdb::FileSystemWrapper(target), settings_(settings), cache_(cache) {}
+
+  static const char* kClassName() { return "pagekeeper"; }
+  const char* Name() const override { return kClassName(); }
+
+  IOStatus NewRandomAccessFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
+                               IODebugContext* dbg) override {
+    // A reader that asked for mappings gets them: it keeps what they point to.
+    if (!is_table(path) || options.use_mmap_reads) return target()->NewRandomAccessFile(path, options, file, dbg);
+    IOStatus opened = open_table(cache_, path, file);
+    // In a child of fork, or where the cache can't have the file: as if it was not here.
+    if (opened.ok() || opened.IsPathNotFound()) return opened;
+    return target()->NewRandomAccessFile(path, options, file, dbg);
+  }
+
+  IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file,
+                           IODebugContext* dbg) override {
+    if (!is_table(path) || !settings_.bulk_writes || options.use_mmap_writes) return target()->NewWritableFile(path, options, file, dbg);
+    IOStatus made = create_table(path, options, file);
+    if (!made.IsNoSpace() && !made.ok() && target()->FileExists(path, options.io_options, dbg).ok()) {
+      // It replaces what is there, as the default one does; readers of the old one keep it.
+      IOStatus removed = target()->DeleteFile(path, options.io_options, dbg);
+      if (!removed.ok()) return removed;
+      made = create_table(path, options, file);
+    }
+    return made;
+  }
+
+  IOStatus Poll(std::vector<void*>& handles, size_t) override { return poll_reads(handles); }
+  IOStatus AbortIO(std::vector<void*>& handles) override { return abort_reads(handles); }
+
+ private:
+  Settings settings_;
+  pk_cache* cache_;
+};
+
+// "64m", "2g", "4096".
+bool parse_size(const std::string& text, uint64_t* bytes) {
+  size_t end = 0;
+  unsigned long long number = 0;
+  if (text.empty() || text[0] < '0' || text[0] > '9') return false;
+  try {
+    number = std::stoull(text, &end);
+  } catch (const std::exception&) {
+    return false;
+  }
+  unsigned shift = 0;
+  const std::string unit = text.substr(end);
+  if (unit == "k" || unit == "K") shift = 10;
+  else if (unit == "m" || unit == "M") shift = 20;
+  else if (unit == "g" || unit == "G") shift = 30;
+  else if (!unit.empty()) return false;
+  if (number > (UINT64_MAX >> shift)) return false;
+  *bytes = static_cast<uint64_t>(number) << shift;
+  return true;
+}
+
+}  // namespace
+
+bool Settings::parse(const std::string& uri, Settings* settings, std::string* why) {
+  const std::string scheme = "pagekeeper://";
+  if (uri.compare(0, scheme.size(), scheme) != 0) {
+    *why = "no pagekeeper:// URI";
+    return false;
+  }
+  std::string rest = uri.substr(scheme.size());
+  if (!rest.empty() && rest[0] == '?') rest.erase(0, 1);
+  while (!rest.empty()) {
+    const size_t end = rest.find('&');
+    const std::string part = rest.substr(0, end);
+    rest = end == std::string::npos ? "" : rest.substr(end + 1);
+    const size_t equals = part.find('=');
+    const std::string name = part.substr(0, equals), value = equals == std::string::npos ? "" : part.substr(equals + 1);
+    uint64_t bytes = 0;
+    if (name == "cache" && parse_size(value, &bytes)) {
+      settings->cache_bytes = bytes;
+    } else if (name == "page" && parse_size(value, &bytes) && bytes <= 65536) {
+      settings->page_bytes = static_cast<uint32_t>(bytes);
+    } else if (name == "write" && (value == "direct" || value == "plain")) {
+      settings->bulk_writes = value == "direct";
+    } else {
+      *why = "\"" + part + "\" is no setting: cache=2g, page=4k to 64k, write=direct or plain";
+      return false;
+    }
+  }
+  return true;
+}
+
+IOStatus make_file_system(const Settings& settings, const std::shared_ptr<FileSystem>& target, std::unique_ptr<FileSystem>* made) {
+  pk_cache* cache = nullptr;
+  IOStatus opened = shared_cache(settings, &cache);
+  if (opened.ok()) *made = std::make_unique<PagekeeperFileSystem>(settings, cache, target);
+  return opened;
+}
+
+}  // namespace pagekeeper_rocksdb

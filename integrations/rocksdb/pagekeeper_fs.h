@@ -1,0 +1,32 @@
+// A RocksDB FileSystem whose table files are read through pagekeeper's page cache and written past the kernel's.
+//
+// It stands before another file system (the default one), to which goes all that is not a table or blob file: WAL, MANIFEST, locks,
+// directories. Table files never change once they are written, which is what the page cache asks for. One that was replaced under its
+// name (numbers are used again, files are ingested) is known by its inode, length and time of change, and is opened anew.
+//
+// How it fails: as RocksDB expects, by an IOStatus with the path and the system's error. A read of a table whose page cache can't be had goes to the
+// file system below.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <rocksdb/file_system.h>
+
+namespace pagekeeper_rocksdb {
+
+// What a URI asks for: "pagekeeper://?cache=2g&page=4096&write=direct".
+struct Settings {
+  uint64_t cache_bytes = uint64_t{256} << 20;
+  uint32_t page_bytes = 0;  // pagekeeper's default
+  bool bulk_writes = true;
+
+  // False, and why, where the URI has something that is no setting.
+  static bool parse(const std::string& uri, Settings* settings, std::string* why);
+};
+
+// A file system with these settings before `target`. All of a process that are made with the same settings share one page cache.
+rocksdb::IOStatus make_file_system(const Settings& settings, const std::shared_ptr<rocksdb::FileSystem>& target,
+                                   std::unique_ptr<rocksdb::FileSystem>* made);
+
+}  // namespace pagekeeper_rocksdb

@@ -1,0 +1,15 @@
+// Table files, written past the kernel's page cache.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <rocksdb/file_system.h>
+
+namespace pagekeeper_rocksdb {
+
+// Creates a table file, which must not be there.
+rocksdb::IOStatus create_table(const std::string& path, const rocksdb::FileOptions& options,
+                               std::unique_ptr<rocksdb::FSWritableFile>* file);
+
+}  // namespace pagekeeper_rocksdb

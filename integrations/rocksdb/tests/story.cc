@@ -1,0 +1,256 @@
+// A RocksDB over pagekeeper's file system, compared with a model in memory. `story URI DIRECTORY SEED` does what databases do, at random: it ends with
+// "right". `story URI DIRECTORY write` commits with syncs until it is killed, and prints each number that was acknowledged; `story URI DIRECTORY check
+// LAST` looks whether all up to that are there.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/sst_file_writer.h>
+#include <rocksdb/table.h>
+#include <rocksdb/utilities/backup_engine.h>
+#include <rocksdb/utilities/checkpoint.h>
+
+namespace {
+
+using rocksdb::Status;
+
+void check(const Status& status, const char* what) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s: %s\n", what, status.ToString().c_str());
+  std::exit(1);
+}
+
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+struct World {
+  std::string directory;
+  std::unique_ptr<rocksdb::Env> env;
+  rocksdb::Options options;
+  std::unique_ptr<rocksdb::DB> db;
+  std::map<std::string, std::string> model;
+  std::mt19937_64 random;
+
+  World(const std::string& uri, const std::string& directory, uint64_t seed) : directory(directory), random(seed) {
+    std::shared_ptr<rocksdb::FileSystem> files;
+    check(rocksdb::FileSystem::CreateFromString(rocksdb::ConfigOptions(), uri, &files), "the file system");
+    env = rocksdb::NewCompositeEnv(files);
+    options.env = env.get();
+    options.create_if_missing = true;
+    options.write_buffer_size = 256 << 10;
+    options.target_file_size_base = 256 << 10;
+    options.level0_file_num_compaction_trigger = 2;
+    options.max_bytes_for_level_base = 1 << 20;
+    options.compression = rocksdb::kNoCompression;
+    options.recycle_log_file_num = 2;
+    options.paranoid_checks = true;
+    options.enable_blob_files = seed % 2 == 1;
+    options.min_blob_size = 300;
+    rocksdb::BlockBasedTableOptions table;
+    table.block_cache = rocksdb::NewLRUCache(64 << 10);
+    options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  }
+
+  void open(const std::string& name = "db") {
+    rocksdb::DB* opened = nullptr;
+    check(rocksdb::DB::Open(options, directory + "/" + name, &opened), "open");
+    db.reset(opened);
+  }
+
+  uint64_t below(uint64_t end) { return random() % end; }
+
+  std::string key() {
+    char text[16];
+    std::snprintf(text, sizeof text, "key%05llu", static_cast<unsigned long long>(below(20000)));
+    return text;
+  }
+
+  std::string value() { return std::string(below(800), static_cast<char>('a' + below(26))) + std::to_string(random()); }
+
+  void compare(rocksdb::DB* with) {
+    rocksdb::ReadOptions read;
+    read.verify_checksums = true;
+    read.async_io = below(2) == 0;
+    read.readahead_size = below(2) == 0 ? 0 : 1 << 20;
+    std::unique_ptr<rocksdb::Iterator> found(with->NewIterator(read));
+    auto wanted = model.begin();
+    for (found->SeekToFirst(); found->Valid(); found->Next(), ++wanted) {
+      require(wanted != model.end(), "more than was put");
+      require(found->key() == wanted->first && found->value() == wanted->second, "another value than was put");
+    }
+    check(found->status(), "iterate");
+    require(wanted == model.end(), "less than was put");
+  }
+
+  void get_many() {
+    std::vector<std::string> keys(1 + below(64));
+    for (auto& one : keys) one = key();
+    std::vector<rocksdb::Slice> slices(keys.begin(), keys.end());
+    std::vector<rocksdb::PinnableSlice> values(keys.size());
+    std::vector<Status> statuses(keys.size());
+    rocksdb::ReadOptions read;
+    read.async_io = below(2) == 0;
+    db->MultiGet(read, db->DefaultColumnFamily(), slices.size(), slices.data(), values.data(), statuses.data());
+    for (size_t nth = 0; nth < keys.size(); nth++) {
+      const auto wanted = model.find(keys[nth]);
+      if (wanted == model.end()) {
+        require(statuses[nth].IsNotFound(), "a key that was not put");
+      } else {
+        check(statuses[nth], "get many");
+        require(values[nth] == wanted->second, "many: another value than was put");
+      }
+    }
+  }
+
+  // A file made elsewhere, taken in: it gets a name that a file before it may have had.
+  void ingest() {
+    const std::string path = directory + "/ingested.sst";
+    std::map<std::string, std::string> more;
+    for (int nth = 0; nth < 200; nth++) more[key()] = value();
+    rocksdb::SstFileWriter writer(rocksdb::EnvOptions(), options);
+    check(writer.Open(path), "open a table");
+    for (const auto& [key, value] : more) check(writer.Put(key, value), "write a table");
+    check(writer.Finish(), "finish a table");
+    rocksdb::IngestExternalFileOptions how;
+    how.move_files = below(2) == 0;
+    how.write_global_seqno = below(2) == 0;
+    check(db->IngestExternalFile({path}, how), "ingest");
+    env->DeleteFile(path);
+    for (auto& [key, value] : more) model[key] = value;
+  }
+
+  void checkpoint() {
+    rocksdb::Checkpoint* made = nullptr;
+    check(rocksdb::Checkpoint::Create(db.get(), &made), "a checkpoint");
+    std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+    const std::string path = directory + "/checkpoint";
+    check(checkpoint->CreateCheckpoint(path), "make a checkpoint");
+    rocksdb::DB* opened = nullptr;
+    check(rocksdb::DB::Open(options, path, &opened), "open the checkpoint");
+    std::unique_ptr<rocksdb::DB> copy(opened);
+    compare(copy.get());
+    copy.reset();
+    check(rocksdb::DestroyDB(path, options), "remove the checkpoint");
+  }
+
+  void backup() {
+    rocksdb::BackupEngine* made = nullptr;
+    rocksdb::BackupEngineOptions how(directory + "/backup");
+    check(rocksdb::BackupEngine::Open(env.get(), how, &made), "a backup");
+    std::unique_ptr<rocksdb::BackupEngine> backup(made);
+    check(backup->CreateNewBackup(db.get(), true), "make a backup");
+    std::vector<rocksdb::BackupInfo> made_so_far;
+    backup->GetBackupInfo(&made_so_far);
+    check(backup->VerifyBackup(made_so_far.back().backup_id, true), "verify the backup");
+    check(backup->RestoreDBFromLatestBackup(directory + "/restored", directory + "/restored"), "restore");
+    rocksdb::DB* opened = nullptr;
+    check(rocksdb::DB::Open(options, directory + "/restored", &opened), "open what was restored");
+    std::unique_ptr<rocksdb::DB> copy(opened);
+    compare(copy.get());
+    copy.reset();
+    check(rocksdb::DestroyDB(directory + "/restored", options), "remove what was restored");
+    check(backup->PurgeOldBackups(1), "purge backups");
+  }
+
+  void step() {
+    rocksdb::WriteOptions write;
+    switch (below(1000)) {
+      case 0: return checkpoint();
+      case 1: return backup();
+      case 2:
+      case 3: return ingest();
+      case 4: return check(db->Flush(rocksdb::FlushOptions()), "flush");
+      case 5: return check(db->CompactRange(rocksdb::CompactRangeOptions(), nullptr, nullptr), "compact");
+      case 6: return compare(db.get());
+      case 7: return check(db->VerifyChecksum(), "verify");
+      case 8:
+        // Opened again, with the same files.
+        db.reset();
+        return open();
+      default: break;
+    }
+    const std::string at = key();
+    switch (below(8)) {
+      case 0: {
+        check(db->Delete(write, at), "delete");
+        model.erase(at);
+        return;
+      }
+      case 1: return get_many();
+      case 2: {
+        std::string found;
+        const Status status = db->Get(rocksdb::ReadOptions(), at, &found);
+        const auto wanted = model.find(at);
+        require(wanted == model.end() ? status.IsNotFound() : status.ok() && found == wanted->second, "get: another value");
+        return;
+      }
+      default: {
+        const std::string put = value();
+        check(db->Put(write, at, put), "put");
+        model[at] = put;
+      }
+    }
+  }
+};
+
+std::string of_number(uint64_t number) { return std::string(number % 3000, 'x') + std::to_string(number); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const std::string mode = argv[3];
+  if (mode == "write") {
+    World world(argv[1], argv[2], 1);
+    world.open();
+    rocksdb::WriteOptions sync;
+    sync.sync = true;
+    std::string last;
+    uint64_t number = world.db->Get(rocksdb::ReadOptions(), "last", &last).ok() ? std::stoull(last) + 1 : 1;
+    for (;; number++) {
+      rocksdb::WriteBatch batch;
+      batch.Put("number" + std::to_string(number % 5000), of_number(number));
+      batch.Put("last", std::to_string(number));
+      check(world.db->Write(sync, &batch), "write");
+      std::printf("%llu\n", static_cast<unsigned long long>(number));
+      std::fflush(stdout);
+    }
+  }
+  if (mode == "check") {
+    World world(argv[1], argv[2], 1);
+    world.open();
+    std::string last;
+    check(world.db->Get(rocksdb::ReadOptions(), "last", &last), "the last");
+    const uint64_t end = std::stoull(last), acknowledged = std::stoull(argv[4]);
+    require(end >= acknowledged, "acknowledged, and lost");
+    for (uint64_t number = end > 5000 ? end - 4999 : 1; number <= end; number++) {
+      std::string found;
+      check(world.db->Get(rocksdb::ReadOptions(), "number" + std::to_string(number % 5000), &found), "a number");
+      require(found == of_number(number), "another value than was written");
+    }
+    check(world.db->VerifyChecksum(), "verify");
+    std::printf("right\n");
+    return 0;
+  }
+  World world(argv[1], argv[2], std::stoull(mode));
+  world.open();
+  const int steps = argc > 4 ? std::atoi(argv[4]) : 20000;
+  for (int nth = 0; nth < steps; nth++) world.step();
+  world.compare(world.db.get());
+  world.db.reset();
+  world.open();
+  world.compare(world.db.get());
+  std::printf("right\n");
+  return 0;
+}

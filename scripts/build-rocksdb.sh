@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# librocksdb_pagekeeper.so, in a directory, against the RocksDB whose headers are installed. `build-rocksdb.sh DIRECTORY [PROFILE]`. Needs a C++
+# compiler and RocksDB's headers (Debian: g++ librocksdb-dev) beside Rust.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${CARGO_TARGET_DIR:-target}
+to=${1:?a directory to build it in}
+profile=${2:-release}
+
+if [ -z "${ROCKSDB_INCLUDE:-}" ] && [ ! -e /usr/include/rocksdb/file_system.h ]; then
+    echo "RocksDB's headers are missing: apt-get install librocksdb-dev, or set ROCKSDB_INCLUDE" >&2
+    exit 1
+fi
+laid_out=$target/capi-$profile
+scripts/build-capi.sh "$laid_out" "$profile"
+mkdir -p "$to"
+"${CXX:-c++}" -std=c++17 -O2 -g -fPIC -shared -fvisibility-inlines-hidden -Wall -Wextra ${ROCKSDB_INCLUDE:+-I"$ROCKSDB_INCLUDE"} -I"$laid_out/include" \
+    integrations/rocksdb/*.cc -o "$to/librocksdb_pagekeeper.so" \
+    -Wl,-soname,librocksdb_pagekeeper.so -Wl,--exclude-libs,libpagekeeper.a -Wl,-z,defs \
+    "$laid_out/lib/libpagekeeper.a" -lrocksdb -lgcc_s -lpthread -lm -ldl
