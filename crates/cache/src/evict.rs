@@ -43,15 +43,18 @@ impl Pool {
             let state = &mut *state;
             self.collect(state, readers);
             let batch = state.s3fifo.batch();
-            if state.evicting || state.free.len() >= batch {
-                return !state.free.is_empty();
+            if state.evicting || state.free.len(state.limit) >= batch {
+                return !state.free.is_empty(state.limit);
             }
             // A reader that is stopped for long must not retire the whole cache.
             let waiting: usize = state.retired.iter().map(|batch| batch.frames.len()).sum();
-            let enough =
-                if state.free.is_empty() { ((state.limit / share) as usize).max(batch) } else { batch };
+            let enough = if state.free.is_empty(state.limit) {
+                ((state.limit / share) as usize).max(batch)
+            } else {
+                batch
+            };
             if waiting >= enough {
-                return !state.free.is_empty();
+                return !state.free.is_empty(state.limit);
             }
             state.evicting = true;
             state.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
@@ -65,7 +68,7 @@ impl Pool {
         let mut state = self.lock();
         state.evicting = false;
         self.collect(&mut state, readers);
-        !state.free.is_empty()
+        !state.free.is_empty(state.limit)
     }
 
     /// Takes some pages of closed files out, so that files that come and go without anyone in need of room leave nothing
@@ -213,7 +216,7 @@ impl Pool {
             state.queues.set(frame, FramePlace::OnLoan, None);
         } else {
             state.queues.set(frame, FramePlace::Free, None);
-            state.free.push(frame);
+            state.free.put(frame);
         }
     }
 }

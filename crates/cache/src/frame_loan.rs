@@ -119,17 +119,18 @@ impl Pool {
         let before = state.limit;
         if frames > before {
             state.limit = before.saturating_add(AT_ONCE).min(frames);
-            for frame in (before..state.limit).rev() {
+            // Those that were never used are there by the limit alone.
+            for frame in (before..state.limit.min(state.free.first_unused())).rev() {
                 if state.queues.frame(frame).place == FramePlace::OnLoan {
                     state.queues.set(frame, FramePlace::Free, None);
-                    state.free.push(frame);
+                    state.free.put(frame);
                 }
             }
         } else if frames < before {
             let end = before.saturating_sub(AT_ONCE).max(frames);
             state.limit = end;
-            state.free.retain(|&frame| frame < end);
-            for frame in end..before {
+            state.free.keep_below(end);
+            for frame in end..before.min(state.free.first_unused()) {
                 self.loan(state, frame);
             }
         }

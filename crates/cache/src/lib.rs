@@ -119,6 +119,7 @@ mod fast_path;
 mod file;
 mod frame_loan;
 mod frames;
+mod free_frames;
 mod future;
 mod guard;
 mod handle;

@@ -87,7 +87,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 // There is nothing for loom in these.
-use crate::{entry, error, queues, s3fifo};
+use crate::{entry, error, free_frames, queues, s3fifo};
 
 use readers::Slot;
 use world::World;

@@ -34,11 +34,12 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use super::arena::Arena;
 use super::entry::{EntryState, PageEntry, Queue};
 use super::error::Error;
+use super::free_frames::FreeFrames;
 use super::page_table::PageTable;
 use super::queues::{FramePlace, Queues};
 use super::readers::GracePeriod;
 use super::s3fifo::S3Fifo;
-use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering};
+use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, counters};
 use super::waiter::Waiter;
 
 /// How a caller that finds a page on its way wants to go on.
@@ -125,8 +126,8 @@ pub(super) struct RetiredBatch {
 pub(super) struct PoolState {
     pub(super) queues: Queues,
     pub(super) s3fifo: S3Fifo,
-    /// Ready for use; the last one goes first.
-    pub(super) free: Vec<u32>,
+    /// Ready for use.
+    pub(super) free: FreeFrames,
     /// Frames from this one on are on loan, or will be when they are free.
     pub(super) limit: u32,
     /// Taken out of their entries, with no grace period begun yet.
@@ -179,8 +180,7 @@ impl Pool {
         let state = PoolState {
             queues: Queues::new(frames),
             s3fifo: S3Fifo::new(frames),
-            // Frames are first used from the lowest on, so that those to be loaned are the last to be touched.
-            free: (0..frames).rev().collect(),
+            free: FreeFrames::new(frames),
             limit: frames,
             removed: Vec::new(),
             retired: VecDeque::new(),
@@ -194,7 +194,7 @@ impl Pool {
             evicting: false,
             counts: Counts::default(),
         };
-        let pins = (0..frames).map(|_| AtomicU32::new(0)).collect();
+        let pins = counters(frames as usize);
         Self {
             arena,
             pins,
@@ -254,7 +254,7 @@ impl Pool {
                 waiter
             })),
             EntryState::Absent(evicted) => {
-                let Some(frame) = state.free.pop() else { return Begin::Full };
+                let Some(frame) = state.free.take(state.limit) else { return Begin::Full };
                 let queue = state.s3fifo.admit(evicted, state.queues.len(Queue::Small));
                 state.queues.set(frame, FramePlace::Loading, Some((file.number, page)));
                 if file.enters(page) {
@@ -271,7 +271,8 @@ impl Pool {
     pub(super) fn is_short(&self, state: &PoolState) -> bool {
         let low = state.s3fifo.batch() / 4;
         !state.evicting
-            && (state.free.len() < low || state.limit as usize > self.usable_frames(state) as usize + low)
+            && (state.free.len(state.limit) < low
+                || state.limit as usize > self.usable_frames(state) as usize + low)
     }
 
     /// Adds one who waits for a page that the caller itself has begun to load.

@@ -37,6 +37,9 @@ pub(crate) struct Frame {
     pub(crate) place: FramePlace,
 }
 
+/// A frame that was never used.
+const UNUSED: Frame = Frame { file: 0, page: 0, prev: NONE, next: NONE, place: FramePlace::Free };
+
 #[derive(Debug, Clone, Copy)]
 struct List {
     front: u32,
@@ -47,6 +50,7 @@ struct List {
 /// All frames, and the two queues.
 #[derive(Debug)]
 pub(crate) struct Queues {
+    /// Of the frames that were ever used, which are the lowest: memory is touched as they are.
     frames: Vec<Frame>,
     small: List,
     main: List,
@@ -54,18 +58,25 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new(frames: u32) -> Self {
-        let free = Frame { file: 0, page: 0, prev: NONE, next: NONE, place: FramePlace::Free };
         let empty = List { front: NONE, back: NONE, len: 0 };
-        Self { frames: vec![free; frames as usize], small: empty, main: empty }
+        Self { frames: Vec::with_capacity(frames as usize), small: empty, main: empty }
     }
 
     pub(crate) fn frame(&self, frame: u32) -> &Frame {
-        &self.frames[frame as usize]
+        self.frames.get(frame as usize).unwrap_or(&UNUSED)
+    }
+
+    fn frame_mut(&mut self, frame: u32) -> &mut Frame {
+        let index = frame as usize;
+        if index >= self.frames.len() {
+            self.frames.resize(index + 1, UNUSED);
+        }
+        &mut self.frames[index]
     }
 
     /// Says where a frame is that is in no queue, and of which page it is.
     pub(crate) fn set(&mut self, frame: u32, place: FramePlace, of: Option<(u64, u32)>) {
-        let this = &mut self.frames[frame as usize];
+        let this = self.frame_mut(frame);
         debug_assert!(!matches!(this.place, FramePlace::Queued(_)), "frame {frame} is in a queue");
         debug_assert!(!matches!(place, FramePlace::Queued(_)), "use push");
         this.place = place;
@@ -98,7 +109,7 @@ impl Queues {
         } else {
             self.frames[before as usize].next = frame;
         }
-        let this = &mut self.frames[frame as usize];
+        let this = self.frame_mut(frame);
         debug_assert!(!matches!(this.place, FramePlace::Queued(_)), "frame {frame} is in a queue already");
         (this.prev, this.next, this.place) = (before, NONE, FramePlace::Queued(queue));
     }
@@ -118,7 +129,7 @@ impl Queues {
     ///
     /// If it is in none.
     pub(crate) fn remove(&mut self, frame: u32) -> Queue {
-        let Frame { prev, next, place, .. } = self.frames[frame as usize];
+        let Frame { prev, next, place, .. } = *self.frame(frame);
         let FramePlace::Queued(queue) = place else { panic!("frame {frame} is in no queue: {place:?}") };
         if prev == NONE {
             self.list(queue).front = next;

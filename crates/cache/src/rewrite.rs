@@ -46,7 +46,7 @@ impl Pool {
         let mut state = self.lock();
         let state = &mut *state;
         file.table.entry(page)?;
-        let frame = state.free.pop()?;
+        let frame = state.free.take(state.limit)?;
         state.queues.set(frame, FramePlace::Detached, Some((file.number, page)));
         let short = self.is_short(state);
         // Which queue it goes to and what the entry was are known when it is installed.

@@ -6,3 +6,5 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 pub(crate) use crate::sys::barrier::Barrier;
+/// So many counts of 0, which take up memory as they are first used.
+pub(crate) use crate::sys::memory::zeros as counters;

@@ -337,3 +337,23 @@ fn a_budget_that_can_not_be_had_changes_nothing() {
     cache.set_memory(16 * MIB).unwrap();
     assert_eq!(cache.capacity_pages(), pages);
 }
+
+#[test]
+fn a_large_cache_takes_up_its_records_as_it_fills() {
+    alone("a_large_cache_takes_up_its_records_as_it_fills", || {
+        const LARGE: u64 = 64 << 30;
+        let disk = SimDisk::new();
+        disk.create_patterned("/one", 8 * MIB, 1).unwrap();
+        let mut buf = vec![1; 1 << 20];
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        before.check_since(0, "made");
+        let one = cache.open("/one").unwrap();
+        for offset in (0..one.len()).step_by(buf.len()) {
+            one.read_at(offset, &mut buf).unwrap();
+        }
+        before.check_since(9 * MIB, "of a file");
+        drop(one);
+        before.check_since(9 * MIB, "that is closed");
+    });
+}

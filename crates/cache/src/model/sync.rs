@@ -24,6 +24,11 @@ impl Barrier {
     }
 }
 
+/// So many counts of 0.
+pub(crate) fn counters(len: usize) -> Box<[AtomicU32]> {
+    (0..len).map(|_| AtomicU32::new(0)).collect()
+}
+
 /// Loom's, but for one thing.
 ///
 /// Loom does not know that no store comes between what a compare-and-swap found and what it stored: it would let the

@@ -322,7 +322,8 @@ impl World {
         let queued = |frame: &u32| matches!(state.queues.frame(*frame).place, FramePlace::Queued(_));
         assert!(frames.iter().all(queued), "pages in frames that are in no queue");
         assert!(state.retired.is_empty() && state.held.is_empty(), "nobody reads them");
-        frames.extend(state.free.iter().chain(&state.removed));
+        frames.extend(state.free.used().iter().chain(&state.removed));
+        frames.extend(state.free.first_unused()..self.frames);
         frames
             .extend((0..self.frames).filter(|&frame| state.queues.frame(frame).place == FramePlace::OnLoan));
         frames.sort_unstable();
