@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
-use pagekeeper_testing::{disk_dir, skip};
+use pagekeeper_testing::{Mounted, disk_dir, skip};
 
 const URI: &str = "pagekeeper://?cache=2m";
 
@@ -140,6 +140,30 @@ fn what_was_acknowledged_is_there_after_kills() {
     succeeded(
         preloaded("ldb").arg("checkconsistency").arg(format!("--db={}", dir.path().join("db").display())),
     );
+}
+
+#[test]
+fn a_full_disk_is_an_error_in_words_and_nothing_acknowledged_is_lost() {
+    if !can_build() {
+        return;
+    }
+    let Some(mounted) = Mounted::new("xfs") else { return };
+    let (filler, directory) = (mounted.path().join("filler"), mounted.path().join("data"));
+    std::fs::create_dir(&directory).unwrap();
+    // As much as there is, but for a few MiB.
+    let free = rustix::fs::statvfs(mounted.path()).unwrap();
+    let taken = free.f_bavail * free.f_frsize - (12 << 20);
+    let file = std::fs::File::create(&filler).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, taken).unwrap();
+    let output = story(&directory, &["write"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("No space left on device"), "{said}");
+    let acknowledged = String::from_utf8_lossy(&output.stdout);
+    let last = acknowledged.lines().last().expect("some were acknowledged before").to_owned();
+    drop(file);
+    std::fs::remove_file(&filler).unwrap();
+    let said = succeeded(&mut story(&directory, &["check", &last]));
+    assert!(said.ends_with("right\n"), "{said}");
 }
 
 #[test]
