@@ -15,7 +15,7 @@ use std::ops::{Deref, DerefMut, Range};
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::snapshots::Needed;
-use super::sync::{AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
+use super::sync::{AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
 use crate::version::{Content, Version};
 use crate::{PageNo, Seq};
 
@@ -76,16 +76,19 @@ impl Drop for Changing<'_> {
 pub(crate) struct Index {
     shards: Box<[Shard]>,
     bytes: AtomicU64,
+    /// Recovery found a page that can only be put together with what the data file has of it. Without one nobody has to search for them.
+    has_based: AtomicBool,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        let shard = |_| Shard { pages: RwLock::new(Pages::new()), len: AtomicU64::new(0) };
+        let shards = (0..SHARDS).map(shard).collect();
+        Self { shards, bytes: AtomicU64::new(0), has_based: AtomicBool::new(false) }
+    }
 }
 
 impl Index {
-    /// With room for so many pages from the start.
-    pub(crate) fn with_room_for(pages: usize) -> Self {
-        let pages = |_| RwLock::new(HashMap::with_capacity(pages.div_ceil(SHARDS)));
-        let shard = |at| Shard { pages: pages(at), len: AtomicU64::new(0) };
-        Self { shards: (0..SHARDS).map(shard).collect(), bytes: AtomicU64::new(0) }
-    }
-
     fn shard(&self, page: PageNo) -> &Shard {
         // Neighbours in different shards.
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
@@ -196,22 +199,25 @@ impl Index {
     /// Adds what recovery found: the change is done to what was found before.
     pub(crate) fn replay(&self, page: PageNo, seq: Seq, change: crate::format::entry::Change) {
         let mut shard = self.write(page);
-        let versions = shard.entry(page).or_default();
-        let before = versions.pop();
-        let mut replay = match before {
-            Some(before) => {
-                self.shrunk(&before);
-                match before.content {
-                    Content::Replay(replay) => std::sync::Arc::unwrap_or_clone(replay),
-                    Content::Whole(_) => unreachable!("nothing is read while the journal is"),
-                }
-            }
-            None => crate::version::Replay::default(),
+        // Most pages have one version until they are applied.
+        let versions = shard.entry(page).or_insert_with(|| Vec::with_capacity(1));
+        if versions.is_empty() {
+            let content = Content::Replay(std::sync::Arc::default());
+            versions.push(Version { seq, applied: false, content });
+        } else if let Some(before) = versions.last() {
+            self.shrunk(before);
+        }
+        let Some(version) = versions.last_mut() else { return };
+        let Content::Replay(replay) = &mut version.content else {
+            unreachable!("nothing is read while the journal is");
         };
+        let replay = std::sync::Arc::make_mut(replay);
         replay.push(change);
-        let version = Version { seq, applied: false, content: Content::Replay(replay.into()) };
-        self.grown(&version);
-        versions.push(version);
+        if replay.needs_base() {
+            self.has_based.store(true, Ordering::Relaxed);
+        }
+        version.seq = seq;
+        self.grown(version);
     }
 
     /// A replay was put together.
@@ -294,16 +300,17 @@ impl Index {
     pub(crate) fn needs_bases(&self) -> bool {
         let needs =
             |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
-        self.shards.iter().any(|shard| {
-            let shard = shard.read();
-            shard.values().flatten().any(needs)
-        })
+        let has = |shard: &Shard| shard.read().values().flatten().any(needs);
+        self.has_based.load(Ordering::Relaxed) && self.shards.iter().any(has)
     }
 
     /// Pages that can only be put together with what the data file has of them, each with the checksums of the versions that it may have
     /// of them by now.
     pub(crate) fn diffed(&self) -> Vec<(PageNo, Vec<u32>)> {
         let mut found = Vec::new();
+        if !self.has_based.load(Ordering::Relaxed) {
+            return found;
+        }
         for shard in &self.shards {
             for (page, versions) in shard.read().iter() {
                 for version in versions {

@@ -67,7 +67,7 @@ impl World {
     /// The data file has commit 1.
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            index: Index::with_room_for(0),
+            index: Index::default(),
             snapshots: Snapshots::new(1, Arc::default()),
             file: AtomicU64::new(1),
             tail: Mutex::new(1),

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Opening {
     /// From the call to its end.
     pub took: Duration,
-    /// The part of it that reading and checking the journal took, and making it durable.
+    /// The part of it that reading, checking and taking in the journal took, and making it durable.
     pub journal_read: Duration,
     /// Bytes of the journal that were kept.
     pub journal_bytes: u64,

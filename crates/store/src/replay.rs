@@ -72,7 +72,9 @@ pub(crate) fn read_journal(
 ) -> Result<JournalRead, Error> {
     let began = Instant::now();
     let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
-    let (log, records) = journal.recover(path, Some(newest.checkpoint_lsn))?;
+    // What one step of it says is taken in while the next ones are read.
+    let mut replay = Replay::new(newest, page_size, path);
+    let log = journal.recover_into(path, Some(newest.checkpoint_lsn), |record| replay.take(&record))?;
     if log.id() != newest.journal {
         let what = "it is the journal of another store".to_owned();
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
@@ -82,9 +84,15 @@ pub(crate) fn read_journal(
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
     }
     let took = began.elapsed();
-    let bytes = records.last().map_or(0, |last| last.end - newest.checkpoint_lsn);
-    let found = replay(options, &records, newest, page_size, path)?;
-    Ok(JournalRead { log, took, bytes, found })
+    let Replay { found, end, fault, .. } = replay;
+    let bytes = end - newest.checkpoint_lsn;
+    match fault {
+        None => Ok(JournalRead { log, took, bytes, found }),
+        Some(Error::UnknownVersion { .. }) if injected!(options, UnknownVersionIsEnd) => {
+            Ok(JournalRead { log, took, bytes, found })
+        }
+        Some(fault) => Err(fault),
+    }
 }
 
 /// What the journal says.
@@ -96,17 +104,35 @@ pub(crate) struct Replayed {
     pub(crate) meta: Meta,
 }
 
-fn replay(
-    #[cfg_attr(not(test), expect(unused_variables, reason = "tests inject faults"))] options: &StoreOptions,
-    records: &[Recovered],
-    newest: &Superblock,
-    page_size: usize,
-    path: &Path,
-) -> Result<Replayed, Error> {
-    match replay_to_fault(records, newest, page_size, path) {
-        (found, None) => Ok(found),
-        (found, Some(Error::UnknownVersion { .. })) if injected!(options, UnknownVersionIsEnd) => Ok(found),
-        (_, Some(fault)) => Err(fault),
+/// What is made of records, one after the other.
+struct Replay<'a> {
+    found: Replayed,
+    /// Just behind the last record.
+    end: u64,
+    /// Why the first that says something that makes no sense makes none. Those behind it count for nothing.
+    fault: Option<Error>,
+    reader: EntryReader,
+    newest: &'a Superblock,
+    path: &'a Path,
+}
+
+impl<'a> Replay<'a> {
+    fn new(newest: &'a Superblock, page_size: usize, path: &'a Path) -> Self {
+        let found = Replayed {
+            index: Index::default(),
+            seq: newest.checkpoint_seq,
+            lsn: newest.checkpoint_lsn,
+            meta: newest.meta.clone(),
+        };
+        let reader = EntryReader::new(page_size - HEADER);
+        Self { found, end: newest.checkpoint_lsn, fault: None, reader, newest, path }
+    }
+
+    fn take(&mut self, record: &Recovered) {
+        self.end = record.end;
+        if self.fault.is_none() {
+            self.fault = self.found.take(record, &mut self.reader, self.newest, self.path).err();
+        }
     }
 }
 
@@ -117,17 +143,11 @@ pub(crate) fn replay_to_fault(
     page_size: usize,
     path: &Path,
 ) -> (Replayed, Option<Error>) {
-    let mut found = Replayed {
-        index: Index::with_room_for(
-            records.iter().map(|record| record.body.len()).sum::<usize>() / page_size,
-        ),
-        seq: newest.checkpoint_seq,
-        lsn: newest.checkpoint_lsn,
-        meta: newest.meta.clone(),
-    };
-    let mut reader = EntryReader::new(page_size - HEADER);
-    let fault = records.iter().find_map(|record| found.take(record, &mut reader, newest, path).err());
-    (found, fault)
+    let mut replay = Replay::new(newest, page_size, path);
+    for record in records {
+        replay.take(record);
+    }
+    (replay.found, replay.fault)
 }
 
 impl Replayed {

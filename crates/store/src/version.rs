@@ -57,6 +57,10 @@ impl Replay {
         if !matches!(change, Change::Diff { .. }) {
             self.changes.clear();
         }
+        if self.changes.is_empty() {
+            // Most pages are changed once.
+            self.changes.reserve_exact(1);
+        }
         self.changes.push(change);
     }
 

@@ -39,31 +39,21 @@ pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Erro
     open_and_read(options, directory, None)
 }
 
-/// Opens a log that is there, and gives its records from an LSN on, or from the checkpoint on.
+/// Opens a log that is there, and gives its records from an LSN on, or from the checkpoint on, to `take`: each as soon as it was
+/// verified, also those before an error.
 pub(super) fn recover(
     options: &RedoOptions,
     directory: &Path,
     from: Option<Lsn>,
-) -> Result<(Core, Vec<Recovered>), Error> {
-    let mut records = Vec::new();
-    let core = recover_into(options, directory, from, &mut records)?;
-    Ok((core, records))
-}
-
-/// The same; what was read before an error is in `records`.
-pub(super) fn recover_into(
-    options: &RedoOptions,
-    directory: &Path,
-    from: Option<Lsn>,
-    records: &mut Vec<Recovered>,
+    take: &mut dyn FnMut(Recovered),
 ) -> Result<Core, Error> {
-    open_and_read(options, directory, Some(Wanted { from, records }))
+    open_and_read(options, directory, Some(Wanted { from, take }))
 }
 
 /// The records that somebody wants to have.
 struct Wanted<'a> {
     from: Option<Lsn>,
-    records: &'a mut Vec<Recovered>,
+    take: &'a mut dyn FnMut(Recovered),
 }
 
 fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<'_>>) -> Result<Core, Error> {
@@ -169,11 +159,11 @@ fn walk(
     while let Some(Entry { lsn, next, body, .. }) = reader.next()? {
         is_boundary |= lsn == from || next == from;
         let len = body.len();
-        if let Some(Wanted { records, .. }) = &mut wanted
+        if let Some(Wanted { take, .. }) = &mut wanted
             && lsn >= from
         {
             let body = reader.reach_mut().bytes(lsn + HEADER as u64, len).unwrap_or_default();
-            records.push(Recovered { lsn, end: next, body });
+            take(Recovered { lsn, end: next, body });
         }
     }
     let end = reader.lsn();

@@ -9,7 +9,7 @@ use pagekeeper_io::open_past_cache;
 
 use super::control::{self, DecodedControl};
 use super::journal::Recovered;
-use super::open::recover_into;
+use super::open::recover;
 use super::options::RedoOptions;
 use super::ring::Lsn;
 use crate::Error;
@@ -34,6 +34,6 @@ pub(super) fn salvage(options: RedoOptions, directory: &Path, from: Option<Lsn>)
         Ok(Ok(DecodedControl::Nothing | DecodedControl::Version(_)) | Err(_)) | Err(_) => None,
     };
     let mut records = Vec::new();
-    let fault = recover_into(&options, directory, from, &mut records).err();
+    let fault = recover(&options, directory, from, &mut |record| records.push(record)).err();
     Salvaged { id, records, fault }
 }

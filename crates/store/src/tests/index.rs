@@ -17,7 +17,7 @@ fn needed(live: &[Seq], visible: Seq) -> Needed {
 
 #[test]
 fn versions_are_kept_as_long_as_a_snapshot_may_read_them() {
-    let index = Index::with_room_for(0);
+    let index = Index::default();
     for seq in 1..=6 {
         index.push(7, seq, content(0), &needed(&[2], 4));
     }
@@ -31,7 +31,7 @@ fn versions_are_kept_as_long_as_a_snapshot_may_read_them() {
 
 #[test]
 fn a_page_goes_when_the_data_file_has_its_newest_version() {
-    let index = Index::with_room_for(0);
+    let index = Index::default();
     index.push(1, 5, content(5), &needed(&[], 5));
     index.push(1, 9, content(9), &needed(&[5], 9));
     assert_eq!(index.unapplied(9), [1]);
@@ -46,7 +46,7 @@ fn a_page_goes_when_the_data_file_has_its_newest_version() {
 
 #[test]
 fn what_is_overwritten_is_kept_for_older_snapshots() {
-    let index = Index::with_room_for(0);
+    let index = Index::default();
     index.push(1, 5, content(5), &needed(&[3], 5));
     assert!(index.base_is_needed(1, 3) && !index.base_is_needed(1, 5));
     index.keep_base(1, 3, || Ok::<_, ()>(Some((content(2), 2)))).unwrap();

@@ -137,6 +137,28 @@ fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
     assert_eq!(disk.stats().writes, before, "nothing was changed");
 }
 
+#[test]
+fn records_are_given_before_later_ones_are_read() {
+    const MIB: u64 = 1 << 20;
+    let disk = SimDisk::new();
+    let options = || RedoLog::options().files(3).file_bytes(24 * MIB).io(Arc::new(disk.clone()));
+    let log = options().create(dir()).unwrap();
+    for _ in 0..600 {
+        log.append(&vec![7; 100_000]).unwrap();
+    }
+    log.close().unwrap();
+    let (mut count, mut reads) = (0, Vec::new());
+    let take = |_| {
+        count += 1;
+        reads.push(disk.stats().reads);
+    };
+    let before = disk.stats().reads;
+    let log = options().without_threads().recover_into(dir(), None, take).unwrap();
+    assert_eq!((count, log.checkpoint_lsn()), (600, 0));
+    // The first step is about a half.
+    assert!((reads[0] - before) * 3 < (reads[599] - before) * 2, "{before}, {reads:?}");
+}
+
 fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
     let path = format!("/redo/redo.{:03}", lsn / file_bytes);
     let file = disk.open_writable(Path::new(&path), Access::Buffered, Create::Never).unwrap();
