@@ -282,6 +282,7 @@ fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Mapping>) -> Step
     let last = len % CHUNK;
     memory.resize_with(len / CHUNK, || Mapping::new(CHUNK));
     memory.extend((last > 0).then(|| Mapping::new(last)));
+    memory.iter_mut().for_each(Mapping::touch);
     let Read { upto, failed, unreadable } =
         source.read_all(lsns.start, memory.iter_mut().map(|map| &mut **map));
     let starts = (lsns.start..upto).step_by(CHUNK);

@@ -52,6 +52,14 @@ impl Mapping {
         }
         Self { start, len, base, mapped }
     }
+
+    /// Has the kernel give it memory, if there are huge pages.
+    ///
+    /// Requests of the disk that are worked on at the same time, and share a huge page that is not there yet, would each have one made and
+    /// zeroed, of which one counts.
+    pub(super) fn touch(&mut self) {
+        self.chunks_mut(HUGE).for_each(|page| page[0] = 0);
+    }
 }
 
 impl Deref for Mapping {
