@@ -159,6 +159,9 @@ enum Bench {
     /// Changes pages of a store until it is killed
     #[command(hide = true)]
     RecoveryChild(recovery::ChildArguments),
+    /// Opens something once, or makes what is to be opened
+    #[command(hide = true)]
+    OpeningChild(recovery::OpeningArguments),
     /// Takes memory inside a cgroup
     #[command(hide = true)]
     PressureBystander(pressure::BystanderArguments),
@@ -316,6 +319,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Trace(options) => bench("trace", &options, trace::run),
         Bench::Recovery { xfs, options } => bench("recovery", &options, |run| recovery::run(run, xfs)),
         Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),
+        Bench::OpeningChild(arguments) => recovery::open_once(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),

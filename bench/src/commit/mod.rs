@@ -19,7 +19,7 @@ pub(crate) mod read;
 #[cfg(feature = "redb")]
 mod redb;
 #[cfg(feature = "rocksdb")]
-mod rocksdb;
+pub(crate) mod rocksdb;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub(crate) mod sustained;

@@ -58,16 +58,14 @@ unsafe extern "C" {
     fn bench_pages_idle(pages: *mut Opaque) -> bool;
 }
 
-struct RocksDb {
-    database: NonNull<Opaque>,
-    locks: PageLocks,
-}
+/// Values by number: what the doors of rocksdb.cc open.
+pub(crate) struct Values(NonNull<Opaque>);
 
 // SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external synchronization"; the
 // pointer is to a value that only `drop` frees.
-unsafe impl Send for RocksDb {}
+unsafe impl Send for Values {}
 // SAFETY: as above.
-unsafe impl Sync for RocksDb {}
+unsafe impl Sync for Values {}
 
 /// Runs a call that tells by its words what went wrong.
 fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
@@ -78,55 +76,75 @@ fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
     Ok(())
 }
 
-impl RocksDb {
-    fn open(dir: &Path, room: Room) -> Result<Self> {
+impl Values {
+    /// Opens what is in a directory, or makes it, with so many bytes of block cache.
+    pub(crate) fn open(dir: &Path, memory: u64) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
-        let memory = usize::try_from(room.memory)?;
+        let memory = usize::try_from(memory)?;
         let mut words = [0; WORDS];
         // SAFETY: the path ends with a zero byte, and `WORDS` bytes can be written to `words`.
         let database = unsafe { bench_pages_open(path.as_ptr(), memory, words.as_mut_ptr(), WORDS) };
-        let database = NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?;
-        Ok(Self { database, locks: PageLocks::new(room.pages) })
+        Ok(Self(NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?))
     }
 
-    fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
+    /// Fills `value`, which is as long as what was put.
+    pub(crate) fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
         // SAFETY: the database is alive; no more than the lengths of `value` and `words` is written before the call returns.
         done(|words| unsafe {
-            bench_pages_get(
-                self.database.as_ptr(),
-                page,
-                value.as_mut_ptr().cast(),
-                value.len(),
-                words,
-                WORDS,
-            )
+            bench_pages_get(self.0.as_ptr(), page, value.as_mut_ptr().cast(), value.len(), words, WORDS)
         })
     }
 
-    /// Puts values, one behind the other, for as many pages.
-    fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
-        assert_eq!(values.len(), pages.len() * VALUE, "a value for each page");
+    /// Puts values of one length, one behind the other, for as many pages.
+    pub(crate) fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
+        let size = values.len() / pages.len().max(1);
+        assert_eq!(values.len(), pages.len() * size, "a value for each page");
         // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just checked,
         // and `words` is written within its length, before the call returns.
         done(|words| unsafe {
             bench_pages_put(
-                self.database.as_ptr(),
+                self.0.as_ptr(),
                 pages.as_ptr(),
                 pages.len(),
                 values.as_ptr().cast(),
-                VALUE,
+                size,
                 sync,
                 words,
                 WORDS,
             )
         })
     }
+
+    /// Writes what is in memory to tables.
+    pub(crate) fn flush(&self) -> Result<()> {
+        // SAFETY: the database is alive, and `words` is written within its length before the call returns.
+        done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, WORDS) })
+    }
+
+    /// Waits until nothing is flushed or compacted.
+    pub(crate) fn wait_until_idle(&self) {
+        // SAFETY: the database is alive.
+        while !unsafe { bench_pages_idle(self.0.as_ptr()) } {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
-impl Drop for RocksDb {
+impl Drop for Values {
     fn drop(&mut self) {
         // SAFETY: made by `bench_pages_open`, and freed once.
-        unsafe { bench_pages_close(self.database.as_ptr()) }
+        unsafe { bench_pages_close(self.0.as_ptr()) }
+    }
+}
+
+struct RocksDb {
+    values: Values,
+    locks: PageLocks,
+}
+
+impl RocksDb {
+    fn open(dir: &Path, room: Room) -> Result<Self> {
+        Ok(Self { values: Values::open(dir, room.memory)?, locks: PageLocks::new(room.pages) })
     }
 }
 
@@ -136,10 +154,9 @@ impl Pages for RocksDb {
         for start in (0..all).step_by(usize::try_from(BATCH)?) {
             let pages: Vec<u64> = (start..all.min(start + BATCH)).collect();
             let values: Vec<u8> = pages.iter().flat_map(|&page| fresh(page)).collect();
-            self.put(&pages, &values, false)?;
+            self.values.put(&pages, &values, false)?;
         }
-        // SAFETY: the database is alive, and `words` is written within its length before the call returns.
-        done(|words| unsafe { bench_pages_flush(self.database.as_ptr(), words, WORDS) })?;
+        self.values.flush()?;
         self.settle()
     }
 
@@ -152,17 +169,14 @@ impl Pages for RocksDb {
     }
 
     fn settle(&self) -> Result<()> {
-        // SAFETY: the database is alive.
-        while !unsafe { bench_pages_idle(self.database.as_ptr()) } {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.values.wait_until_idle();
         Ok(())
     }
 
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let mut value = [0; VALUE];
         for page in pages {
-            self.get(page, &mut value)?;
+            self.values.get(page, &mut value)?;
             see(page, &value)?;
         }
         Ok(())
@@ -173,7 +187,7 @@ impl Reader for &RocksDb {
     fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
         let mut value = [0; VALUE];
         for &page in pages {
-            self.get(page, &mut value)?;
+            self.values.get(page, &mut value)?;
             see(page, &value)?;
         }
         Ok(())
@@ -190,10 +204,10 @@ impl Committer for Thread<'_> {
         let held = self.store.locks.hold(pages)?;
         self.values.resize(pages.len() * VALUE, 0);
         for (&page, value) in pages.iter().zip(self.values.chunks_exact_mut(VALUE)) {
-            self.store.get(page, value)?;
+            self.store.values.get(page, value)?;
             change(page, value)?;
         }
-        self.store.put(pages, &self.values, true)?;
+        self.store.values.put(pages, &self.values, true)?;
         drop(held);
         Ok(())
     }

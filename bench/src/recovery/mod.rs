@@ -2,17 +2,28 @@
 //! on a disk that takes 2 ms for each request and serves 64 at once.
 //!
 //! How long until it is open, until a changed page was read, and until all is applied: pagekeeper's store beside serial replay into a
-//! mapping, beside replay after `MADV_WILLNEED` for every page, beside `SQLite` and redb, and beside what such a disk allows.
+//! mapping, beside replay after `MADV_WILLNEED` for every page, beside `SQLite`, redb, LMDB, fjall and `RocksDB`, and beside what such a disk
+//! allows. Then a journal of 1 GiB, and openings that have nothing to recover.
 //! Invariants: all subjects have the same changes; each finds the disk cold and to itself; every changed page is compared afterwards.
 //! Fails where a store fails or has lost something, and in plain words without root.
 
 mod changes;
 mod child;
+#[cfg(feature = "fjall")]
+mod fjall;
+mod large;
+#[cfg(feature = "lmdb")]
+mod lmdb;
 mod map;
+mod nothing;
 mod ours;
+#[cfg(any(feature = "fjall", feature = "lmdb", feature = "rocksdb"))]
+mod peer;
 #[cfg(feature = "redb")]
 mod redb;
 mod replay;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
 mod site;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -36,6 +47,7 @@ use replay::Way;
 use site::{LATENCY, RecoveryDisk, WIDTH};
 
 pub(crate) use child::{Arguments as ChildArguments, run as be_killed};
+pub(crate) use nothing::{Arguments as OpeningArguments, child as open_once};
 
 const SERIAL: &str = "serial replay into a map";
 const READ_AROUND: &str = "the same with read-around";
@@ -76,10 +88,16 @@ const ENGINES: &[Engine] = &[
     sqlite::ENGINE,
     #[cfg(feature = "redb")]
     redb::ENGINE,
+    #[cfg(feature = "lmdb")]
+    lmdb::ENGINE,
+    #[cfg(feature = "fjall")]
+    fjall::ENGINE,
+    #[cfg(feature = "rocksdb")]
+    rocksdb::ENGINE,
 ];
 
 fn engine(word: &str) -> Option<Engine> {
-    ENGINES.iter().find(|engine| engine.word == word).copied()
+    ENGINES.iter().chain([&large::ENGINE]).find(|engine| engine.word == word).copied()
 }
 
 /// A recovery; times are in ms since its beginning.
@@ -127,10 +145,12 @@ pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
         run.report.command.push_str(" --xfs");
     }
     note_peers(run);
+    nothing::run(run)?;
     let site = RecoveryDisk::new(&run.scratch, if run.quick { 4 } else { 11 } * GIB, xfs)?;
     recover(run, &site)?;
     if !run.quick {
         sizes(run, &site)?;
+        large::run(run, &site)?;
     }
     Ok(())
 }
@@ -139,7 +159,22 @@ pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
 fn note_peers(run: &mut Run) {
     #[cfg(feature = "sqlite")]
     run.report.machine.versions.insert("SQLite".to_owned(), sqlite::version().to_owned());
-    for (name, built) in [("SQLite", cfg!(feature = "sqlite")), ("redb", cfg!(feature = "redb"))] {
+    #[cfg(feature = "redb")]
+    crate::hit::note_version(run, "redb");
+    #[cfg(feature = "lmdb")]
+    crate::hit::note_version(run, "lmdb-master-sys");
+    #[cfg(feature = "fjall")]
+    crate::hit::note_version(run, "fjall");
+    #[cfg(feature = "rocksdb")]
+    run.report.machine.versions.insert("rocksdb".to_owned(), crate::hit::rocksdb::version());
+    let peers = [
+        ("SQLite", cfg!(feature = "sqlite")),
+        ("redb", cfg!(feature = "redb")),
+        ("LMDB", cfg!(feature = "lmdb")),
+        ("fjall", cfg!(feature = "fjall")),
+        ("RocksDB", cfg!(feature = "rocksdb")),
+    ];
+    for (name, built) in peers {
         if run.quick {
             run.note(&format!("left out with --quick: {name}"));
         } else if !built {
@@ -209,6 +244,10 @@ fn killed_and_recovered(
     let recovered = site.on_disk(name, |disk, dir| (engine.recover)(disk, dir, load))?;
     stop.check()?;
     site.at_once(name, |dir| (engine.check)(dir, load))?;
+    if engine.word != ours::ENGINE.word {
+        // There is not memory for all of them at the same time.
+        site.remove(name)?;
+    }
     Ok(recovered)
 }
 
@@ -259,6 +298,12 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
     report.add_ratio("open_vs_sqlite", ms, open, ours::NAME, sqlite::ENGINE.name);
     #[cfg(feature = "redb")]
     report.add_ratio("open_vs_redb", ms, open, ours::NAME, redb::ENGINE.name);
+    #[cfg(feature = "lmdb")]
+    report.add_ratio("first_read_vs_lmdb", ms, &first, ours::NAME, lmdb::ENGINE.name);
+    #[cfg(feature = "fjall")]
+    report.add_ratio("first_read_vs_fjall", ms, &first, ours::NAME, fjall::ENGINE.name);
+    #[cfg(feature = "rocksdb")]
+    report.add_ratio("first_read_vs_rocksdb", ms, &first, ours::NAME, rocksdb::ENGINE.name);
     report.add_ratio("apply_vs_limit", ms, &apply, ours::NAME, LIMIT);
     report.add_ratio("journal_vs_limit", ms, &journal, ours::NAME, WIDE);
 }

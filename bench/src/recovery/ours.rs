@@ -98,7 +98,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
     })
 }
 
-fn check(dir: &Path, load: &Load) -> Result<()> {
+pub(super) fn check(dir: &Path, load: &Load) -> Result<()> {
     let store = Store::options().open(dir)?;
     let reader = store.begin_read()?;
     for page in load.changed() {

@@ -73,6 +73,13 @@ impl RecoveryDisk {
         work(&path)
     }
 
+    /// Removes that directory.
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        self.at_once(name, |dir| {
+            std::fs::remove_dir_all(dir).with_context(|| format!("can't remove {}", dir.display()))
+        })
+    }
+
     /// Does something with that directory with the slow disk put before it, and finds it cold.
     pub(super) fn on_disk<T>(
         &self,

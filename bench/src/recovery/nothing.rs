@@ -1,0 +1,144 @@
+//! Openings that have nothing to recover, or next to nothing, on the disk that is there: a store that was closed, and redo logs.
+//!
+//! Each is the first of a process of its own: what a process does once counts. A ring was filled once round, and its checkpoint is 1 MiB
+//! before its end; then it was closed, or its process ended without that. Fails where store or log do.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use pagekeeper_log::{FlushPolicy, RedoLog};
+use pagekeeper_store::{Durability, Store};
+
+use super::ours;
+use crate::Run;
+use crate::data::{GIB, MIB};
+use crate::peers::{run as run_program, this_program};
+use crate::report::Unit;
+use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
+
+const GOAL: &str = "the goal";
+/// Pages of the store.
+const PAGES: u64 = 4096;
+const RECORD: usize = 64 << 10;
+/// What is not checkpointed.
+const BEHIND: u64 = MIB;
+
+/// What a child process is to do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    what: What,
+    dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum What {
+    OpenStore,
+    OpenLog,
+    /// Makes records in a ring, and ends without closing it.
+    FillLog,
+}
+
+/// The child's side.
+pub(crate) fn child(arguments: &Arguments) -> Result<()> {
+    let Arguments { what, dir } = arguments;
+    let began = Instant::now();
+    match what {
+        What::OpenStore => {
+            let store = Store::options().open(dir)?;
+            println!("{}", began.elapsed().as_secs_f64() * 1e3);
+            store.close()?;
+        }
+        What::OpenLog => {
+            let log = RedoLog::options().open(dir)?;
+            println!("{}", began.elapsed().as_secs_f64() * 1e3);
+            // Nothing was written: what comes next finds what this one has found.
+            drop(log);
+        }
+        What::FillLog => {
+            let log = RedoLog::options().flush_policy(FlushPolicy::Os).open(dir)?;
+            fill(&log)?;
+            // No destructor of this function's runs.
+            std::process::exit(0);
+        }
+    }
+    Ok(())
+}
+
+/// Goes once round, and a little further.
+fn fill(log: &RedoLog) -> Result<()> {
+    let body = vec![7; RECORD];
+    let end = log.end() + log.capacity() + log.capacity() / 8;
+    let mut upto = log.checkpoint_lsn();
+    while log.end() < end {
+        let before = upto;
+        for _ in 0..BEHIND / RECORD as u64 {
+            upto = log.append(&body)?;
+        }
+        log.wait_flushed(upto)?;
+        log.sync_upto(upto)?;
+        log.checkpoint(before)?;
+    }
+    Ok(())
+}
+
+fn open_in_a_child(what: &str, dir: &Path) -> Result<f64> {
+    let finished = run_program(this_program()?.arg("opening-child").arg(what).arg(dir))?;
+    finished.stdout.trim().parse().with_context(|| format!("{:?} is no time", finished.stdout))
+}
+
+/// Runs it.
+pub(super) fn run(run: &mut Run) -> Result<()> {
+    run.say("opening where there is nothing to recover")?;
+    let store = run.scratch.path().join("closed");
+    make_store(&store)?;
+    measure(
+        run,
+        "opening a store that was closed, in a new process",
+        "open-store",
+        &store,
+        5.0,
+        "open_nothing_vs_goal",
+    )?;
+    let rings: &[_] = if run.quick {
+        &[(64 * MIB, "64 MiB", "open_ring_64mib_vs_goal")]
+    } else {
+        &[(64 * MIB, "64 MiB", "open_ring_64mib_vs_goal"), (4 * GIB, "4 GiB", "open_ring_4gib_vs_goal")]
+    };
+    for &(bytes, words, ratio) in rings {
+        run.scratch.require_space(bytes)?;
+        let dir = run.scratch.path().join("ring");
+        RedoLog::options().files(4).file_bytes(bytes / 4).create(&dir)?.close()?;
+        run_program(this_program()?.arg("opening-child").arg("fill-log").arg(&dir))?;
+        let case = format!("opening a redo log of {words} that was not closed, in a new process");
+        measure(run, &case, "open-log", &dir, 20.0, ratio)?;
+        std::fs::remove_dir_all(&dir).with_context(|| format!("can't remove {}", dir.display()))?;
+    }
+    Ok(())
+}
+
+fn make_store(dir: &Path) -> Result<()> {
+    let store = Store::options().open(dir)?;
+    let mut transaction = store.begin()?;
+    let first = transaction.allocate_run(PAGES)?;
+    let body = vec![7; store.payload_size()];
+    for page in first..first + PAGES {
+        transaction.write(page, &body)?;
+    }
+    transaction.commit(Durability::Sync)?;
+    store.sync()?;
+    Ok(store.close()?)
+}
+
+fn measure(run: &mut Run, case: &str, what: &str, dir: &Path, goal: f64, ratio: &'static str) -> Result<()> {
+    let mut subjects = [Subject::new(ours::NAME, || open_in_a_child(what, dir))];
+    let plan = Plan { rounds: run.rounds, until: None, warm_up: true };
+    let took = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
+    drop(subjects);
+    let Some(took) = took.into_iter().next() else { bail!("nothing was measured") };
+    let goal = Samples { subject: GOAL, values: vec![goal; took.values.len()] };
+    let samples = [took, goal];
+    run.report.add_case(case, Unit::Milliseconds, &samples);
+    run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours::NAME, GOAL);
+    Ok(())
+}
