@@ -44,6 +44,8 @@ pub enum InjectedFault {
     NoSyncOfDirectory,
     /// A sync that failed is done again, and then believed.
     SyncRetried,
+    /// A failed write is taken for a good one.
+    WriteErrorIgnored,
     /// Nothing that is appended is ever synced.
     NoSync,
     /// What the control file says is settled, up to the end of a log that was closed, is not minded.
@@ -61,7 +63,7 @@ pub enum InjectedFault {
 #[cfg(any(test, feature = "injected-faults"))]
 impl InjectedFault {
     /// Each of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::NoSyncAtOpen,
         Self::NoEpoch,
         Self::SameSalt,
@@ -74,6 +76,7 @@ impl InjectedFault {
         Self::ReadThroughCache,
         Self::NoSyncOfDirectory,
         Self::SyncRetried,
+        Self::WriteErrorIgnored,
         Self::NoSync,
         Self::SettledNotKept,
         Self::EpochNotNoted,

@@ -11,6 +11,8 @@ pub(super) enum InjectedFault {
     NoSyncAtRotation,
     /// What a write that failed for want of space left is not cut off.
     RaggedEnd,
+    /// A failed write is taken for a good one.
+    WriteErrorIgnored,
     /// A segment's header is not synced before the index lists it.
     NoHeaderSync,
     /// A segment's name is not synced before the index lists it.

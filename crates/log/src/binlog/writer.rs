@@ -249,7 +249,8 @@ impl Writer {
                 self.write_blocks(write_mode, bytes)
             }
         };
-        match written {
+        let is_ignored = shared.store.injected_fault(InjectedFault::WriteErrorIgnored);
+        match if is_ignored { Ok(()) } else { written } {
             Ok(()) => {
                 self.end += bytes.len() as u64;
                 if (access, write_mode) == (Access::Buffered, WriteMode::Plain) {

@@ -290,7 +290,10 @@ impl Core {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let written = ring.write(taker.at(), bytes, mode).map_err(|error| self.poison(error))?;
+        let written = match ring.write(taker.at(), bytes, mode) {
+            Err(_) if injected_fault!(self.config, WriteErrorIgnored) => bytes.len(),
+            written => written.map_err(|error| self.poison(error))?,
+        };
         if self.writes_back() && written >= WRITE_BACK {
             ring.start_writeback(taker.at(), written).map_err(|error| self.poison(error))?;
         }

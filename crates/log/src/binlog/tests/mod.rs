@@ -5,6 +5,7 @@ mod basic;
 mod crash;
 mod failures;
 mod followers;
+mod full_disk;
 mod model;
 mod residency;
 mod rot;

@@ -3,6 +3,7 @@
 mod bad_disk;
 mod crashes;
 mod faults;
+mod full_disk;
 mod opening;
 mod residency;
 mod rot;

@@ -1,0 +1,215 @@
+//! A disk that is full for a while, and one that can't be read for a while, at any operation: what was acknowledged is there, each
+//! failure says what it was, and with room, or when it can be read, the log goes on, or has said that it does not.
+//!
+//! A ring takes its room when it is made. Where blocks are shared or compressed, writing over them can need room all the same.
+
+use pagekeeper_io::{Fault, Persistence, SimDisk, Times, WriteFault};
+use pagekeeper_testing::{Rng, Seed};
+
+use super::super::options::FlushPolicy;
+use super::super::{RedoLog, RedoOptions};
+use super::world::lives;
+use super::{dir, small};
+use crate::injected_fault::InjectedFault;
+use crate::{Error, LogMode};
+
+/// A log, and what is known of it.
+struct Life {
+    disk: SimDisk,
+    mode: LogMode,
+    injected_fault: Option<InjectedFault>,
+    /// What was committed since the checkpoint, and where each record ends.
+    kept: Vec<(u64, Vec<u8>)>,
+    checkpoint: u64,
+    /// What a failure that ended the log left in doubt: a last record, and a checkpoint.
+    doubtful: (Option<Vec<u8>>, u64),
+    is_full: bool,
+}
+
+impl Life {
+    fn options(&self) -> RedoOptions {
+        let mut options = small(&self.disk).without_threads().flush_policy(FlushPolicy::EachCommit);
+        options.injected_fault = self.injected_fault;
+        options.mode(self.mode)
+    }
+
+    /// Fills the disk: writes say so, or only the sync.
+    fn fill(&mut self, rng: &mut Rng) {
+        self.is_full = true;
+        let (fault, times) = match rng.of(0..4) {
+            0 => (WriteFault::NO_SPACE, Times::Always),
+            1 => (WriteFault::SyncDrop(libc::ENOSPC), Times::Nth(rng.of(0..6))),
+            2 => (WriteFault::Sync(libc::ENOSPC), Times::Nth(rng.of(0..6))),
+            _ => (WriteFault::NO_SPACE, Times::Nth(rng.of(0..6))),
+        };
+        self.disk.inject_all(fault, times);
+    }
+
+    fn make_room(&mut self) {
+        self.is_full = false;
+        self.disk.heal_all();
+    }
+
+    /// Whether the log has ended; fails if a failure is no want of space, or there was room.
+    fn ended(&self, error: &Error) -> Result<bool, String> {
+        let (cause, ended) = match error {
+            Error::Poisoned { cause } => (&**cause, true),
+            other => (other, false),
+        };
+        let is_honest = matches!(cause, Error::Io(error) if error.errno() == Some(libc::ENOSPC));
+        if self.is_full && is_honest { Ok(ended) } else { Err(format!("full: {}: {error}", self.is_full)) }
+    }
+
+    fn check_point(&mut self, log: &RedoLog, to: u64) -> Result<(), Error> {
+        self.doubtful.1 = to;
+        log.checkpoint(to)?;
+        (self.doubtful.1, self.checkpoint) = (0, to);
+        self.kept.retain(|(end, _)| *end > to);
+        Ok(())
+    }
+
+    fn commit(&mut self, log: &RedoLog, body: Vec<u8>) -> Result<(), Error> {
+        let appended = match log.try_append(&body) {
+            Err(Error::RingFull { .. }) => {
+                self.check_point(log, self.kept.last().map_or(self.checkpoint, |(end, _)| *end))?;
+                log.try_append(&body)
+            }
+            appended => appended,
+        };
+        let end = appended?;
+        self.doubtful.0 = Some(body.clone());
+        log.wait_flushed(end)?;
+        self.doubtful.0 = None;
+        self.kept.push((end, body));
+        Ok(())
+    }
+
+    /// One thing; false if the log has ended.
+    fn act(&mut self, log: &RedoLog, rng: &mut Rng) -> Result<bool, String> {
+        let done = if rng.one_in(5) && !self.kept.is_empty() {
+            let to = self.kept[rng.index(self.kept.len())].0;
+            self.check_point(log, to)
+        } else {
+            let body = (0..rng.of(1..6000)).map(|_| rng.number().to_le_bytes()[0]).collect();
+            self.commit(log, body)
+        };
+        let Err(error) = done else { return Ok(true) };
+        let ended = self.ended(&error)?;
+        if !ended {
+            self.doubtful = (None, 0);
+        }
+        Ok(!ended)
+    }
+
+    /// Opens what a kill, a power cut or a close left; on a full disk, too.
+    fn open(&mut self, rng: &mut Rng) -> Result<RedoLog, String> {
+        if rng.one_in(4) {
+            self.make_room();
+            self.disk.inject_all(Fault::EIO, Times::Nth(rng.of(0..6)));
+            if let Err(error) = self.options().open(dir())
+                && !matches!(&error, Error::Io(error) if error.errno() == Some(libc::EIO))
+                && !matches!(&error, Error::Corrupt { .. })
+            {
+                return Err(format!("read with EIO: {error}"));
+            }
+            self.make_room();
+        }
+        let opened = match self.options().recover(dir(), None) {
+            Err(error) if self.is_full => {
+                self.ended(&error)?;
+                self.make_room();
+                self.options().recover(dir(), None)
+            }
+            opened => opened,
+        };
+        let (log, found) = opened.map_err(|error| format!("opened: {error}"))?;
+        let (last, given_up) = std::mem::take(&mut self.doubtful);
+        let checkpoint = log.checkpoint_lsn();
+        if checkpoint != self.checkpoint && checkpoint != given_up {
+            return Err(format!("the checkpoint is {checkpoint}, and was {} or {given_up}", self.checkpoint));
+        }
+        self.checkpoint = checkpoint;
+        self.kept.retain(|(end, _)| *end > checkpoint);
+        let count = self.kept.len();
+        let same = found.iter().zip(&self.kept).all(|(found, (_, kept))| found.body[..] == kept[..]);
+        let more = found.get(count..).unwrap_or_default();
+        let excused = more.iter().all(|more| last.as_ref().is_some_and(|last| more.body[..] == last[..]));
+        if !same || found.len() < count || more.len() > 1 || !excused {
+            return Err(format!("found {} of {count}", found.len()));
+        }
+        self.kept.extend(more.iter().map(|record| (record.end, record.body.to_vec())));
+        Ok(log)
+    }
+}
+
+fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
+    let mode = [LogMode::Buffered, LogMode::Direct, LogMode::Uncached][rng.index(3)];
+    let mut life = Life {
+        disk: SimDisk::new(),
+        mode,
+        injected_fault,
+        kept: Vec::new(),
+        checkpoint: 0,
+        doubtful: (None, 0),
+        is_full: false,
+    };
+    let mut log = life.options().create(dir()).map_err(|error| error.to_string())?;
+    for _ in 0..rng.of(4..24) {
+        match rng.of(0..5) {
+            0 => life.fill(&mut rng),
+            1 => life.make_room(),
+            _ => {}
+        }
+        let goes_on = life.act(&log, &mut rng)?;
+        if goes_on && !rng.one_in(8) {
+            continue;
+        }
+        let crashed = if rng.one_in(2) {
+            life.disk.after_kill()
+        } else {
+            life.disk.after_power_cut(Persistence::None, 0)
+        };
+        if goes_on && rng.one_in(2) {
+            if let Err(error) = log.close() {
+                life.ended(&error)?;
+            }
+            life.disk = life.disk.after_kill();
+        } else {
+            life.disk = crashed;
+            drop(log);
+        }
+        // The disk is as full as before, of which a crash knows nothing.
+        if life.is_full {
+            life.fill(&mut rng);
+        }
+        log = life.open(&mut rng)?;
+    }
+    life.make_room();
+    // With room it goes on.
+    life.commit(&log, vec![7; 3000]).map_err(|error| format!("with room: {error}"))?;
+    life.disk = life.disk.after_power_cut(Persistence::None, 0);
+    drop(log);
+    life.open(&mut rng).map(drop)
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_loses_nothing_and_the_log_goes_on() {
+    let seed = Seed::new();
+    for which in 0..lives(4000) {
+        life(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
+    }
+}
+
+#[test]
+fn injected_faults_that_a_full_disk_shows_are_found() {
+    let seed = Seed(9);
+    let faults = [InjectedFault::SyncRetried, InjectedFault::WriteErrorIgnored, InjectedFault::AckBeforeSync];
+    for fault in faults {
+        let found = (0..4000).find(|which| {
+            let life = || life(seed.rng(*which), Some(fault));
+            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
+        });
+        println!("{fault:?}: found in life {found:?}");
+        assert!(found.is_some(), "{fault:?}");
+    }
+}
