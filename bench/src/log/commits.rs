@@ -29,8 +29,10 @@ pub(super) fn run(
     on: Option<&str>,
 ) -> Result<()> {
     let duration = Duration::from_millis(if run.quick { 400 } else { 2000 });
-    let cases: [(usize, &'static str); 2] =
-        [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")];
+    let cases: [(usize, &'static str); 2] = match on {
+        None => [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")],
+        Some(_) => [(32, "log_commits_32T_xfs_vs_best_peer"), (1, "log_commits_1T_xfs_vs_best_peer")],
+    };
     for (index, (threads, ratio)) in cases.into_iter().enumerate() {
         let plural = if threads == 1 { "" } else { "s" };
         let name = case_name(&format!("durable commits of 512 bytes, {threads} thread{plural}"), on);
@@ -52,9 +54,7 @@ pub(super) fn run(
             compare(run, place, &kinds, limit, quick_end, |kind, dir| one(kind, dir, threads, duration))?;
         run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
         add_figures(&mut run.report, &name, "one commit", &seen);
-        if on.is_none() {
-            add_ratio_to_best(run, ratio, &rates);
-        }
+        add_ratio_to_best(run, ratio, &rates);
     }
     Ok(())
 }
