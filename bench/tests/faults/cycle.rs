@@ -39,7 +39,8 @@ pub(crate) enum Place {
 pub(crate) enum Manner {
     /// Only the power goes.
     Honest,
-    /// Besides, now and then a write or sync fails, there is no room, or a block can't be read.
+    /// Besides, now and then a write or sync fails, there is no room, or a block can't be read. Under a file system, of which any
+    /// block may be one of its own: only a sync fails, and mostly loses what it was for.
     Failing,
     /// One sync in twenty reports success and loses what it was to make durable.
     Lying,
@@ -53,6 +54,7 @@ pub(crate) struct Account {
     pub(crate) acknowledgements: u64,
     pub(crate) syncs: u64,
     pub(crate) lies: u64,
+    pub(crate) failed_syncs: u64,
 }
 
 pub(crate) struct Life {
@@ -121,6 +123,10 @@ impl Life {
         let mut faults = Faults { cut_at: Some(1 + rng.skewed(1200)), ..Faults::default() };
         match self.manner {
             Manner::Honest => {}
+            Manner::Failing if self.place != Place::Files => {
+                faults.failing_sync = rng.one_in(2).then(|| 1 + rng.skewed(60));
+                faults.failing_sync_drops = !rng.one_in(4);
+            }
             Manner::Lying => {
                 faults.lies_one_in = Some(20);
                 if !rng.one_in(4) {
@@ -165,13 +171,14 @@ impl Life {
             }
             self.hear(cycle, false, PATIENCE)
         });
-        let (_, syncs, lies) = self.disk.turn_off();
+        let (syncs, lies, failed_syncs) = self.disk.turn_off();
         self.unmount(is_mounted);
         let cut = if self.manner == Manner::Lying { Cut::Nothing } else { Cut::random(&mut self.rng) };
         self.disk.lose_unsynced(cut, &mut self.rng);
         self.account.cycles += 1;
         self.account.syncs += syncs;
         self.account.lies += lies;
+        self.account.failed_syncs += failed_syncs;
         if !is_mounted && !early {
             return Err("the file system can't be mounted".to_owned());
         }

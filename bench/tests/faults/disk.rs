@@ -61,6 +61,7 @@ pub(crate) struct World {
     writes: u64,
     syncs: u64,
     lies: u64,
+    failed_syncs: u64,
     pub(crate) is_off: bool,
     rng: Rng,
 }
@@ -106,6 +107,7 @@ impl World {
 
     fn judge_sync(&mut self) -> Verdict {
         if self.faults.failing_sync == Some(self.syncs) {
+            self.failed_syncs += 1;
             return if self.faults.failing_sync_drops { Verdict::FailAndDrop } else { Verdict::Fail };
         }
         if self.faults.lies_one_in.is_some_and(|times| self.rng.one_in(times)) {
@@ -164,6 +166,7 @@ impl Disk {
             writes: 0,
             syncs: 0,
             lies: 0,
+            failed_syncs: 0,
             is_off: true,
             rng,
         };
@@ -200,7 +203,8 @@ impl Disk {
     pub(crate) fn set(&self, faults: Faults) {
         let mut world = self.shared.world();
         world.faults = faults;
-        (world.changes, world.writes, world.syncs, world.lies) = (0, 0, 0, 0);
+        (world.writes, world.changes, world.syncs) = (0, 0, 0);
+        (world.lies, world.failed_syncs) = (0, 0);
     }
 
     /// Something to choose faults by: the medium as it is.
@@ -219,11 +223,11 @@ impl Disk {
         world.is_off
     }
 
-    /// Cuts the power, if it has not gone yet; how many changes, syncs and lies there were.
+    /// Cuts the power, if it has not gone yet; how many syncs, lies and failing syncs there were.
     pub(crate) fn turn_off(&self) -> (u64, u64, u64) {
         let mut world = self.shared.world();
         world.is_off = true;
-        (world.changes, world.syncs, world.lies)
+        (world.syncs, world.lies, world.failed_syncs)
     }
 
     /// Takes the mount away. The power is off, or all that counts was synced.
