@@ -14,5 +14,6 @@ mod report;
 mod run;
 mod serves;
 mod small;
+mod temporary;
 mod tools;
 mod torture;

@@ -9,7 +9,7 @@ use crate::noted::{PLACES, Place};
 use crate::sys;
 
 /// Says that a file is a report, and of which layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 3;
+pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 4;
 /// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
 pub const RECORDS: usize = 4096;
 
@@ -25,6 +25,8 @@ pub enum Count {
     StreamReleased,
     /// Of what streams read: resident before, and left so.
     StreamWasResident,
+    /// Of temporary files: never released, and gone with them.
+    StreamKept,
     /// Read by streams past the cache, by uncached reads.
     StreamUncached,
     /// Of streams' files: pages that nothing could be seen or done of.

@@ -44,4 +44,5 @@ pub mod shared;
 pub mod symbols;
 pub mod sys;
 pub mod table;
+pub mod temporary;
 mod writeback;

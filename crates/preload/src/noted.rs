@@ -184,6 +184,19 @@ pub fn closing(fd: c_int, device: u64, inode: u64, unobserved: u64, has_counts: 
     place.seen.fetch_or(if is_gone { Seen::Gone as u32 } else { 0 }, Ordering::Relaxed);
 }
 
+/// A file is about to lose its last name: its pages go with it.
+pub fn lost(stat: &libc::stat) {
+    if let Some(place) = find(stat.st_dev, stat.st_ino) {
+        place.at_close.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Whether files are noted.
+#[inline]
+pub fn is_on() -> bool {
+    !REPORT.load(Ordering::Relaxed).is_null()
+}
+
 /// A file was released after it was closed.
 pub fn released(fd: c_int) {
     if places().is_some()

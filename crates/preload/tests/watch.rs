@@ -56,7 +56,13 @@ fn is_in_hand(path: &Path) -> bool {
 /// Has the helper watch a file that it has not in hand, and waits until it does: it sleeps again, until it is to check.
 fn watch(file: &File, path: &Path, flags: i32) {
     until("watches of it before have ended", || !is_in_hand(path));
-    let job = Job::Watch { flags, release: true, count: Count::StreamReleased, used: Count::StreamRead };
+    let job = Job::Watch {
+        flags,
+        release: true,
+        count: Count::StreamReleased,
+        used: Count::StreamRead,
+        kept: None,
+    };
     assert!(helper::send(file.as_raw_fd(), &job));
     until("the watch begins", || {
         let stat = |task: PathBuf| std::fs::read_to_string(task.join("stat")).unwrap();

@@ -50,6 +50,7 @@ struct Sums {
     stream_written_bytes: u64,
     stream_uncached_bytes: u64,
     stream_released_bytes: u64,
+    stream_kept_bytes: u64,
     stream_left_resident_bytes: u64,
     stream_unobserved_bytes: u64,
     bulk_written_bytes: u64,
@@ -232,6 +233,7 @@ impl Sums {
         self.stream_written_bytes += process.get(Count::StreamWritten);
         self.stream_uncached_bytes += process.get(Count::StreamUncached);
         self.stream_released_bytes += process.get(Count::StreamReleased);
+        self.stream_kept_bytes += process.get(Count::StreamKept);
         self.stream_left_resident_bytes += process.get(Count::StreamWasResident);
         self.stream_unobserved_bytes += process.get(Count::StreamUnobserved);
         self.bulk_written_bytes += process.get(Count::BulkWritten);
@@ -273,6 +275,7 @@ impl Sums {
                 bytes("written", self.stream_written_bytes),
                 bytes("past the page cache", self.stream_uncached_bytes),
                 bytes("released", self.stream_released_bytes),
+                bytes("kept until removed", self.stream_kept_bytes),
                 bytes("left as resident before", self.stream_left_resident_bytes),
             ],
         );

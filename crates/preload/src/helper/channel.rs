@@ -15,6 +15,7 @@ use super::{
 use crate::counters::Count;
 use crate::process;
 use crate::sys::{self, Errno};
+use crate::temporary::Temporary;
 
 /// From this number on, if the process may have so many.
 const FROM: u64 = 1000;
@@ -30,6 +31,7 @@ const BEHIND: u32 = 8;
 const AHEAD: u32 = 9;
 const FINISH: u32 = 10;
 const LATER: u32 = 11;
+const KEEP: u32 = 12;
 
 /// What a message can count.
 const COUNTED: [Count; 8] = [
@@ -59,12 +61,25 @@ struct Message {
     flags: c_int,
     number: u32,
     place: u32,
+    /// One more than the number of a temporary file's entry.
+    kept: u32,
+    _pad: u32,
+}
+
+/// A job on a file, the number that named it in the program's table, and, for a watch, its size and position, as it was sent.
+pub(super) struct OfFile {
+    pub(super) job: Job,
+    pub(super) file: c_int,
+    pub(super) fd: c_int,
+    pub(super) size: u64,
+    pub(super) position: u64,
+    pub(super) place: FileHash,
 }
 
 /// What came.
 pub(super) enum Received {
-    /// A job on a file, the number that named it in the program's table, and, for a watch, its size and position, as it was sent.
-    Job { job: Job, file: c_int, fd: c_int, size: u64, position: u64, place: FileHash },
+    /// A job on a file.
+    Job(OfFile),
     /// Everything is to be done now.
     Drain,
     /// Closed files are to be seen to now.
@@ -211,8 +226,10 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             (message.kind, message.start, message.end) = (DROP, range.start, range.end);
             (message.count, message.number) = (index_of(*count), *number);
         }
-        Job::Watch { flags, release, count, used } => {
+        Job::Keep { entry } => (message.kind, message.kept) = (KEEP, entry.saturating_add(1)),
+        Job::Watch { flags, release, count, used, kept } => {
             (message.kind, message.flags) = (WATCH, *flags);
+            message.kept = kept.map_or(0, |kept| kept.saturating_add(1));
             // Of a file without a page all that comes is the program's, also within its size: some are laid out first.
             let is_empty =
                 sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
@@ -339,7 +356,11 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         RELEASE => Job::Release { range, count },
         LATER => Job::Later { range, count },
         DROP => Job::Drop { range, count, number: message.number },
-        WATCH => Job::Watch { flags: message.flags, release, count, used: counted(message.number) },
+        WATCH => {
+            let (flags, used, kept) = (message.flags, counted(message.number), message.kept.checked_sub(1));
+            Job::Watch { flags, release, count, used, kept }
+        }
+        KEEP => Job::Keep { entry: message.kept.wrapping_sub(1) },
         BEHIND => Job::Behind { place: message.number },
         AHEAD => Job::Ahead { index: message.number },
         DRAIN => return Received::Drain,
@@ -349,7 +370,7 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         _ => return Received::Nothing,
     };
     if let Some(file) = file {
-        Received::Job { job, file, fd: message.fd, size: message.start, position: message.end, place }
+        Received::Job(OfFile { job, file, fd: message.fd, size: message.start, position: message.end, place })
     } else {
         // No room for a descriptor in the helper's table, or no right to open the file anew.
         process::count(Count::Failures, 1);
@@ -358,6 +379,9 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
             Job::Drop { number, .. } => super::saw_to(number, false),
             Job::Behind { place } => drop(super::behind::take(place)),
             Job::Ahead { index } => super::ahead::was_refused(index),
+            Job::Keep { entry } | Job::Watch { kept: Some(entry), .. } => {
+                drop(Temporary::from_number(entry));
+            }
             Job::AfterClose { .. } | Job::Release { .. } | Job::Later { .. } | Job::Watch { .. } => {}
         }
         Received::Nothing

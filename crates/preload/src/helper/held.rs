@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 
 use super::{ON, STATE, STATES, channel};
-use crate::{process, sys};
+use crate::{process, sys, temporary};
 
 /// Nanoseconds that are waited for the helper to let go, at most: it may be in a call that the disk is slow to end.
 const LET_GO_MAX: u64 = 1_000_000_000;
@@ -67,14 +67,6 @@ impl FileHash {
 
     /// One less: it is closed.
     pub(crate) fn give_back(self) {
-        let one_less = |held: &AtomicU32| {
-            // Counts begin anew with a new helper, while the one before may still finish.
-            let _ =
-                held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| Some(held.saturating_sub(1)));
-            if SOME_UNWANTED.load(Ordering::SeqCst) > 0 {
-                sys::futex_wake(held);
-            }
-        };
         self.in_all(&HELD).into_iter().for_each(one_less);
         one_less(&ALL_HELD);
     }
@@ -101,6 +93,39 @@ pub(crate) fn has_no_name(file: c_int) -> bool {
 #[inline]
 pub fn holds_some() -> bool {
     ALL_HELD.load(Ordering::Relaxed) > 0
+}
+
+/// The helper has one more in hand, which it keeps by its own entry ([`crate::temporary`]).
+pub(super) fn take_one() {
+    ALL_HELD.fetch_add(1, Ordering::SeqCst);
+}
+
+/// One of these less.
+pub(super) fn give_back_one() {
+    one_less(&ALL_HELD);
+}
+
+fn one_less(held: &AtomicU32) {
+    // Counts begin anew with a new helper, while the one before may still finish.
+    let _ = held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| Some(held.saturating_sub(1)));
+    if SOME_UNWANTED.load(Ordering::SeqCst) > 0 {
+        sys::futex_wake(held);
+    }
+}
+
+/// A temporary file that is kept is about to lose its last name: waits until the helper has let go of it.
+pub fn let_go_of_kept(stat: &libc::stat) {
+    temporary::lose(stat, |state, lost| {
+        let end = sys::now().saturating_add(LET_GO_MAX);
+        let mut is_notified = false;
+        while state.load(Ordering::Acquire) == lost
+            && STATE.load(Ordering::Acquire) & STATES == ON
+            && sys::now() < end
+        {
+            is_notified = is_notified || channel::send_check();
+            sys::futex_wait(state, lost, if is_notified { POLL } else { 1_000_000 });
+        }
+    });
 }
 
 /// The file is about to lose its last name, or to be closed without one: waits until the helper has let go of it.

@@ -25,6 +25,7 @@ mod drop;
 mod forks;
 mod handler;
 mod held;
+mod kept;
 mod later;
 mod start;
 mod thread;
@@ -43,7 +44,7 @@ pub use ahead::{Ahead, Calls, Waited};
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
-pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all};
+pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
 pub use start::{Find, set_up};
 
 /// Nanoseconds that the end of a process waits for the helper, at most.
@@ -129,6 +130,13 @@ pub enum Job {
         count: Count,
         /// Counts the bytes that were read or written, as far as the file's position shows them.
         used: Count,
+        /// The entry of a temporary file that is kept: it is the helper's from then on.
+        kept: Option<u32>,
+    },
+    /// Keeps a temporary file that was closed.
+    Keep {
+        /// Its entry.
+        entry: u32,
     },
     /// Drops the range's pages, which something holds, as soon as they can be.
     Later {
@@ -159,6 +167,13 @@ pub fn follow_read(fd: c_int, read: &LargeRead) -> bool {
             }
             sent
         })
+}
+
+/// Has the helper see to the temporary files that it keeps: they are results.
+pub fn keeps_results() {
+    if is_there() {
+        channel::send_check();
+    }
 }
 
 /// Whether no helper can be had in this process.

@@ -10,13 +10,15 @@ use libc::{c_int, c_void};
 
 use super::ahead::Readers;
 use super::behind::Behind;
-use super::channel::{self, Received};
+use super::channel::{self, OfFile, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
+use super::kept::Kept;
 use super::later::Later;
 use super::watch::{Subject, Watches};
 use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
+use crate::temporary::Temporary;
 use crate::{noted, process, sys};
 
 /// Closed files that are in hand at a time.
@@ -146,101 +148,149 @@ impl Queue {
     }
 }
 
+/// All that the helper has in hand; what is large lies beside it, where it was made.
+struct Hand<'a> {
+    queue: Queue,
+    watches: &'a mut Watches,
+    behind: Behind,
+    readers: &'a mut Readers,
+    later: Later,
+    kept: Kept,
+}
+
+impl Hand<'_> {
+    /// Nanoseconds until something is to be done; `None`: there is nothing. Whether it is of files that are in hand for longer.
+    fn due(&self) -> (Option<u64>, bool) {
+        let now = sys::now();
+        let idle = (self.queue.length > 0).then_some(IDLE);
+        let lasting = [self.watches.due(now), self.behind.due(), self.readers.due(now), self.later.due(now)];
+        let is_lasting = lasting.iter().any(Option::is_some);
+        (lasting.into_iter().chain([idle, self.kept.due(now)]).flatten().min(), is_lasting)
+    }
+
+    /// Does what is due after a wait.
+    fn go_on(&mut self, wait: Option<u64>) {
+        self.behind.release();
+        self.readers.go_on();
+        self.later.check(sys::now());
+        self.kept.go_on();
+        if wait == Some(0) || self.watches.due(sys::now()) == Some(0) {
+            self.watches.check(sys::now(), &mut self.kept);
+        }
+        // One at a time: a job that comes meanwhile is not kept waiting by all of them.
+        self.queue.finish_oldest();
+    }
+
+    /// Does a job.
+    fn take(&mut self, received: OfFile) {
+        let OfFile { job, file, fd, size, position, place } = received;
+        match job {
+            // These are done once their file is given up.
+            Job::AfterClose { .. } if is_lost(file, place) => return give_up(file, place),
+            Job::AfterClose { range, release, count } => {
+                let _ = begin(file, &range, sys::has_counts(file), release);
+                if !release {
+                    return give_up(file, place);
+                }
+                return self.queue.push(Closed { file, start: range.start, end: range.end, count, place });
+            }
+            Job::Release { range, count } => return release(file, range, count, place),
+            Job::Drop { range, count, number } => {
+                // Its writer waits, who needs it with a name or without.
+                let went = drop_as_written(file, &range, &|| place.is_unwanted());
+                process::count(count, went.bytes);
+                super::saw_to(number, went.all);
+                return give_up(file, place);
+            }
+            Job::Watch { flags, release, count, used, kept } => {
+                let subject = Subject { file, fd, flags, size, position, release, count, used, place };
+                let entry = kept.and_then(Temporary::from_number);
+                self.watches.add(subject, entry, sys::now(), &mut self.kept);
+            }
+            Job::Keep { entry } => {
+                place.give_back();
+                match Temporary::from_number(entry) {
+                    Some(entry) => self.kept.add(file, entry),
+                    None => sys::close(file),
+                }
+            }
+            Job::Later { range, count } => self.later.add(file, range, count, place),
+            Job::Behind { place: read } => self.behind.add(read, file, place),
+            Job::Ahead { index } => self.readers.add(index, file, place),
+        }
+        super::done();
+    }
+
+    /// Lets go of what is lost.
+    fn let_go(&mut self) {
+        self.queue.let_go();
+        self.watches.let_go();
+        self.behind.let_go();
+        self.readers.let_go();
+        self.later.let_go();
+        self.kept.let_go();
+    }
+
+    /// Sees to closed files now.
+    fn finish(&mut self) {
+        self.queue.finish();
+        self.kept.finish();
+    }
+
+    /// Does all that is left.
+    fn drain(&mut self) {
+        self.queue.finish();
+        self.watches.end(&mut self.kept);
+        self.readers.go_on();
+        self.later.check(u64::MAX);
+        self.kept.finish();
+    }
+}
+
 fn serve(socket: c_int) {
-    let mut queue = Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 };
-    let mut watches = Watches::none();
-    let mut behind = Behind::NONE;
-    let mut readers = Readers::none();
-    let mut later = Later::NONE;
+    let (mut watches, mut readers) = (Watches::none(), Readers::none());
+    let mut hand = Hand {
+        queue: Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 },
+        watches: &mut watches,
+        behind: Behind::NONE,
+        readers: &mut readers,
+        later: Later::NONE,
+        kept: Kept::NONE,
+    };
     let mut sampled_at = sys::now();
     loop {
         // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
-        if queue.length > 0 && sys::now().saturating_sub(sampled_at) > IDLE {
-            queue.let_go();
+        if hand.queue.length > 0 && sys::now().saturating_sub(sampled_at) > IDLE {
+            hand.queue.let_go();
             sampled_at = sys::now();
         }
-        let idle = (queue.length > 0).then_some(IDLE);
-        let now = sys::now();
-        let lasting = watches.due(now).is_some()
-            || behind.due().is_some()
-            || readers.due(now).is_some()
-            || later.due(now).is_some();
-        LASTING.store(u32::from(lasting), Ordering::Release);
-        let wait = [idle, watches.due(now), behind.due(), readers.due(now), later.due(now)]
-            .into_iter()
-            .flatten()
-            .min();
+        let (wait, is_lasting) = hand.due();
+        LASTING.store(u32::from(is_lasting), Ordering::Release);
         if !sys::readable(socket, wait) {
-            behind.release();
-            readers.go_on();
-            later.check(sys::now());
-            if wait == Some(0) || watches.due(sys::now()) == Some(0) {
-                watches.check(sys::now());
-            }
-            // One at a time: a job that comes meanwhile is not kept waiting by all of them.
-            queue.finish_oldest();
+            hand.go_on(wait);
             continue;
         }
         match channel::receive(socket) {
-            Received::Job { job, file, fd, size, position, place } => match job {
-                Job::AfterClose { .. } if is_lost(file, place) => give_up(file, place),
-                Job::AfterClose { range, release, count } => {
-                    let _ = begin(file, &range, sys::has_counts(file), release);
-                    if release {
-                        queue.push(Closed { file, start: range.start, end: range.end, count, place });
-                    } else {
-                        give_up(file, place);
-                    }
-                }
-                Job::Release { range, count } => release(file, range, count, place),
-                Job::Drop { range, count, number } => {
-                    // Its writer waits, who needs it with a name or without.
-                    let went = drop_as_written(file, &range, &|| place.is_unwanted());
-                    process::count(count, went.bytes);
-                    super::saw_to(number, went.all);
-                    give_up(file, place);
-                }
-                Job::Watch { flags, release, count, used } => {
-                    let subject = Subject { file, fd, flags, size, position, release, count, used, place };
-                    watches.add(subject, sys::now());
-                    super::done();
-                }
-                Job::Later { range, count } => {
-                    later.add(file, range, count, place);
-                    super::done();
-                }
-                Job::Behind { place: read } => {
-                    behind.add(read, file, place);
-                    super::done();
-                }
-                Job::Ahead { index } => {
-                    readers.add(index, file, place);
-                    super::done();
-                }
-            },
+            Received::Job(of_file) => hand.take(of_file),
             Received::Check => {
-                queue.let_go();
-                watches.let_go();
-                behind.let_go();
-                readers.let_go();
-                later.let_go();
+                hand.let_go();
                 super::done();
             }
             Received::Finish => {
-                queue.finish();
+                hand.finish();
                 super::done();
             }
             Received::Drain => {
-                queue.finish();
-                watches.end();
-                readers.go_on();
-                later.check(u64::MAX);
+                hand.drain();
                 super::done();
             }
             Received::Nothing => super::done(),
-            Received::Leave => break,
+            Received::Leave => {
+                hand.kept.finish();
+                break;
+            }
             Received::End => {
-                queue.finish();
+                hand.finish();
                 break;
             }
         }

@@ -16,9 +16,11 @@ use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
+use super::kept::Kept;
 use super::{FileHash, drop_written, write_and_drop};
 use crate::counters::Count;
 use crate::residency::{ResidencyProbe, STALE};
+use crate::temporary::{Keep, Temporary};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
@@ -119,6 +121,8 @@ struct WatchedFile {
     stream: WatchedStream,
     probe: ResidencyProbe,
     sampled_at: u64,
+    /// A temporary file, that is kept.
+    kept: Option<Temporary>,
 }
 
 /// Files that are watched.
@@ -143,7 +147,7 @@ impl Watches {
     }
 
     /// Checks what is due.
-    pub fn check(&mut self, now: u64) {
+    pub(super) fn check(&mut self, now: u64, kept: &mut Kept) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
             if watch.file < 0 || watch.due > now {
                 continue;
@@ -151,18 +155,18 @@ impl Watches {
             if watch.check(closed) {
                 watch.due = sys::now().saturating_add(watch.interval);
             } else {
-                watch.end();
+                watch.end(kept);
                 closed.fd.store(-1, Ordering::Relaxed);
                 self.count -= 1;
             }
         }
     }
 
-    /// Watches a file. Its descriptor is closed when the program's no longer names the file.
-    pub fn add(&mut self, subject: Subject, now: u64) {
+    /// Watches a file; with `entry` a temporary one. Its descriptor is closed when the program's no longer names the file.
+    pub(super) fn add(&mut self, subject: Subject, entry: Option<Temporary>, now: u64, kept: &mut Kept) {
         if self.count == WATCHES {
             // Some may be closed by now.
-            self.check(u64::MAX);
+            self.check(u64::MAX, kept);
         }
         let free = self.files.iter_mut().zip(&CLOSED).find(|(watch, _)| watch.file < 0);
         let has_counts = sys::has_counts(subject.file);
@@ -179,6 +183,7 @@ impl Watches {
         // From here on its closing is noted.
         closed.position.store(0, Ordering::Relaxed);
         closed.fd.store(subject.fd, Ordering::Release);
+        watch.kept = entry;
         watch.begin(&subject, &stat, has_counts);
         watch.due = now.saturating_add(SOON);
         self.count += 1;
@@ -188,6 +193,9 @@ impl Watches {
     pub fn let_go(&mut self) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
             if watch.file >= 0 && watch.place.is_unwanted() {
+                if let Some(kept) = &watch.kept {
+                    kept.went();
+                }
                 watch.close();
                 closed.fd.store(-1, Ordering::Relaxed);
                 self.count -= 1;
@@ -196,10 +204,10 @@ impl Watches {
     }
 
     /// Checks all for the last time: the process is about to end.
-    pub fn end(&mut self) {
+    pub(super) fn end(&mut self, kept: &mut Kept) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED).filter(|(watch, _)| watch.file >= 0) {
             watch.check(closed);
-            watch.end();
+            watch.end(kept);
         }
         self.count = 0;
     }
@@ -229,6 +237,7 @@ impl WatchedFile {
         stream: WatchedStream::NEW,
         probe: ResidencyProbe::NEW,
         sampled_at: 0,
+        kept: None,
     };
 
     fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
@@ -248,7 +257,9 @@ impl WatchedFile {
         (self.released, self.written) = (0, 0..0);
         self.stream = WatchedStream::NEW;
         if writes {
-            self.note_written();
+            if self.kept.is_none() {
+                self.note_written();
+            }
         } else {
             self.sample_ahead(WAITING, self.was_empty);
         }
@@ -295,7 +306,15 @@ impl WatchedFile {
 
     /// Begins to write what is dirty, and drops what is behind the writer.
     fn behind_writer(&mut self) {
+        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(self.size, process::plan().budget));
+        if keep == Keep::Unwritten {
+            return;
+        }
         self.note_written();
+        if keep == Keep::Written {
+            return;
+        }
+        self.kept = None;
         // Where the position says nothing (calls with an offset), the file's end does.
         let start = if self.written.is_empty() { self.from } else { self.written.start };
         let end = if self.position > start { self.position } else { self.size };
@@ -411,11 +430,18 @@ impl WatchedFile {
     }
 
     /// The last of it: waits for what was written, and drops all that is to go.
-    fn end(&mut self) {
+    fn end(&mut self, kept: &mut Kept) {
         let (file, place) = (self.file, self.place);
         let is_lost = || place.is_unwanted() || super::has_no_name(file);
         if is_lost() {
+            if let Some(kept) = &self.kept {
+                kept.went();
+            }
             return self.close();
+        }
+        if let Some(entry) = self.kept.take() {
+            kept.add(core::mem::replace(&mut self.file, -1), entry);
+            return place.give_back();
         }
         if self.writes {
             self.note_written();
@@ -433,7 +459,7 @@ impl WatchedFile {
     fn close(&mut self) {
         sys::close(self.file);
         self.place.give_back();
-        self.file = -1;
+        (self.file, self.kept) = (-1, None);
     }
 }
 

@@ -9,12 +9,12 @@ use super::keeping_errno;
 use crate::helper::{self, FileHash};
 use crate::process::Concern;
 use crate::rules::archive;
-use crate::{noted, process, real, sys};
+use crate::{noted, process, real, sys, temporary};
 
 /// A name is about to be taken from a file.
 #[inline]
 fn losing(at: c_int, path: *const c_char) {
-    if helper::holds_some() {
+    if helper::holds_some() || temporary::has_some() || noted::is_on() {
         lost(at, path);
     }
 }
@@ -25,12 +25,27 @@ fn lost(at: c_int, path: *const c_char) {
     if !process::is_on() {
         return;
     }
+    let Ok(stat) = sys::stat_at(at, path.addr()) else { return };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return;
+    }
     // One that has other names keeps its room.
-    if let Ok(stat) = sys::stat_at(at, path.addr())
-        && stat.st_mode & libc::S_IFMT == libc::S_IFREG
-        && stat.st_nlink <= 1
-    {
-        keeping_errno(|| helper::let_go(FileHash::of(&stat)));
+    if stat.st_nlink > 1 {
+        return has_other_name(&stat);
+    }
+    noted::lost(&stat);
+    keeping_errno(|| {
+        helper::let_go_of_kept(&stat);
+        if helper::holds_some() {
+            helper::let_go(FileHash::of(&stat));
+        }
+    });
+}
+
+/// A file has a name beside the one that it was made by: if it was taken for a temporary one, it is none.
+fn has_other_name(stat: &libc::stat) {
+    if temporary::has_some() && temporary::renamed(stat) {
+        keeping_errno(helper::keeps_results);
     }
 }
 
@@ -80,6 +95,12 @@ fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
         // SAFETY: the kernel has just read paths there.
         let (from, to) = unsafe { (CStr::from_ptr(from), CStr::from_ptr(path)) };
         noted::renamed(at, to);
+        if temporary::has_some()
+            && process::is_on()
+            && let Ok(stat) = sys::stat_at(at, path.addr())
+        {
+            has_other_name(&stat);
+        }
         if process::concern() == Concern::Named && from.to_bytes().ends_with(b".ready") && process::is_on() {
             keeping_errno(|| archive::renamed(from, to));
         }

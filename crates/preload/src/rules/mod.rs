@@ -19,6 +19,7 @@ use crate::process::{count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
 use crate::table::{FileRole, Fresh, Table};
+use crate::temporary::Temporary;
 use log::LogRule;
 use writer::Output;
 
@@ -156,9 +157,12 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         FileRole::Stream | FileRole::BulkReleased => noted::opened(fd, &stat, path, slot.has_counts()),
         FileRole::BulkKept => {}
     }
+    let kept = (file_role == FileRole::Stream && slot.has_counts())
+        .then(|| Temporary::begin(&stat, flags))
+        .flatten();
     slot.with(|state| {
         state.reader.open(size);
-        state.writer.open(size);
+        state.writer.open(size, kept);
     });
 }
 
@@ -329,12 +333,15 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
     helper::prepare();
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let kept = slot.with(|state| state.writer.take_kept()).flatten().map(Temporary::into_number);
     let used = match output_of(slot.role().unwrap_or(FileRole::Log)) {
         Some(_) if reads => Count::StreamRead,
         Some(output) => output.written,
         None => Count::LogWritten,
     };
-    helper::send(fd, &Job::Watch { flags, release: true, count: released, used });
+    if !helper::send(fd, &Job::Watch { flags, release: true, count: released, used, kept }) {
+        drop(kept.and_then(Temporary::from_number));
+    }
 }
 
 /// The kernel copied of the file to what is no file.
@@ -362,7 +369,7 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
         FileRole::Data | FileRole::Direct => return mixed::before_close(slot, fd),
         FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased => {}
     }
-    slot.with(|state| {
+    let is_kept = slot.with(|state| {
         if state.is_watched {
             helper::watch::closing(fd);
         }
@@ -374,10 +381,15 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
         {
             saw(slot, Seen::NotWaitedFor);
         }
-    });
+        state.writer.is_kept()
+    }) == Some(true);
     let unobserved = slot.with(|state| state.reader.take_unobserved()).unwrap_or(0);
     let (device, inode) = (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
     noted::closing(fd, device, inode, unobserved, slot.has_counts());
+    if is_kept {
+        // Until it is released, it is as if nobody had closed it.
+        saw(slot, Seen::Open);
+    }
 }
 
 /// The process is about to end, in order.

@@ -24,6 +24,7 @@ use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::process::{count, plan};
 use crate::sys;
+use crate::temporary::{self, Keep, Temporary};
 use crate::writeback::{WAIT_MAX, wait_by_polling};
 
 /// The file's position is asked for after so many bytes in small writes.
@@ -59,6 +60,10 @@ pub struct Writer {
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
+    /// A temporary file, that is kept.
+    kept: Option<Temporary>,
+    /// Whether the helper has one of this number, or had.
+    was_kept: bool,
 }
 
 impl Writer {
@@ -74,11 +79,25 @@ impl Writer {
         is_synced: false,
         is_hurried: false,
         is_blind: false,
+        kept: None,
+        was_kept: false,
     };
 
-    /// The file was opened, with its size.
-    pub fn open(&mut self, size: u64) {
-        self.behind = WriteBehind::of(size);
+    /// The file was opened, with its size; with `kept` it is a temporary one.
+    pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
+        (self.behind, self.kept) = (WriteBehind::of(size), kept);
+    }
+
+    /// Gives a temporary file's entry to the helper, which watches the file.
+    pub fn take_kept(&mut self) -> Option<Temporary> {
+        let kept = self.kept.take();
+        self.was_kept = kept.is_some();
+        kept
+    }
+
+    /// Whether the helper keeps the file that is being closed.
+    pub fn is_kept(&self) -> bool {
+        self.was_kept
     }
 
     /// Says that the write that was just made may not wait (`RWF_NOWAIT`): what is due is waited for, and goes, with a later one.
@@ -118,9 +137,8 @@ impl Writer {
     pub fn synced(&mut self, fd: c_int, output: Output) {
         self.ask(fd, 0, output);
         self.is_synced = true;
-        if let (Some(range), Some(released)) =
-            (self.behind.synced(output.released.is_some()), output.released)
-        {
+        let is_released = output.released.is_some() && self.kept.is_none();
+        if let (Some(range), Some(released)) = (self.behind.synced(is_released), output.released) {
             inside(|| release(fd, &range, released));
         }
         self.marks = Marks::NONE;
@@ -137,6 +155,9 @@ impl Writer {
     pub fn forget(&mut self) {
         self.behind = self.behind.forgotten();
         self.share.forget();
+        // It is the parent's.
+        let _ = self.take_kept().map(Temporary::into_number);
+        self.was_kept = false;
         (self.marks, self.begun, self.unasked) = (Marks::NONE, false, 0);
     }
 
@@ -154,6 +175,14 @@ impl Writer {
     /// soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
         self.ask(fd, 0, output);
+        if let Some(kept) = self.kept.take()
+            && until.is_none()
+            && self.keep(fd, kept)
+        {
+            self.share.clear();
+            (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
+            return true;
+        }
         let mut goes = true;
         inside(|| {
             for range in self.behind.rest(output.released.is_some()) {
@@ -163,6 +192,28 @@ impl Writer {
         self.share.clear();
         (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
         goes
+    }
+
+    /// A temporary file is closed: whether it is gone, or the helper keeps it. What is little is released as any small output is.
+    fn keep(&mut self, fd: c_int, kept: Temporary) -> bool {
+        let Ok(stat) = sys::fstat(fd) else { return false };
+        let size = stat.st_size.max(0) as u64;
+        if kept.grows(size, plan().budget) == Keep::No || stat.st_nlink > 1 {
+            return false;
+        }
+        if stat.st_nlink == 0 {
+            kept.went();
+            return true;
+        }
+        if small::is_tried() || !helper::prepare() {
+            return false;
+        }
+        let entry = kept.into_number();
+        self.was_kept = helper::send(fd, &Job::Keep { entry });
+        if !self.was_kept {
+            drop(Temporary::from_number(entry));
+        }
+        self.was_kept
     }
 
     /// Asks for the position, for what was written since; the last write was of `last` bytes.
@@ -182,10 +233,20 @@ impl Writer {
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
             self.share.set_disk(slot.device.load(Ordering::Relaxed));
         }
+        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(range.end, budget));
+        if keep == Keep::Unwritten {
+            let pace = Pace { step: u64::MAX, budget: u64::MAX, release: false };
+            self.behind.wrote(range, pace);
+            return;
+        }
+        if keep == Keep::No {
+            self.kept = None;
+        }
         let lead = self.share.lead(budget);
         let length = range.end.saturating_sub(range.start);
         let length = self.share.bytes(length, budget);
-        let mut pace = Pace::of(self.share.bytes(lead, budget), length, output.released.is_some());
+        let is_released = output.released.is_some() && self.kept.is_none();
+        let mut pace = Pace::of(self.share.bytes(lead, budget), length, is_released);
         if self.is_hurried {
             pace.budget = u64::MAX;
         }
@@ -295,6 +356,7 @@ impl Writer {
 pub fn after_fork() {
     disks::after_fork();
     small::after_fork();
+    temporary::after_fork();
 }
 
 /// Begins to write the range.

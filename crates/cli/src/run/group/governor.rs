@@ -23,8 +23,9 @@ pub(crate) const KEPT: u64 = 64 << 20;
 /// What it may keep where the library releases most of it anyway: a program may ask for so much ahead (`POSIX_FADV_WILLNEED`), and
 /// would have to read it again.
 pub(crate) const KEPT_BESIDE_LIBRARY: u64 = 4 * KEPT;
-/// Pages that wait for the disk at which writing is begun, in bytes.
-const UNWRITTEN: u64 = KEPT / 2;
+/// The part of these that may wait for the disk before writing is begun. That reclaims written ones, too: where the library is loaded, these
+/// may be of temporary files, which it keeps.
+const UNWRITTEN_PART: u64 = 2;
 /// How often it is: the flushers have some work from then on.
 const WRITING_BEGUN_EVERY: Duration = Duration::from_millis(100);
 /// The least that one reclaim takes, so that a few pages do not cost one each.
@@ -168,7 +169,9 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
         let written = pages.saturating_sub(unwritten);
         if written > kept {
             group.reclaim(written - kept + STEP);
-        } else if unwritten > UNWRITTEN && flushed.is_none_or(|at| at.elapsed() > WRITING_BEGUN_EVERY) {
+        } else if unwritten > kept / UNWRITTEN_PART
+            && flushed.is_none_or(|at| at.elapsed() > WRITING_BEGUN_EVERY)
+        {
             flushed = Some(Instant::now());
             group.reclaim(STEP);
         }

@@ -1,0 +1,128 @@
+//! Temporary files that were closed, and are kept until they have no name left: [`crate::temporary`].
+//!
+//! Invariants: while there are none there is no timer; a file that is released was written by this process alone, and is released one at
+//! a time, so that a job is not kept waiting by all of them; each entry is given up once its file is closed.
+
+use libc::c_int;
+
+use super::drop::{begin, write_and_drop};
+use super::held;
+use crate::counters::Count;
+use crate::temporary::{self, FILES, KEEP_MAX, Temporary};
+use crate::{noted, process, sys};
+
+/// Nanoseconds between two checks whether others took the names away.
+const CHECK: u64 = 1_000_000_000;
+
+/// One of them.
+struct KeptFile {
+    file: c_int,
+    entry: Temporary,
+    since: u64,
+}
+
+impl KeptFile {
+    fn is_lost(&self) -> bool {
+        self.entry.is_lost() || held::has_no_name(self.file)
+    }
+
+    fn close(self, went: bool) {
+        if went {
+            self.entry.went();
+        }
+        sys::close(self.file);
+        held::give_back_one();
+        drop(self.entry);
+    }
+
+    fn release(self) {
+        let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_lost());
+        process::count(Count::StreamReleased, released);
+        noted::released(self.file);
+        let went = self.is_lost();
+        self.close(went);
+    }
+}
+
+/// All of them.
+pub(super) struct Kept {
+    files: [Option<KeptFile>; FILES],
+    count: usize,
+    check_at: u64,
+}
+
+impl Kept {
+    pub(super) const NONE: Self = Self { files: [const { None }; FILES], count: 0, check_at: 0 };
+
+    /// Nanoseconds until the next check.
+    pub(super) fn due(&self, now: u64) -> Option<u64> {
+        let wait = if temporary::are_results() { 0 } else { self.check_at.saturating_sub(now) };
+        (self.count > 0).then_some(wait)
+    }
+
+    /// Takes a file that was closed.
+    pub(super) fn add(&mut self, file: c_int, entry: Temporary) {
+        let now = sys::now();
+        if self.count == 0 {
+            self.check_at = now.saturating_add(CHECK);
+        }
+        held::take_one();
+        entry.close();
+        let kept = KeptFile { file, entry, since: now };
+        match self.files.iter_mut().find(|place| place.is_none()) {
+            Some(place) => {
+                *place = Some(kept);
+                self.count += 1;
+            }
+            // There is a place for each entry.
+            None => kept.release(),
+        }
+    }
+
+    /// Lets go of those that are lost.
+    pub(super) fn let_go(&mut self) {
+        if self.count > 0 {
+            for kept in self.taken(KeptFile::is_lost) {
+                kept.close(true);
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn go_on(&mut self) {
+        let now = sys::now();
+        if temporary::are_results() {
+            self.release_one(now);
+        } else if self.count > 0 && now >= self.check_at {
+            self.check_at = now.saturating_add(CHECK);
+            self.let_go();
+            self.release_one(now.saturating_sub(KEEP_MAX));
+        }
+    }
+
+    /// Releases all.
+    pub(super) fn finish(&mut self) {
+        self.let_go();
+        // All of it is on its way before any of it is waited for.
+        for kept in self.files.iter().flatten() {
+            let _ = begin(kept.file, &(0..u64::MAX), true, true);
+        }
+        while self.release_one(u64::MAX) {}
+    }
+
+    /// Releases one that was closed by then.
+    fn release_one(&mut self, by: u64) -> bool {
+        let kept = self.taken(|kept| kept.since <= by).next();
+        kept.map(KeptFile::release).is_some()
+    }
+
+    /// Takes out those that are so, as they are asked for.
+    fn taken(&mut self, is_so: impl Fn(&KeptFile) -> bool) -> impl Iterator<Item = KeptFile> {
+        let Self { files, count, .. } = self;
+        files.iter_mut().filter_map(move |place| {
+            let kept = place.take_if(|kept| is_so(kept))?;
+            *count -= 1;
+            Some(kept)
+        })
+    }
+}

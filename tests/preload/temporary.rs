@@ -1,0 +1,183 @@
+//! Temporary files under `pagekeeper run`: what a process makes to read it again soon is not read back from the disk, and what only
+//! looks so leaves nothing in memory. Residency is `fincore`'s, bytes of the disk are `/proc/PID/io`'s.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::loop_images::QuickDisk;
+
+/// Runs a line of a shell, every process of it a stream: its report, what it left, and the bytes that it read of a disk.
+fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
+    let outside = support::scratch();
+    let (to, io) = (outside.path().join("report"), outside.path().join("io"));
+    // What the children read is added to their parent's as it waits for them.
+    let script = "\"$@\" || exit; grep ^read_bytes /proc/$$/io >\"$IO\"";
+    let mut command = Command::new("sh");
+    command.args(["-euc", script, "sh"]).arg(pagekeeper().get_program());
+    command.arg("run").arg(format!("--report={}", to.display())).args(["--json", "--as", "stream", "--"]);
+    command.args(["sh", "-euc", line]).env("IO", &io).env("LC_ALL", "C").current_dir(here);
+    let outcome = finish(&mut command);
+    assert!(outcome.code == 0, "{line}: {outcome:#?}");
+    let report = serde_json::from_slice(&std::fs::read(&to).expect("a report")).expect("JSON");
+    (report, outcome, support::io_counter(&io, "read_bytes"))
+}
+
+/// Text of that many bytes, in no order.
+fn write_text(path: &Path, count: u64) {
+    let mut state = 7_u64;
+    let mut text = Vec::new();
+    for _ in 0..count / 17 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        writeln!(text, "{:016x}", state ^ state >> 29).expect("there is memory");
+    }
+    std::fs::write(path, text).expect("write");
+}
+
+/// All files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let found = finish(Command::new("find").arg(directory).args(["-type", "f"])).fine();
+    found.lines().map(PathBuf::from).collect()
+}
+
+#[test]
+fn sort_does_not_read_its_temporary_files_from_the_disk() {
+    if !support::can_start("temporary files of sort", &["sort", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let text = here.join("text");
+    write_text(&text, 40 * MIB);
+    // Once of files that are merged once, and once of those that are merged again.
+    for buffer in ["6M", "1M"] {
+        support::evict(&text);
+        let (report, _, read) = streamed(&format!("sort -S {buffer} -T . -o sorted text"), here);
+        let checked =
+            finish(Command::new("sort").args(["-c", "sorted"]).env("LC_ALL", "C").current_dir(here));
+        assert!(checked.code == 0 && support::size_bytes(&[here.join("sorted")]) == 40 * MIB / 17 * 17);
+        assert!(read <= 44 * MIB, "{buffer}: {read} bytes were read of 40 MiB; {report}");
+        let kept = report["total"]["stream_kept_bytes"].as_u64().expect("bytes");
+        assert!(kept >= 30 * MIB, "{buffer}: {report}");
+        assert_eq!(files(here).len(), 2, "temporary files are left");
+        support::evict(&text);
+        std::fs::remove_file(here.join("sorted")).expect("remove");
+    }
+    support::evict(&text);
+    let (report, ..) = streamed("sort -S 6M -T . -o sorted text", here);
+    let left = support::resident_bytes(&files(here));
+    assert!(left <= MIB, "{left} bytes stay; {report}");
+    // What was removed is not said to stay.
+    let stayed = report["stayed"].as_array().expect("a list").iter();
+    let removed = stayed.filter(|file| {
+        let path = Path::new(file["path"].as_str().expect("text"));
+        path.starts_with(here) && !path.exists()
+    });
+    assert_eq!(removed.count(), 0, "{:?}", report["stayed"]);
+}
+
+/// Files that are made as temporary ones are (mkstemp(3)), and stay: results with another name, or with the same.
+#[test]
+fn what_only_looks_temporary_leaves_nothing() {
+    let needed = ["rsync", "git", "xz", "python3", "fincore"];
+    if !support::can_start("results that look temporary", &needed) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let python = |text: &str| format!("python3 -c 'import os, tempfile, time\n{text}'");
+    let make = "fd, name = tempfile.mkstemp(dir=\".\")\nos.write(fd, bytes(8 << 20)); os.write(fd, bytes(1 << 20))\n";
+    let lines = [
+        "rsync --whole-file text text.2 copies/".to_owned(),
+        "git init -q . && git add text text.2 && git -c user.name=a -c user.email=a@b commit -q -m m && git repack -q -a -d -f".to_owned(),
+        "xz -0 -k text".to_owned(),
+        // Never removed.
+        python(make),
+        python(&format!("{make}os.close(fd)")),
+        // By another name, by two, and by a name that another program gives it.
+        python(&format!("{make}os.close(fd); os.rename(name, \"result\")")),
+        python(&format!("{make}os.rename(name, \"result\"); os.write(fd, bytes(4 << 20)); os.close(fd)")),
+        python(&format!("{make}os.close(fd); os.link(name, \"result\"); os.unlink(name)")),
+        python(&format!("{make}os.close(fd); os.system(\"mv \" + name + \" result\")")),
+        // Kept over a fork, by a child that ends in order, or not.
+        python(&format!("{make}os.close(fd)\nif os.fork() == 0: raise SystemExit\nos.wait()")),
+        python(&format!("{make}os.close(fd)\nif os.fork() == 0: os._exit(0)\nos.wait()")),
+        // Of many of them, and one that is read again, and stays.
+        python(&format!("for _ in range(5):\n  {}", make.replace('\n', "; "))),
+        python(&format!("{make}os.lseek(fd, 0, 0); assert not any(os.read(fd, 9 << 20)); os.close(fd)")),
+        // Without a name from the start, and later.
+        python("f = tempfile.TemporaryFile(dir=\".\"); f.write(bytes(9 << 20)); f.seek(0); assert len(f.read()) == 9 << 20"),
+        python(&format!("{make}os.unlink(name); os.lseek(fd, 0, 0); assert len(os.read(fd, 9 << 20)) == 9 << 20")),
+        // As exec ends the process.
+        python(&format!("{make}os.close(fd); os.execlp(\"true\", \"true\")")),
+    ];
+    for line in &lines {
+        let (text, other) = (here.join("text"), here.join("text.2"));
+        write_text(&text, 9 * MIB);
+        write_text(&other, 3 * MIB);
+        support::evict(&text);
+        support::evict(&other);
+        std::fs::create_dir(here.join("copies")).expect("make a directory");
+        let (report, outcome, _) = streamed(line, here);
+        let files_left = files(here);
+        let left = support::resident_bytes(&files_left);
+        // git maps its packs and its index.
+        let small = if line.starts_with("git") { 14 * MIB } else { MIB };
+        assert!(left <= small, "{line}: {left} bytes of {files_left:?} stay; {report}; {outcome:#?}");
+        for entry in std::fs::read_dir(here).expect("list").flatten() {
+            let path = entry.path();
+            let is_directory = entry.file_type().expect("a kind").is_dir();
+            if is_directory { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }
+                .expect("remove");
+        }
+    }
+}
+
+/// While the process goes on: what it renames goes, and what it removes needs no disk space any more.
+#[test]
+fn a_result_goes_while_its_process_goes_on() {
+    if !support::can_start("results of a process that goes on", &["python3", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let text = "
+import os, subprocess, tempfile, time
+def made():
+    fd, name = tempfile.mkstemp(dir='.')
+    os.write(fd, bytes(8 << 20)); os.write(fd, bytes(4 << 20)); os.close(fd)
+    return name
+def resident(name):
+    return int(subprocess.run(['env', '-u', 'LD_PRELOAD', 'fincore', '-bno', 'RES', name], capture_output=True, check=True).stdout)
+first = made()
+time.sleep(0.2)
+free = os.statvfs('.').f_bfree
+os.unlink(first)
+# The file that is held open no more is no room less (delayed allocation gives it back later).
+os.sync()
+assert os.statvfs('.').f_bfree >= free, 'the room is not free'
+held = made()
+time.sleep(0.2)
+os.rename(held, 'result')
+for _ in range(600):
+    if resident('result') == 0: break
+    time.sleep(0.1)
+else: raise SystemExit('the result stays')
+# From here on none is kept.
+another = made()
+for _ in range(600):
+    if resident(another) == 0: break
+    time.sleep(0.1)
+else: raise SystemExit('another one stays')
+";
+    std::fs::write(here.join("script.py"), text).expect("write");
+    streamed("python3 script.py", here);
+}
