@@ -259,3 +259,39 @@ fn what_runs_elsewhere_is_said() {
     let refused = finish(pagekeeper().args(["run", "--require", "--"]).arg(&docker));
     assert_eq!(refused.code, 1, "{refused:?}");
 }
+
+/// A process that goes on behind the command stays in its group: it is said, what it brings in goes as before, and then the group.
+#[test]
+fn what_goes_on_behind_the_command_is_still_governed() {
+    if !support::can_run(
+        "what_goes_on_behind_the_command_is_still_governed",
+        &["busybox", "fincore", "mkfifo"],
+    ) {
+        return;
+    }
+    let _alone = support::alone();
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    let files = [at("file"), at("copy")];
+    write(&files[0], SIZE);
+    evict(&files[0]);
+    finish(Command::new("mkfifo").args([at("begin"), at("end")])).fine();
+    let line = "(cat begin; cat file >copy; echo >done; cat end) </dev/null >/dev/null 2>&1 & echo $!";
+    let mut run = pagekeeper();
+    run.args(["run", "--report", "--as=stream", "--", "busybox", "sh", "-c", line]).current_dir(dir.path());
+    let ended = finish(&mut run);
+    assert!(ended.code == 0 && ended.stderr.contains("some of its processes go on"), "{ended:?}");
+    let pid: u32 = ended.stdout.trim().parse().expect("a number");
+    let group = group_of(pid).expect("it is in the group");
+    let directory = directory_of(&group);
+    fs::write(at("begin"), "").unwrap();
+    eventually("it has copied", SOON, || at("done").exists().then_some(()));
+    // What the governor lets a group have, and what it takes at once.
+    eventually("most of it goes while it waits", SOON, || {
+        (resident_bytes(&files) <= 100 * MIB).then_some(())
+    });
+    assert_eq!(group_of(pid).as_ref(), Some(&group));
+    fs::write(at("end"), "").unwrap();
+    eventually("the rest goes with it", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
+    eventually("the group is gone", SOON, || (!directory.exists()).then_some(()));
+}

@@ -1,6 +1,6 @@
 //! Servers that send files: what a socket's queue holds of them is released once it was sent.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -152,4 +152,72 @@ fn what_a_queue_still_holds_is_reported() {
         "{report}"
     );
     drop(client);
+}
+
+/// A whole file by one sendfile(2).
+const SENDS_ALL: &str = "
+import os, socket, sys
+listener = socket.socket()
+listener.bind(('127.0.0.1', 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
+connection, _ = listener.accept()
+with open(sys.argv[1], 'rb', buffering=0) as file:
+    size = os.fstat(file.fileno()).st_size
+    sent = os.sendfile(connection.fileno(), file.fileno(), 0, size)
+    assert sent == size, sent
+";
+
+#[test]
+fn a_file_that_one_call_sends_goes_while_it_is_sent() {
+    const WHOLE: u64 = 400 * MIB;
+    /// What is sampled ahead of a stream, and what is on its way.
+    const AT_ONCE: u64 = 96 * MIB;
+    if !support::can_start("one large sendfile", &["python3", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let (scratch, outside) = (QuickDisk::new(), support::scratch());
+    let file = scratch.path().join("file");
+    std::fs::write(&file, vec![0x5a; usize::try_from(WHOLE).expect("small")]).expect("write");
+    evict(&file);
+    let resident = || support::resident_bytes(std::slice::from_ref(&file));
+    let report = outside.path().join("report");
+    let mut way = Way::stream_by_library();
+    way.and_option(&format!("--report={}", report.display()));
+    way.and_option("--json");
+    let mut command = way.command(Path::new("python3"));
+    let mut server =
+        command.args(["-c", SENDS_ALL]).arg(&file).stdout(Stdio::piped()).spawn().expect("start");
+    let mut port = String::new();
+    std::io::BufReader::new(server.stdout.take().expect("piped")).read_line(&mut port).expect("a port");
+    let port: u16 = port.trim().parse().expect("a port");
+    let mut client = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+    let (mut bytes, mut sum, mut most) = (vec![0; 8 << 20], 0, 0);
+    loop {
+        let length = client.read(&mut bytes).expect("read");
+        if length == 0 {
+            break;
+        }
+        assert!(bytes[..length].iter().all(|&byte| byte == 0x5a), "other bytes came");
+        if (sum + length as u64) / (16 * MIB) > sum / (16 * MIB) {
+            most = most.max(resident());
+        }
+        sum += length as u64;
+    }
+    assert!(server.wait().expect("wait").success());
+    let report: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+    eprintln!("{most} bytes at once, {} stay", resident());
+    assert_eq!(sum, WHOLE);
+    assert!(most <= AT_ONCE, "{most} bytes were resident while it was sent");
+    // What its queue held as the process ended.
+    assert!(resident() <= WHOLE / 50, "{} bytes stay; {report}", resident());
+    let stayed = report["stayed"].as_array().expect("a list").iter();
+    let of_file = stayed.filter(|stayed| stayed["path"].as_str().map(Path::new) == Some(&file));
+    let said: Vec<_> =
+        of_file.map(|stayed| (stayed["stayed_bytes"].as_u64(), stayed["why"].as_str())).collect();
+    match resident() {
+        0 => assert!(said.is_empty(), "{report}"),
+        held => assert_eq!(said, [(Some(held), Some("in-flight"))], "{report}"),
+    }
 }
