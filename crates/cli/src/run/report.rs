@@ -112,7 +112,9 @@ impl std::fmt::Display for OfGroup {
         let (released, peak) = (Size(self.released_bytes), Size(self.peak_bytes));
         write!(f, "  group       released {released} from outside, at most {peak} at a time")?;
         if self.left_bytes > 0 {
-            write!(f, ", {} stayed (being written, mapped or in use)", Size(self.left_bytes))?;
+            let left = Size(self.left_bytes);
+            // What a group is charged for names no file.
+            write!(f, ", {left} stayed (being written, mapped or in use; of which files is not known)")?;
         }
         f.write_str("\n")
     }
@@ -481,6 +483,18 @@ mod tests {
              \x20 throttled   1 pause, 1.500 s in all\n\
              \x20 inside      2.000 s spent in the rules\n\
              \x20 not covered residency not seen of 2 MiB, 1 file not followed\n"
+        );
+    }
+
+    #[test]
+    fn what_stays_of_a_group_is_said_without_names() {
+        let group = |left_bytes| {
+            OfGroup { released_bytes: 9 << 20, peak_bytes: 8 << 20, left_bytes, goes_on: false }.to_string()
+        };
+        assert_eq!(group(0), "  group       released 9 MiB from outside, at most 8 MiB at a time\n");
+        assert!(
+            group(1 << 20)
+                .ends_with(", 1 MiB stayed (being written, mapped or in use; of which files is not known)\n")
         );
     }
 
