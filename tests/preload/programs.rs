@@ -127,6 +127,62 @@ fn archives_and_copies_come_back_whole() {
     copied_by_all(scratch.path(), 12 * MIB);
 }
 
+/// A file system in user space writes behind the program, and says at close(2) what failed. That error is the program's: whoever else closes
+/// the file would take it.
+#[test]
+fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
+    if !support::can_run("write errors of FUSE", &["python3", "dd", "cp", "umount"])
+        || !Path::new("/dev/fuse").exists()
+    {
+        return;
+    }
+    let scratch = support::scratch();
+    let (point, small) = (scratch.path().join("full"), scratch.path().join("small"));
+    std::fs::create_dir(&point).expect("make a directory");
+    std::fs::write(&small, bytes(10_000, 5)).expect("write");
+    let file = point.join("file").display().to_string();
+    for says in ["says", "hides"] {
+        let mut server = Command::new("python3");
+        server.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/full_fuse.py")).arg(&point);
+        let mut server = server.arg(says).stdout(Stdio::piped()).spawn().expect("start");
+        let mut line = String::new();
+        std::io::BufRead::read_line(
+            &mut std::io::BufReader::new(server.stdout.take().expect("piped")),
+            &mut line,
+        )
+        .expect("read");
+        assert_eq!(line, "mounted\n");
+        let to = format!("of={file}");
+        let commands: [&[&str]; 3] = [
+            &["dd", "if=/dev/zero", &to, "bs=1M", "count=6", "status=none"],
+            &["cp", small.to_str().expect("a plain path"), &file],
+            &[
+                "python3",
+                "-c",
+                "import os, sys; fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT); os.write(fd, bytes(1 << 22)); os.close(fd)",
+                &file,
+            ],
+        ];
+        let mut failures = Vec::new();
+        for command in commands {
+            let mut plain = Command::new(command[0]);
+            let plain = finish(plain.args(&command[1..]));
+            if plain.code != 1 || !plain.stderr.contains("No space left") {
+                failures.push(format!("{says}, plain: {plain:?}"));
+            }
+            for way in [&[][..], &["--as", "stream"][..]] {
+                let got = finish(&mut under(way, command));
+                if (got.code, &got.stderr) != (1, &plain.stderr) {
+                    failures.push(format!("{says}, {command:?}: {got:?}"));
+                }
+            }
+        }
+        finish(Command::new("umount").arg(&point)).fine();
+        assert!(server.wait().expect("wait").success());
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+    }
+}
+
 /// Bytes in the page cache, once the kernel's read-ahead has brought in what it began.
 fn settled(files: &[PathBuf]) -> u64 {
     let mut last = 0;

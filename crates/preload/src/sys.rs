@@ -253,11 +253,12 @@ pub fn is_of_the_kernel(kind: Option<u64>) -> bool {
     kind.is_some_and(|kind| MADE.contains(&kind))
 }
 
-/// Whether the file's close may take an error of its writeback, also of who has not written it: FUSE, whose flush does.
+/// Whether the file's close may take an error of its writeback, also of who has not written it: FUSE, whose flush does. A file system that
+/// doesn't say what it is may be one (its program need not answer statfs(2)).
 pub fn close_takes_errors(fd: c_int) -> bool {
     /// `FUSE_SUPER_MAGIC`.
     const FUSE: u64 = 0x6573_5546;
-    file_system(fd) == Some(FUSE)
+    file_system(fd).is_none_or(|kind| kind == FUSE)
 }
 
 /// Whether the program has a lease on the open file, which another opener would break (fcntl(2), `F_GETLEASE`).

@@ -19,7 +19,7 @@ use super::{
     thread,
 };
 use crate::counters::Count;
-use crate::{process, sys};
+use crate::{process, rules, sys};
 
 /// Finds a function of the C library by its name: null if there is none.
 pub type Find = fn(&CStr) -> *mut c_void;
@@ -236,6 +236,10 @@ pub(super) fn start() -> bool {
         return false;
     };
     if sys::descriptor_limit() < FEW || sys::is_on_other_stack() || handler::may_be_under_way() {
+        return false;
+    }
+    // Its table begins as a copy of the program's, and what it closes there is flushed as if the program did.
+    if rules::writes_what_a_close_would_spoil() {
         return false;
     }
     let starting = (state & !STATES).wrapping_add(STATES + 1) | STARTING;

@@ -183,6 +183,14 @@ fn log_rule(rule: u16) -> Option<LogRule> {
     }
 }
 
+/// Whether a file is open for writing whose error somebody's close may take. Only of files that are followed: all, in a stream.
+pub fn writes_what_a_close_would_spoil() -> bool {
+    FILES.entered(0, FILES.highest()).any(|(fd, _)| {
+        sys::close_takes_errors(fd)
+            && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+    })
+}
+
 /// Whether readers of some log are waited for.
 pub fn has_followers() -> bool {
     (0..plan().rules().len()).any(|rule| log_rule(rule as u16).is_some_and(|rule| rule.near_files > 0))
