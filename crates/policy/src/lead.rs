@@ -28,6 +28,8 @@ const QUEUE_MAX: u64 = 8 << 20;
 const STEP: u64 = 1 << 20;
 const STEP_MAX: u64 = 4 << 20;
 const STEP_MIN: u64 = 64 << 10;
+/// Times the good lead that are tried of a disk that takes long for each request: steps of many requests, of which the last is short.
+const MANY: u64 = 16;
 /// Timed writings after which another lead is tried: first, and at most.
 const REST: u64 = 64;
 const REST_MAX: u64 = 1024;
@@ -249,7 +251,13 @@ impl Lead {
                 self.try_less(max);
             } else {
                 self.bytes = self.good;
-                self.try_more(max);
+                // With shorter requests it is slower: so it takes its time for each, however long, and a few of a step are short.
+                let is_by_request = rate < self.rate - self.rate / 8 && queue(self.rate, max) <= LEAD_MIN;
+                if is_by_request {
+                    self.try_times(MANY, max);
+                } else {
+                    self.try_more(max);
+                }
             }
         } else if self.is_faster(rate) {
             (self.good, self.rate) = (self.bytes, rate);
@@ -300,9 +308,16 @@ impl Lead {
 
     /// Tries a lead of several times the good one, unless the disk was as fast with less.
     fn try_more(&mut self, max: u64) {
-        let times = if self.good < QUEUE_MAX { 4 } else { 2 };
+        if self.is_enough {
+            return self.settle(true);
+        }
+        self.try_times(if self.good < QUEUE_MAX { 4 } else { 2 }, max);
+    }
+
+    /// Tries a lead of so many times the good one.
+    fn try_times(&mut self, times: u64, max: u64) {
         let more = self.good.saturating_mul(times).min(max);
-        if self.is_enough || more <= self.good {
+        if more <= self.good {
             return self.settle(true);
         }
         (self.bytes, self.stage, self.seen, self.count) = (more, Stage::More, 0, 0);

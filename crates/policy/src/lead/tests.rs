@@ -137,6 +137,21 @@ fn no_disk_is_idle_for_want_of_a_longer_lead() {
     }
 }
 
+/// As of who writes by some KiB: its pages are so small that a request has fewer bytes than a step.
+#[test]
+fn a_disk_that_answers_slowly_has_few_requests_that_are_the_rest_of_a_step() {
+    for latency in [15 * MS, 40 * MS, 100 * MS] {
+        for largest in [640 << 10, 720 << 10, 900 << 10] {
+            let disk = Disk { latency, largest, bandwidth: 250 * MIB, ..NARROW };
+            let total = 256 * MIB;
+            let outcome = write_new(disk, total, 10 << 10, 0);
+            let ratio = unbound(disk, total) as f64 / outcome.took as f64;
+            assert!(ratio >= 0.85, "{ratio:.3} {disk:?} {outcome:?}");
+            assert!(outcome.bytes <= 32 * MIB, "{outcome:?}");
+        }
+    }
+}
+
 #[test]
 fn a_lead_is_no_longer_than_the_disk_needs() {
     let after = |disk| write_new(disk, 4 * GIB, MIB, 0);
