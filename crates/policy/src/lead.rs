@@ -217,8 +217,8 @@ impl Lead {
         (self.good, self.rate) = (self.bytes, rate);
         let (in_flight, took) = self.first;
         if timed.took >= took.saturating_add(took / 2) {
-            // What is in flight waits for other such.
-            return self.settle(false);
+            // What is in flight waits for other such. Of a disk that takes long for each, the first may only have taken longer.
+            return if queue(rate, max) <= LEAD_MIN { self.try_less(max) } else { self.settle(false) };
         }
         // What was in flight more took so much longer: so much is written in the time that the first took, and half as much again is
         // given.
