@@ -2,7 +2,8 @@
 //!
 //! Invariants: file and target are cold at the begin; the hot file is resident, read twice by a program of the group's own; the group
 //! has room for it, the program's heap and [`ROOM`], so that a stream that stays takes its place. What stays is counted by fincore,
-//! of a block device by the kernel's `Buffers`, and never by pagekeeper. A program that is not installed is named as missing.
+//! of a block device by the kernel's `Buffers`, and never by pagekeeper. The time ends when what was written is on disk: plain, most of it
+//! would only be in memory. A program that is not installed is named as missing.
 //! Fails where a program fails.
 
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use crate::data::{MIB, make_cold, write_synced};
 use crate::peers::{Program, run as run_process};
 use crate::pressure::group::{Group, Groups};
 use crate::report::Unit;
-use crate::rounds::Samples;
+use crate::rounds::{Better, Samples, ratio};
 
 /// Bytes of the file that is read, and of the one that is hot.
 const SIZE: u64 = 512 * MIB;
@@ -81,7 +82,8 @@ const TOOLS: [Tool; 15] = [
         "printf 'daemon off; user root; pid nginx.pid; error_log stderr; events {} http { access_log off; sendfile on; server {
            listen 127.0.0.1:48157; root %s; } }' \"${FILE%/*}\" >\"$NEW/conf\"
          $RUN nginx -e stderr -p \"$NEW\" -c \"$NEW/conf\" & server=$!
-         curl -sf --retry 50 --retry-connrefused --retry-delay 1 -o /dev/null \"http://127.0.0.1:48157/${FILE##*/}\"
+         while kill -0 \"$server\" && [ ! -s \"$NEW/nginx.pid\" ]; do sleep 0.002; done
+         curl -sf -o /dev/null \"http://127.0.0.1:48157/${FILE##*/}\"
          status=$?; kill \"$(cat \"$NEW/nginx.pid\")\"; wait \"$server\"; exit $status",
     ),
     tool("mbstream -c", &["mbstream"], 16, "cd \"${FILE%/*}\" && $RUN mbstream -c \"${FILE##*/}\" >\"$NEW/stream\""),
@@ -98,7 +100,8 @@ const TOOLS: [Tool; 15] = [
 /// What stays of a run of one.
 #[derive(Debug, Default)]
 struct Stays {
-    stream_mib: Vec<f64>,
+    source_mib: Vec<f64>,
+    target_mib: Vec<f64>,
     hot_percent: Vec<f64>,
     rate: Vec<f64>,
 }
@@ -141,7 +144,7 @@ pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
         HOT / MIB,
         ROOM / MIB
     ));
-    let (mut most_left, mut least_hot) = (0.0_f64, 100.0_f64);
+    let (mut most_left, mut least_hot, mut slowest) = (0.0_f64, 100.0_f64, f64::INFINITY);
     for tool in &TOOLS {
         if let Some(missing) = tool.needs.iter().find(|name| Program::find(name).is_none()) {
             run.report.add_missing(missing);
@@ -155,7 +158,8 @@ pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
             site.once(tool, false, &mut plain)?;
             run.stop.check()?;
         }
-        most_left = under_run.stream_mib.iter().fold(most_left, |most, one| most.max(*one));
+        let left = under_run.source_mib.iter().chain(&under_run.target_mib);
+        most_left = left.fold(most_left, |most, one| most.max(*one));
         least_hot = under_run.hot_percent.iter().fold(least_hot, |least, one| least.min(*one));
         let pair = |of: fn(&Stays) -> &Vec<f64>| {
             [(UNDER_RUN, &under_run), (PLAIN, &plain)]
@@ -164,11 +168,17 @@ pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
         let mut add = |what: &str, unit, samples: [Samples; 2]| {
             run.report.add_case(&format!("{}: {what}", tool.name), unit, &samples);
         };
-        add("what it read and wrote stays in memory", Unit::Mib, pair(|stays| &stays.stream_mib));
+        add("what it read stays in memory", Unit::Mib, pair(|stays| &stays.source_mib));
+        add("what it wrote stays in memory", Unit::Mib, pair(|stays| &stays.target_mib));
         add("the hot file stays", Unit::Percent, pair(|stays| &stays.hot_percent));
-        add("rate", Unit::MibPerSecond, pair(|stays| &stays.rate));
+        let rates = pair(|stays| &stays.rate);
+        if let Some(speed) = ratio(&under_run.rate, &plain.rate, Better::More) {
+            slowest = slowest.min(speed);
+        }
+        add("rate, until what it wrote is on disk", Unit::MibPerSecond, rates);
     }
-    run.report.ratios.insert("stream_programs_left_percent", most_left / ((2 * SIZE) / MIB) as f64 * 100.0);
+    run.report.ratios.insert("stream_programs_speed", slowest);
+    run.report.ratios.insert("stream_programs_left_percent", most_left / (SIZE / MIB) as f64 * 100.0);
     run.report.ratios.insert("stream_programs_hot_kept", least_hot / 100.0);
     Ok(())
 }
@@ -202,15 +212,21 @@ impl Site<'_> {
             .env("NEW", &self.new)
             .env("RUN", if under_run { &self.run } else { "" });
         shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
-        let finished = run_process(&mut shell).with_context(|| tool.name)?;
+        let began = Instant::now();
+        run_process(&mut shell).with_context(|| tool.name)?;
+        let written = files_below(&self.new)?;
+        written.iter().try_for_each(|path| sync(path))?;
+        let seconds = began.elapsed().as_secs_f64();
         self.settle()?;
         let of_device =
             device.map_or(Ok(0), |_| Ok::<_, anyhow::Error>(buffers()?.saturating_sub(before)))?;
-        let mut files = files_below(&self.new)?;
-        files.push(self.file.clone());
-        stays.stream_mib.push((fincore(&files)? + of_device) as f64 / MIB as f64);
+        let of_file = fincore(std::slice::from_ref(&self.file))?;
+        stays.source_mib.push((of_file + of_device) as f64 / MIB as f64);
+        // Of a program that writes nothing.
+        let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
+        stays.target_mib.push(of_written as f64 / MIB as f64);
         stays.hot_percent.push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT as f64 * 100.0);
-        stays.rate.push((SIZE / MIB) as f64 / finished.seconds);
+        stays.rate.push((SIZE / MIB) as f64 / seconds);
         Ok(())
     }
 
@@ -228,6 +244,11 @@ impl Site<'_> {
         }
         Ok(())
     }
+}
+
+fn sync(path: &Path) -> Result<()> {
+    let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
+    synced.with_context(|| format!("can't sync {}", path.display()))
 }
 
 /// Resident bytes, as fincore counts them.
