@@ -4,6 +4,7 @@
 mod support;
 
 mod archives;
+mod backups;
 mod calls;
 mod children;
 mod group;

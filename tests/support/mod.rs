@@ -154,6 +154,21 @@ pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     line.expect("always there").parse().expect("a number")
 }
 
+/// Files below, without links. None is read.
+pub(crate) fn files_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("list a directory");
+    let mut files = Vec::new();
+    for path in entries.map(|entry| entry.expect("list a directory").path()) {
+        let kind = path.symlink_metadata().expect("stat a file").file_type();
+        if kind.is_dir() {
+            files.extend(files_in(&path));
+        } else if kind.is_file() {
+            files.push(path);
+        }
+    }
+    files
+}
+
 /// Sum of the sizes of these files, in bytes.
 pub(crate) fn size_bytes(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()

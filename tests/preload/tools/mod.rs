@@ -24,7 +24,7 @@ use crate::support::compare::files_below;
 use crate::support::mariadb::{self, Options};
 use crate::support::memory_group::MemoryGroup;
 use crate::support::sysbench::{self, Loaded as _};
-use crate::support::{self, MIB, eventually, evict, resident_bytes, size_bytes};
+use crate::support::{self, MIB, eventually, evict, files_in, resident_bytes, size_bytes};
 use clerk::Clerk;
 use lines::{TOOLS, Tool, make_sources};
 use pagekeeper_testing::{Rng, Seed};
@@ -286,21 +286,6 @@ fn leaves_nothing(worker: &mut Worker<'_>) {
             is_little.then_some(())
         });
     }
-}
-
-/// Files below, without links. None is read.
-fn files_in(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).expect("list a directory");
-    let mut files = Vec::new();
-    for path in entries.map(|entry| entry.expect("list a directory").path()) {
-        let kind = path.symlink_metadata().expect("stat a file").file_type();
-        if kind.is_dir() {
-            files.extend(files_in(&path));
-        } else if kind.is_file() {
-            files.push(path);
-        }
-    }
-    files
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! Programs that back up, under `pagekeeper run`: Python's (borg, bup), Go's (rclone), and those of a server's client (mydumper,
+//! myloader). What comes back is what was backed up, and little of what they read and wrote stays in memory, by `fincore`.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support;
+use crate::support::command::{finish, pagekeeper};
+use crate::support::compare::files_below;
+use crate::support::mariadb::{Options, Server};
+use crate::support::sysbench::Loaded as _;
+use crate::support::{MIB, eventually, evict, files_in, resident_bytes, size_bytes};
+
+/// Bytes of the large file that is backed up.
+const SIZE: usize = 48 << 20;
+/// A slow disk writes what a command leaves for so long.
+const SOON: Duration = Duration::from_secs(180);
+/// Homes and caches of the programs are the test's own.
+const HOME: &str = "export HOME=\"$PWD\" BORG_BASE_DIR=\"$PWD/home\" BUP_DIR=\"$PWD/repository\" RCLONE_CONFIG=/dev/null \
+                    BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes; ";
+
+/// How one backs `source` up to `repository`, and brings it back to `back`: lines of a shell.
+struct Backup {
+    name: &'static str,
+    make: &'static str,
+    save: &'static str,
+    restore: &'static str,
+}
+
+const BACKUPS: [Backup; 3] = [
+    Backup {
+        name: "borg",
+        make: "borg init -e none repository",
+        save: "borg create --compression none repository::one source",
+        restore: "mkdir back; cd back; borg extract ../repository::one; mv source/* .; rmdir source",
+    },
+    Backup {
+        name: "bup",
+        make: "bup init",
+        save: "bup index source; bup save -q -n one source",
+        restore: "bup restore -q -C back \"one/latest$PWD/source/.\"",
+    },
+    Backup {
+        name: "rclone",
+        make: "mkdir repository",
+        save: "rclone copy source repository",
+        restore: "rclone copy repository back",
+    },
+];
+
+fn shell(line: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-euc", &format!("{HOME}{line}")]);
+    command
+}
+
+fn shell_under_run(line: &str) -> Command {
+    let mut command = pagekeeper();
+    command.args(["run", "--require", "--", "sh", "-euc", &format!("{HOME}{line}")]);
+    command
+}
+
+/// Runs a command in a directory to its end, which must be good, and about which nothing is said.
+fn good(command: &mut Command, directory: &Path) {
+    let outcome = finish(command.current_dir(directory));
+    assert!(outcome.code == 0 && !outcome.stderr.contains("pagekeeper: "), "{command:?}: {outcome:#?}");
+}
+
+fn resident_in(directories: &[&Path]) -> u64 {
+    directories.iter().map(|directory| resident_bytes(&files_in(directory))).sum()
+}
+
+/// Waits until no more than two percent of some directories is in memory, and a little.
+fn little_stays(what: &str, directories: &[&Path]) {
+    let size: u64 = directories.iter().map(|directory| size_bytes(&files_in(directory))).sum();
+    assert!(size > 16 * MIB, "{what}: there are only {size} bytes");
+    eventually(&format!("little of {what} stays"), SOON, || {
+        let stays = resident_in(directories);
+        if stays > size / 50 + MIB {
+            eprintln!("{what}: {stays} of {size} bytes stay");
+        }
+        (stays <= size / 50 + MIB).then_some(())
+    });
+}
+
+fn evict_all(directory: &Path) {
+    for path in files_in(directory) {
+        evict(&path);
+    }
+}
+
+/// Bytes by a seed, which can't be compressed.
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut rng = pagekeeper_testing::Rng::from_seed(seed);
+    std::iter::repeat_with(|| rng.number().to_le_bytes()).flatten().take(count).collect()
+}
+
+#[test]
+fn backups_come_back_whole_and_leave_little_in_memory() {
+    if !support::can_run("backups of borg, bup and rclone", &["borg", "bup", "rclone", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    for backup in &BACKUPS {
+        let scratch = support::scratch();
+        let here = scratch.path();
+        let (source, repository) = (here.join("source"), here.join("repository"));
+        std::fs::create_dir_all(source.join("small")).expect("make a directory");
+        std::fs::write(source.join("large"), bytes(SIZE, 1)).expect("write");
+        for index in 0..40 {
+            std::fs::write(source.join(format!("small/{index}")), bytes(index * 1777, index as u64))
+                .expect("write");
+        }
+        good(&mut shell(backup.make), here);
+        evict_all(&source);
+        good(&mut shell_under_run(backup.save), here);
+        little_stays(backup.name, &[&source, &repository]);
+        good(&mut shell(backup.restore), here);
+        assert!(
+            files_below(&here.join("back")) == files_below(&source),
+            "{}: what comes back differs",
+            backup.name
+        );
+    }
+}
+
+/// A table of some 30 MiB.
+const TABLE: &str = "CREATE DATABASE a; USE a; CREATE TABLE t (id INT PRIMARY KEY, b VARCHAR(300)) AS \
+                     SELECT seq AS id, REPEAT(MD5(seq), 8) AS b FROM seq_1_to_120000";
+
+#[test]
+fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
+    let needed = ["mydumper", "myloader", "fincore", "mariadbd", "mariadb-install-db", "mariadb"];
+    if !support::can_run("mydumper and myloader", &needed) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let here = scratch.path();
+    let server = Server::start(here, Options::primary());
+    server.execute(TABLE);
+    let common = format!("--socket={} --user=root --threads=2", server.socket().display());
+    let dump = |to: &str| format!("mydumper {common} --database=a --rows=30000 --outputdir={to}");
+    good(&mut shell(&dump("plain")), here);
+    good(&mut shell_under_run(&dump("dumped")), here);
+    let dumped = here.join("dumped");
+    little_stays("mydumper", &[&dumped]);
+    let of = |directory: &Path| {
+        let mut files = files_below(directory);
+        // It has the times of the dump.
+        assert!(files.remove("metadata").is_some(), "{files:?}");
+        files
+    };
+    assert!(of(&dumped) == of(&here.join("plain")), "mydumper writes something else");
+    // Plain, all of it stays: the test can fail.
+    assert!(resident_in(&[&here.join("plain")]) > 16 * MIB);
+    evict_all(&dumped);
+    let load = format!("myloader {common} --database=again --directory=dumped");
+    good(&mut shell_under_run(&load), here);
+    little_stays("myloader", &[&dumped]);
+    let sum = |table: &str| server.query(&format!("CHECKSUM TABLE {table}"))[0]["Checksum"].clone();
+    assert_eq!(sum("a.t"), sum("again.t"));
+}
