@@ -240,7 +240,9 @@ fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
 }
 
 /// Who opens a file after its writer has closed it, and syncs it, is reported that it could not be written: also where the kernel has no
-/// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.)
+/// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.) The kernel forgets an error
+/// with the file's inode, which it may do as soon as nobody has it open, and does now and then where a group's pages are reclaimed on a busy
+/// machine: so one of a few times is enough.
 #[test]
 fn a_write_error_is_reported_to_who_opens_the_file_later() {
     if !support::can_run("write errors", &["cc", "unshare", "mkfs.ext4", "mount"]) {
@@ -259,12 +261,16 @@ fn a_write_error_is_reported_to_who_opens_the_file_later() {
         for way in [None, Some(["--as", "stream"]), Some(["--as", "bulk"])] {
             let start = words.len();
             words.extend(way.iter().flat_map(|way| starter(way)));
-            let directory = tempfile::tempdir_in(scratch.path()).expect("make a directory");
-            let outcome = mounting(script, &words, directory.path());
-            assert!(
-                outcome.code == 7 && outcome.stderr.contains("No space left on device"),
-                "{way:?}, cachestat {cachestat}: {outcome:#?}"
-            );
+            let reported = (0..4).any(|_| {
+                let directory = tempfile::tempdir_in(scratch.path()).expect("make a directory");
+                let outcome = mounting(script, &words, directory.path());
+                let is_reported = outcome.code == 7 && outcome.stderr.contains("No space left on device");
+                if !is_reported {
+                    eprintln!("{way:?}, cachestat {cachestat}: {outcome:#?}");
+                }
+                is_reported
+            });
+            assert!(reported, "{way:?}, cachestat {cachestat}");
             words.truncate(start);
         }
     }

@@ -186,7 +186,9 @@ fn govern(group: &Group, parent: Option<u32>, mut begin: &PipeReader, report: &P
     while !group.is_unused(None) && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MIN);
     }
-    group.empty();
+    // No more than that: where nothing of files is left, reclaim takes what the kernel knows of them, and with it write errors that nobody was
+    // given yet.
+    group.reclaim(group.file_bytes());
     while !group.remove() && ended.elapsed() < GIVEN_UP_AFTER {
         std::thread::sleep(INTERVAL_MAX);
     }

@@ -142,14 +142,6 @@ impl Group {
         }
     }
 
-    /// Has the kernel reclaim all that it can.
-    fn empty(&self) {
-        match self.version {
-            CgroupVersion::V1 => drop(self.empty_v1()),
-            CgroupVersion::V2 => self.reclaim_v2(self.file_bytes()),
-        }
-    }
-
     /// Has the kernel reclaim all that it can, until a signal comes.
     fn empty_v1(&self) -> io::Result<()> {
         // No limit takes part in it: `mem_cgroup_force_empty` of `mm/memcontrol-v1.c` reclaims until nothing is left, or nothing goes.
