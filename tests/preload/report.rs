@@ -190,6 +190,51 @@ fn the_report_says_what_cachestat_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Loops that keep processors busy; ended with the value.
+struct Busy(Vec<std::process::Child>);
+
+impl Busy {
+    fn start(count: usize) -> Self {
+        let start = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("start a loop");
+        Self((0..count).map(|_| start()).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A short program that has signal handlers and reads by calls that are not seen: it has its helper wherever its stack is, and what it read
+/// goes although it may be done before the helper has begun.
+#[test]
+fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
+    if !support::can_start("short programs beside busy loops", &["python3", "openssl", "sh"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let outside = support::scratch();
+    let config = outside.path().join("guard.toml");
+    std::fs::write(&config, "[streams]\nprocesses = [\"openssl\"]\n").expect("write");
+    let here = scratch.path();
+    std::fs::write(here.join("a"), vec![7; 40 << 20]).expect("write");
+    let busy = Busy::start(4);
+    let mut left = Vec::new();
+    for _ in 0..40 {
+        evict_all(here);
+        let (_, outcome) = reported("openssl dgst -sha1 a", here, &config);
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        left.extend(counted(here).into_values());
+    }
+    drop(busy);
+    assert!(left.is_empty(), "left behind, in bytes: {left:?}");
+}
+
 fn counted_files(here: &Path) -> u64 {
     finish(Command::new("find").arg(here).args(["-type", "f"])).stdout.lines().count() as u64
 }

@@ -379,10 +379,12 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
             Job::Drop { number, .. } => super::saw_to(number, false),
             Job::Behind { place } => drop(super::behind::take(place)),
             Job::Ahead { index } => super::ahead::was_refused(index),
-            Job::Keep { entry } | Job::Watch { kept: Some(entry), .. } => {
-                drop(Temporary::from_number(entry));
+            Job::Watch { kept, .. } => {
+                super::closings::was_refused(message.fd);
+                drop(kept.and_then(Temporary::from_number));
             }
-            Job::AfterClose { .. } | Job::Release { .. } | Job::Later { .. } | Job::Watch { .. } => {}
+            Job::Keep { entry } => drop(Temporary::from_number(entry)),
+            Job::AfterClose { .. } | Job::Release { .. } | Job::Later { .. } => {}
         }
         Received::Nothing
     }

@@ -44,7 +44,8 @@ pub(super) fn may_be_under_way() -> bool {
 }
 
 /// What a frame is known by: it begins with the address that its handler returns to, which the C library gave the kernel with the
-/// handler (`sa_restorer`); and has a pointer to the state of the floating point unit, which lies just above it.
+/// handler (`sa_restorer`); has flags of the kernel's and the code segment of programs of 64 bits; and a pointer to the state of the floating
+/// point unit, which lies just above it. (A copy of that address alone is on the stack of who asks for a handler.)
 #[cfg(target_arch = "x86_64")]
 struct Marks {
     restorers: [usize; Marks::KINDS],
@@ -54,8 +55,16 @@ struct Marks {
 impl Marks {
     /// Restorers that are distinguished: each C library has one.
     const KINDS: usize = 4;
-    /// Where in the frame (`struct rt_sigframe`) the pointer lies.
-    const STATE: usize = 232;
+    /// Where in the frame (`struct rt_sigframe`) the flags (`uc_flags`), the segments and the pointer lie, in words.
+    const FLAGS: usize = 1;
+    const SEGMENTS: usize = 24;
+    const STATE: usize = 29;
+    /// Words up to the pointer.
+    const HEAD: usize = Self::STATE + 1;
+    /// The flags that there are (`arch/x86/include/uapi/asm/ucontext.h`): one at least is set in such a program.
+    const ANY_FLAG: core::ops::RangeInclusive<usize> = 1..=7;
+    /// The code segment (`__USER_CS`).
+    const CODE: usize = 0x33;
     /// Bytes from the frame's begin to the state: the frame has 440, and both are aligned.
     const BETWEEN: core::ops::RangeInclusive<usize> = 440..=520;
     const ALIGNED: usize = 64;
@@ -89,10 +98,14 @@ impl Marks {
         if word == 0 || !self.restorers.contains(&word) {
             return false;
         }
-        // SAFETY: all bits are valid for a number.
-        let state = unsafe { introspection::peek::<usize, 1>(at.wrapping_add(Self::STATE), 1) };
-        state.is_some_and(|[state]| {
-            state.is_multiple_of(Self::ALIGNED) && Self::BETWEEN.contains(&state.wrapping_sub(at))
+        // SAFETY: all bits are valid for numbers.
+        let head = unsafe { introspection::peek::<usize, { Self::HEAD }>(at, Self::HEAD) };
+        head.is_some_and(|head| {
+            let state = head[Self::STATE];
+            Self::ANY_FLAG.contains(&head[Self::FLAGS])
+                && head[Self::SEGMENTS] & 0xffff == Self::CODE
+                && state.is_multiple_of(Self::ALIGNED)
+                && Self::BETWEEN.contains(&state.wrapping_sub(at))
         })
     }
 }

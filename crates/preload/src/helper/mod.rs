@@ -21,6 +21,7 @@
 mod ahead;
 mod behind;
 mod channel;
+pub mod closings;
 mod drop;
 mod forks;
 mod handler;
@@ -302,6 +303,7 @@ pub fn after_fork() {
     held::after_fork();
     behind::after_fork();
     ahead::after_fork();
+    closings::after_fork();
     SENT.store(0, Ordering::Relaxed);
     DONE.store(0, Ordering::Relaxed);
     ASKED.store(0, Ordering::Relaxed);

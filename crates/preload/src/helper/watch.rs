@@ -9,13 +9,13 @@
 //! 2. What was resident before a reader came near it stays, and so does what a reader did not come to, or a writer did not write.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
+use super::closings::{self, CLOSED, Closed};
 use super::kept::Kept;
 use super::{FileHash, drop_written, write_and_drop};
 use crate::counters::Count;
@@ -24,7 +24,7 @@ use crate::temporary::{Keep, Temporary};
 use crate::{process, sys};
 
 /// Files that are watched at a time.
-const WATCHES: usize = 16;
+pub(super) const WATCHES: usize = 16;
 /// Nanoseconds between checks of a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
 /// part of the time that it hasn't.
 const SOON: u64 = 25_000_000;
@@ -37,33 +37,6 @@ const FAST: u64 = 8 << 20;
 /// the last check, so many times.
 const WAITING: u64 = 192 << 20;
 const SPARE: u64 = 4;
-
-/// Where the program was in the files that are watched, as it closed them: by watch.
-static CLOSED: [Closed; WATCHES] =
-    [const { Closed { fd: AtomicI32::new(-1), position: AtomicU64::new(0) } }; WATCHES];
-
-/// Of one file: the program's descriptor, and one more than the position; 0 while it is open.
-struct Closed {
-    fd: AtomicI32,
-    position: AtomicU64,
-}
-
-/// The program is about to close a file that is watched, perhaps.
-pub fn closing(fd: c_int) {
-    for closed in CLOSED.iter().filter(|closed| closed.fd.load(Ordering::Acquire) == fd) {
-        if let Ok(position) = sys::position(fd) {
-            let closed_at = position.saturating_add(1);
-            // One that has the same number may have been closed before.
-            let _ = closed.position.compare_exchange(0, closed_at, Ordering::AcqRel, Ordering::Relaxed);
-        }
-        // Its room is free as it is closed.
-        if let Ok(stat) = sys::fstat(fd)
-            && stat.st_nlink == 0
-        {
-            super::let_go(FileHash::of(&stat));
-        }
-    }
-}
 
 /// What is to be watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +129,7 @@ impl Watches {
                 watch.due = sys::now().saturating_add(watch.interval);
             } else {
                 watch.end(kept);
-                closed.fd.store(-1, Ordering::Relaxed);
+                closed.end();
                 self.count -= 1;
             }
         }
@@ -172,19 +145,18 @@ impl Watches {
         let has_counts = sys::has_counts(subject.file);
         let is_written = subject.flags & libc::O_ACCMODE != libc::O_RDONLY;
         // Behind a writer it is counts that show what is written.
-        let (Some((watch, closed)), Ok(stat), true) =
-            (free, sys::fstat(subject.file), has_counts || !is_written)
-        else {
+        let stat = sys::fstat(subject.file);
+        let inode = stat.as_ref().map_or(0, |stat| stat.st_ino);
+        let (Some((watch, closed)), Ok(stat), true) = (free, stat, has_counts || !is_written) else {
+            closings::expect_no_more(subject.fd, inode);
             sys::close(subject.file);
             subject.place.give_back();
             process::count(Count::NotFollowed, 1);
             return;
         };
-        // From here on its closing is noted.
-        closed.position.store(0, Ordering::Relaxed);
-        closed.fd.store(subject.fd, Ordering::Release);
+        closed.begin(subject.fd, inode);
         watch.kept = entry;
-        watch.begin(&subject, &stat, has_counts);
+        watch.begin(&subject, &stat, has_counts, closed.at());
         watch.due = now.saturating_add(SOON);
         self.count += 1;
     }
@@ -197,7 +169,7 @@ impl Watches {
                     kept.went();
                 }
                 watch.close();
-                closed.fd.store(-1, Ordering::Relaxed);
+                closed.end();
                 self.count -= 1;
             }
         }
@@ -240,7 +212,7 @@ impl WatchedFile {
         kept: None,
     };
 
-    fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool) {
+    fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool, closed_at: Option<u64>) {
         let &Subject { file, fd, flags, size, position, release, count, used, place } = subject;
         self.place = place;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
@@ -248,7 +220,9 @@ impl WatchedFile {
         (self.writes, self.interval, self.moved_at) = (writes, SOON, sys::now());
         (self.release, self.count, self.used, self.counted) = (release, count, used, position);
         self.size = stat.st_size.max(0) as u64;
-        self.position = if self.is_open() { position_of(fd) } else { None }.unwrap_or(0);
+        let is_open = closed_at.is_none() && self.is_open();
+        let reached = if is_open { position_of(fd) } else { closed_at };
+        self.position = reached.unwrap_or(0);
         self.probe = ResidencyProbe::with(has_counts);
         // A writer's own begin where the file ended.
         self.was_empty = size == 0 && has_counts;
@@ -261,7 +235,12 @@ impl WatchedFile {
                 self.note_written();
             }
         } else {
-            self.sample_ahead(WAITING, self.was_empty);
+            let reached = self.was_empty.then(|| {
+                // What is resident up to where the program is by now, it has brought in since it was asked for.
+                self.position = position.min(self.position);
+                reached.unwrap_or(position)
+            });
+            self.sample_ahead(WAITING, reached);
         }
     }
 
@@ -277,10 +256,10 @@ impl WatchedFile {
             return false;
         };
         let size = stat.st_size.max(0) as u64;
-        let closed_at = closed.position.load(Ordering::Acquire).checked_sub(1);
+        let closed_at = closed.at();
         let is_open = closed_at.is_none() && self.is_open();
         // It may have been closed in between.
-        let closed_at = closed_at.or_else(|| closed.position.load(Ordering::Acquire).checked_sub(1));
+        let closed_at = closed_at.or_else(|| closed.at());
         let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.position);
         let (passed, was) = (position.saturating_sub(self.position), self.position);
         let moves = (size, position) != (self.size, self.position);
@@ -383,13 +362,14 @@ impl WatchedFile {
         at
     }
 
-    /// Samples what the reader comes to next, `length` bytes and more. `was_empty`: a moment ago there was nothing; since then its
-    /// read-ahead may have begun.
-    fn sample_ahead(&mut self, length: u64, was_empty: bool) {
+    /// Samples what the reader comes to next, `length` bytes and more. `reached`: a moment ago there was nothing; since then the reader has
+    /// come so far, and its read-ahead somewhat farther.
+    fn sample_ahead(&mut self, length: u64, reached: Option<u64>) {
         let Some(range) = self.stream.sample_for_read(self.position, length.max(IN_ORDER), self.size) else {
             return;
         };
-        let near = if was_empty { (range.start + AGAIN).min(range.end) } else { range.start };
+        let near = reached
+            .map_or(range.start, |reached| reached.max(range.start).saturating_add(AGAIN).min(range.end));
         let is_known = self.stream.saw(&(range.start..near), 0);
         let rest = if is_known { near..range.end } else { range };
         if !rest.is_empty() {
@@ -408,13 +388,13 @@ impl WatchedFile {
         if self.stream.jumps(self.position) {
             self.drop_left();
             self.stream.forget();
-            return self.sample_ahead(0, false);
+            return self.sample_ahead(0, None);
         }
         let passed = self.position.saturating_sub(was);
         let ranges = self.stream.passed(self.position.min(was), passed);
         release(self.file, ranges, self.count, self.release);
         let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
-        self.sample_ahead(ahead, false);
+        self.sample_ahead(ahead, None);
     }
 
     /// Drops what the reader leaves.

@@ -347,7 +347,10 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
         Some(output) => output.written,
         None => Count::LogWritten,
     };
+    let inode = slot.inode.load(Ordering::Relaxed);
+    helper::closings::expect(fd, inode);
     if !helper::send(fd, &Job::Watch { flags, release: true, count: released, used, kept }) {
+        helper::closings::expect_no_more(fd, inode);
         drop(kept.and_then(Temporary::from_number));
     }
 }
@@ -379,7 +382,7 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
     }
     let is_kept = slot.with(|state| {
         if state.is_watched {
-            helper::watch::closing(fd);
+            helper::closings::closing(fd);
         }
         if role == FileRole::Stream {
             together::leave(slot, state, fd);
