@@ -2,7 +2,7 @@
 //!
 //! Invariants: nothing unwinds into C; what fails is a status, with a message and errno of the calling thread; a pointer that C gives is NULL or
 //! leads to what the header says, which is what all `unsafe` here rests on (`pointers`); a structure is read and written no further than the
-//! size that its caller knows of it. A handle that has a position or changes of its own is entered by one thread at a time ([`exclusive`]).
+//! size that its caller knows of it. A handle that has a position or changes of its own is entered by one thread at a time (`exclusive`).
 
 #![allow(missing_docs, reason = "each function and structure is documented in the header, which people read")]
 #![allow(unreachable_pub, reason = "what is exported is exported by its name")]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_preload::counters::Count;
-use pagekeeper_preload::helper::{self, Job, watch};
+use pagekeeper_preload::helper::{self, Job, closings};
 use pagekeeper_preload::residency::STALE;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
@@ -209,7 +209,7 @@ fn more_files_than_watches(directory: &Path) {
         // The helper has it in hand by then: else what is read is left.
         watch(&user, path, libc::O_RDONLY);
         user.read_to_end(&mut Vec::new()).unwrap();
-        watch::closing(user.as_raw_fd());
+        closings::closing(user.as_raw_fd());
     }
     settle();
     let left = || paths.iter().filter(|path| cached(&File::open(path).unwrap(), 0..u64::MAX) > 0).count();
