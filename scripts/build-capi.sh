@@ -35,7 +35,7 @@ filled crates/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeep
 
 shared=libpagekeeper.so.$version
 "${CC:-cc}" -shared -o "$to/lib/$shared" -Wl,-soname,"libpagekeeper.so.$major" \
-    -Wl,--version-script=crates/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs \
+    -Wl,--version-script=crates/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs -Wl,-z,nodelete \
     -Wl,--whole-archive "$to/lib/libpagekeeper.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
 ln -sf "$shared" "$to/lib/libpagekeeper.so.$major"
 ln -sf "libpagekeeper.so.$major" "$to/lib/libpagekeeper.so"

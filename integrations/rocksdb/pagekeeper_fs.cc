@@ -1,5 +1,6 @@
 #include "pagekeeper_fs.h"
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -24,8 +25,21 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Files that are written once and never changed: tables and blobs.
-bool is_table(const std::string& path) { return ends_with(path, ".sst") || ends_with(path, ".blob") || ends_with(path, ".ldb"); }
+// Files that are written once and read when they are whole: tables, and blobs but for those of the stacked BlobDB.
+bool is_table(const std::string& path) {
+  return ends_with(path, ".sst") || ends_with(path, ".ldb") || (ends_with(path, ".blob") && path.find("/blob_dir/") == std::string::npos);
+}
+
+// A file of the file system below. Its reads are not begun ahead: their handles would be another's than Poll() takes.
+class TargetReader : public rocksdb::FSRandomAccessFileOwnerWrapper {
+ public:
+  using rocksdb::FSRandomAccessFileOwnerWrapper::FSRandomAccessFileOwnerWrapper;
+  IOStatus ReadAsync(rocksdb::FSReadRequest& request, const rocksdb::IOOptions& options,
+                     std::function<void(const rocksdb::FSReadRequest&, void*)> callback, void* argument, void** handle,
+                     rocksdb::IOHandleDeleter* deleter, IODebugContext* dbg) override {
+    return rocksdb::FSRandomAccessFile::ReadAsync(request, options, std::move(callback), argument, handle, deleter, dbg);
+  }
+};
 
 // The process's caches, by their settings; they live as long as it does: RocksDB's own statics may outlive any owner here.
 IOStatus shared_cache(const Settings& settings, pk_cache** cache) {
@@ -57,24 +71,40 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
   IOStatus NewRandomAccessFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
                                IODebugContext* dbg) override {
     // A reader that asked for mappings gets them: it keeps what they point to.
-    if (!is_table(path) || options.use_mmap_reads) return target()->NewRandomAccessFile(path, options, file, dbg);
-    IOStatus opened = open_table(cache_, path, file);
-    // In a child of fork, or where the cache can't have the file: as if it was not here.
-    if (opened.ok() || opened.IsPathNotFound()) return opened;
-    return target()->NewRandomAccessFile(path, options, file, dbg);
+    if (is_table(path) && !options.use_mmap_reads) {
+      IOStatus opened = open_table(cache_, path, file);
+      // Where the cache can't have the file: as if it was not here.
+      if (opened.ok() || opened.IsPathNotFound()) return opened;
+    }
+    std::unique_ptr<rocksdb::FSRandomAccessFile> below;
+    IOStatus opened = target()->NewRandomAccessFile(path, options, &below, dbg);
+    if (opened.ok()) *file = std::make_unique<TargetReader>(std::move(below));
+    return opened;
+  }
+
+  // Backups, and ingestion by copy, read whole tables.
+  IOStatus NewSequentialFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSSequentialFile>* file,
+                             IODebugContext* dbg) override {
+    if (is_table(path) && !options.use_mmap_reads) {
+      FileOptions direct = options;
+      direct.use_direct_reads = true;
+      IOStatus opened = target()->NewSequentialFile(path, direct, file, dbg);
+      if (opened.ok() || opened.IsPathNotFound()) return opened;
+    }
+    return target()->NewSequentialFile(path, options, file, dbg);
   }
 
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file,
                            IODebugContext* dbg) override {
     if (!is_table(path) || !settings_.bulk_writes || options.use_mmap_writes) return target()->NewWritableFile(path, options, file, dbg);
-    IOStatus made = create_table(path, options, file);
-    if (!made.IsNoSpace() && !made.ok() && target()->FileExists(path, options.io_options, dbg).ok()) {
+    pk_status made = create_table(path, options, file);
+    if (made == PK_EXISTS) {
       // It replaces what is there, as the default one does; readers of the old one keep it.
       IOStatus removed = target()->DeleteFile(path, options.io_options, dbg);
       if (!removed.ok()) return removed;
       made = create_table(path, options, file);
     }
-    return made;
+    return to_status(made, path);
   }
 
   IOStatus Poll(std::vector<void*>& handles, size_t) override { return poll_reads(handles); }
@@ -123,9 +153,9 @@ bool Settings::parse(const std::string& uri, Settings* settings, std::string* wh
     const size_t equals = part.find('=');
     const std::string name = part.substr(0, equals), value = equals == std::string::npos ? "" : part.substr(equals + 1);
     uint64_t bytes = 0;
-    if (name == "cache" && parse_size(value, &bytes)) {
+    if (name == "cache" && parse_size(value, &bytes) && bytes > 0) {
       settings->cache_bytes = bytes;
-    } else if (name == "page" && parse_size(value, &bytes) && bytes <= 65536) {
+    } else if (name == "page" && parse_size(value, &bytes) && bytes > 0 && bytes <= 65536) {
       settings->page_bytes = static_cast<uint32_t>(bytes);
     } else if (name == "write" && (value == "direct" || value == "plain")) {
       settings->bulk_writes = value == "direct";

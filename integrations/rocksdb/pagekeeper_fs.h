@@ -4,8 +4,8 @@
 // directories. Table files never change once they are written, which is what the page cache asks for. One that was replaced under its
 // name (numbers are used again, files are ingested) is known by its inode, length and time of change, and is opened anew.
 //
-// How it fails: as RocksDB expects, by an IOStatus with the path and the system's error. A read of a table whose page cache can't be had goes to the
-// file system below.
+// How it fails: as RocksDB expects, by an IOStatus with the path and the system's error. A table that the page cache can't open is opened by the
+// file system below. In a child of fork that does not go on to exec nothing can be read through a cache of its parent.
 #pragma once
 
 #include <memory>

@@ -15,7 +15,7 @@ rocksdb::IOStatus open_table(pk_cache* cache, const std::string& path, std::uniq
 
 // Waits for reads that were begun by ReadAsync() of such a file, and calls back.
 rocksdb::IOStatus poll_reads(std::vector<void*>& handles);
-// Waits for them, and does not call back.
+// Waits for them, and calls back that they were aborted.
 rocksdb::IOStatus abort_reads(std::vector<void*>& handles);
 
 }  // namespace pagekeeper_rocksdb

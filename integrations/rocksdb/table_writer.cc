@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include <pagekeeper.h>
-
 #include "status.h"
 
 namespace pagekeeper_rocksdb {
@@ -73,12 +71,11 @@ class TableWriter : public rocksdb::FSWritableFile {
 
 }  // namespace
 
-IOStatus create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file) {
+pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file) {
   pk_bulk* bulk = nullptr;
   const pk_status status = pk_bulk_create(path.c_str(), nullptr, &bulk);
-  if (status != PK_OK) return to_status(status, path);
-  *file = std::make_unique<TableWriter>(bulk, path, options);
-  return IOStatus::OK();
+  if (status == PK_OK) *file = std::make_unique<TableWriter>(bulk, path, options);
+  return status;
 }
 
 }  // namespace pagekeeper_rocksdb

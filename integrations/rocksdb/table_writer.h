@@ -4,12 +4,12 @@
 #include <memory>
 #include <string>
 
+#include <pagekeeper.h>
 #include <rocksdb/file_system.h>
 
 namespace pagekeeper_rocksdb {
 
-// Creates a table file, which must not be there.
-rocksdb::IOStatus create_table(const std::string& path, const rocksdb::FileOptions& options,
-                               std::unique_ptr<rocksdb::FSWritableFile>* file);
+// Creates a table file: PK_EXISTS where it is there.
+pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file);
 
 }  // namespace pagekeeper_rocksdb

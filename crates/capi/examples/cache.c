@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +131,8 @@ static uint64_t by_callbacks(pk_file *file) {
 /* No page of the file may begin with a byte of ee. */
 static int verify(void *arg, const char *path, uint64_t page, const void *bytes, size_t size, char *reason, size_t reason_size) {
   (void)path;
-  *(uint64_t *)arg = page;
+  (void)page;
+  atomic_fetch_add((atomic_ulong *)arg, 1);
   if (size > 0 && *(const unsigned char *)bytes == 0xee) {
     snprintf(reason, reason_size, "begins with ee");
     return 1;
@@ -145,9 +147,9 @@ int main(int argc, char **argv) {
   }
   pk_cache_options options = PK_CACHE_OPTIONS_INIT;
   options.memory = 8 << 20;
-  uint64_t last = 0;
+  atomic_ulong verified = 0;
   options.verifier = verify;
-  options.verifier_arg = &last;
+  options.verifier_arg = &verified;
   options.backend = PK_BACKEND_THREADS;
   pk_cache *cache;
   check(pk_cache_open(&options, &cache), "cache");
@@ -166,7 +168,7 @@ int main(int argc, char **argv) {
   printf("%" PRIu64 " by callbacks\n", by_callbacks(file));
 
   check(pk_cache_get_stats(cache, &stats), "stats");
-  if (stats.hits + stats.misses == 0 || stats.resident_pages > stats.capacity_pages) return 1;
+  if (atomic_load(&verified) == 0 || stats.hits + stats.misses == 0 || stats.resident_pages > stats.capacity_pages) return 1;
   /* A page outlives what it came from. */
   pk_page *page;
   check(pk_page_get(file, 0, &page), "page");

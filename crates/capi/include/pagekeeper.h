@@ -14,10 +14,12 @@
  *   take NULL, and do nothing then. A handle that was given up is not used again.
  * - Handles can be used by several threads at once, but for those that have a position or changes of their
  *   own: pk_bulk, pk_redo_reader, pk_follower, pk_write_txn. Two threads in one of these at the same time: the
- *   second gets PK_MISUSE. All can be handed from one thread to another.
+ *   second gets PK_MISUSE. All can be handed from one thread to another. To close any handle while another thread is
+ *   in a call with it is an error like the use of one that was closed: give pk_follower_next() a timeout.
  * - Nothing is thrown and nothing unwinds through these calls, no signal is used, nothing is written to stdout or
- *   stderr but by a defect of the library, which is PK_INTERNAL. There is no state of the whole process but the
- *   error of each thread. Threads of a handle end when it is closed.
+ *   stderr but by a defect of the library, which is PK_INTERNAL. Nothing that one handle is given changes another.
+ *   Threads of a handle leave it when it is closed; one that all bulk output shares stays, and so does the library: a
+ *   dlclose() leaves it loaded.
  * - Fork: a child of fork() that goes on to exec() is fine. Another one uses no handle of its parent, and closes none: it
  *   opens its own.
  * - Structures begin with their size, so that later versions can add to their end: begin with the macro
@@ -179,15 +181,17 @@ void pk_page_release(pk_page *page);
 
 /*
  * Called once, when a read that was begun is over: at once, by the thread that began it, where all pages are there; else by a thread of
- * the cache, which is kept from other reads meanwhile, so be short. pk_error_message() says why status is not PK_OK. It must not throw.
+ * the cache, which is kept from other reads meanwhile: so be short, and call nothing that may wait (no read but pk_file_read_async(), no
+ * pk_page_get(), no collecting), since that may wait for the very thread. A read that is begun in it may be over before it returns: to
+ * go on through a file from there is a recursion. pk_error_message() says why status is not PK_OK. It must not throw.
  */
 typedef void (*pk_done)(void *arg, pk_status status, size_t read);
 /* As pk_file_read(), without waiting. The buffer is the library's until done is called; the file may be closed before. */
 pk_status pk_file_read_async(pk_file *file, uint64_t offset, void *buffer, size_t size, pk_done done, void *arg);
 
 /*
- * Reads whose ends are collected by whoever wants to, in the manner of io_uring: for event loops. What there is to be done for a page
- * that came (its verifier, its copy) is done by the thread that collects.
+ * Reads whose ends are collected by whoever wants to, in the manner of io_uring: for event loops. What came is copied by the thread that
+ * collects; a verifier is called by a thread of the cache.
  */
 typedef struct pk_queue pk_queue;
 typedef struct pk_completion {
@@ -418,8 +422,8 @@ pk_status pk_store_sync(pk_store *store);
 pk_status pk_store_verify(pk_store *store, uint64_t *faults);
 /* Copies the store as one commit left it to a directory that is made, beside whatever goes on; seq, which may be NULL, is that commit's number. */
 pk_status pk_store_backup(pk_store *store, const char *to, uint64_t *seq);
-/* Closes it: what was committed is durable then. The handle is given up, whatever is returned. Transactions that are open keep the store open until
-   they end. */
+/* Closes it: what was committed is durable then. The handle is given up, whatever is returned. Transactions that are open keep the store open, and its
+   directory locked, until they end. */
 pk_status pk_store_close(pk_store *store);
 
 /* Begins to write; waits until the transaction before is over. */

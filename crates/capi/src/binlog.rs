@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagekeeper_log::{BinLog, BinLogOptions, Follower, Purge};
 
 use crate::call::{call, plain};
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Exclusive, give_up};
 use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
 use crate::queue::timeout;
 use crate::redo::log_mode;
@@ -20,9 +20,9 @@ const LONG: Duration = Duration::from_secs(3600);
 pub struct Binlog(BinLog);
 
 /// `pk_follower`.
-pub struct Following(Exclusive<State>);
+pub type Following = Exclusive<State>;
 
-struct State {
+pub struct State {
     follower: Follower,
     /// The record that was handed out last.
     bytes: Vec<u8>,
@@ -203,7 +203,7 @@ pub extern "C" fn pk_binlog_follow(
         } else {
             binlog.0.follow_durable(from.into())?
         };
-        out.write(Box::new(Following(Exclusive::new(State { follower, bytes: Vec::new() }))));
+        out.write(Box::new(Exclusive::new(State { follower, bytes: Vec::new() })));
         Ok(())
     })
 }
@@ -216,7 +216,7 @@ pub extern "C" fn pk_follower_next(
 ) -> Status {
     call(|| {
         let event = wanted(event, "the event")?;
-        let mut state = given(follower, "the follower")?.0.enter()?;
+        let mut state = given(follower, "the follower")?.enter()?;
         let found = loop {
             let wait = timeout(timeout_ms);
             match state.follower.next_timeout(wait.unwrap_or(LONG))? {
@@ -244,5 +244,5 @@ pub extern "C" fn pk_follower_next(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_follower_close(follower: Option<Box<Following>>) {
-    plain((), || drop(follower));
+    plain((), || drop(follower.map(give_up)));
 }

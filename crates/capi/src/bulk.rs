@@ -6,12 +6,12 @@ use std::time::Duration;
 use pagekeeper_log::{BulkMode, BulkWriter};
 
 use crate::call::{call, plain};
-use crate::exclusive::Exclusive;
-use crate::pointers::{Array, Options, Out, Plain, Text, given, wanted};
+use crate::exclusive::{Exclusive, give_up};
+use crate::pointers::{Array, Options, Out, Plain, Text, given, is_zero, wanted};
 use crate::status::{Failure, Status};
 
 /// `pk_bulk`.
-pub struct Bulk(Exclusive<BulkWriter>);
+pub type Bulk = Exclusive<BulkWriter>;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -62,6 +62,7 @@ pub extern "C" fn pk_bulk_create(
 ) -> Status {
     call(|| {
         let (path, given, bulk) = (path.path()?, options.read()?, wanted(bulk, "the output")?);
+        is_zero(given.reserved)?;
         let mut options = BulkWriter::options().expected_bytes(given.expected_bytes);
         options = match MODES.get(given.mode as usize) {
             Some(mode) => options.mode(*mode),
@@ -70,7 +71,7 @@ pub extern "C" fn pk_bulk_create(
         if given.budget > 0 {
             options = options.budget(given.budget);
         }
-        bulk.write(Box::new(Bulk(Exclusive::new(options.create(path)?))));
+        bulk.write(Box::new(Exclusive::new(options.create(path)?)));
         Ok(())
     })
 }
@@ -79,7 +80,7 @@ pub extern "C" fn pk_bulk_create(
 pub extern "C" fn pk_bulk_write(bulk: Option<&Bulk>, bytes: Array<u8>, size: usize) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the buffer")?;
-        Ok(given(bulk, "the output")?.0.enter()?.write_all(bytes)?)
+        Ok(given(bulk, "the output")?.enter()?.write_all(bytes)?)
     })
 }
 
@@ -90,7 +91,7 @@ pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport
         if report.is_wanted() {
             report.check()?;
         }
-        let done = bulk.0.into_inner().finish()?;
+        let done = give_up(bulk)?.finish()?;
         if !report.is_wanted() {
             return Ok(());
         }
@@ -112,5 +113,5 @@ pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_bulk_abandon(bulk: Option<Box<Bulk>>) {
-    plain((), || drop(bulk));
+    plain((), || drop(bulk.map(give_up)));
 }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use pagekeeper_cache::{Backend, Builder, HugePages, LoadedPage, PageCache};
 
 use crate::call::{call, plain};
-use crate::pointers::{Options, Out, Plain, given, wanted};
+use crate::pointers::{Options, Out, Plain, given, is_zero, wanted};
 use crate::status::{Failure, Status};
 
 /// Bytes that a verifier may write of why it says no.
@@ -70,6 +70,7 @@ pub struct Cache(pub(crate) PageCache);
 
 impl CacheOptions {
     fn builder(&self) -> Result<Builder, Failure> {
+        is_zero(self.reserved)?;
         let mut builder = PageCache::builder();
         if self.memory > 0 {
             builder = builder.memory(self.memory);

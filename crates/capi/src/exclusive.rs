@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use crate::status::Failure;
 
 #[derive(Debug)]
-pub(crate) struct Exclusive<T>(Mutex<T>);
+pub struct Exclusive<T>(Mutex<T>);
 
 impl<T> Exclusive<T> {
     pub(crate) fn new(value: T) -> Self {
@@ -22,9 +22,18 @@ impl<T> Exclusive<T> {
         }
     }
 
-    pub(crate) fn into_inner(self) -> T {
+    fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+}
+
+/// Gives a handle up, for what it holds. Where another thread is in it, it stays as it is, that thread's.
+pub(crate) fn give_up<T>(handle: Box<Exclusive<T>>) -> Result<T, Failure> {
+    if let Err(misuse) = handle.enter().map(drop) {
+        std::mem::forget(handle);
+        return Err(misuse);
+    }
+    Ok(handle.into_inner())
 }
 
 #[cfg(test)]
@@ -40,6 +49,28 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(|| exclusive.enter().map(|_| ())).join().unwrap());
         assert_eq!(second.unwrap_err().status, Status::Misuse);
         drop(entered);
-        assert_eq!(exclusive.into_inner(), 7);
+        assert_eq!(give_up(Box::new(exclusive)).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_handle_is_not_given_up_under_a_thread_that_is_in_it() {
+        let handle = Box::into_raw(Box::new(Exclusive::new(7)));
+        // SAFETY: just made; it is given up once, at the end.
+        let exclusive = unsafe { &*handle };
+        let entered = exclusive.enter().unwrap();
+        // SAFETY: a second box of it, which is forgotten, since the handle is in use.
+        let second = std::thread::scope(|scope| {
+            let address = handle as usize;
+            // SAFETY: as above.
+            scope
+                .spawn(move || give_up(unsafe { Box::from_raw(address as *mut Exclusive<i32>) }))
+                .join()
+                .unwrap()
+        });
+        assert_eq!(second.unwrap_err().status, Status::Misuse);
+        assert_eq!(*entered, 7);
+        drop(entered);
+        // SAFETY: nobody has it any more.
+        assert_eq!(give_up(unsafe { Box::from_raw(handle) }).unwrap(), 7);
     }
 }

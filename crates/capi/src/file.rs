@@ -188,19 +188,43 @@ pub extern "C" fn pk_file_read_async(
         let done = done.ok_or_else(|| Failure::misuse("the callback is NULL"))?;
         buffer.slice(size, "the buffer")?;
         let argument = Argument(arg);
+        let mut end = Unfinished(Some((done, argument)));
         task::run(async move {
-            let outcome = match buffer.slice(size, "the buffer") {
-                Ok(buffer) => file.read_at_async(offset, buffer).await.map_err(Failure::from),
-                Err(misuse) => Err(misuse),
-            };
-            let (status, read) = match outcome {
+            let (status, read) = match read_later(&file, offset, buffer, size).await {
                 Ok(read) => (Status::Ok, read),
                 Err(failure) => (note(failure), 0),
             };
-            let Argument(arg) = { argument };
-            // SAFETY: the header's contract.
-            unsafe { done(arg, status, read) };
+            end.finish(status, read);
         });
         Ok(())
     })
+}
+
+/// A read that nobody waits for yet, into a buffer that is the library's until it is over.
+pub(crate) async fn read_later(
+    file: &CachedFile,
+    offset: u64,
+    buffer: ArrayMut<u8>,
+    size: usize,
+) -> Result<usize, Failure> {
+    let buffer = buffer.slice(size, "the buffer")?;
+    Ok(file.read_at_async(offset, buffer).await?)
+}
+
+/// A callback that is called once, whatever happens: with a defect's status where the read ended by a panic.
+struct Unfinished(Option<(Done, Argument)>);
+
+impl Unfinished {
+    fn finish(&mut self, status: Status, read: usize) {
+        if let Some((done, Argument(arg))) = self.0.take() {
+            // SAFETY: the header's contract.
+            unsafe { done(arg, status, read) };
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.finish(Status::Internal, 0);
+    }
 }

@@ -31,6 +31,11 @@ pub(crate) fn put<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
     }
 }
 
+/// A field that has no meaning yet must be 0, so that it can get one.
+pub(crate) fn is_zero(reserved: u32) -> Result<(), Failure> {
+    if reserved == 0 { Ok(()) } else { Err(Failure::misuse("reserved is not 0")) }
+}
+
 /// `const char *`: a string of bytes with a zero at its end.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]

@@ -1,4 +1,4 @@
-//! `pk_queue`: reads whose ends are collected, by threads of the caller, who do what is to be done for them.
+//! `pk_queue`: reads whose ends are collected, by threads of the caller, who copy what came.
 //!
 //! Invariants: the eventfd can be read while there is a completion, or a read that was woken; a future is polled by those who collect alone
 //! (and by who begins it, once), and when its queue is closed it is dropped before that returns, so that its buffer is not written to any more.
@@ -10,6 +10,7 @@ use std::ffi::c_int;
 use std::future::Future;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -19,7 +20,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::call::{call, plain};
-use crate::file::File;
+use crate::file::{File, read_later};
 use crate::pointers::{ArrayMut, given, wanted};
 use crate::status::{Failure, Status};
 
@@ -59,6 +60,7 @@ type Body = Pin<Box<dyn Future<Output = Completion> + Send>>;
 
 struct Task {
     number: u64,
+    user_data: u64,
     queue: Weak<Shared>,
     /// Taken out when it is done, or given up.
     body: Mutex<Option<Body>>,
@@ -100,7 +102,16 @@ impl Shared {
         let mut body = lock(&task.body);
         let Some(future) = body.as_mut() else { return };
         let waker = Waker::from(Arc::clone(task));
-        if let Poll::Ready(completion) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+        let mut context = Context::from_waker(&waker);
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context)));
+        // A panic is a defect: the read has ended all the same.
+        let internal = Completion {
+            user_data: task.user_data,
+            read: 0,
+            status: Status::Internal as c_int,
+            error_number: 0,
+        };
+        if let Poll::Ready(completion) = polled.unwrap_or(Poll::Ready(internal)) {
             *body = None;
             drop(body);
             let mut state = lock(&self.state);
@@ -111,12 +122,17 @@ impl Shared {
         }
     }
 
-    fn begin(self: &Arc<Self>, body: Body) {
+    fn begin(self: &Arc<Self>, user_data: u64, body: Body) {
         let task = {
             let mut state = lock(&self.state);
             let number = state.next;
             state.next += 1;
-            let task = Arc::new(Task { number, queue: Arc::downgrade(self), body: Mutex::new(Some(body)) });
+            let task = Arc::new(Task {
+                number,
+                user_data,
+                queue: Arc::downgrade(self),
+                body: Mutex::new(Some(body)),
+            });
             state.tasks.insert(number, Arc::clone(&task));
             task
         };
@@ -200,18 +216,17 @@ pub extern "C" fn pk_queue_read(
     call(|| {
         let (queue, file) = (given(queue, "the queue")?, given(file, "the file")?.0.clone());
         buffer.slice(size, "the buffer")?;
-        queue.0.begin(Box::pin(async move {
-            let outcome = match buffer.slice(size, "the buffer") {
-                Ok(buffer) => file.read_at_async(offset, buffer).await.map_err(Failure::from),
-                Err(misuse) => Err(misuse),
-            };
-            match outcome {
-                Ok(read) => Completion { user_data, read, status: Status::Ok as c_int, error_number: 0 },
-                Err(Failure { status, errno, .. }) => {
-                    Completion { user_data, read: 0, status: status as c_int, error_number: errno }
+        queue.0.begin(
+            user_data,
+            Box::pin(async move {
+                match read_later(&file, offset, buffer, size).await {
+                    Ok(read) => Completion { user_data, read, status: Status::Ok as c_int, error_number: 0 },
+                    Err(Failure { status, errno, .. }) => {
+                        Completion { user_data, read: 0, status: status as c_int, error_number: errno }
+                    }
                 }
-            }
-        }));
+            }),
+        );
         Ok(())
     })
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagekeeper_log::{FlushPolicy, LogMode, RedoLog, RedoReader};
 
 use crate::call::{call, plain};
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Exclusive, give_up};
 use crate::pointers::{Array, Options, Plain, Text, given, put, wanted};
 use crate::status::{Failure, Status};
 
@@ -14,9 +14,9 @@ use crate::status::{Failure, Status};
 pub struct Redo(RedoLog);
 
 /// `pk_redo_reader`.
-pub struct Reader(Exclusive<Reading>);
+pub type Reader = Exclusive<Reading>;
 
-struct Reading {
+pub struct Reading {
     reader: RedoReader,
     /// The record that was handed out last.
     body: Vec<u8>,
@@ -178,7 +178,7 @@ pub extern "C" fn pk_redo_read(
     call(|| {
         let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
         let reading = Reading { reader: redo.0.read_from(lsn)?, body: Vec::new() };
-        out.write(Box::new(Reader(Exclusive::new(reading))));
+        out.write(Box::new(Exclusive::new(reading)));
         Ok(())
     })
 }
@@ -192,7 +192,7 @@ pub extern "C" fn pk_redo_next(
 ) -> Status {
     call(|| {
         let (bytes, size) = (wanted(bytes, "the record")?, wanted(size, "its size")?);
-        let mut reading = given(reader, "the reader")?.0.enter()?;
+        let mut reading = given(reader, "the reader")?.enter()?;
         let Some(record) = reading.reader.next() else {
             return Err(Failure::new(Status::End, "no more records"));
         };
@@ -207,5 +207,5 @@ pub extern "C" fn pk_redo_next(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_redo_reader_close(reader: Option<Box<Reader>>) {
-    plain((), || drop(reader));
+    plain((), || drop(reader.map(give_up)));
 }

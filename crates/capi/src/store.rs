@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::bulk::nanoseconds;
 use crate::call::call;
-use crate::pointers::{Options, Out, Plain, Text, given, put, wanted};
+use crate::pointers::{Options, Out, Plain, Text, given, is_zero, put, wanted};
 use crate::status::{Failure, Status};
 
 /// `PK_NO_PAGE`.
@@ -53,6 +53,7 @@ unsafe impl Plain for StoreStat {
 
 impl StoreOptions {
     fn options(&self) -> Result<pagekeeper_store::StoreOptions, Failure> {
+        is_zero(self.reserved)?;
         let mut options =
             pagekeeper_store::Store::options().read_only(self.read_only != 0).create(match self.create {
                 0 => pagekeeper_store::Create::IfMissing,
@@ -140,10 +141,15 @@ pub extern "C" fn pk_store_backup(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_close(store: Option<Box<Store>>) -> Status {
     call(|| {
-        // The last share closes it; with transactions that are open the last of them does, and can't say what fails.
+        // The last share closes it; with transactions that are open the last of them does, and can't say what fails: so what was committed is
+        // made durable now.
         match store.map(|store| Arc::try_unwrap(store.0)) {
             Some(Ok(store)) => Ok(store.close()?),
-            Some(Err(_)) | None => Ok(()),
+            Some(Err(shared)) => match shared.sync() {
+                Err(pagekeeper_store::Error::ReadOnly) => Ok(()),
+                synced => Ok(synced?),
+            },
+            None => Ok(()),
         }
     })
 }

@@ -5,13 +5,13 @@ use std::mem::MaybeUninit;
 use pagekeeper_store::{Durability, WriteTxn};
 
 use crate::call::{call, plain};
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Exclusive, give_up};
 use crate::pointers::{Array, ArrayMut, given, put, wanted};
 use crate::status::{Failure, Status};
 use crate::store::{NO_PAGE, Store};
 
 /// `pk_write_txn`.
-pub struct Writing(Exclusive<WriteTxn<'static>>);
+pub type Writing = Exclusive<WriteTxn<'static>>;
 
 /// Copies a part of a page to a buffer, as much as there is; how much.
 pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, Failure> {
@@ -30,7 +30,7 @@ pub extern "C" fn pk_store_begin_write(
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(Writing(Exclusive::new(store.0.begin_owned()?))));
+        txn.write(Box::new(Exclusive::new(store.0.begin_owned()?)));
         Ok(())
     })
 }
@@ -39,7 +39,7 @@ pub extern "C" fn pk_store_begin_write(
 pub extern "C" fn pk_txn_allocate(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.0.enter()?.allocate()?);
+        page.write(given(txn, "the transaction")?.enter()?.allocate()?);
         Ok(())
     })
 }
@@ -52,14 +52,14 @@ pub extern "C" fn pk_txn_allocate_run(
 ) -> Status {
     call(|| {
         let first = wanted(first, "the first page")?;
-        first.write(given(txn, "the transaction")?.0.enter()?.allocate_run(pages)?);
+        first.write(given(txn, "the transaction")?.enter()?.allocate_run(pages)?);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_free(txn: Option<&Writing>, page: u64) -> Status {
-    call(|| Ok(given(txn, "the transaction")?.0.enter()?.free(page)?))
+    call(|| Ok(given(txn, "the transaction")?.enter()?.free(page)?))
 }
 
 #[unsafe(no_mangle)]
@@ -73,7 +73,7 @@ pub extern "C" fn pk_txn_read(
 ) -> Status {
     call(|| {
         let buffer = buffer.slice(size, "the buffer")?;
-        let found = given(txn, "the transaction")?.0.enter()?.read(page)?;
+        let found = given(txn, "the transaction")?.enter()?.read(page)?;
         put(read, copy(&found, offset, buffer)?);
         Ok(())
     })
@@ -89,7 +89,7 @@ pub extern "C" fn pk_txn_write(
 ) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the bytes")?;
-        let mut txn = given(txn, "the transaction")?.0.enter()?;
+        let mut txn = given(txn, "the transaction")?.enter()?;
         let payload = txn.page_mut(page)?;
         let len = payload.len();
         let part =
@@ -105,7 +105,7 @@ pub extern "C" fn pk_txn_write(
 pub extern "C" fn pk_txn_put(txn: Option<&Writing>, page: u64, bytes: Array<u8>, size: usize) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the bytes")?;
-        Ok(given(txn, "the transaction")?.0.enter()?.write(page, bytes)?)
+        Ok(given(txn, "the transaction")?.enter()?.write(page, bytes)?)
     })
 }
 
@@ -113,7 +113,7 @@ pub extern "C" fn pk_txn_put(txn: Option<&Writing>, page: u64, bytes: Array<u8>,
 pub extern "C" fn pk_txn_get_root(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
-        page.write(given(txn, "the transaction")?.0.enter()?.root().unwrap_or(NO_PAGE));
+        page.write(given(txn, "the transaction")?.enter()?.root().unwrap_or(NO_PAGE));
         Ok(())
     })
 }
@@ -121,7 +121,7 @@ pub extern "C" fn pk_txn_get_root(txn: Option<&Writing>, page: Option<&mut Maybe
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_set_root(txn: Option<&Writing>, page: u64) -> Status {
     call(|| {
-        given(txn, "the transaction")?.0.enter()?.set_root((page != NO_PAGE).then_some(page));
+        given(txn, "the transaction")?.enter()?.set_root((page != NO_PAGE).then_some(page));
         Ok(())
     })
 }
@@ -142,12 +142,12 @@ pub extern "C" fn pk_txn_commit(
                 return Err(Failure::misuse(format!("no pk_durability is {other}: nothing was committed")));
             }
         };
-        put(seq, txn.0.into_inner().commit(durability)?);
+        put(seq, give_up(txn)?.commit(durability)?);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_abort(txn: Option<Box<Writing>>) {
-    plain((), || drop(txn));
+    plain((), || drop(txn.map(give_up)));
 }
