@@ -36,8 +36,8 @@ impl PageCache {
     }
 
     /// Gives the cache another budget while it is in use, in bytes: from the least that a cache can have to what it was built with. Where it
-    /// becomes smaller, pages are evicted and their memory goes back to the kernel before this returns, but for pages that guards hold: theirs
-    /// goes when they are dropped. Other threads read on meanwhile.
+    /// becomes smaller, pages are evicted and their memory goes back to the kernel before this returns. Pages that guards hold go with the next
+    /// load after the guards were dropped, and pages that are being loaded as it is called when they are evicted. Other threads read on meanwhile.
     ///
     /// Build the cache with the most that it may ever have: memory is taken up as it fills. The records of all its pages, 32 bytes each, stay
     /// and are within the new budget; with [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.

@@ -28,6 +28,12 @@ const FILE_BYTES: u64 = 1152;
 /// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
 const FILES_SHARE: u32 = 4;
 
+/// Frames that are reserved for tables are no more than one part in this many of the budget.
+const RESERVED_SHARE: u32 = 2;
+
+/// Parts forgotten under one lock.
+const PARTS_AT_ONCE: usize = 64;
+
 /// Parts checked for one in which nothing is live.
 const MAX_PROBES: usize = 16;
 
@@ -47,7 +53,34 @@ impl Pool {
     /// From now on so many of the frames are in the budget, if there are as many; the memory of the others goes back to the kernel.
     pub(crate) fn resize(&self, frames: u32, readers: &Readers) {
         self.withheld.store(self.frames.saturating_sub(frames), Ordering::Relaxed);
+        self.forget_parts(readers);
         self.settle_loans(readers);
+    }
+
+    /// Has tables give up the parts that are more than their share of the budget, the oldest first.
+    fn forget_parts(&self, readers: &Readers) {
+        let mut left = self.lock().populated.len();
+        while left > 0 {
+            let mut state = self.lock();
+            let state = &mut *state;
+            for _ in 0..PARTS_AT_ONCE {
+                if left == 0 || state.parts <= self.most_parts() {
+                    left = 0;
+                    break;
+                }
+                left -= 1;
+                let Some((number, part)) = state.populated.pop_front() else { continue };
+                let Some(file) = state.files.get(&number).cloned() else { continue };
+                state.take_out(&file, part);
+                if file.live(part) == 0 {
+                    file.forget(part);
+                    state.parts -= 1;
+                } else {
+                    state.populated.push_back((number, part));
+                }
+            }
+        }
+        self.retire(readers);
     }
 
     /// All frames, in the budget or not.
@@ -74,7 +107,8 @@ impl Pool {
         let budgeted = self.budgeted();
         let as_frames =
             |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
-        let tables = as_frames(state.parts).max(self.reserved.load(Ordering::Relaxed));
+        let reserved = self.reserved.load(Ordering::Relaxed).min(budgeted / RESERVED_SHARE);
+        let tables = as_frames(state.parts).max(reserved);
         let files = usize::try_from(state.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
         let files = as_frames(files).min(budgeted / FILES_SHARE);
         budgeted.saturating_sub(tables).saturating_sub(files).max(1)
@@ -94,12 +128,17 @@ impl Pool {
                 }
                 usable
             };
-            // Checked again after it was set, since tables grow meanwhile.
-            self.set_limit(usable, readers);
+            // Counted again after each step, since tables grow, and the budget changes, meanwhile.
+            if !self.step_to_limit(usable) {
+                self.retire(readers);
+                self.collect(&mut self.lock(), readers);
+            }
         }
     }
 
     /// From now on `frames` frames are to be used; the rest is on loan.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the models, which compile this source a second time")]
     pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
         while !self.step_to_limit(frames) {
             self.retire(readers);

@@ -357,3 +357,36 @@ fn a_large_cache_takes_up_its_records_as_it_fills() {
         before.check_since(9 * MIB, "that is closed");
     });
 }
+
+#[test]
+fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
+    alone("tables_give_up_their_share_of_a_budget_that_is_made_smaller", || {
+        const LARGE: u64 = 64 * MIB;
+        const SMALL: u64 = 8 * MIB;
+        let disk = SimDisk::new();
+        // A page in each part of a table: 6,000 parts of 4 KiB.
+        disk.create_patterned("/sparse", 6000 * 4 * MIB, 1).unwrap();
+        let mut buf = vec![1; 500];
+        let before = Memory::now();
+        let cache = PageCache::builder().memory(LARGE).io(std::sync::Arc::new(disk.clone())).build().unwrap();
+        let file = cache.open("/sparse").unwrap();
+        let mut read = |what: &str, budget: u64, parts: u64| {
+            for part in 0..parts {
+                file.read_at(part * 4 * MIB, &mut buf).unwrap();
+                check(1, part * 4 * MIB, &buf);
+            }
+            before.check_since(budget, what);
+        };
+        read("large", LARGE, 6000);
+        cache.set_memory(SMALL).unwrap();
+        before.check_since(SMALL, "made smaller");
+        assert!(
+            cache.capacity_pages() * (PAGE as u64) > SMALL / 4,
+            "{} pages are left",
+            cache.capacity_pages()
+        );
+        read("small", SMALL, 6000);
+        cache.set_memory(LARGE).unwrap();
+        read("large again", LARGE, 6000);
+    });
+}
