@@ -157,6 +157,18 @@ def made():
     return name
 def resident(name):
     return int(subprocess.run(['env', '-u', 'LD_PRELOAD', 'fincore', '-bno', 'RES', name], capture_output=True, check=True).stdout)
+def held(name):
+    found = []
+    for thread in os.listdir('/proc/self/task'):
+        for fd in os.listdir('/proc/self/task/%s/fd' % thread):
+            try: found.append(os.readlink('/proc/self/task/%s/fd/%s' % (thread, fd)))
+            except OSError: pass
+    return [path for path in found if os.path.basename(name) in path]
+# Removed at once: as it has no name, nobody has it open.
+for _ in range(60):
+    name = made()
+    os.unlink(name)
+    assert not held(name), held(name)
 first = made()
 time.sleep(0.2)
 free = os.statvfs('.').f_bfree

@@ -5,7 +5,7 @@
 //!
 //! Invariants: the program notes, the helper takes; a place that is expected is given up once its watch begins, or does not come.
 
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use libc::c_int;
 
@@ -36,6 +36,8 @@ impl Closed {
     pub(super) fn begin(&self, fd: c_int, inode: u64) {
         self.position.store(0, Ordering::Relaxed);
         self.fd.store(fd, Ordering::Release);
+        // Who closes it notes it in the one place or sees the other.
+        fence(Ordering::SeqCst);
         for place in EXPECTED.iter().filter(|place| place.is_of(fd, inode)) {
             if let Some(closed_at) = place.closed.at() {
                 self.take(closed_at.saturating_add(1));
@@ -124,6 +126,7 @@ pub(super) fn after_fork() {
 pub fn closing(fd: c_int) {
     let is_of = |closed: &&Closed| closed.fd.load(Ordering::Acquire) == fd;
     EXPECTED.iter().map(|place| &place.closed).filter(is_of).for_each(|closed| closed.note(fd));
+    fence(Ordering::SeqCst);
     for closed in CLOSED.iter().filter(is_of) {
         closed.note(fd);
         // Its room is free as it is closed.

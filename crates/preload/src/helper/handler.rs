@@ -44,7 +44,7 @@ pub(super) fn may_be_under_way() -> bool {
 }
 
 /// What a frame is known by: it begins with the address that its handler returns to, which the C library gave the kernel with the
-/// handler (`sa_restorer`); has flags of the kernel's and the code segment of programs of 64 bits; and a pointer to the state of the floating
+/// handler (`sa_restorer`); has flags of the kernel's and a code segment of programs; and a pointer to the state of the floating
 /// point unit, which lies just above it. (A copy of that address alone is on the stack of who asks for a handler.)
 #[cfg(target_arch = "x86_64")]
 struct Marks {
@@ -63,8 +63,8 @@ impl Marks {
     const HEAD: usize = Self::STATE + 1;
     /// The flags that there are (`arch/x86/include/uapi/asm/ucontext.h`): one at least is set in such a program.
     const ANY_FLAG: core::ops::RangeInclusive<usize> = 1..=7;
-    /// The code segment (`__USER_CS`).
-    const CODE: usize = 0x33;
+    /// The privilege level of programs, in their code segment's selector: which one that is differs under Xen.
+    const LEVEL: usize = 3;
     /// Bytes from the frame's begin to the state: the frame has 440, and both are aligned.
     const BETWEEN: core::ops::RangeInclusive<usize> = 440..=520;
     const ALIGNED: usize = 64;
@@ -103,7 +103,7 @@ impl Marks {
         head.is_some_and(|head| {
             let state = head[Self::STATE];
             Self::ANY_FLAG.contains(&head[Self::FLAGS])
-                && head[Self::SEGMENTS] & 0xffff == Self::CODE
+                && head[Self::SEGMENTS] & Self::LEVEL == Self::LEVEL
                 && state.is_multiple_of(Self::ALIGNED)
                 && Self::BETWEEN.contains(&state.wrapping_sub(at))
         })

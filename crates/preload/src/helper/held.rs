@@ -84,6 +84,11 @@ pub(super) fn is_lost(file: c_int, place: FileHash) -> bool {
     place.is_unwanted() || has_no_name(file)
 }
 
+/// Whether nothing is to be held: a file system is about to be unmounted.
+pub(super) fn is_nothing_wanted() -> bool {
+    ALL_UNWANTED.load(Ordering::SeqCst) > 0
+}
+
 /// Whether the file's last name is gone: its pages go with it.
 pub(crate) fn has_no_name(file: c_int) -> bool {
     sys::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
@@ -142,6 +147,7 @@ pub fn let_go_of(fd: c_int) {
         && let Ok(stat) = sys::fstat(fd)
     {
         let_go(FileHash::of(&stat));
+        let_go_of_kept(&stat);
     }
 }
 

@@ -26,6 +26,11 @@ impl KeptFile {
         self.entry.is_lost() || held::has_no_name(self.file)
     }
 
+    /// Whether it is to be let go of: it is lost, or nothing is to be held any more.
+    fn is_over(&self) -> bool {
+        held::is_nothing_wanted() || self.is_lost()
+    }
+
     fn close(self, went: bool) {
         if went {
             self.entry.went();
@@ -36,7 +41,7 @@ impl KeptFile {
     }
 
     fn release(self) {
-        let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_lost());
+        let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_over());
         process::count(Count::StreamReleased, released);
         noted::released(self.file);
         let went = self.is_lost();
@@ -79,12 +84,21 @@ impl Kept {
         }
     }
 
-    /// Lets go of those that are lost.
+    /// Lets go of those that are lost, or of all.
     pub(super) fn let_go(&mut self) {
         if self.count > 0 {
-            for kept in self.taken(KeptFile::is_lost) {
-                kept.close(true);
+            for kept in self.taken(KeptFile::is_over) {
+                let went = kept.is_lost();
+                kept.close(went);
             }
+        }
+    }
+
+    /// Lets go of one.
+    pub(super) fn let_go_of(&mut self, file: c_int) {
+        for kept in self.taken(|kept| kept.file == file) {
+            let went = kept.is_lost();
+            kept.close(went);
         }
     }
 

@@ -207,13 +207,21 @@ impl Hand<'_> {
                 let entry = kept.and_then(Temporary::from_number);
                 self.watches.add(subject, entry, sys::now(), &mut self.kept);
             }
-            Job::Keep { entry } => {
-                place.give_back();
-                match Temporary::from_number(entry) {
-                    Some(entry) => self.kept.add(file, entry),
-                    None => sys::close(file),
+            // Who removes it waits until it is given back; from when it is kept on, by its entry.
+            Job::Keep { entry } => match Temporary::from_number(entry) {
+                Some(entry) if !is_lost(file, place) => {
+                    self.kept.add(file, entry);
+                    if place.is_unwanted() {
+                        self.kept.let_go_of(file);
+                    }
+                    place.give_back();
                 }
-            }
+                entry => {
+                    drop(entry);
+                    sys::close(file);
+                    place.give_back();
+                }
+            },
             Job::Later { range, count } => self.later.add(file, range, count, place),
             Job::Behind { place: read } => self.behind.add(read, file, place),
             Job::Ahead { index } => self.readers.add(index, file, place),

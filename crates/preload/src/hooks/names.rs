@@ -35,10 +35,11 @@ fn lost(at: c_int, path: *const c_char) {
     }
     noted::lost(&stat);
     keeping_errno(|| {
-        helper::let_go_of_kept(&stat);
         if helper::holds_some() {
             helper::let_go(FileHash::of(&stat));
         }
+        // After that: what was in hand may be kept now.
+        helper::let_go_of_kept(&stat);
     });
 }
 
