@@ -8,6 +8,7 @@ use pagekeeper_testing::{Rng, Seed};
 
 use super::support::{DIR, append, group, options, read_groups};
 use crate::binlog::injected_fault::InjectedFault;
+use crate::testing::{lives, require_found};
 use crate::{Error, Position};
 
 /// What is written in.
@@ -82,8 +83,7 @@ fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), 
 #[test]
 fn writes_that_are_lost_or_go_elsewhere_are_found_or_do_no_harm() {
     let seed = Seed::new();
-    let lives = std::env::var("PAGEKEEPER_CRASHES").ok().map_or(6000, |lives| lives.parse().unwrap());
-    for which in 0..lives {
+    for which in 0..lives(6000) {
         bad_write(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
     }
 }
@@ -94,11 +94,6 @@ fn injected_faults_that_a_bad_disk_shows_are_found() {
     for fault in
         [InjectedFault::NoSearchBehindEnd, InjectedFault::SyncErrorIgnored, InjectedFault::SealedEndIgnored]
     {
-        let found = (0..6000).find(|which| {
-            let life = || bad_write(seed.rng(*which), Some(fault));
-            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
-        });
-        println!("{fault:?}: found in life {found:?}");
-        assert!(found.is_some(), "{fault:?}");
+        require_found(fault, 6000, |which| bad_write(seed.rng(which), Some(fault)));
     }
 }

@@ -362,17 +362,11 @@ impl RandomRun {
     }
 }
 
-/// How many lives are lived: many in CI.
-fn lives() -> u64 {
-    std::env::var("PAGEKEEPER_CRASHES")
-        .map_or(1000, |lives| lives.parse().expect("PAGEKEEPER_CRASHES is a number"))
-}
-
 #[test]
 fn random_crashes() {
     let seed = Seed::new();
     let mut crashes = 0;
-    for which in 0..lives() {
+    for which in 0..crate::testing::lives(1000) {
         match RandomRun::new(&seed, which, None).live() {
             Ok(more) => crashes += more,
             Err(error) => panic!("life {which}: {error}"),

@@ -6,6 +6,7 @@ use pagekeeper_testing::{Rng, Seed};
 
 use super::support::{DIR, append, group, options, read_groups};
 use crate::binlog::injected_fault::InjectedFault;
+use crate::testing::{lives, require_found};
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
 
 /// What was appended, and where each group ends.
@@ -190,8 +191,7 @@ fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), Strin
 #[test]
 fn a_disk_that_is_full_for_a_while_loses_nothing_and_the_log_goes_on() {
     let seed = Seed::new();
-    let lives = std::env::var("PAGEKEEPER_CRASHES").ok().map_or(4000, |lives| lives.parse().unwrap());
-    for which in 0..lives {
+    for which in 0..lives(4000) {
         life(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
     }
 }
@@ -201,11 +201,6 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
     let seed = Seed(9);
     for fault in [InjectedFault::RaggedEnd, InjectedFault::PurgeFilesFirst, InjectedFault::WriteErrorIgnored]
     {
-        let found = (0..4000).find(|which| {
-            let life = || life(seed.rng(*which), Some(fault));
-            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
-        });
-        println!("{fault:?}: found in life {found:?}");
-        assert!(found.is_some(), "{fault:?}");
+        require_found(fault, 4000, |which| life(seed.rng(which), Some(fault)));
     }
 }

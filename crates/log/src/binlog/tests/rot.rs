@@ -6,6 +6,7 @@ use pagekeeper_testing::{Rng, Seed};
 use super::support::{DIR, append, group, options, read_groups};
 use crate::binlog::injected_fault::InjectedFault;
 use crate::record::{Kind, encode};
+use crate::testing::lives;
 use crate::{BinLog, Error, Position, Purge};
 
 /// Three groups in each of two segments.
@@ -197,8 +198,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
 #[test]
 fn damages_are_found_or_do_no_harm() {
     let seed = Seed::new();
-    let lives = std::env::var("PAGEKEEPER_CRASHES").ok().map_or(9000, |lives| lives.parse().unwrap());
-    for which in 0..lives {
+    for which in 0..lives(9000) {
         damaged(seed.rng(which), None).unwrap_or_else(|error| panic!("life {which}: {error}"));
     }
 }

@@ -8,11 +8,11 @@ use pagekeeper_testing::{Rng, Seed};
 
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
-use super::world::lives;
 use super::{dir, small};
 use crate::Error;
 use crate::injected_fault::InjectedFault;
 use crate::record::{BLOCK, size};
+use crate::testing::{lives, require_found};
 
 const FILE: u64 = 16 << 10;
 
@@ -144,11 +144,6 @@ fn injected_faults_that_a_bad_disk_shows_are_found() {
     let seed = Seed(8);
     for fault in [InjectedFault::SettledNotKept, InjectedFault::NoSearchBehindEnd, InjectedFault::SyncRetried]
     {
-        let found = (0..6000).find(|which| {
-            let life = || bad_write(seed.rng(*which), Some(fault));
-            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
-        });
-        println!("{fault:?}: found in life {found:?}");
-        assert!(found.is_some(), "{fault:?}");
+        require_found(fault, 6000, |which| bad_write(seed.rng(which), Some(fault)));
     }
 }

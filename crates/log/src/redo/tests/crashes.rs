@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pagekeeper_io::Persistence;
 
 use super::super::options::FlushPolicy;
-use super::world::{Crash, Op, World, live, lives};
+use super::world::{Crash, Op, World, live};
 use crate::LogMode;
 use crate::injected_fault::InjectedFault;
+use crate::testing::lives;
 use pagekeeper_testing::Seed;
 
 /// How often a random pattern is tried for each operation.

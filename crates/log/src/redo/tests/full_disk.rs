@@ -8,9 +8,9 @@ use pagekeeper_testing::{Rng, Seed};
 
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
-use super::world::lives;
 use super::{dir, small};
 use crate::injected_fault::InjectedFault;
+use crate::testing::{lives, require_found};
 use crate::{Error, LogMode};
 
 /// A log, and what is known of it.
@@ -205,11 +205,6 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
     let seed = Seed(9);
     let faults = [InjectedFault::SyncRetried, InjectedFault::WriteErrorIgnored, InjectedFault::AckBeforeSync];
     for fault in faults {
-        let found = (0..4000).find(|which| {
-            let life = || life(seed.rng(*which), Some(fault));
-            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
-        });
-        println!("{fault:?}: found in life {found:?}");
-        assert!(found.is_some(), "{fault:?}");
+        require_found(fault, 4000, |which| life(seed.rng(which), Some(fault)));
     }
 }

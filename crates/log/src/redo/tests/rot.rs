@@ -8,11 +8,11 @@ use pagekeeper_testing::{Rng, Seed};
 
 use super::super::options::FlushPolicy;
 use super::super::{RedoLog, RedoOptions};
-use super::world::lives;
 use super::{all, dir, small};
 use crate::Error;
 use crate::injected_fault::InjectedFault;
 use crate::record::{BLOCK, Kind, encode};
+use crate::testing::{lives, require_found};
 
 const FILE: u64 = 16 << 10;
 
@@ -336,11 +336,6 @@ fn injected_faults_that_only_damage_shows_are_found() {
         InjectedFault::OneSlotIsEnough,
         InjectedFault::UnreadableIsEmpty,
     ] {
-        let found = (0..8000).find(|which| {
-            let life = || damaged(seed.rng(*which), Some(fault));
-            !std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_ok_and(|found| found.is_ok())
-        });
-        println!("{fault:?}: found in life {found:?}");
-        assert!(found.is_some(), "{fault:?}");
+        require_found(fault, 8000, |which| damaged(seed.rng(which), Some(fault)));
     }
 }

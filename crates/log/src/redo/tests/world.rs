@@ -286,9 +286,3 @@ pub(super) fn live(mut rng: Rng, injected_fault: Option<InjectedFault>, crashes:
         }
     }
 }
-
-/// So many lives, or as `PAGEKEEPER_CRASHES` says.
-pub(super) fn lives(unless_said: u64) -> u64 {
-    let said = std::env::var("PAGEKEEPER_CRASHES").ok();
-    said.map_or(unless_said, |said| said.parse().expect("PAGEKEEPER_CRASHES is a number"))
-}
