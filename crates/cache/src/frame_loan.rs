@@ -129,10 +129,7 @@ impl Pool {
                 usable
             };
             // Counted again after each step, since tables grow, and the budget changes, meanwhile.
-            if !self.step_to_limit(usable) {
-                self.retire(readers);
-                self.collect(&mut self.lock(), readers);
-            }
+            self.approach_limit(usable, readers);
         }
     }
 
@@ -140,10 +137,17 @@ impl Pool {
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models, which compile this source a second time")]
     pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
-        while !self.step_to_limit(frames) {
+        while !self.approach_limit(frames, readers) {}
+    }
+
+    /// One step to a limit, with what it takes out of use on its way; true when there is nothing left to do.
+    fn approach_limit(&self, frames: u32, readers: &Readers) -> bool {
+        let is_there = self.step_to_limit(frames);
+        if !is_there {
             self.retire(readers);
             self.collect(&mut self.lock(), readers);
         }
+        is_there
     }
 
     /// The frames that are to be used.
@@ -151,7 +155,7 @@ impl Pool {
         self.lock().limit
     }
 
-    /// One step of [`set_limit`](Self::set_limit); true when there is nothing left to do.
+    /// Moves the limit by one step; true when there is nothing left to do.
     fn step_to_limit(&self, frames: u32) -> bool {
         let mut state = self.lock();
         let state = &mut *state;

@@ -1,6 +1,7 @@
 //! `pk_redo` and `pk_redo_reader`.
 
 use std::mem::MaybeUninit;
+use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_log::{FlushPolicy, LogMode, RedoLog, RedoReader};
@@ -81,11 +82,7 @@ pub extern "C" fn pk_redo_create(
     options: Options<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<Redo>>>,
 ) -> Status {
-    call(|| {
-        let redo = wanted(redo, "the log")?;
-        redo.write(Box::new(Redo(options.read()?.options()?.create(directory.path()?)?)));
-        Ok(())
-    })
+    hand_out(directory, options, redo, pagekeeper_log::RedoOptions::create)
 }
 
 #[unsafe(no_mangle)]
@@ -94,9 +91,19 @@ pub extern "C" fn pk_redo_open(
     options: Options<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<Redo>>>,
 ) -> Status {
+    hand_out(directory, options, redo, pagekeeper_log::RedoOptions::open)
+}
+
+/// Makes or opens a log.
+fn hand_out(
+    directory: Text,
+    options: Options<RedoOptions>,
+    redo: Option<&mut MaybeUninit<Box<Redo>>>,
+    log: impl FnOnce(pagekeeper_log::RedoOptions, &Path) -> Result<RedoLog, pagekeeper_log::Error>,
+) -> Status {
     call(|| {
         let redo = wanted(redo, "the log")?;
-        redo.write(Box::new(Redo(options.read()?.options()?.open(directory.path()?)?)));
+        redo.write(Box::new(Redo(log(options.read()?.options()?, directory.path()?)?)));
         Ok(())
     })
 }
@@ -108,11 +115,7 @@ pub extern "C" fn pk_redo_append(
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
-    call(|| {
-        let end = given(redo, "the log")?.0.append(bytes.slice(size, "the record")?)?;
-        put(lsn, end);
-        Ok(())
-    })
+    add(redo, bytes, size, lsn, RedoLog::append)
 }
 
 #[unsafe(no_mangle)]
@@ -122,8 +125,19 @@ pub extern "C" fn pk_redo_try_append(
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
+    add(redo, bytes, size, lsn, RedoLog::try_append)
+}
+
+/// Appends a record in one way or the other.
+fn add(
+    redo: Option<&Redo>,
+    bytes: Array<u8>,
+    size: usize,
+    lsn: Option<&mut MaybeUninit<u64>>,
+    append: impl FnOnce(&RedoLog, &[u8]) -> Result<u64, pagekeeper_log::Error>,
+) -> Status {
     call(|| {
-        let end = given(redo, "the log")?.0.try_append(bytes.slice(size, "the record")?)?;
+        let end = append(&given(redo, "the log")?.0, bytes.slice(size, "the record")?)?;
         put(lsn, end);
         Ok(())
     })

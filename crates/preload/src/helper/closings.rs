@@ -39,9 +39,7 @@ impl Closed {
         // Who closes it notes it in the one place or sees the other.
         fence(Ordering::SeqCst);
         for place in EXPECTED.iter().filter(|place| place.is_of(fd, inode)) {
-            if let Some(closed_at) = place.closed.at() {
-                self.take(closed_at.saturating_add(1));
-            }
+            self.take(place.closed.position.load(Ordering::Acquire));
             place.give_up();
         }
     }
@@ -58,6 +56,7 @@ impl Closed {
         }
     }
 
+    /// One more than a position; 0 changes nothing.
     fn take(&self, closed_at: u64) {
         // One that has the same number may have been closed before.
         let _ = self.position.compare_exchange(0, closed_at, Ordering::AcqRel, Ordering::Relaxed);

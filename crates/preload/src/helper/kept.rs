@@ -40,12 +40,17 @@ impl KeptFile {
         drop(self.entry);
     }
 
+    /// Closes it as it is.
+    fn let_go(self) {
+        let went = self.is_lost();
+        self.close(went);
+    }
+
     fn release(self) {
         let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_over());
         process::count(Count::StreamReleased, released);
         noted::released(self.file);
-        let went = self.is_lost();
-        self.close(went);
+        self.let_go();
     }
 }
 
@@ -87,19 +92,13 @@ impl Kept {
     /// Lets go of those that are lost, or of all.
     pub(super) fn let_go(&mut self) {
         if self.count > 0 {
-            for kept in self.taken(KeptFile::is_over) {
-                let went = kept.is_lost();
-                kept.close(went);
-            }
+            self.taken(KeptFile::is_over).for_each(KeptFile::let_go);
         }
     }
 
     /// Lets go of one.
     pub(super) fn let_go_of(&mut self, file: c_int) {
-        for kept in self.taken(|kept| kept.file == file) {
-            let went = kept.is_lost();
-            kept.close(went);
-        }
+        self.taken(|kept| kept.file == file).for_each(KeptFile::let_go);
     }
 
     /// Does what is due.
