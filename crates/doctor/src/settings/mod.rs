@@ -310,14 +310,16 @@ fn normal(name: &str) -> String {
 
 /// Reads the settings of databases; each is bounded, and so are all together.
 ///
-/// ```no_run
+/// ```
 /// use pagekeeper_doctor::settings::SettingsReader;
 /// use pagekeeper_kernel::pressure::SysRoots;
-/// # fn snapshot() -> pagekeeper_observe::Snapshot { unimplemented!() }
+/// use pagekeeper_observe::Snapshot;
 ///
-/// let (snapshot, mut reader) = (snapshot(), SettingsReader::default());
-/// for database in &snapshot.databases {
-///     println!("{:?}", reader.read(database, &snapshot, &SysRoots::default()).get("sync_binlog"));
+/// fn show(snapshot: &Snapshot) {
+///     let mut reader = SettingsReader::default();
+///     for database in &snapshot.databases {
+///         println!("{:?}", reader.read(database, snapshot, &SysRoots::default()).get("sync_binlog"));
+///     }
 /// }
 /// ```
 #[derive(Debug, Default)]
