@@ -1,7 +1,8 @@
 //! Reading without blocking: futures that any runtime can poll.
 //!
 //! Invariants: a poll never waits for the device, nor for another load; a future that is dropped loses nothing, since its
-//! loads go on and settle by themselves. Fails as [`CachedFile::read_at`] does.
+//! loads go on and settle by themselves. Where no frame can be had, pages are read past the cache, some at a time (`bypass_queue`): those
+//! who wait for their turn take no page of memory, and their reads begin without a poll. Fails as [`CachedFile::read_at`] does.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,12 +12,13 @@ use pagekeeper_io::OwnedRead;
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use crate::bypass_buffer::BypassBuffer;
+use crate::entry::PageEntry;
 use crate::frames;
-use crate::handle::Handle;
+use crate::handle::{Handle, Shared};
 use crate::lookup::Attempt;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::prefetch::Begun;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Ordering};
 use crate::waiter::Waiter;
 use crate::{CachedFile, Error};
 
@@ -32,7 +34,59 @@ enum Awaited {
     /// The load of the page, by whomever.
     Load(Arc<Waiter>),
     /// The page, read past the cache.
-    Bypass(Arc<Waiter>, Arc<Mutex<Option<BypassBuffer>>>),
+    Bypass(Arc<Bypass>),
+}
+
+/// A page that is read past the cache: how it went, and its bytes until the future takes them. Settled without bytes, the page is to be
+/// looked up again.
+#[derive(Debug)]
+struct Bypass {
+    waiter: Waiter,
+    buffer: Mutex<Option<BypassBuffer>>,
+}
+
+/// One who waits for such a page.
+#[derive(Debug)]
+pub(crate) struct BypassRead {
+    handle: Arc<Handle>,
+    page: u32,
+    bypass: Arc<Bypass>,
+}
+
+impl BypassRead {
+    /// The read, if it is still to be made.
+    fn begin(self, shared: &Arc<Shared>) -> Option<OwnedRead> {
+        let Self { handle, page, bypass } = self;
+        if Arc::strong_count(&bypass) == 1 {
+            // The future was dropped.
+            return None;
+        }
+        if handle.is_readable(page) {
+            // Another has brought it into the cache meanwhile.
+            bypass.waiter.settle(Ok(()));
+            return None;
+        }
+        let file = match handle.io() {
+            Ok(file) => Arc::clone(file),
+            Err(error) => {
+                bypass.waiter.settle(Err(error));
+                return None;
+            }
+        };
+        let mut buffer = BypassBuffer::new(1 << shared.settings.page_shift);
+        let target = buffer.target();
+        let offset = handle.range(page).start;
+        // If the verifier panics, the one who waits gets an error.
+        let outcome = Err(Error::LoaderPanicked { path: handle.path.clone(), page: page.into() });
+        let mut unsettled = Unsettled { shared: Arc::clone(shared), bypass, outcome };
+        let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
+            unsettled.outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
+            if unsettled.outcome.is_ok() {
+                *ignore_poison(unsettled.bypass.buffer.lock()) = Some(buffer);
+            }
+        });
+        Some(OwnedRead { file, offset, targets: vec![target], done })
+    }
 }
 
 /// Pages of a read that were begun before they are awaited.
@@ -50,21 +104,17 @@ impl Ahead {
     }
 }
 
-/// Settles its waiter when it is dropped.
+/// A read past the cache under way. When it is dropped, who waits is woken and the next begins.
 struct Unsettled {
-    waiter: Arc<Waiter>,
+    shared: Arc<Shared>,
+    bypass: Arc<Bypass>,
     outcome: Result<(), Error>,
-}
-
-impl Unsettled {
-    fn set(&mut self, outcome: Result<(), Error>) {
-        self.outcome = outcome;
-    }
 }
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
-        self.waiter.settle(self.outcome.clone());
+        self.bypass.waiter.settle(self.outcome.clone());
+        self.shared.bypasses.ended(|reads| self.shared.begin_bypasses(reads));
     }
 }
 
@@ -127,16 +177,21 @@ impl CachedFile {
 }
 
 impl Handle {
+    /// Whether a page was in the cache a moment ago.
+    fn is_readable(&self, page: u32) -> bool {
+        self.page_table
+            .table
+            .entry(page)
+            .is_some_and(|entry| PageEntry(entry.load(Ordering::Relaxed)).readable().is_some())
+    }
+
     /// Begins the loads of absent pages from `first` to `last`, but not too many.
     fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> Ahead {
         let end = last.saturating_add(1).min(first.saturating_add(AHEAD));
         let mut begun = 0;
         let mut fillings = Vec::new();
         for page in first..end {
-            let readable = self.page_table.table.entry(page).is_some_and(|entry| {
-                crate::entry::PageEntry(entry.load(crate::sync::Ordering::Relaxed)).readable().is_some()
-            });
-            if readable {
+            if self.is_readable(page) {
                 continue;
             }
             match self.begin_owned(page) {
@@ -166,9 +221,9 @@ impl Handle {
                 Awaited::Nothing => attempt = Attempt::First,
                 Awaited::Counted => {}
                 Awaited::Load(waiter) => ready!(waiter.poll(context))?,
-                Awaited::Bypass(waiter, buffer) => {
-                    ready!(waiter.poll(context))?;
-                    let buffer = ignore_poison(buffer.lock()).take();
+                Awaited::Bypass(bypass) => {
+                    ready!(bypass.waiter.poll(context))?;
+                    let buffer = ignore_poison(bypass.buffer.lock()).take();
                     if let Some(buffer) = buffer {
                         buf.copy_from_slice(&buffer.bytes(self.page_len(page))[from..from + buf.len()]);
                         return Poll::Ready(Ok(()));
@@ -202,36 +257,31 @@ impl Handle {
             Begin::Busy(None) | Begin::Readable if on_busy == OnBusy::Join => Awaited::Counted,
             Begin::Busy(None) | Begin::Readable => Awaited::Nothing,
             Begin::Closed => return Err(self.closed()),
-            Begin::Full => self.begin_bypass(page)?,
+            Begin::Full => Awaited::Bypass(self.begin_bypass(page)),
         })
     }
 
-    /// Reads a page past the cache, in the background.
-    fn begin_bypass(self: &Arc<Self>, page: u32) -> Result<Awaited, Error> {
-        let waiter = Arc::new(Waiter::new());
-        let result = Arc::new(Mutex::new(None));
-        let mut buffer = BypassBuffer::new(1 << self.shared.settings.page_shift);
-        let target = buffer.target();
-        let (handle, filled) = (Arc::clone(self), Arc::clone(&result));
-        // If the verifier panics, the one who waits gets an error.
-        let mut unsettled = Unsettled {
-            waiter: Arc::clone(&waiter),
-            outcome: Err(Error::LoaderPanicked { path: self.path.clone(), page: page.into() }),
-        };
-        let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-            let outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
-            if outcome.is_ok() {
-                *ignore_poison(filled.lock()) = Some(buffer);
+    /// Has a page read past the cache, in the background, when it is its turn.
+    fn begin_bypass(self: &Arc<Self>, page: u32) -> Arc<Bypass> {
+        let bypass = Arc::new(Bypass { waiter: Waiter::new(), buffer: Mutex::new(None) });
+        let read = BypassRead { handle: Arc::clone(self), page, bypass: Arc::clone(&bypass) };
+        self.shared.bypasses.push(read, |reads| self.shared.begin_bypasses(reads));
+        bypass
+    }
+}
+
+impl Shared {
+    fn begin_bypasses(self: &Arc<Self>, reads: Vec<BypassRead>) {
+        let reads = reads.into_iter().filter_map(|read| {
+            let begun = read.begin(self);
+            if begun.is_none() {
+                self.bypasses.ended(|_| unreachable!("the caller begins what may begin"));
             }
-            unsettled.set(outcome);
+            begun
         });
-        let read = OwnedRead {
-            file: Arc::clone(self.io()?),
-            offset: self.range(page).start,
-            targets: vec![target],
-            done,
-        };
-        self.shared.settings.io.submit(vec![read]);
-        Ok(Awaited::Bypass(waiter, result))
+        let reads: Vec<OwnedRead> = reads.collect();
+        if !reads.is_empty() {
+            self.settings.io.submit(reads);
+        }
     }
 }

@@ -12,7 +12,9 @@ use std::sync::{Arc, Weak};
 use pagekeeper_file_table::FileTable;
 use pagekeeper_io::{Access, FileStat, IoFile, Process};
 
+use crate::bypass_queue::BypassQueue;
 use crate::fast_path::FastPath;
+use crate::future::BypassRead;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
 use crate::pool::Pool;
@@ -24,6 +26,10 @@ use crate::sys::table::Table;
 use crate::thread::Slots;
 use crate::verifier::Verifier;
 use crate::{Error, OpenOptions};
+
+/// The pages that futures read past the cache at once, beside the budget: this part of its frames, but no more than keep a device busy.
+const BYPASS_SHARE: u32 = 16;
+const MAX_BYPASSES: u32 = 256;
 
 /// What all files of a cache share.
 #[derive(Debug)]
@@ -37,11 +43,15 @@ pub(crate) struct Shared {
     pub(crate) next_number: AtomicU64,
     process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
+    /// What futures read past the cache.
+    pub(crate) bypasses: BypassQueue<BypassRead>,
 }
 
 impl Shared {
     pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
+        let bypasses = BypassQueue::new((pool.limit() / BYPASS_SHARE).clamp(1, MAX_BYPASSES) as usize);
         Self {
+            bypasses,
             settings,
             slots: Slots::new(Readers::new(Barrier::probe())),
             pool,

@@ -102,8 +102,10 @@
 //! their tables (4 bytes for each page *of the open files*, in parts of 4 KiB for 1,024 pages, at most half of the budget, and only where
 //! a file is read): a file of few pages costs about 5 KiB beside them. It is taken up as the cache fills. Beside it: some 450 bytes for each
 //! thread, four for each 1,024 pages of open files, the kernel's page tables (up to 4 KiB for each 2 GiB of a file that is read here and
-//! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards, a page for each read past
-//! the cache.
+//! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards or being loaded, a page for each
+//! blocking read past the cache. Of futures no more are read past it at once than a sixteenth of the pages, or 256; the others
+//! wait for their turn. A future that waits takes some 400 bytes beside its own, so that 200,000 at once stay within 90 MB, and one
+//! that was read past the cache keeps the page until it is polled.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -111,6 +113,7 @@ mod admission;
 mod batch;
 mod builder;
 mod bypass_buffer;
+mod bypass_queue;
 mod cache;
 mod entry;
 mod error;
@@ -145,6 +148,7 @@ mod sys;
 /// Of the sources that `model` compiles a second time.
 #[cfg(test)]
 mod tests {
+    mod bypass_queue;
     mod page_table;
     mod readers;
     mod waiter;

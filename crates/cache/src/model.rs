@@ -51,8 +51,11 @@
 //! | `install` does not release | installs |
 //! | `install` frees the old frame without a grace period | installs one after another |
 //! | `install` does not check whether the file was closed | an install against a close |
+//! | the thread that begins reads past the cache says that it is done after it has let go of the lock | both of `bypasses` |
+//! | an end lets nothing begin | both of `bypasses` |
 
 mod arena;
+mod bypasses;
 mod closes;
 mod evictions;
 mod guards;
@@ -73,6 +76,7 @@ macro_rules! modelled {
 }
 
 modelled! {
+    "bypass_queue.rs" bypass_queue
     "evict.rs" evict
     "lookup.rs" lookup
     "frame_loan.rs" frame_loan

@@ -390,3 +390,104 @@ fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
         read("large again", LARGE, 6000);
     });
 }
+
+/// Futures that are woken, by number.
+#[derive(Default)]
+struct Woken(std::sync::Mutex<std::collections::VecDeque<usize>>, std::sync::Condvar);
+
+impl Woken {
+    fn push(&self, number: usize) {
+        self.0.lock().unwrap().push_back(number);
+        self.1.notify_one();
+    }
+
+    fn next(&self) -> usize {
+        let mut numbers = self.0.lock().unwrap();
+        loop {
+            if let Some(number) = numbers.pop_front() {
+                return number;
+            }
+            numbers = self.1.wait(numbers).unwrap();
+        }
+    }
+}
+
+struct WakeOne(std::sync::Arc<Woken>, usize);
+
+impl std::task::Wake for WakeOne {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.push(self.1);
+    }
+}
+
+/// The most that this process had in use since `reset_peak`, in bytes.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// A server that begins a read for each of very many requests before the first has ended.
+fn many_futures(page_size: usize) {
+    const FUTURES: usize = 200_000;
+    /// Of each read that waits, beside its future: what it waits by, and its place in a queue.
+    const EACH: u64 = 512;
+
+    let dir = disk_dir();
+    let path = dir.path().join("sparse");
+    let sparse = std::fs::File::create(&path).unwrap();
+    sparse.set_len((FUTURES * page_size) as u64).unwrap();
+    sparse.sync_all().unwrap();
+    let budget = 64 * MIB;
+    let cache = PageCache::builder().memory(budget).page_size(page_size).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    let woken = std::sync::Arc::new(Woken::default());
+    let mut tasks: Vec<_> = (0..FUTURES)
+        .map(|number| {
+            let file = &file;
+            let future = Box::pin(async move {
+                let mut buf = [1; 16];
+                let read = file.read_at_async((number * page_size) as u64, &mut buf).await;
+                (read, buf)
+            });
+            let waker: std::task::Waker =
+                std::sync::Arc::new(WakeOne(std::sync::Arc::clone(&woken), number)).into();
+            woken.push(number);
+            Some((future, waker))
+        })
+        .collect();
+
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = peak();
+    for _ in 0..FUTURES {
+        loop {
+            let number = woken.next();
+            let Some((future, waker)) = &mut tasks[number] else { continue };
+            let polled = future.as_mut().poll(&mut std::task::Context::from_waker(waker));
+            if let std::task::Poll::Ready((read, buf)) = polled {
+                assert_eq!(read.unwrap(), 16);
+                assert_eq!(buf, [0; 16]);
+                tasks[number] = None;
+                break;
+            }
+        }
+    }
+    let more = peak() - before;
+    let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE;
+    println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");
+    assert!(
+        more <= max,
+        "{FUTURES} futures on pages of {page_size} took {more} bytes, {} too many",
+        more - max
+    );
+}
+
+#[test]
+fn many_futures_at_once() {
+    alone("many_futures_at_once", || many_futures(4096));
+}
+
+#[test]
+fn many_futures_at_once_on_large_pages() {
+    alone("many_futures_at_once_on_large_pages", || many_futures(65536));
+}

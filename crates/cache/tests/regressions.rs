@@ -532,3 +532,38 @@ fn threads_come_and_go() {
     read_all(&file, SEED);
     assert!(cache.stats().resident_pages + 12 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
+
+/// Futures that wait for a read past the cache take turns. Those that were dropped, or that nobody polls any more, keep nobody waiting.
+#[test]
+fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
+    const FRAMES: u32 = 64;
+    const FUTURES: u64 = 300;
+    let (_disk, cache) = sim(u64::from(FRAMES) + FUTURES, FRAMES);
+    let file = cache.open("/file").unwrap();
+    // No frame can be had.
+    let frames = cache.capacity_pages();
+    let _guards: Vec<_> = (0..frames).map(|page| file.page_ref(page).unwrap()).collect();
+    let waker = std::task::Waker::noop();
+    let mut futures: Vec<_> = (0..FUTURES)
+        .map(|number| {
+            let file = &file;
+            Box::pin(async move {
+                let mut page = [0; PAGE];
+                let offset = (frames + number) * LEN;
+                file.read_at_async(offset, &mut page).await.unwrap();
+                check(SEED, offset, &page);
+            })
+        })
+        .collect();
+    for future in &mut futures {
+        let _ = future.as_mut().poll(&mut std::task::Context::from_waker(waker));
+    }
+    let last = futures.pop().unwrap();
+    futures.drain(..100);
+    block_on(last);
+    let bypassed = cache.stats().bypassed;
+    assert!(bypassed >= 190, "only {bypassed} were read");
+    for future in futures {
+        block_on(future);
+    }
+}
