@@ -37,6 +37,21 @@ int main(int argc, char** argv) try {
     abandoned.write(root, 0, "nothing", 7);
     // No commit: it never happened.
     { auto gone = std::move(abandoned); }
+
+    // An ordered map in pages of the same store.
+    auto map = store.begin_write();
+    const auto fruit = map.create_tree();
+    for (const auto* name : {"cherry", "apple", "banana"}) map.put(fruit, name, std::string("a ") + name);
+    map.put(fruit, "durian", std::string(100000, 'd'));
+    map.remove(fruit, "apple");
+    map.commit();
+    std::string value;
+    const auto now = store.begin_read();
+    std::printf("durian: %zu bytes\n", now.get(fruit, "durian", value) ? value.size() : 0);
+    now.scan(fruit, "", [](const std::string& key, const std::string& of_it) {
+      std::printf("%s is %s\n", key.c_str(), of_it.size() < 100 ? of_it.c_str() : "large");
+      return true;
+    });
     store.backup(directory + "/copy");
     store.close();
   }

@@ -13,7 +13,7 @@
  * - A handle belongs to who opened it, and is given up by its own pk_..._close() and the like, once. These
  *   take NULL, and do nothing then. A handle that was given up is not used again.
  * - Handles can be used by several threads at once, but for those that have a position or changes of their
- *   own: pk_bulk, pk_redo_reader, pk_follower, pk_write_txn. Two threads in one of these at the same time: the
+ *   own: pk_bulk, pk_redo_reader, pk_follower, pk_write_txn, pk_cursor. Two threads in one of these at the same time: the
  *   second gets PK_MISUSE. All can be handed from one thread to another. To close any handle while another thread is
  *   in a call with it is an error like the use of one that was closed: give pk_follower_next() a timeout.
  * - Nothing is thrown and nothing unwinds through these calls, no signal is used, nothing is written to stdout or
@@ -458,6 +458,31 @@ const void *pk_store_page_data(const pk_store_page *page);
 size_t pk_store_page_size(const pk_store_page *page);
 void pk_store_page_release(pk_store_page *page);
 void pk_snapshot_end(pk_read_txn *txn);
+
+/* ---------------------------------------------------------------- ordered map */
+
+/* An ordered map of byte strings in the pages of a store: a B+tree. It is named by its root page, which it keeps as long as it lives; a store has any number
+   of them. Keys of 0 to 512 bytes in the order of their bytes, values of up to 4 GiB less a byte (PK_TOO_LARGE beyond). After a change that failed
+   otherwise the transaction holds some of it: abort it. PK_CORRUPT where the page is not a tree's. */
+typedef struct pk_cursor pk_cursor;
+
+pk_status pk_tree_create(pk_write_txn *txn, uint64_t *root);
+/* Gives all pages of a tree back. */
+pk_status pk_tree_delete(pk_write_txn *txn, uint64_t root);
+pk_status pk_tree_put(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, const void *value, size_t value_size);
+/* PK_NOT_FOUND where there is no such key. */
+pk_status pk_tree_remove(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size);
+/* Copies up to size bytes of a value; value_size, all that it has, may be NULL. PK_NOT_FOUND where there is no such key. */
+pk_status pk_tree_get(pk_read_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
+/* The same, with what the transaction has changed so far. */
+pk_status pk_txn_tree_get(pk_write_txn *txn, uint64_t root, const void *key, size_t key_size, void *buffer, size_t size, size_t *value_size);
+
+/* The entries from a key on, or backwards from a key, that included; size 0: from the first, or the last, on. The snapshot may end before the cursor does,
+   and is kept by it. */
+pk_status pk_cursor_open(pk_read_txn *txn, uint64_t root, const void *from, size_t from_size, int backwards, pk_cursor **cursor);
+/* The next entry, in place until the next call on the cursor; PK_END: there is none. */
+pk_status pk_cursor_next(pk_cursor *cursor, const void **key, size_t *key_size, const void **value, size_t *value_size);
+void pk_cursor_close(pk_cursor *cursor);
 
 /* ---------------------------------------------------------------- the kernel's page cache */
 

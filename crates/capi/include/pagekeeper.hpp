@@ -183,6 +183,20 @@ class WriteTxn {
     check(pk_txn_write(txn_.get(), page, offset, bytes, size));
   }
   void free(uint64_t page) { check(pk_txn_free(txn_.get(), page)); }
+  uint64_t create_tree() {
+    uint64_t root = 0;
+    check(pk_tree_create(txn_.get(), &root));
+    return root;
+  }
+  void put(uint64_t root, const std::string& key, const std::string& value) {
+    check(pk_tree_put(txn_.get(), root, key.data(), key.size(), value.data(), value.size()));
+  }
+  // Whether the key was there.
+  bool remove(uint64_t root, const std::string& key) {
+    const auto status = pk_tree_remove(txn_.get(), root, key.data(), key.size());
+    if (status != PK_NOT_FOUND) check(status);
+    return status == PK_OK;
+  }
   void set_root(uint64_t page) { check(pk_txn_set_root(txn_.get(), page)); }
   uint64_t commit(pk_durability durability = PK_DURABLE) {
     uint64_t seq = 0;
@@ -206,6 +220,32 @@ class Snapshot {
     size_t read = 0;
     check(pk_snapshot_read(txn_.get(), page, offset, buffer, size, &read));
     return read;
+  }
+  // The value of a key of a tree; false where there is none.
+  bool get(uint64_t root, const std::string& key, std::string& value) const {
+    size_t size = 0;
+    value.resize(value.capacity());
+    auto status = pk_tree_get(txn_.get(), root, key.data(), key.size(), &value[0], value.size(), &size);
+    const bool cut = status == PK_OK && size > value.size();
+    value.resize(status == PK_OK ? size : 0);
+    if (cut) status = pk_tree_get(txn_.get(), root, key.data(), key.size(), &value[0], size, nullptr);
+    if (status != PK_NOT_FOUND) check(status);
+    return status == PK_OK;
+  }
+  // Calls visit(key, value) for the entries of a tree from a key on, until it returns false.
+  template <typename Visit>
+  void scan(uint64_t root, const std::string& from, Visit visit) const {
+    pk_cursor* opened = nullptr;
+    check(pk_cursor_open(txn_.get(), root, from.data(), from.size(), 0, &opened));
+    const detail::Handle<pk_cursor, pk_cursor_close> cursor(opened);
+    const void *key, *value;
+    size_t key_size, value_size;
+    for (;;) {
+      const auto status = pk_cursor_next(cursor.get(), &key, &key_size, &value, &value_size);
+      if (status == PK_END) return;
+      check(status);
+      if (!visit(std::string(static_cast<const char*>(key), key_size), std::string(static_cast<const char*>(value), value_size))) return;
+    }
   }
 
  private:

@@ -26,6 +26,7 @@ mod snapshot;
 mod status;
 mod store;
 mod task;
+mod tree;
 mod txn;
 
 /// A NUL-terminated string of the version.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use pagekeeper_store::ReadTxn;
 
@@ -12,7 +13,7 @@ use crate::store::{NO_PAGE, Store};
 use crate::txn::copy;
 
 /// `pk_read_txn`.
-pub struct Snapshot(ReadTxn<'static>);
+pub struct Snapshot(pub(crate) Arc<ReadTxn<'static>>);
 
 /// `pk_store_page`.
 pub struct StorePage(pagekeeper_store::Page);
@@ -24,7 +25,7 @@ pub extern "C" fn pk_store_begin_read(
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the snapshot")?);
-        txn.write(Box::new(Snapshot(store.0.begin_read_owned()?)));
+        txn.write(Box::new(Snapshot(Arc::new(store.0.begin_read_owned()?))));
         Ok(())
     })
 }

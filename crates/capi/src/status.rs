@@ -242,6 +242,19 @@ impl From<store::Error> for Failure {
     }
 }
 
+impl From<store::tree::TreeError> for Failure {
+    fn from(error: store::tree::TreeError) -> Self {
+        use store::tree::TreeError;
+        let status = match error {
+            TreeError::Store(error) => return error.into(),
+            TreeError::NotATree { .. } => Status::Corrupt,
+            TreeError::KeyTooLong { .. } | TreeError::ValueTooLong { .. } => Status::TooLarge,
+            _ => Status::Internal,
+        };
+        Self::of(status, None, &error)
+    }
+}
+
 impl From<kernel::Error> for Failure {
     fn from(error: kernel::Error) -> Self {
         let status = match &error {

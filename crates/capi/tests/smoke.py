@@ -216,6 +216,55 @@ def store():
     check(pk.pk_store_close(handle))
 
 
+def tree():
+    handle, txn, snapshot, root, size = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_size_t()
+    options = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
+    check(pk.pk_store_open(path("map"), byref(options), byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_tree_create(txn, byref(root)))
+    entries = {b"%04d" % number: b"v" * (number * 7 % 3000) for number in range(100)}
+    for key, value in entries.items():
+        check(pk.pk_tree_put(txn, root, key, c_size_t(4), value, c_size_t(len(value))))
+    check(pk.pk_tree_put(txn, root, b"k" * 513, c_size_t(513), b"", c_size_t(0)), "PK_TOO_LARGE")
+    check(pk.pk_tree_remove(txn, root, b"0007", c_size_t(4)))
+    check(pk.pk_tree_remove(txn, root, b"0007", c_size_t(4)), "PK_NOT_FOUND")
+    del entries[b"0007"]
+    buffer = ctypes.create_string_buffer(3)
+    check(pk.pk_txn_tree_get(txn, root, b"0009", c_size_t(4), buffer, c_size_t(3), byref(size)))
+    assert buffer.raw == b"vvv" and size.value == 63
+    check(pk.pk_txn_set_root(txn, root))
+    check(pk.pk_txn_commit(txn, 0, None))
+    check(pk.pk_store_begin_read(handle, byref(snapshot)))
+    check(pk.pk_tree_get(snapshot, root, b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_NOT_FOUND")
+    check(pk.pk_tree_get(snapshot, root, b"0001", c_size_t(4), None, c_size_t(0), byref(size)))
+    assert size.value == 7
+    cursors = []
+    for first, backwards in [(b"", 0), (b"0050", 0), (b"", 1), (b"0050", 1)]:
+        cursors.append((first, backwards, c_void_p()))
+        check(pk.pk_cursor_open(snapshot, root, first, c_size_t(len(first)), c_int(backwards), byref(cursors[-1][2])))
+    check(pk.pk_cursor_open(snapshot, c_uint64(99), None, c_size_t(0), 0, byref(c_void_p())), "PK_NOT_FOUND")
+    # The cursors keep what they read.
+    pk.pk_snapshot_end(snapshot)
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_tree_delete(txn, root))
+    check(pk.pk_txn_commit(txn, 0, None))
+    for first, backwards, cursor in cursors:
+        key, value, key_size, value_size = c_void_p(), c_void_p(), c_size_t(), c_size_t()
+        found = []
+        while True:
+            status = pk.pk_cursor_next(cursor, byref(key), byref(key_size), byref(value), byref(value_size))
+            if names(status) == "PK_END":
+                break
+            check(status)
+            found.append((ctypes.string_at(key, key_size.value), ctypes.string_at(value, value_size.value)))
+        wanted = sorted(entries.items(), reverse=bool(backwards))
+        if first:
+            wanted = [(key, value) for key, value in wanted if (key <= first if backwards else key >= first)]
+        assert found == wanted
+        pk.pk_cursor_close(cursor)
+    check(pk.pk_store_close(handle))
+
+
 def pages():
     residency, released, kept = structure("pk_residency")(), c_uint64(), c_uint64()
     with open(path("pages"), "wb") as file:
@@ -232,6 +281,6 @@ def pages():
 
 parts = [re.search(r"PK_VERSION_%s (\d+)" % part, open(HEADER).read()).group(1) for part in ["MAJOR", "MINOR", "PATCH"]]
 assert pk.pk_version().decode() == ".".join(parts)
-for part in [zeros, cache, queue, bulk, redo, binlog, store, pages]:
+for part in [zeros, cache, queue, bulk, redo, binlog, store, tree, pages]:
     part()
     print(part.__name__)

@@ -1,0 +1,224 @@
+//! `pk_tree_*` and `pk_cursor`: the ordered map on the pages of a store.
+//!
+//! Invariant: a cursor has a share of its snapshot, and no reference into it: it reads on from the key that it gave last, some entries at a time.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use pagekeeper_store::ReadTxn;
+use pagekeeper_store::tree::{Pages, Tree, TreeError, Value};
+
+use crate::call::{call, plain};
+use crate::exclusive::{Exclusive, give_up};
+use crate::pointers::{Array, ArrayMut, given, put, wanted};
+use crate::snapshot::Snapshot;
+use crate::status::{Failure, Status};
+use crate::txn::Writing;
+
+/// Entries that a cursor reads ahead.
+const AHEAD: usize = 32;
+
+/// `pk_cursor`.
+pub type Cursor = Exclusive<Entries>;
+
+/// What is left of a range, in the direction of the cursor.
+pub struct Entries {
+    txn: Arc<ReadTxn<'static>>,
+    tree: Tree,
+    backwards: bool,
+    /// Where those begin that were not read yet; `None` behind the last.
+    rest: Option<Bound<Vec<u8>>>,
+    ahead: VecDeque<(Vec<u8>, Value)>,
+    /// What the caller was given last, and has pointers into.
+    current: Option<(Vec<u8>, Value)>,
+}
+
+impl Entries {
+    fn read_ahead(&mut self) -> Result<(), TreeError> {
+        let Some(from) = self.rest.take() else { return Ok(()) };
+        let bounds =
+            if self.backwards { (Bound::Unbounded, from.clone()) } else { (from.clone(), Bound::Unbounded) };
+        let mut range = self.tree.range::<_, Vec<u8>>(&*self.txn, bounds);
+        let read = std::iter::from_fn(|| if self.backwards { range.next_back() } else { range.next() });
+        match read.take(AHEAD).collect::<Result<VecDeque<_>, _>>() {
+            Ok(entries) => self.ahead = entries,
+            Err(error) => {
+                // The next call tries again.
+                self.rest = Some(from);
+                return Err(error);
+            }
+        }
+        if self.ahead.len() == AHEAD {
+            self.rest = self.ahead.back().map(|(key, _)| Bound::Excluded(key.clone()));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<&(Vec<u8>, Value)>, TreeError> {
+        if self.ahead.is_empty() {
+            self.read_ahead()?;
+        }
+        self.current = self.ahead.pop_front();
+        Ok(self.current.as_ref())
+    }
+}
+
+/// Copies the start of a value, and says how long it is.
+fn get(
+    pages: &impl Pages,
+    root: u64,
+    key: &[u8],
+    buffer: &mut [u8],
+    value_size: Option<&mut MaybeUninit<usize>>,
+) -> Result<(), Failure> {
+    let copied = Tree::open(pages, root)?.get_with(pages, key, |value| {
+        let len = value.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&value[..len]);
+        value.len()
+    })?;
+    put(value_size, copied.ok_or_else(no_such_key)?);
+    Ok(())
+}
+
+fn no_such_key() -> Failure {
+    Failure::new(Status::NotFound, "the tree has no such key")
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_tree_create(txn: Option<&Writing>, root: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let root = wanted(root, "the root page")?;
+        root.write(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_tree_delete(txn: Option<&Writing>, root: u64) -> Status {
+    call(|| {
+        let mut txn = given(txn, "the transaction")?.enter()?;
+        Ok(Tree::open(&*txn, root)?.delete(&mut txn)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_tree_put(
+    txn: Option<&Writing>,
+    root: u64,
+    key: Array<u8>,
+    key_size: usize,
+    value: Array<u8>,
+    value_size: usize,
+) -> Status {
+    call(|| {
+        let mut txn = given(txn, "the transaction")?.enter()?;
+        let (key, value) = (key.slice(key_size, "the key")?, value.slice(value_size, "the value")?);
+        Tree::open(&*txn, root)?.insert(&mut txn, key, value)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_tree_remove(
+    txn: Option<&Writing>,
+    root: u64,
+    key: Array<u8>,
+    key_size: usize,
+) -> Status {
+    call(|| {
+        let mut txn = given(txn, "the transaction")?.enter()?;
+        let key = key.slice(key_size, "the key")?;
+        if Tree::open(&*txn, root)?.remove(&mut txn, key)? { Ok(()) } else { Err(no_such_key()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_tree_get(
+    txn: Option<&Snapshot>,
+    root: u64,
+    key: Array<u8>,
+    key_size: usize,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    value_size: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let txn = given(txn, "the snapshot")?;
+        get(&*txn.0, root, key.slice(key_size, "the key")?, buffer.slice(size, "the buffer")?, value_size)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_txn_tree_get(
+    txn: Option<&Writing>,
+    root: u64,
+    key: Array<u8>,
+    key_size: usize,
+    buffer: ArrayMut<u8>,
+    size: usize,
+    value_size: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let txn = given(txn, "the transaction")?.enter()?;
+        get(&*txn, root, key.slice(key_size, "the key")?, buffer.slice(size, "the buffer")?, value_size)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cursor_open(
+    txn: Option<&Snapshot>,
+    root: u64,
+    from: Array<u8>,
+    from_size: usize,
+    backwards: std::ffi::c_int,
+    cursor: Option<&mut MaybeUninit<Box<Cursor>>>,
+) -> Status {
+    call(|| {
+        let (txn, cursor) = (given(txn, "the snapshot")?, wanted(cursor, "the cursor")?);
+        let from = match from.slice(from_size, "the key")? {
+            [] if backwards != 0 => Bound::Unbounded,
+            key => Bound::Included(key.to_vec()),
+        };
+        cursor.write(Box::new(Exclusive::new(Entries {
+            txn: Arc::clone(&txn.0),
+            tree: Tree::open(&*txn.0, root)?,
+            backwards: backwards != 0,
+            rest: Some(from),
+            ahead: VecDeque::new(),
+            current: None,
+        })));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cursor_next(
+    cursor: Option<&Cursor>,
+    key: Option<&mut MaybeUninit<*const c_void>>,
+    key_size: Option<&mut MaybeUninit<usize>>,
+    value: Option<&mut MaybeUninit<*const c_void>>,
+    value_size: Option<&mut MaybeUninit<usize>>,
+) -> Status {
+    call(|| {
+        let mut cursor = given(cursor, "the cursor")?.enter()?;
+        let (key, value) = (wanted(key, "the key")?, wanted(value, "the value")?);
+        let (key_size, value_size) =
+            (wanted(key_size, "the key's size")?, wanted(value_size, "the value's size")?);
+        let Some((found, of_it)) = cursor.next()? else {
+            return Err(Failure::new(Status::End, "the tree has no more entries"));
+        };
+        key.write(found.as_ptr().cast());
+        key_size.write(found.len());
+        value.write(of_it.as_ptr().cast());
+        value_size.write(of_it.len());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_cursor_close(cursor: Option<Box<Cursor>>) {
+    plain((), || drop(cursor.map(give_up)));
+}
