@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi rocksdb-plugin install lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi rocksdb-plugin install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ test-kills: ## kills of processes that commit to a page store, on XFS over a slo
 
 test-faults: ## power cuts, failing and lying disks under store and logs, a second reader after kills, as root (CYCLES=500)
 	@scripts/keep-idle-pages.sh scripts/test-faults.sh
+
+test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler
+	@scripts/test-crates.sh
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/keep-idle-pages.sh scripts/test-mysql.sh
@@ -66,6 +69,9 @@ install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
 	@scripts/install.sh
+
+api: ## the lists of what the crates for engines offer, crates/*/api.txt (ARGS=--check compares)
+	@scripts/api.sh $(ARGS)
 
 lint: ## rustfmt, clippy and rustdoc, warnings are errors
 	@scripts/require-rust.sh

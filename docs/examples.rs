@@ -1,4 +1,4 @@
-//! The Rust of the book's pages, as doctests: what stands there compiles and runs.
+//! The Rust of the book's pages and of the crates' READMEs, as doctests: what stands there compiles and runs.
 #![cfg_attr(not(doctest), allow(unused))]
 
 /// One page, with its blocks as doctests.
@@ -19,4 +19,10 @@ pages! {
     Probe: "src/libraries/probe.md",
     Store: "src/libraries/store.md",
     Trace: "src/libraries/trace.md",
+    CacheReadme: "../crates/cache/README.md",
+    FileTableReadme: "../crates/file-table/README.md",
+    IoReadme: "../crates/io/README.md",
+    KernelReadme: "../crates/kernel/README.md",
+    LogReadme: "../crates/log/README.md",
+    StoreReadme: "../crates/store/README.md",
 }

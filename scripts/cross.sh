@@ -11,8 +11,8 @@ newest=2.31
 scripts/require-rust.sh
 
 build() { # target
-    "$cargo" rustc --quiet -p pagekeeper-preload --lib --crate-type cdylib --features interpose --profile preload \
-        --target-dir "$out" --target "$1"
+    "$cargo" rustc --quiet -p pagekeeper-preload --lib --crate-type cdylib --features interpose \
+        --config crates/preload/profile.toml --profile preload --target-dir "$out" --target "$1"
 }
 
 check() { # target, prefix of its tools

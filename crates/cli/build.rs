@@ -2,8 +2,9 @@
 //! the program to carry.
 //!
 //! It is another crate type, without unwinding and with a feature that only it has, so that cargo builds it by itself, in a target
-//! directory of its own. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside
-//! other programs.
+//! directory of its own. Its source is where the dependency's build says: in the workspace, or where cargo has unpacked a published
+//! package. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside other
+//! programs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,18 +24,23 @@ const NOT_PASSED_ON: [&str; 8] = [
 
 fn main() {
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
-    let root = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../..");
+    let source = PathBuf::from(variable("DEP_PAGEKEEPER_PRELOAD_SOURCE"));
     let out = PathBuf::from(variable("OUT_DIR"));
+    // The last four are there in the workspace alone.
     for path in [
-        "Cargo.lock",
         "Cargo.toml",
-        "crates/preload/Cargo.toml",
-        "crates/preload/build.rs",
-        "crates/preload/src",
-        "crates/policy/Cargo.toml",
-        "crates/policy/src",
+        "build.rs",
+        "profile.toml",
+        "src",
+        "../../Cargo.lock",
+        "../../Cargo.toml",
+        "../policy/Cargo.toml",
+        "../policy/src",
     ] {
-        println!("cargo::rerun-if-changed={}", root.join(path).display());
+        let path = source.join(path);
+        if path.exists() {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
     }
     println!("cargo::rerun-if-changed=build.rs");
 
@@ -68,10 +74,10 @@ fn main() {
         }
     }
     // Empty, it stands above flags in configuration files, too.
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(&root);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(&source);
     cargo.args(["rustc", "--package", "pagekeeper-preload", "--lib", "--crate-type", "cdylib"]);
-    cargo.args(["--features", "interpose", "--profile", "preload", "--locked", "--quiet", "--target-dir"]);
-    cargo.arg(&directory).arg("--target").arg(&target);
+    cargo.args(["--features", "interpose", "--config", "profile.toml", "--profile", "preload"]);
+    cargo.args(["--locked", "--quiet", "--target-dir"]).arg(&directory).arg("--target").arg(&target);
     let output = cargo
         .output()
         .unwrap_or_else(|error| panic!("can't start {}: {error}", cargo.get_program().display()));

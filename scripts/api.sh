@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Lists what the crates for engines' authors offer, one public item a line, in crates/*/api.txt: a change of it is seen in a review.
+# With --check it compares instead. Needs a nightly compiler, for rustdoc's JSON; the tool that reads it is built where it is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+crates=(cache file-table io kernel log store)
+
+scripts/require-rust.sh
+if ! "$cargo" +nightly --version >/dev/null 2>&1; then
+    echo "A nightly compiler is missing: rustup toolchain install --profile minimal nightly" >&2
+    exit 1
+fi
+PATH=$PATH:$target/tools/bin
+if ! command -v cargo-public-api >/dev/null; then
+    "$cargo" install --quiet --locked --root "$target/tools" cargo-public-api@0.52.0
+fi
+
+changed=()
+for crate in "${crates[@]}"; do
+    list=crates/$crate/api.txt
+    new=$("$cargo" public-api --package "pagekeeper-$crate" -sss --color never --target-dir "$target/api" 2>"$target/api-messages") || {
+        cat "$target/api-messages" >&2
+        exit 1
+    }
+    if [ "${1:-}" != --check ]; then
+        echo "$new" >"$list"
+    elif ! diff --unified=0 "$list" <(echo "$new"); then
+        changed+=("$list")
+    fi
+done
+if [ ${#changed[@]} -gt 0 ]; then
+    echo "Not what the crates offer: ${changed[*]}. If the change is meant: make api" >&2
+    exit 1
+fi

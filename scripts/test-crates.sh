@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Packages all crates as they would be published, and uses the packages as a stranger would: `cargo install pagekeeper`, and a program
+# of its own on page cache, log and store. All are read from one directory, with what they depend on, as cargo reads a registry;
+# nothing of the repository is. Then compiles the workspace with the oldest compiler that it names.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+
+scripts/require-rust.sh
+dir=$(mktemp --directory "${TMPDIR:-/var/tmp}/pagekeeper-crates.XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+
+unpublished=$(grep --files-with-matches '^publish = false' crates/*/Cargo.toml docs/Cargo.toml |
+    xargs sed -n 's/^name = "\(.*\)"/\1/p')
+# What is tested is the tree as it is, committed or not. Tests that lie outside of the packages stay behind.
+rm -rf "$target/package"
+"$cargo" package --quiet --workspace --no-verify --allow-dirty --target-dir "$target" \
+    $(printf -- '--exclude %s ' $unpublished) 2>"$dir/messages" || { cat "$dir/messages" >&2; exit 1; }
+if grep -v '^warning: ignoring test `.*` as `../../tests/' "$dir/messages" >&2; then
+    echo "The packages have the faults above." >&2
+    exit 1
+fi
+
+"$cargo" vendor --quiet --locked "$dir/vendor" >/dev/null
+for package in "$target"/package/*.crate; do
+    name=$(basename "$package" .crate)
+    tar --extract --file "$package" --directory "$dir/vendor"
+    for file in README.md LICENSE-APACHE LICENSE-MIT Cargo.lock; do
+        if [ ! -s "$dir/vendor/$name/$file" ]; then
+            echo "$name: its package has no $file" >&2
+            exit 1
+        fi
+    done
+    echo "{\"files\":{},\"package\":\"$(sha256sum "$package" | cut -d ' ' -f 1)\"}" >"$dir/vendor/$name/.cargo-checksum.json"
+done
+mkdir "$dir/.cargo"
+cat >"$dir/.cargo/config.toml" <<END
+[source.crates-io]
+replace-with = "packages"
+[source.packages]
+directory = "$dir/vendor"
+END
+
+# A program of somebody else's.
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+"$cargo" new --quiet --vcs none "$dir/engine"
+for crate in "$target"/package/*.crate; do
+    name=$(basename "$crate" "-$version.crate")
+    [ "$name" = pagekeeper ] || echo "$name = \"$version\""
+done >>"$dir/engine/Cargo.toml"
+cat >"$dir/engine/src/main.rs" <<'END'
+use pagekeeper_cache::PageCache;
+use pagekeeper_log::RedoLog;
+use pagekeeper_store::{Durability, Store};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let dir = std::path::PathBuf::from(std::env::args().nth(1).ok_or("a directory, please")?);
+    let log = RedoLog::options().files(2).file_bytes(1 << 20).create(&dir.join("redo"))?;
+    log.wait_flushed(log.append(b"a record")?)?;
+
+    let store = Store::options().memory(16 << 20).open(&dir.join("store"))?;
+    let mut txn = store.begin()?;
+    let page = txn.allocate()?;
+    txn.page_mut(page)?[..7].copy_from_slice(b"balance");
+    txn.commit(Durability::Sync)?;
+    assert_eq!(&store.begin_read()?.read(page)?[..7], b"balance");
+    store.close()?;
+
+    std::fs::write(dir.join("table"), [7; 40_000])?;
+    let cache = PageCache::builder().memory(16 << 20).build()?;
+    let mut read = [0; 500];
+    cache.open(dir.join("table"))?.read_at(9_000, &mut read)?;
+    assert_eq!(read, [7; 500]);
+    println!("log, store and cache of the packages work");
+    Ok(())
+}
+END
+mkdir "$dir/data"
+export CARGO_TARGET_DIR=$dir/target
+(cd "$dir/engine" && "$cargo" run --quiet --offline -- "$dir/data")
+
+# The program, with the library that it carries.
+(cd "$dir" && "$cargo" install --config "$dir/.cargo/config.toml" --quiet --offline --locked --debug --root "$dir/root" --version "$version" pagekeeper)
+dd if=/dev/zero of="$dir/data/source" bs=1M count=4 status=none conv=fsync
+"$dir/root/bin/pagekeeper" evict "$dir/data/source" >/dev/null
+"$dir/root/bin/pagekeeper" run --report -- cp "$dir/data/source" "$dir/data/copy" 2>&1 | tee "$dir/report"
+cmp "$dir/data/source" "$dir/data/copy"
+grep --quiet 'read 4 MiB' "$dir/report"
+unset CARGO_TARGET_DIR
+
+oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+if ! command -v rustup >/dev/null || ! rustup toolchain install --profile minimal "$oldest" >/dev/null 2>&1; then
+    if [ -n "${PAGEKEEPER_REQUIRE_ALL:-}" ]; then
+        echo "Rust $oldest can't be installed here" >&2
+        exit 1
+    fi
+    echo "skipped: compiling with Rust $oldest, which rustup can't install here" >&2
+else
+    cargo "+$oldest" check --quiet --workspace --locked --target-dir "$dir/oldest"
+    echo "compiles with Rust $oldest"
+fi
