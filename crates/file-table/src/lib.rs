@@ -13,7 +13,7 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use entries::{Entries, Index};
 
@@ -114,7 +114,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// An empty table.
     #[must_use]
     pub fn new() -> Self {
-        Self { entries: Entries::new(Found(papaya::HashMap::new())) }
+        Self { entries: Entries::new(Found(OnceLock::new())) }
     }
 
     /// The key's value if it is resident. Takes no lock, and waits for no open.
@@ -283,7 +283,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
 
     /// How many values are resident. While others change the table, it may be out of date when it returns.
     pub fn len(&self) -> usize {
-        self.entries.index.0.len()
+        self.entries.index.0.get().map_or(0, papaya::HashMap::len)
     }
 
     /// True if no value is resident; keys may be being opened.
@@ -294,7 +294,8 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
     /// Calls `visit` for each value that is resident, in no order. No lock is held: `visit` may use the table. Of keys
     /// that others put in or remove meanwhile, each may be visited or not.
     pub fn for_each(&self, mut visit: impl FnMut(&K, &V)) {
-        for (key, value) in &self.entries.index.0.pin() {
+        let Some(found) = self.entries.index.0.get() else { return };
+        for (key, value) in &found.pin() {
             if let Some(value) = value.upgrade() {
                 visit(key, &value);
             }
@@ -333,31 +334,42 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
 ///
 /// Weak: the map drops what is removed from it some time later, when no reader can use it. All that is late
 /// then is the memory of a key and of a dropped `V`, not the `V`.
-struct Found<K, V>(papaya::HashMap<K, Weak<V>>);
+///
+/// Made at the first look-up: the first map of a process registers it for membarrier(2), which takes 10 ms and more where there are other
+/// threads. A table that nobody asks costs nothing.
+struct Found<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
 
 impl<K: Hash + Eq, V> Found<K, V> {
+    fn map(&self) -> &papaya::HashMap<K, Weak<V>> {
+        self.0.get_or_init(papaya::HashMap::new)
+    }
+
     fn get<Q>(&self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.0.pin().get(key)?.upgrade()
+        self.map().pin().get(key)?.upgrade()
     }
 }
 
 impl<K: Hash + Eq, V> Index<K, V> for Found<K, V> {
     fn publish(&self, key: K, value: &Arc<V>) {
-        self.0.pin().insert(key, Arc::downgrade(value));
+        self.map().pin().insert(key, Arc::downgrade(value));
     }
 
     fn retract<Q: Hash + Eq + ?Sized>(&self, key: &Q)
     where
         K: Borrow<Q>,
     {
-        self.0.pin().remove(key);
+        if let Some(map) = self.0.get() {
+            map.pin().remove(key);
+        }
     }
 
     fn clear(&self) {
-        self.0.pin().clear();
+        if let Some(map) = self.0.get() {
+            map.pin().clear();
+        }
     }
 }

@@ -130,7 +130,6 @@ fn recover(
     let use_of = options.files;
     let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
-    // Before there is another thread: to register for membarrier(2) takes some 10 ms where there is (Linux 6.18).
     let cache = cache(options, &io, page_size)?;
     // What does not depend on the journal is made ready while it is read.
     let prepare = || {

@@ -6,12 +6,19 @@
 //! sees the other. With membarrier(2) the light half is nothing but an order to the compiler: the heavy half makes
 //! every running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). Where
 //! the call is missing or forbidden both halves are `SeqCst` fences.
+//!
+//! A process registers for it first. Where it has other threads that takes a grace period of the kernel's RCU, 10 ms and more, and
+//! an `io_uring` with a worker is such a process. Only the heavy half needs it: so a thread does it meanwhile, and a heavy half that
+//! comes before, or in a child of fork(2), does it itself.
 
 #![allow(unsafe_code)]
 
+use std::sync::Once;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::thread::Builder;
 
-/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
+/// `MEMBARRIER_CMD_QUERY`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
+const QUERY: libc::c_int = 0;
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
@@ -25,17 +32,22 @@ pub(crate) enum Barrier {
 }
 
 impl Barrier {
-    /// Finds out by doing. Miri knows nothing of membarrier(2), so there it is `Symmetric`, as in a build with `--cfg
-    /// pagekeeper_sanitize`, which shows the other kind to a sanitizer.
+    /// Asks the kernel, and has the process registered. Miri knows nothing of membarrier(2), so there it is `Symmetric`, as in a
+    /// build with `--cfg pagekeeper_sanitize`, which shows the other kind to a sanitizer.
     pub(crate) fn probe() -> Self {
+        static REGISTRATION: Once = Once::new();
         if cfg!(any(miri, pagekeeper_sanitize)) {
             return Self::Symmetric;
         }
-        if membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED) {
-            Self::Asymmetric
-        } else {
-            Self::Symmetric
+        let needed = PRIVATE_EXPEDITED | REGISTER_PRIVATE_EXPEDITED;
+        if membarrier(QUERY).is_none_or(|offered| offered & needed != needed) {
+            return Self::Symmetric;
         }
+        // Without a thread, or where it fails, the first heavy half does it.
+        REGISTRATION.call_once(|| {
+            let _ = Builder::new().name("cache_barrier".to_owned()).spawn(register);
+        });
+        Self::Asymmetric
     }
 
     /// A reader's half.
@@ -47,22 +59,31 @@ impl Barrier {
         }
     }
 
-    /// The evictor's half. False if it was not done: the call worked at the start, and was forbidden since (seccomp).
+    /// The evictor's half. False if it was not done: the call was there at the start, and was forbidden since (seccomp).
     #[must_use]
     pub(crate) fn heavy(self) -> bool {
         fence(Ordering::SeqCst);
         match self {
-            Self::Asymmetric => membarrier(PRIVATE_EXPEDITED),
+            Self::Asymmetric => barrier() || (register() && barrier()),
             Self::Symmetric => true,
         }
     }
 }
 
-fn membarrier(command: libc::c_int) -> bool {
+fn barrier() -> bool {
+    membarrier(PRIVATE_EXPEDITED).is_some()
+}
+
+fn register() -> bool {
+    membarrier(REGISTER_PRIVATE_EXPEDITED).is_some()
+}
+
+/// What it returns; `None` if it fails.
+fn membarrier(command: libc::c_int) -> Option<libc::c_int> {
     let (flags, cpu): (libc::c_uint, libc::c_int) = (0, 0);
     // SAFETY: membarrier(2) reads and writes no memory of the caller; its arguments are plain numbers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
-    result == 0
+    libc::c_int::try_from(result).ok().filter(|result| *result >= 0)
 }
 
 #[cfg(test)]
@@ -77,5 +98,25 @@ mod tests {
                 assert!(barrier.heavy());
             }
         }
+    }
+
+    /// Run again as a child, which is not registered: no other test of this process may have made a barrier.
+    #[test]
+    #[cfg_attr(any(miri, pagekeeper_sanitize), ignore = "no membarrier(2)")]
+    fn a_heavy_half_that_comes_first_registers_the_process() {
+        const FIRST: &str = "PAGEKEEPER_HEAVY_HALF_FIRST";
+        if std::env::var_os(FIRST).is_some() {
+            assert!(!barrier(), "registered already");
+            assert!(Barrier::Asymmetric.heavy() && barrier());
+            return;
+        }
+        if Barrier::probe() == Barrier::Symmetric {
+            return;
+        }
+        let name = "sys::barrier::tests::a_heavy_half_that_comes_first_registers_the_process";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args([name, "--exact", "--nocapture"]).env(FIRST, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 }
