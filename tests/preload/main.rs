@@ -9,6 +9,7 @@ mod calls;
 mod children;
 mod group;
 mod hot;
+mod other_root;
 mod programs;
 mod reach;
 mod report;

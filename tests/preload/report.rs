@@ -14,7 +14,7 @@ use crate::support::command::{Outcome, finish, pagekeeper};
 use crate::support::loop_images::QuickDisk;
 
 /// Resident bytes of each file below a directory, by cachestat(2).
-fn counted(directory: &Path) -> BTreeMap<String, u64> {
+pub(crate) fn counted(directory: &Path) -> BTreeMap<String, u64> {
     let text = r"
 import ctypes, json, os, sys
 call, found = ctypes.CDLL(None).syscall, {}
@@ -65,7 +65,7 @@ fn make_files(here: &Path) {
 }
 
 /// Writes out and drops what is resident of all files.
-fn evict_all(here: &Path) {
+pub(crate) fn evict_all(here: &Path) {
     let text = r"
 import os, sys
 for directory, _, names in os.walk(os.fsencode(sys.argv[1])):

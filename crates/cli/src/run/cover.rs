@@ -81,14 +81,29 @@ pub(crate) struct Cover {
 
 /// How the command is reached whose program is this file.
 pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
-    let (mut file, mut command) = (file.to_path_buf(), command);
+    let (file, command) = behind_prefixes(file, command);
+    cover_plain(&file, command, settings)
+}
+
+/// The directory that chroot(1) makes the root of what it starts, if the command is that.
+pub(crate) fn other_root(command: &[OsString]) -> Option<PathBuf> {
+    let (_, command) = behind_prefixes(Path::new(""), command);
+    let (name, rest) = command.split_first()?;
+    let is_directory = |word: &&OsString| !word.as_bytes().starts_with(b"-") && Path::new(word).is_dir();
+    let root = (base(name) == "chroot").then(|| rest.iter().find(is_directory))??;
+    Some(PathBuf::from(root))
+}
+
+/// What the command becomes behind what it only passes through, and its file.
+fn behind_prefixes<'a>(file: &Path, mut command: &'a [OsString]) -> (PathBuf, &'a [OsString]) {
+    let mut file = file.to_path_buf();
     for _ in 0..DEPTH_MAX {
         match behind_prefix(command) {
             Some((inner, rest)) => (file, command) = (inner, rest),
             None => break,
         }
     }
-    cover_plain(&file, command, settings)
+    (file, command)
 }
 
 /// What a prefix becomes: the first of its words that is a program, which its options and their values are not.
@@ -235,6 +250,19 @@ mod tests {
             let cover = covered(Role::Auto, words);
             assert!(matches!(cover.hindrance, Some(Hindrance::Wrapper(_))), "{words:?}");
             assert_eq!(cover.wants_group, wants_group, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_root_that_a_command_enters_is_found() {
+        let root = |words: &[&str]| other_root(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        for words in
+            [&["chroot", "/tmp", "ls"][..], &["nice", "chroot", "--userspec", "0:0", "/tmp", "ls", "/"]]
+        {
+            assert_eq!(root(words), Some(PathBuf::from("/tmp")), "{words:?}");
+        }
+        for words in [&["ls", "/tmp"][..], &["chroot", "/no/such/root"], &["chroot"], &[]] {
+            assert_eq!(root(words), None, "{words:?}");
         }
     }
 

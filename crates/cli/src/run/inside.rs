@@ -49,9 +49,7 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
             note(&settings, path, Count::InGroups);
             text.push(NO_LAUNCHER);
         }
-        if let Ok(library) = &library {
-            prepare(&mut program, library, text);
-        }
+        prepare(&mut program, &library, text);
         found.pass_on(&mut program);
         let error = program.exec();
         drop(group);

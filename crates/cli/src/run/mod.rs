@@ -134,9 +134,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     found.pass_on(&mut command);
     if let Some(to) = &args.report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
-        if let Ok(library) = &library {
-            prepare(&mut command, library, Settings { report: report.path(), ..settings }.encode());
-        }
+        prepare(&mut command, &library, Settings { report: report.path(), ..settings }.encode());
         let mut governed = None;
         return match parent::run(&mut command, || governed = governor.map(Governor::begin))? {
             Ok(ended) => {
@@ -146,20 +144,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Err(error) => Ok(refuse(&NotFound::of(name, &error))),
         };
     }
-    if let Ok(library) = &library {
-        prepare(&mut command, library, settings.encode());
-    }
+    prepare(&mut command, &library, settings.encode());
     Ok(refuse(&NotFound::of(name, &command.exec())))
 }
 
 /// By what the rules reach a command.
 struct Means {
-    /// The library, laid out; or a sentence.
-    library: Result<PathBuf, String>,
+    /// The library, laid out.
+    library: Result<PathBuf, NoLibrary>,
     /// A group, where the command is to have one. This process is in it.
     group: Option<Result<Governor, Refusal>>,
     /// What they do not reach, and why.
     problem: Option<Problem>,
+}
+
+/// Why a command is started without the library.
+enum NoLibrary {
+    /// It could be laid out nowhere: a sentence.
+    Nowhere(String),
+    /// The command has no use for it; what it starts may.
+    Unused,
+    /// What the command starts would not find it.
+    Hidden,
 }
 
 /// What the rules do not reach of a command.
@@ -197,8 +203,10 @@ impl Means {
         let Cover { hindrance, wants_group } = cover::cover(file, command, settings);
         let library = match &hindrance {
             // It may yet reach what a wrapper starts.
-            None | Some(Hindrance::Wrapper(_)) => library(),
-            Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(String::new()),
+            None | Some(Hindrance::Wrapper(_)) => {
+                library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library))
+            }
+            Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
         };
         let reaches = hindrance.is_none() && library.is_ok();
         let kept = if reaches { group::KEPT_BESIDE_LIBRARY } else { group::KEPT };
@@ -209,12 +217,21 @@ impl Means {
                 let name = escaped(file);
                 Some(Problem::Unseen(format!("what {name} uses by io_uring or mappings stays ({refusal})")))
             }
-            (None, None | Some(Err(_))) => library.as_ref().err().cloned().map(Problem::All),
+            (None, None | Some(Err(_))) => match &library {
+                Err(NoLibrary::Nowhere(sentence)) => Some(Problem::All(sentence.clone())),
+                Ok(_) | Err(NoLibrary::Unused | NoLibrary::Hidden) => None,
+            },
             (Some(hindrance), Some(Err(refusal))) => Some(Problem::All(format!("{hindrance} ({refusal})"))),
             (Some(hindrance), None) => Some(Problem::All(format!("{hindrance} ({})", instead(hindrance)))),
         };
         Self { library, group, problem }
     }
+}
+
+/// The library, unless what the command starts would not find it below its root: its loader would complain.
+fn below(command: &[OsString], library: PathBuf) -> Result<PathBuf, NoLibrary> {
+    let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
+    if cover::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::Hidden) }
 }
 
 /// This program, by which what the library does not reach is started.
@@ -257,20 +274,38 @@ fn instead(hindrance: &Hindrance) -> &'static str {
 }
 
 /// Sets the command's environment.
-fn prepare(command: &mut Command, library: &Path, settings: impl AsRef<OsStr>) {
-    let preload = std::env::var_os(PRELOAD).unwrap_or_default();
-    let threads = library::keeps_threads_apart(sys::c_library());
-    command.env(PRELOAD, preloaded(&preload, library, threads)).env(VARIABLE, settings);
+fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings: impl AsRef<OsStr>) {
+    let before = std::env::var_os(PRELOAD).unwrap_or_default();
+    match library {
+        Ok(library) => {
+            let threads = library::keeps_threads_apart(sys::c_library());
+            let all = others(&before).chain(own(library, threads));
+            command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
+        }
+        // Where this process runs inside another `pagekeeper run`.
+        Err(NoLibrary::Hidden) => {
+            match joined(others(&before)) {
+                none if none.is_empty() => command.env_remove(PRELOAD),
+                others => command.env(PRELOAD, others),
+            };
+        }
+        Err(NoLibrary::Nowhere(_) | NoLibrary::Unused) => {}
+    }
 }
 
-/// What is preloaded already, and the library behind it: once, where this process runs inside another `pagekeeper run`. Behind that, where
-/// the C library does not have them itself, threads.
-fn preloaded(before: &OsStr, library: &Path, threads: bool) -> OsString {
+/// What is preloaded already, but for the library, which comes once where this process runs inside another `pagekeeper run`.
+fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
     let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
-    let is_other = |name: &&[u8]| !name.is_empty() && !library::is_library(name) && *name != library::THREADS;
-    let own = [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS));
-    let all: Vec<&[u8]> = parted.filter(is_other).chain(own).collect();
-    OsString::from_vec(all.join(&b':'))
+    parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS)
+}
+
+/// The library, and behind it, where the C library does not have them itself, threads.
+fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
+    [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS))
+}
+
+fn joined<'a>(names: impl Iterator<Item = &'a [u8]>) -> OsString {
+    OsString::from_vec(names.collect::<Vec<_>>().join(&b':'))
 }
 
 fn refuse(error: &NotFound) -> ExitCode {
@@ -284,23 +319,21 @@ mod tests {
 
     #[test]
     fn what_was_preloaded_stays_and_the_library_comes_once() {
-        let own = "/run/pagekeeper/libpagekeeper-0123456789abcdef.so";
+        let library = "/run/pagekeeper/libpagekeeper-0123456789abcdef.so";
+        let preloaded =
+            |before: &OsStr, threads| joined(others(before).chain(own(Path::new(library), threads)));
         let older = "/tmp/pagekeeper-0/libpagekeeper-fedcba9876543210.so";
         for (before, expected) in [
-            (String::new(), own.to_owned()),
-            ("libfaketime.so".to_owned(), format!("libfaketime.so:{own}")),
-            (" /a.so:/b.so ".to_owned(), format!("/a.so:/b.so:{own}")),
-            (own.to_owned(), own.to_owned()),
-            (format!("{own}:/a.so:{older}"), format!("/a.so:{own}")),
+            (String::new(), library.to_owned()),
+            ("libfaketime.so".to_owned(), format!("libfaketime.so:{library}")),
+            (" /a.so:/b.so ".to_owned(), format!("/a.so:/b.so:{library}")),
+            (library.to_owned(), library.to_owned()),
+            (format!("{library}:/a.so:{older}"), format!("/a.so:{library}")),
         ] {
-            assert_eq!(
-                preloaded(OsStr::new(&before), Path::new(own), false),
-                OsStr::new(&expected),
-                "{before}"
-            );
-            let before = preloaded(OsStr::new(&before), Path::new(own), true);
+            assert_eq!(preloaded(OsStr::new(&before), false), OsStr::new(&expected), "{before}");
+            let before = preloaded(OsStr::new(&before), true);
             assert_eq!(before, OsStr::new(&format!("{expected}:libpthread.so.0")));
-            assert_eq!(preloaded(&before, Path::new(own), true), before, "once");
+            assert_eq!(preloaded(&before, true), before, "once");
         }
     }
 }

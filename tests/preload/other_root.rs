@@ -1,0 +1,201 @@
+//! Streams below another root, where there is no /proc: a daemon that changes its root by itself, and what chroot(1) starts. Residency is
+//! counted from outside, by cachestat(2).
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::report::{counted, evict_all};
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::compare::Way;
+use crate::support::loop_images::QuickDisk;
+
+/// Far longer than anything here takes.
+const SOON: Duration = Duration::from_secs(60);
+/// Bytes and number of the small files; bytes of the large one.
+const SMALL: usize = 300 << 10;
+const FILES: u8 = 200;
+const LARGE: usize = 60 << 20;
+
+/// An rsync daemon under the rules, of which each process changes its root; ended with the value.
+struct Daemon {
+    child: Child,
+    port: u16,
+}
+
+impl Daemon {
+    /// One that serves a directory as that user.
+    fn start(directory: &Path, user: u32, own: &Path) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+        let config = own.join("rsyncd.conf");
+        let text = format!(
+            "use chroot = yes\nuid = {user}\ngid = {user}\nnumeric ids = yes\n[files]\npath = {}\nread only = no\n",
+            directory.display()
+        );
+        std::fs::write(&config, text).expect("write");
+        let mut command = Way::stream_by_library().command(Path::new("rsync"));
+        command.args(["--daemon", "--no-detach", "--address=127.0.0.1"]).arg(format!("--port={port}"));
+        command.arg(format!("--config={}", config.display()));
+        let child = command.stdin(Stdio::null()).spawn().expect("start rsync");
+        let daemon = Self { child, port };
+        support::eventually("rsync listens", SOON, || TcpStream::connect(("127.0.0.1", port)).ok());
+        daemon
+    }
+
+    fn files(&self) -> String {
+        format!("rsync://127.0.0.1:{}/files/", self.port)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let _ = self.child.wait();
+    }
+}
+
+/// Copies files without the rules: the other end's pages are not looked at.
+fn copy(from: &str, to: &str) {
+    finish(Command::new("rsync").args(["--recursive", "--whole-file", from, to])).fine();
+}
+
+/// Makes files of both sizes; bytes of all.
+fn make_files(directory: &Path) -> u64 {
+    std::fs::create_dir(directory).expect("make a directory");
+    for nth in 0..FILES {
+        std::fs::write(directory.join(format!("file-{nth}")), vec![nth; SMALL]).expect("write");
+    }
+    let large: Vec<u8> = (0..251_u8).cycle().flat_map(|byte| [byte; 4096]).take(LARGE).collect();
+    std::fs::write(directory.join("large"), large).expect("write");
+    u64::from(FILES) * SMALL as u64 + LARGE as u64
+}
+
+/// What is resident comes to at most a fiftieth, once a process that was killed or is about to end has let go.
+fn goes(what: &str, directory: &Path, size: u64) {
+    support::eventually(&format!("{what} goes"), SOON, || {
+        let left: u64 = counted(directory).values().sum();
+        eprintln!("{what}: {left} of {size} bytes stay");
+        (left <= size / 50).then_some(())
+    });
+}
+
+/// rsync changes its root in a child of the daemon, and forks the process that writes behind that: none of these sees /proc, so none has a
+/// helper that could open a file.
+#[test]
+fn what_a_daemon_below_another_root_serves_and_takes_goes() {
+    if !support::can_run("a daemon below another root", &["rsync", "python3", "diff"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let outside = support::scratch();
+    let here = scratch.path();
+    std::fs::set_permissions(here, PermissionsExt::from_mode(0o755)).expect("set permissions");
+    let from = here.join("from");
+    let size = make_files(&from);
+    for user in [0, 65534] {
+        let served = here.join("served");
+        std::fs::create_dir(&served).expect("make a directory");
+        std::os::unix::fs::chown(&served, Some(user), Some(user)).expect("give it away");
+        let daemon = Daemon::start(&served, user, outside.path());
+        evict_all(here);
+        copy(&format!("{}/", from.display()), &daemon.files());
+        goes(&format!("what user {user} took"), &served, size);
+        finish(Command::new("diff").arg("-r").args([&from, &served])).fine();
+        evict_all(here);
+        let back = here.join("back");
+        copy(&daemon.files(), &format!("{}/", back.display()));
+        goes(&format!("what user {user} served"), &served, size);
+        finish(Command::new("diff").arg("-r").args([&from, &back])).fine();
+        drop(daemon);
+        std::fs::remove_dir_all(&served).expect("remove");
+        std::fs::remove_dir_all(&back).expect("remove");
+    }
+}
+
+/// A directory with programs and the libraries that they are linked to, and nothing else.
+fn make_root(root: &Path, programs: &[&str]) {
+    let copy = |file: &Path, to: &Path| {
+        std::fs::create_dir_all(to.parent().expect("not the root")).expect("make a directory");
+        std::fs::copy(file, to).expect("copy");
+    };
+    for program in programs {
+        let found = finish(Command::new("sh").args(["-c", "command -v \"$0\"", program])).fine();
+        let file = PathBuf::from(found.trim());
+        copy(&file, &root.join("bin").join(program));
+        let linked = finish(Command::new("ldd").arg(&file)).fine();
+        let words = linked.split_whitespace().filter(|word| word.starts_with('/'));
+        for library in words {
+            copy(Path::new(library), &root.join(library.trim_start_matches('/')));
+        }
+    }
+}
+
+/// Runs a command under the rules in a directory.
+fn ran(words: &[&str], here: &Path) -> Outcome {
+    let mut command = pagekeeper();
+    finish(command.args(["run", "--"]).args(words).current_dir(here))
+}
+
+/// The library is not in that root: its loader has nothing to complain of, and a group takes what stays. It would not be told of, either.
+#[test]
+fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
+    let programs = ["chroot", "cp", "dd", "ls", "ldd", "sh", "python3", "cmp"];
+    if !support::can_run("a root with little in it", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let root = here.join("root");
+    make_root(&root, &["cp", "dd", "ls"]);
+    let data = root.join("data");
+    let size = make_files(&data);
+    let (copies, programs) = (root.join("copies"), root.join("bin"));
+    for words in [
+        &["chroot", "root", "/bin/cp", "-r", "/data", "/copies"][..],
+        &["sh", "-c", "chroot root /bin/cp -r /data /copies"],
+        &[
+            "chroot",
+            "--userspec=0:0",
+            "root",
+            "/bin/dd",
+            "if=/data/large",
+            "of=/copies",
+            "bs=64k",
+            "status=none",
+        ],
+        &["chroot", "root", "/bin/dd", "if=/data/large", "of=/copies", "bs=1G", "status=none"],
+    ] {
+        evict_all(here);
+        let before: u64 = counted(&programs).values().sum();
+        assert_eq!(before, 0, "programs are resident");
+        ran(words, here).fine();
+        goes(&format!("{words:?}"), &data, size);
+        if copies.is_dir() {
+            goes(&format!("{words:?}, what it wrote,"), &copies, size);
+            finish(Command::new("diff").arg("-r").args([&data, &copies])).fine();
+            std::fs::remove_dir_all(&copies).expect("remove");
+        } else {
+            let left = support::resident_bytes(std::slice::from_ref(&copies));
+            assert!(left <= MIB, "{words:?}: {left} bytes stay");
+            finish(Command::new("cmp").arg(data.join("large")).arg(&copies)).fine();
+            std::fs::remove_file(&copies).expect("remove");
+        }
+    }
+    // What is no stream has no group, and one line says so.
+    let outcome = ran(&["chroot", "root", "/bin/ls", "/"], here);
+    assert!(outcome.code == 0 && outcome.stdout.contains("data"), "{outcome:?}");
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    assert!(
+        matches!(lines[..], [line] if line.contains("chroot starts its command without the library") && line.contains("without the rules")),
+        "{outcome:?}"
+    );
+}
