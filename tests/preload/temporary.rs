@@ -193,3 +193,65 @@ else: raise SystemExit('another one stays')
     std::fs::write(here.join("script.py"), text).expect("write");
     streamed("python3 script.py", here);
 }
+
+/// A file that got a name is a result, however it got that: what was made is resident as it is named, and goes while its process goes on.
+/// The last line's name is given by another process.
+#[test]
+fn what_gets_a_name_goes_while_its_process_goes_on() {
+    if !support::can_start("files that get names", &["python3", "ln"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let begin = "
+import ctypes, os, tempfile, time
+libc = ctypes.CDLL(None, use_errno=True)
+def resident(fd):
+    asked, seen = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    assert libc.syscall(451, fd, asked, seen, 0) == 0
+    return seen[0] * 4096
+def written(fd):
+    os.write(fd, bytes(8 << 20)); os.write(fd, bytes(1 << 20))
+    assert resident(fd) == 9 << 20, 'it is not kept'
+    return fd
+def named():
+    fd, name = tempfile.mkstemp(dir='.')
+    return written(fd), name.encode()
+def unnamed():
+    return written(os.open('.', os.O_TMPFILE | os.O_RDWR, 0o644))
+HERE = -100
+";
+    let end = "
+fd = os.open('result', os.O_PATH)
+seen = os.open('/proc/self/fd/%d' % fd, os.O_RDONLY | os.O_NOATIME)
+for _ in range(600):
+    if resident(seen) == 0: break
+    time.sleep(0.1)
+else: raise SystemExit('the result stays')
+";
+    let (linkat, rename) = (libc::SYS_linkat, libc::SYS_renameat2);
+    let lines = [
+        "fd, name = named(); os.close(fd); os.link(name, 'result')".to_owned(),
+        "fd, name = named(); os.link(name, 'result'); os.close(fd)".to_owned(),
+        "fd, name = named(); os.close(fd); os.link(name, 'result'); os.unlink(name)".to_owned(),
+        format!("fd, name = named(); os.close(fd); assert libc.syscall({linkat}, HERE, name, HERE, b'result', 0) == 0"),
+        format!("fd, name = named(); os.close(fd); assert libc.syscall({rename}, HERE, name, HERE, b'result', 1) == 0"),
+        "fd, name = named(); os.close(fd); assert libc.renameat2(HERE, name, HERE, b'result', 1) == 0".to_owned(),
+        "fd = unnamed(); assert libc.linkat(HERE, b'/proc/self/fd/%d' % fd, HERE, b'result', 0x400) == 0; os.close(fd)".to_owned(),
+        "fd = unnamed(); assert libc.linkat(fd, b'', HERE, b'result', 0x1000) == 0; os.close(fd)".to_owned(),
+        format!("fd = unnamed(); assert libc.syscall({linkat}, fd, b'', HERE, b'result', 0x1000) == 0; os.close(fd)"),
+        "fd, name = named(); os.close(fd); assert os.posix_spawn('/bin/ln', ['ln', name, 'result'], os.environ) > 0\nwhile not os.path.exists('result'): time.sleep(0.01)".to_owned(),
+    ];
+    for line in &lines {
+        std::fs::write(here.join("script.py"), [begin, line, end].concat()).expect("write");
+        let (report, ..) = streamed("python3 script.py", here);
+        let stayed = report["stayed"].as_array().expect("a list").iter();
+        let of_here: Vec<_> =
+            stayed.filter(|file| Path::new(file["path"].as_str().expect("text")).starts_with(here)).collect();
+        assert!(of_here.is_empty(), "{line}: {of_here:?}");
+        for entry in std::fs::read_dir(here).expect("list").flatten().filter(|entry| entry.path().is_file()) {
+            std::fs::remove_file(entry.path()).expect("remove");
+        }
+    }
+}

@@ -541,6 +541,8 @@ calls! {
     rename(from: *const c_char, to: *const c_char) -> c_int = libc::SYS_renameat2, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
     renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, 0];
     renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, flags];
+    link(from: *const c_char, to: *const c_char) -> c_int = libc::SYS_linkat, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
+    linkat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int) -> c_int = libc::SYS_linkat, [from_at, from, to_at, to, flags];
     umount(path: *const c_char) -> c_int = libc::SYS_umount2, [path, 0];
     umount2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_umount2, [path, flags];
 

@@ -94,6 +94,11 @@ pub(crate) fn has_no_name(file: c_int) -> bool {
     sys::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
+/// Whether the file has more than one name.
+pub(super) fn has_names(file: c_int) -> bool {
+    sys::fstat(file).is_ok_and(|stat| stat.st_nlink > 1)
+}
+
 /// Whether the helper has any file in hand: a load.
 #[inline]
 pub fn holds_some() -> bool {

@@ -109,6 +109,9 @@ impl Kept {
         } else if self.count > 0 && now >= self.check_at {
             self.check_at = now.saturating_add(CHECK);
             self.let_go();
+            // Another process gave it a second name.
+            let result = self.taken(|kept| held::has_names(kept.file)).next();
+            result.into_iter().for_each(KeptFile::release);
             self.release_one(now.saturating_sub(KEEP_MAX));
         }
     }

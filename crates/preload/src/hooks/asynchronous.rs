@@ -127,7 +127,12 @@ fn is_hooked(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
     if matches!(
         number,
-        libc::SYS_open | libc::SYS_creat | libc::SYS_dup2 | libc::SYS_unlink | libc::SYS_rename
+        libc::SYS_open
+            | libc::SYS_creat
+            | libc::SYS_dup2
+            | libc::SYS_unlink
+            | libc::SYS_rename
+            | libc::SYS_link
     ) {
         return true;
     }
@@ -159,6 +164,7 @@ fn is_hooked(number: c_long) -> bool {
             | libc::SYS_unlinkat
             | libc::SYS_renameat
             | libc::SYS_renameat2
+            | libc::SYS_linkat
             | libc::SYS_umount2
             | libc::SYS_sendfile
             | libc::SYS_copy_file_range
@@ -217,6 +223,7 @@ unsafe extern "C" fn hooked(
     let done = next(d, e);
     if on {
         after_call(number, [a, b, c, d], done);
+        names::after_call(number, [a, b, c, d], done);
     }
     done
 }

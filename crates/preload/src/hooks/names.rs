@@ -1,5 +1,6 @@
 //! Hooks that remove names of files, or unmount: a file that the helper has open would keep its disk space, and its file system busy. (NFS
-//! and FUSE would rename a file that is open, so that its directory isn't empty: so the helper closes it before the call.)
+//! and FUSE would rename a file that is open, so that its directory isn't empty: so the helper closes it before the call.) And those that
+//! give names (rename, link): what looked like a temporary file is a result then.
 //!
 //! Not covered: names that other processes remove, and file systems that they unmount. The helper checks for the first from time to time.
 
@@ -68,6 +69,18 @@ pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
     }
 }
 
+/// After one of these calls was made by its number.
+pub(super) fn after_call(number: i64, [a, b, c, d]: [i64; 4], done: i64) {
+    let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
+    let (from, at, to) = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rename | libc::SYS_link => (a, libc::AT_FDCWD, b),
+        libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => (b, c as c_int, d),
+        _ => return,
+    };
+    renamed(done as c_int, path(from), at, path(to));
+}
+
 /// With one of these a rename takes no file's name away.
 const KEEPS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
 
@@ -125,4 +138,6 @@ renaming! {
     renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to), from to to_at, to;
     renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
         if flags & KEEPS == 0 { losing(to_at, to) }, from to to_at, to;
+    link(from: *const c_char, to: *const c_char): {}, from to libc::AT_FDCWD, to;
+    linkat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int): {}, from to to_at, to;
 }
