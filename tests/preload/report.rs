@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -15,6 +16,13 @@ use crate::support::loop_images::QuickDisk;
 
 /// Resident bytes of each file below a directory, by cachestat(2).
 pub(crate) fn counted(directory: &Path) -> BTreeMap<String, u64> {
+    let both = counted_with_evicted(directory).into_iter();
+    both.map(|(path, (resident, _))| (path, resident)).filter(|(_, resident)| *resident > 0).collect()
+}
+
+/// The same, and how many bytes were evicted: what the kernel reclaims on a machine whose memory is full is no more the report's fault than
+/// the test's.
+fn counted_with_evicted(directory: &Path) -> BTreeMap<String, (u64, u64)> {
     let text = r"
 import ctypes, json, os, sys
 call, found = ctypes.CDLL(None).syscall, {}
@@ -26,7 +34,7 @@ for directory, _, names in os.walk(sys.argv[1]):
         asked, seen = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
         assert call(451, fd, asked, seen, 0) == 0
         os.close(fd)
-        if seen[0]: found[path.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')] = seen[0] * 4096
+        if seen[0] or seen[3]: found[path.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')] = seen[0] * 4096, seen[3] * 4096
 print(json.dumps(found))
 ";
     let mut command = Command::new("python3");
@@ -64,7 +72,8 @@ fn make_files(here: &Path) {
     }
 }
 
-/// Writes out and drops what is resident of all files.
+/// Writes out and drops what is resident of all files. A page that the kernel has in hand just then (to move it, or to reclaim others)
+/// stays: it is dropped again.
 pub(crate) fn evict_all(here: &Path) {
     let text = r"
 import os, sys
@@ -75,8 +84,14 @@ for directory, _, names in os.walk(os.fsencode(sys.argv[1])):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 ";
-    finish(Command::new("python3").args(["-c", text]).arg(here)).fine();
-    assert!(counted(here).is_empty(), "something stays");
+    support::eventually("all is evicted", Duration::from_secs(60), || {
+        finish(Command::new("python3").args(["-c", text]).arg(here)).fine();
+        let left = counted(here);
+        if !left.is_empty() {
+            eprintln!("evicted again: {left:?}");
+        }
+        left.is_empty().then_some(())
+    });
 }
 
 /// Runs a line of a shell under the rules, all programs of it as streams but `sh` and `reader`; its report.
@@ -157,12 +172,14 @@ fn the_report_says_what_cachestat_says() {
         make_files(&here);
         evict_all(&here);
         let (report, outcome) = reported(&line.replace("READER", &reader.to_string_lossy()), &here, &config);
-        let (mut said, found) = (stayed(&report), counted(&here));
+        let (mut said, found) = (stayed(&report), counted_with_evicted(&here));
         // Not what programs read to be configured, as others do meanwhile.
         said.retain(|path, _| Path::new(path).starts_with(&here));
         let bytes = |name: &str| number(&report, name);
-        let (sum_said, sum_found) =
-            (report["stream_stayed_bytes"].as_u64().expect("bytes"), found.values().sum::<u64>());
+        let (sum_said, sum_found) = (
+            report["stream_stayed_bytes"].as_u64().expect("bytes"),
+            found.values().map(|(resident, _)| resident).sum::<u64>(),
+        );
         let (used, accounted) = (
             bytes("stream_read_bytes") + bytes("stream_written_bytes"),
             bytes("stream_released_bytes") + bytes("stream_left_resident_bytes") + sum_said,
@@ -171,9 +188,13 @@ fn the_report_says_what_cachestat_says() {
             "{line}: read and written {used}, accounted {accounted}; stayed {sum_said}, found {sum_found} {said:?} {}",
             outcome.stderr
         );
-        // Pages of the directory's own making, and what a disk still writes.
-        let same = said.len() == found.len()
-            && found.iter().all(|(path, bytes)| said.get(path).is_some_and(|(said, _)| said == bytes));
+        // What was evicted since may have been resident as the report was made.
+        let is_same = |path: &String, resident: u64, evicted: u64| {
+            let said = said.get(path).map_or(0, |(said, _)| *said);
+            resident <= said && said <= resident + evicted
+        };
+        let same = found.iter().all(|(path, &(resident, evicted))| is_same(path, resident, evicted))
+            && said.keys().all(|path| found.contains_key(path));
         // What a process writes first is not waited for where the machine is busy.
         let is_small = |bytes: u64, why: &str| why == "not-waited-for" && bytes <= SMALL;
         let why_is_right =
