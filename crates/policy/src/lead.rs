@@ -23,12 +23,16 @@ pub const LEAD_MIN: u64 = 512 << 10;
 const LEAD_FIRST: u64 = 2 << 20;
 /// Bytes beyond which [`LEAD_NS`] alone is no reason: memory is worth more than the queue of a fast disk.
 const QUEUE_MAX: u64 = 8 << 20;
-/// Writeback is begun in steps of so much, or of half of the lead if that is less; and of a quarter of the lead where that is more:
-/// fewer requests at the ends of steps are small.
-const STEP: u64 = 1 << 20;
+/// Nanoseconds of a disk's work beyond which no longer lead is tried: a process that ends waits for what it wrote for two seconds, and what
+/// is not written then stays.
+pub const QUEUED_NS: u64 = 1_700_000_000;
+/// Writeback is begun in steps of half of the lead, within bounds: fewer requests at the ends of steps are small.
 const STEP_MAX: u64 = 4 << 20;
 const STEP_MIN: u64 = 64 << 10;
-/// Times the good lead that are tried of a disk that takes long for each request: steps of many requests, of which the last is short.
+/// Bytes of the largest request of most disks.
+const REQUEST: u64 = 1 << 20;
+/// Times the good lead that are tried at most of a disk that takes long for each request: so many that steps are as long as they get,
+/// with many requests each, of which the last is short.
 const MANY: u64 = 16;
 /// Timed writings after which another lead is tried: first, and at most.
 const REST: u64 = 64;
@@ -42,9 +46,9 @@ impl Pace {
     /// makes the next call, the disk has what this one wrote.
     pub fn of(lead: u64, length: u64, release: bool) -> Self {
         let all = lead.max(length);
-        let step = (all / 2).min(STEP).max(all / 4).clamp(STEP_MIN, STEP_MAX);
-        // Whole pages, whatever their size.
-        let step = step - step % STEP_MIN;
+        let step = (all / 2).clamp(STEP_MIN, STEP_MAX);
+        // Whole requests, or whole pages, whatever their size.
+        let step = step - step % if step < REQUEST { STEP_MIN } else { REQUEST };
         Self { step, budget: lead.saturating_sub(step).max(length).max(step), release }
     }
 }
@@ -177,7 +181,7 @@ impl Lead {
     pub fn timed(&mut self, timed: Timed, max: u64) {
         let bytes = self.bytes(max);
         // Less says as much only of a disk of which nothing is known.
-        let is_all = timed.in_flight >= bytes / 4 * 3 || self.stage == Stage::Start;
+        let is_all = timed.in_flight >= most_of(bytes) || self.stage == Stage::Start;
         let is_exact = timed.is_exact || matches!(self.stage, Stage::Start | Stage::Leap);
         if timed.lead != bytes || !is_all || !is_exact {
             return;
@@ -254,7 +258,7 @@ impl Lead {
                 // With shorter requests it is slower: so it takes its time for each, however long, and a few of a step are short.
                 let is_by_request = rate < self.rate - self.rate / 8 && queue(self.rate, max) <= LEAD_MIN;
                 if is_by_request {
-                    self.try_times(MANY, max);
+                    self.try_times((2 * STEP_MAX / self.good.max(1)).clamp(2, MANY), max);
                 } else {
                     self.try_more(max);
                 }
@@ -276,6 +280,11 @@ impl Lead {
         if queue > self.bytes {
             // It is written in a shorter time.
             (self.bytes, self.good) = (queue, queue);
+        }
+        let most = written_in(QUEUED_NS, self.rate).max(LEAD_FIRST);
+        if self.bytes / 2 > most {
+            // ... or in a much longer one: it isn't the disk that it was.
+            (self.bytes, self.good) = (most, most);
         }
         self.count = self.count.saturating_sub(1);
         // It may not be the disk that it was.
@@ -316,7 +325,8 @@ impl Lead {
 
     /// Tries a lead of so many times the good one.
     fn try_times(&mut self, times: u64, max: u64) {
-        let more = self.good.saturating_mul(times).min(max);
+        let most = written_in(QUEUED_NS, self.rate).max(2 * LEAD_FIRST);
+        let more = self.good.saturating_mul(times).min(most).min(max);
         if more <= self.good {
             return self.settle(true);
         }
@@ -332,7 +342,17 @@ impl Lead {
 
 /// Bytes that a disk of that rate writes in [`LEAD_NS`], within bounds.
 fn queue(rate: u64, max: u64) -> u64 {
-    (rate / 1000).saturating_mul(LEAD_NS / 1_000_000).clamp(LEAD_MIN, QUEUE_MAX).min(max)
+    written_in(LEAD_NS, rate).clamp(LEAD_MIN, QUEUE_MAX).min(max)
+}
+
+/// Bytes in flight that say something of a lead: of steps that are half of it, as many as there is room for may be no more.
+const fn most_of(lead: u64) -> u64 {
+    lead / 8 * 5
+}
+
+/// Bytes that a disk of that rate writes in so many nanoseconds.
+fn written_in(ns: u64, rate: u64) -> u64 {
+    (rate / 1000).saturating_mul(ns / 1_000_000)
 }
 
 /// Writeback of one file that is being timed.
@@ -372,7 +392,7 @@ impl Marks {
         self.next = range.end;
         let is_exact = core::mem::replace(&mut self.waits, waits) != waits;
         let is_first = lead == LEAD_FIRST && self.timed.iter().all(|mark| mark.end == 0);
-        let is_worth = in_flight >= lead / 4 * 3 || is_first;
+        let is_worth = in_flight >= most_of(lead) || is_first;
         if let (true, Some(free)) = (is_worth, self.timed.iter_mut().find(|mark| mark.end == 0)) {
             *free = Mark { end: range.end, lead, in_flight, begun_at: now, waits, is_exact };
         }

@@ -150,8 +150,11 @@ fn a_disk_that_answers_slowly_has_few_requests_that_are_the_rest_of_a_step() {
                 let total = 256 * MIB;
                 let outcome = write_new(disk, total, 10 << 10, 0);
                 let ratio = unbound(disk, total) as f64 / outcome.took as f64;
-                assert!(ratio >= 0.85, "{ratio:.3} {disk:?} {outcome:?}");
-                assert!(outcome.bytes <= 32 * MIB, "{outcome:?}");
+                // A longer lead would gain up to 0.05, by seconds of queue.
+                assert!(ratio >= 0.82, "{ratio:.3} {disk:?} {outcome:?}");
+                // What is queued is no more than it writes in the time that the end of a process waits.
+                let rate = total as f64 / outcome.took as f64;
+                assert!(outcome.most as f64 / rate <= 2e9, "{disk:?} {outcome:?}");
             }
         }
     }
@@ -212,7 +215,7 @@ fn the_pace_has_no_more_in_flight_than_the_lead() {
     }
     assert_eq!(Pace::of(0, 0, true), Pace { step: STEP_MIN, budget: STEP_MIN, release: true });
     // Nor less than a call.
-    assert_eq!(Pace::of(LEAD_MIN, 8 * MIB, true), Pace { step: 2 * MIB, budget: 8 * MIB, release: true });
+    assert_eq!(Pace::of(LEAD_MIN, 8 * MIB, true), Pace { step: 4 * MIB, budget: 8 * MIB, release: true });
 }
 
 proptest! {
