@@ -144,7 +144,7 @@ fn ran(words: &[&str], here: &Path) -> Outcome {
     finish(command.args(["run", "--"]).args(words).current_dir(here))
 }
 
-/// The library is not in that root: its loader has nothing to complain of, and a group takes what stays. It would not be told of, either.
+/// The library is not in that root: its loader has nothing to complain of, and a group takes what stays.
 #[test]
 fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
     let programs = ["chroot", "cp", "dd", "ls", "ldd", "sh", "python3", "cmp"];
