@@ -1,4 +1,5 @@
-//! The shortest way of a hit: what [`read_at`](crate::CachedFile::read_at) does before anything else, and mostly all.
+//! The shortest way of a hit: what [`read_at`](crate::CachedFile::read_at) does before anything else, and mostly all; and the same for a
+//! page in place.
 //!
 //! Reads of more memory than the processor's caches hold are as fast as the processor can have their memory accesses under way
 //! side by side, and that is a matter of instructions: it executes ahead over a few hundred of them. So this path has one
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use crate::entry::PageEntry;
 use crate::pool::Pool;
+use crate::readers::{Hold, Section, Slot};
 use crate::settings::Settings;
 use crate::sys::table::Table;
 use crate::thread::{self, Slots};
@@ -57,6 +59,12 @@ impl FastPath {
         self.open_bytes.store(0, Ordering::Relaxed);
     }
 
+    /// Bytes of a page.
+    #[inline]
+    pub(crate) fn page_size(&self) -> usize {
+        self.page_size
+    }
+
     /// Copies a part of one page that is resident and has been read often, for a thread that has read before. False if any
     /// of this is not so: then nothing was done.
     #[inline]
@@ -67,20 +75,10 @@ impl FastPath {
         if wrapped | (from + buf.len() > self.page_size) | (end > self.open_bytes.load(Ordering::Relaxed)) {
             return false;
         }
-        let Some(slot) = thread::current(self.slots) else { return false };
-        // SAFETY: `slots` is the number of the slots of the cache that the owner of this value keeps.
-        let slot = unsafe { slot.as_ref() };
-        let section = slot.announce();
-        // The light half of the asymmetric barrier.
-        compiler_fence(Ordering::SeqCst);
-        // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end: the
-        // table has an entry for each page and one more.
+        // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end.
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
-        let entry = unsafe { self.entries.add((offset >> self.page_shift) as usize).as_ref() };
-        let Some(frame) = PageEntry(entry.load(Ordering::Acquire)).settled() else {
-            slot.leave_uncounted(section);
-            return false;
-        };
+        let found = unsafe { self.find((offset >> self.page_shift) as usize) };
+        let Some((slot, section, frame)) = found else { return false };
         // SAFETY: `from + buf.len()` is at most a page. The frame was found in a section by an acquired load of the entry, so it holds
         // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). The buffer is
         // no part of the arena.
@@ -90,5 +88,46 @@ impl FastPath {
         }
         slot.leave(section);
         true
+    }
+    /// Keeps a whole page that is resident and has been read often, for a thread that has read before and holds few pages: its bytes, and
+    /// what keeps them. `None` if any of this is not so: then nothing was done.
+    #[inline]
+    pub(crate) fn keep(&self, page: u64) -> Option<(NonNull<u8>, &Slot, Hold)> {
+        if page >= self.open_bytes.load(Ordering::Relaxed) >> self.page_shift {
+            return None;
+        }
+        // SAFETY: the file has this page.
+        #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
+        let (slot, section, frame) = unsafe { self.find(page as usize) }?;
+        let Some(hold) = slot.hold(frame) else {
+            slot.leave_uncounted(section);
+            return None;
+        };
+        slot.leave(section);
+        // SAFETY: entries have numbers of frames that the arena has.
+        Some((unsafe { self.frames.add((frame as usize) << self.page_shift) }, slot, hold))
+    }
+
+    /// Begins a section in which the frame of a page is found, if it is resident and has been read often; else no section is under
+    /// way.
+    ///
+    /// # Safety
+    ///
+    /// The file has this page, or just as many.
+    #[inline]
+    unsafe fn find(&self, page: usize) -> Option<(&Slot, Section, u32)> {
+        let slot = thread::current(self.slots)?;
+        // SAFETY: `slots` is the number of the slots of the cache that the owner of this value keeps.
+        let slot = unsafe { slot.as_ref() };
+        let section = slot.announce();
+        // The light half of the asymmetric barrier.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: the table has an entry for each page and one more.
+        let entry = unsafe { self.entries.add(page).as_ref() };
+        if let Some(frame) = PageEntry(entry.load(Ordering::Acquire)).settled() {
+            return Some((slot, section, frame));
+        }
+        slot.leave_uncounted(section);
+        None
     }
 }

@@ -8,14 +8,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::bypass_buffer::BypassBuffer;
 use crate::frames;
 use crate::handle::{Handle, Shared};
 use crate::lookup::{Attempt, KeptFrame};
-use crate::readers::Slot;
-use crate::{CachedFile, Error};
+use crate::readers::{Hold, Slot};
+use crate::{CachedFile, Error, OwnedFile};
 
 /// Where a guard's bytes are.
 #[derive(Debug)]
@@ -132,6 +133,44 @@ impl fmt::Debug for PageRef {
     }
 }
 
+/// As [`PageGuard`], of a page that the shortest way of a hit has found.
+pub struct HeldPage<'a> {
+    /// No reference: in the middle of the drop they may be another page's.
+    bytes: NonNull<[u8]>,
+    /// Of the thread that made it.
+    slot: &'a Slot,
+    /// Taken out when it is dropped.
+    hold: Option<Hold>,
+    /// Only the thread whose slot holds the frame may release it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Deref for HeldPage<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a page's bytes, initialised, that `hold` keeps from being loaded into until `self` is dropped; the file's handle, from
+        // which `slot` is borrowed, keeps the memory for longer. The borrow of `self` bounds the lifetime.
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl Drop for HeldPage<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.slot.release(hold);
+        }
+    }
+}
+
+impl fmt::Debug for HeldPage<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldPage").field("len", &self.bytes.len()).finish_non_exhaustive()
+    }
+}
+
 fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
     let found = frames::keep(handle, page, by_slot, Attempt::First);
     Ok(match found {
@@ -168,5 +207,18 @@ impl CachedFile {
         let page = handle.page_number(page)?;
         let place = keep(&handle, page, false)?;
         Ok(PageRef { place, len: handle.page_len(page), handle })
+    }
+}
+
+impl OwnedFile {
+    /// As [`page`](Self::page) where the shortest way of a hit finds it: a page that is resident and has been read some times. `None` says
+    /// nothing of the page. For an engine's own shortest way.
+    #[doc(hidden)]
+    #[inline]
+    pub fn page_shortest(&self, page: u64) -> Option<HeldPage<'_>> {
+        let fast_path = &self.handle().fast_path;
+        let (first, slot, hold) = fast_path.keep(page)?;
+        let bytes = NonNull::slice_from_raw_parts(first, fast_path.page_size());
+        Some(HeldPage { bytes, slot, hold: Some(hold), not_send: PhantomData })
     }
 }

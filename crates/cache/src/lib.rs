@@ -164,7 +164,7 @@ pub use builder::{Backend, Builder};
 pub use cache::PageCache;
 pub use error::{BuildError, Error};
 pub use file::CachedFile;
-pub use guard::{PageGuard, PageRef};
+pub use guard::{HeldPage, PageGuard, PageRef};
 pub use options::OpenOptions;
 pub use owned::{InstallAs, OwnedFile};
 pub use settings::HugePages;

@@ -5,7 +5,7 @@
 //! A model fails by an assertion, by loom's "Causality violation" where a frame is written while another may read it, or by its
 //! "deadlock" where a waiter is never woken. Nothing is random, so that a failure repeats without a seed.
 //!
-//! What is not modelled: bytes (a frame is one number), the device, the shortest path of a hit (`fast_path`, whose steps are
+//! What is not modelled: bytes (a frame is one number), the device, the shortest ways of a hit (`fast_path`, whose steps are
 //! those of `lookup`), and membarrier(2), which is a fence on both sides here. That is more than the light half gives: that
 //! [`Slot::hold`] must release can't be shown.
 //!

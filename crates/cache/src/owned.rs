@@ -95,7 +95,7 @@ impl PageCache {
 
 impl OwnedFile {
     #[inline]
-    fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
         self.cached.handle()
     }
 

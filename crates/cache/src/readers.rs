@@ -102,7 +102,9 @@ impl Slot {
     /// by whoever loads the frame, before its entry says that it can be read.
     #[inline]
     pub(crate) fn hold(&self, frame: u32) -> Option<Hold> {
-        let free = self.holds.iter().position(|hold| hold.load(Ordering::Relaxed) == 0)?;
+        let is_free = |hold: &AtomicU32| hold.load(Ordering::Relaxed) == 0;
+        // Most threads hold one page at a time.
+        let free = if is_free(&self.holds[0]) { 0 } else { self.holds.iter().position(is_free)? };
         // Released: who reads this hold sees that the one before it was released.
         self.holds[free].store(frame + 1, Ordering::Release);
         Some(Hold(free))

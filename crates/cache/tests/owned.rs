@@ -140,6 +140,61 @@ fn guards_keep_what_they_had() {
     }
 }
 
+/// Only where light barriers cost nothing is there a shortest way.
+fn has_shortest_way() -> bool {
+    !cfg!(any(miri, pagekeeper_sanitize))
+}
+
+#[test]
+fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
+    let owner = Owner::new(40, 40, OpenOptions::new());
+    let file = &owner.file;
+    assert!(file.page_shortest(0).is_none(), "it is absent");
+    assert!((40..50).chain([u64::MAX]).all(|page| file.page_shortest(page).is_none()), "there is none");
+    for page in 0..20 {
+        owner.read(page);
+        assert!(file.page_shortest(page).is_none(), "it was read once");
+        for _ in 0..3 {
+            owner.read(page);
+        }
+    }
+    if !has_shortest_way() {
+        return;
+    }
+    let hits = owner.cache.stats().hits;
+    // As many as a thread can hold; then one that is given back makes room for another.
+    let mut held: Vec<_> = (0..16).map(|page| file.page_shortest(page).unwrap()).collect();
+    assert_eq!(owner.cache.stats().hits, hits + 16);
+    assert!(file.page_shortest(16).is_none());
+    drop(held.remove(7));
+    held.push(file.page_shortest(16).unwrap());
+    for page in 0..40 {
+        owner.write(page, 200);
+        if page < 8 {
+            file.discard(page);
+        } else {
+            file.install(page, &content(200), InstallAs::Read).unwrap();
+        }
+    }
+    // What they hold is evicted, and the frames of all others are loaded into.
+    let other = owner.cache.open_owned(Arc::clone(&owner.data), 40).unwrap();
+    for page in (0..40).cycle().take(400) {
+        assert_eq!(other.page(page).unwrap()[0], 200);
+        assert_eq!(owner.read(page), 200);
+    }
+    let pages = (0_u8..16).filter(|page| *page != 7).chain([16]);
+    for (held, page) in held.iter().zip(pages) {
+        assert_eq!(held[..], content(page)[..], "page {page} was held since before it was written");
+    }
+    drop(held);
+    for _ in 0..4 {
+        owner.read(3);
+    }
+    assert_eq!(file.page_shortest(3).unwrap()[..], content(200)[..]);
+    file.close();
+    assert!(file.page_shortest(3).is_none());
+}
+
 #[test]
 fn a_load_under_way_is_not_kept_and_those_who_wait_load_anew() {
     for install in [false, true] {

@@ -68,7 +68,7 @@ use crate::format::superblock::Meta;
 use crate::index::Index;
 use crate::opening::Opening;
 use crate::options::StoreOptions;
-use crate::page::{Page, ShortPage};
+use crate::page::{Page, SettledPage, ShortPage};
 use crate::page_map::PageMap;
 use crate::reports::Reports;
 use crate::snapshots::{Live, Snapshots};
@@ -296,26 +296,23 @@ impl Core {
     }
 
     /// As [`page_of`](Self::page_of), for a short read.
-    #[inline]
     pub(crate) fn short_page_of(&self, live: &Live, page: PageNo) -> Result<Option<ShortPage<'_>>, Error> {
-        match self.short_page_in_file_alone(live, page) {
-            Some(found) => Ok(Some(found)),
-            None => Self::unless_ended(live, self.short_page_at(page, live.seq)),
-        }
+        Self::unless_ended(live, self.short_page_at(page, live.seq))
     }
 
-    /// The page as a snapshot sees it, if it has nowhere to be but in the data file, and nothing is wrong with it: what most reads find,
-    /// in few steps.
+    /// A data page as a snapshot sees it, if it has nowhere to be but in the data file, has been read some times, and nothing is wrong with
+    /// it: what most reads find, in few steps.
     #[inline]
-    fn short_page_in_file_alone(&self, live: &Live, page: PageNo) -> Option<ShortPage<'_>> {
+    pub(crate) fn settled_page_of(&self, live: &Live, page: PageNo) -> Option<SettledPage<'_>> {
+        // Before the file's page is looked for: see `Shard::len`.
         if self.index.has_near(page) || !self.data.has(page) {
             return None;
         }
-        let found = self.cached.page(page).ok()?;
+        let found = self.cached.page_shortest(page)?;
         let (kind, seq) = kind_and_seq(&found)?;
         let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
-        let is_it = seq <= live.seq && seq <= newest && !live.is_ended();
-        is_it.then(|| ShortPage::cached(kind, found))
+        let is_it = is_data(kind) && seq <= live.seq && seq <= newest && !live.is_ended();
+        is_it.then(|| SettledPage::new(found))
     }
 
     /// What a snapshot has found. Checked after the read: what was needed may have gone meanwhile.

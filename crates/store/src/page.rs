@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use pagekeeper_cache::{PageGuard, PageRef};
+use pagekeeper_cache::{HeldPage, PageGuard, PageRef};
 
 use crate::format::page::{HEADER, PageKind};
 use crate::version::Whole;
@@ -69,6 +69,25 @@ impl<'a> ShortPage<'a> {
 
     pub(crate) fn kind(&self) -> PageKind {
         self.kind
+    }
+}
+
+/// As [`ShortPage`], of the data file's page alone, found by the shortest way.
+pub struct SettledPage<'a>(HeldPage<'a>);
+
+impl<'a> SettledPage<'a> {
+    #[inline]
+    pub(crate) fn new(page: HeldPage<'a>) -> Self {
+        Self(page)
+    }
+}
+
+impl Deref for SettledPage<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.0[HEADER..]
     }
 }
 

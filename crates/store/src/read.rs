@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::core::{Core, is_data};
 use crate::format::page::PageKind;
 use crate::handle::Handle;
-use crate::page::{Page, ShortPage};
+use crate::page::{Page, SettledPage, ShortPage};
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
 
@@ -70,16 +70,23 @@ impl<'a> ReadTxn<'a> {
     /// Fails as [`read`](Self::read) does.
     #[inline]
     pub fn read_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
-        self.read_short(page).map(|found| look(&found))
+        match self.read_settled(page) {
+            Some(found) => Ok(look(&found)),
+            None => self.read_short(page).map(|found| look(&found)),
+        }
+    }
+
+    /// As [`read_short`](Self::read_short) by the shortest way, where that finds the page.
+    #[inline]
+    pub(crate) fn read_settled(&self, page: PageNo) -> Option<SettledPage<'_>> {
+        if page < self.live.meta.pages { self.core.settled_page_of(&self.live, page) } else { None }
     }
 
     /// As [`read`](Self::read), for a short read.
-    #[inline]
     pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
         self.data(page, Core::short_page_of, ShortPage::kind)
     }
 
-    #[inline]
     fn data<'s, T>(
         &'s self,
         page: PageNo,

@@ -24,21 +24,33 @@ pub trait Pages: sealed::Sealed {
 }
 
 mod sealed {
-    use crate::page::ShortPage;
+    use crate::page::{SettledPage, ShortPage};
     use crate::{Error, PageNo, ReadTxn, WriteTxn};
 
     pub trait Sealed {
+        /// The payload of a page, to be read for a moment, if it is found in few steps.
+        fn settled_page(&self, page: PageNo) -> Option<SettledPage<'_>>;
+
         /// The payload of a page, to be read for a moment.
         fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error>;
     }
 
     impl Sealed for ReadTxn<'_> {
+        #[inline]
+        fn settled_page(&self, page: PageNo) -> Option<SettledPage<'_>> {
+            self.read_settled(page)
+        }
+
         fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
             self.read_short(page)
         }
     }
 
     impl Sealed for WriteTxn<'_> {
+        fn settled_page(&self, _: PageNo) -> Option<SettledPage<'_>> {
+            None
+        }
+
         fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
             self.read_short(page)
         }
@@ -73,14 +85,21 @@ pub(super) fn load(pages: &impl Pages, page: PageNo, level: Option<u8>) -> Resul
 }
 
 /// The page, to be read, of this level if one is given.
+#[inline]
 fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<Node<'_>, TreeError> {
-    let found = Node::parse(page).map_err(at(number))?;
-    match level {
-        Some(wanted) if wanted != found.level() => {
-            Err(at(number)(Fault::Level { found: found.level(), wanted }))
-        }
-        _ => Ok(found),
+    match Node::of_head(page) {
+        Some(found) if level.is_none_or(|wanted| wanted == found.level()) => Ok(found),
+        _ => Err(no_node(number, page, level)),
     }
+}
+
+/// Why it is none.
+#[cold]
+fn no_node(number: PageNo, page: &[u8], level: Option<u8>) -> TreeError {
+    at(number)(match Node::parse(page) {
+        Ok(found) => Fault::Level { found: found.level(), wanted: level.unwrap_or_default() },
+        Err(fault) => fault,
+    })
 }
 
 /// The page, to be read.
@@ -107,6 +126,7 @@ pub(super) fn leaf_of(
 }
 
 /// Has the leaf be read that has a key, if the tree does.
+#[inline]
 fn in_leaf<T>(
     pages: &impl Pages,
     root: PageNo,
@@ -119,8 +139,15 @@ fn in_leaf<T>(
     }
     let (mut number, mut level) = (root, None);
     loop {
-        let page = pages.short_page(number)?;
-        let found = node_of(number, &page, level)?;
+        let (settled, short);
+        let page: &[u8] = if let Some(found) = pages.settled_page(number) {
+            settled = found;
+            &settled
+        } else {
+            short = pages.short_page(number)?;
+            &short
+        };
+        let found = node_of(number, page, level)?;
         if found.is_leaf() {
             return read(number, found);
         }

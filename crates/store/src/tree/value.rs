@@ -157,6 +157,11 @@ pub(super) fn read_with<T>(
     large: LargeRef,
     read_bytes: impl FnOnce(&[u8]) -> T,
 ) -> Result<T, TreeError> {
+    if let Some(head) = pages.settled_page(large.page.into())
+        && let Some(place) = in_one_page(&head, large)
+    {
+        return Ok(read_bytes(&head[place]));
+    }
     let head = pages.short_page(large.page.into())?;
     if let Some(place) = in_one_page(&head, large) {
         return Ok(read_bytes(&head[place]));

@@ -42,6 +42,7 @@ pub(crate) enum Fault {
 }
 
 /// The number at a place that is known to be there.
+#[inline]
 fn short(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
@@ -53,6 +54,7 @@ fn set_short(bytes: &mut [u8], at: usize, number: usize) -> Result<(), Fault> {
 }
 
 /// The number at a place that is known to be there.
+#[inline]
 fn long(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
 }

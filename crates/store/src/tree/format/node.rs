@@ -105,18 +105,33 @@ impl Cell<'_> {
     }
 }
 
-/// A key that is looked for, behind the page's prefix.
-struct Wanted<'a> {
-    suffix: &'a [u8],
-    head: u64,
+/// The first eight bytes of a key, with zeros for those that it does not have.
+#[inline]
+fn head_of(key: &[u8]) -> u64 {
+    match key.first_chunk() {
+        Some(head) => u64::from_be_bytes(*head),
+        None => key.iter().rev().fold(0, |head, byte| head >> 8 | u64::from(*byte) << 56),
+    }
 }
 
-/// The first eight bytes of a key, with zeros for those that it does not have.
-fn head_of(key: &[u8]) -> u64 {
-    let mut head = [0; 8];
-    let len = key.len().min(8);
-    head[..len].copy_from_slice(&key[..len]);
-    u64::from_be_bytes(head)
+/// Which bits of a head are a key's of so many bytes.
+const OF_LEN: [u64; 9] = {
+    let mut of = [u64::MAX; 9];
+    let mut len = 0;
+    while len < 8 {
+        of[len] = !(u64::MAX >> (8 * len));
+        len += 1;
+    }
+    of
+};
+
+/// Where an entry is in the payload.
+struct Place {
+    start: usize,
+    /// What is behind its key.
+    body: usize,
+    end: usize,
+    is_large: bool,
 }
 
 /// A leaf or an inner page, to be read.
@@ -131,35 +146,50 @@ pub(crate) struct Node<'a> {
 
 impl<'a> Node<'a> {
     /// A payload, if its head makes sense.
+    #[inline]
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
-        if bytes.len() < HEAD || bytes.len() > usize::from(u16::MAX) {
-            return Err(Fault::Magic);
-        }
-        let level = bytes[2];
-        let is_leaf = match &bytes[..2] {
-            b"tl" => true,
-            b"ti" => false,
-            _ => return Err(Fault::Magic),
-        };
-        if level > MAX_LEVEL {
-            return Err(Fault::TooHigh);
-        }
-        let (count, heap, prefix) = (short(bytes, 4), short(bytes, 6), short(bytes, 8));
+        Self::of_head(bytes).ok_or_else(|| Self::fault_of(bytes))
+    }
+
+    /// The same, in few steps.
+    #[inline]
+    pub(crate) fn of_head(bytes: &'a [u8]) -> Option<Self> {
+        let fields: &[u8; HEAD] = bytes.first_chunk()?;
+        let level = fields[2];
+        let magic = if level == 0 { *b"tl" } else { *b"ti" };
+        let (count, heap, prefix) = (short(fields, 4), short(fields, 6), short(fields, 8));
         let node = Self { bytes, level, count, prefix, heap };
-        let is_sound = is_leaf == (level == 0)
-            && (is_leaf || count > 0)
-            && bytes[3] == 0
-            && bytes[10..12] == [0; 2]
+        let is_sound = u16::try_from(bytes.len()).is_ok()
+            && fields[..2] == magic
+            && level <= MAX_LEVEL
+            && (level == 0 || count > 0)
+            && fields[3] == 0
+            && fields[10..] == [0; 2]
             && prefix <= MAX_KEY
             && node.slots_end() <= heap
             && heap <= bytes.len();
-        if is_sound { Ok(node) } else { Err(Fault::Head) }
+        is_sound.then_some(node)
     }
 
+    /// Why a payload's head makes no sense.
+    #[cold]
+    fn fault_of(bytes: &[u8]) -> Fault {
+        let is_magic = matches!(bytes.first_chunk(), Some(b"tl" | b"ti"));
+        if bytes.len() < HEAD || bytes.len() > usize::from(u16::MAX) || !is_magic {
+            Fault::Magic
+        } else if bytes[2] > MAX_LEVEL {
+            Fault::TooHigh
+        } else {
+            Fault::Head
+        }
+    }
+
+    #[inline]
     pub(crate) fn is_leaf(&self) -> bool {
         self.level == 0
     }
 
+    #[inline]
     pub(crate) fn level(&self) -> u8 {
         self.level
     }
@@ -170,14 +200,17 @@ impl<'a> Node<'a> {
     }
 
     /// What all keys begin with.
+    #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
         &self.bytes[HEAD..HEAD + self.prefix]
     }
 
+    #[inline]
     pub(super) fn slots_start(&self) -> usize {
         HEAD + self.prefix
     }
 
+    #[inline]
     pub(super) fn slots_end(&self) -> usize {
         self.slots_start() + SLOT * self.count
     }
@@ -192,34 +225,39 @@ impl<'a> Node<'a> {
         self.heap - self.slots_end()
     }
 
-    /// An entry. There must be as many.
-    pub(crate) fn cell(&self, at: usize) -> Result<Cell<'a>, Fault> {
-        let fault = Fault::Entry(at);
+    /// Where an entry is, if it lies within the page.
+    #[inline]
+    fn place(&self, at: usize) -> Option<Place> {
         if at >= self.count {
-            return Err(fault);
+            return None;
         }
         let start = short(self.bytes, self.slots_start() + SLOT * at);
         if start < self.heap || start + CELL_HEAD > self.bytes.len() {
-            return Err(fault);
+            return None;
         }
         let (key, tag) = (short(self.bytes, start), short(self.bytes, start + 2));
-        let body = start + CELL_HEAD + key;
         let len = match tag {
             LARGE if self.is_leaf() => REF,
             len if self.is_leaf() || len == CHILD => len,
-            _ => return Err(fault),
+            _ => return None,
         };
-        if body + len > self.bytes.len() || self.prefix + key > MAX_KEY {
-            return Err(fault);
-        }
-        let body = &self.bytes[body..body + len];
-        let body = match tag {
+        let body = start + CELL_HEAD + key;
+        let is_within = body + len <= self.bytes.len() && self.prefix + key <= MAX_KEY;
+        is_within.then_some(Place { start, body, end: body + len, is_large: tag == LARGE })
+    }
+
+    /// An entry. There must be as many.
+    #[inline]
+    pub(crate) fn cell(&self, at: usize) -> Result<Cell<'a>, Fault> {
+        let Place { start, body, end, is_large } = self.place(at).ok_or(Fault::Entry(at))?;
+        let suffix = &self.bytes[start + CELL_HEAD..body];
+        let body = &self.bytes[body..end];
+        let body = match is_large {
             _ if !self.is_leaf() => Body::Child(long(body, 0)),
-            LARGE => Body::Large(LargeRef { len: long(body, 0), page: long(body, 4) }),
-            _ => Body::Value(body),
+            true => Body::Large(LargeRef { len: long(body, 0), page: long(body, 4) }),
+            false => Body::Value(body),
         };
-        let first = start + CELL_HEAD;
-        Ok(Cell { suffix: &self.bytes[first..first + key], body, start })
+        Ok(Cell { suffix, body, start })
     }
 
     /// All entries.
@@ -233,24 +271,28 @@ impl<'a> Node<'a> {
     }
 
     /// The number of the page that an entry of an inner page names.
+    #[inline]
     pub(crate) fn child(&self, at: usize) -> Result<u64, Fault> {
-        match self.cell(at)?.body {
-            Body::Child(page) => Ok(u64::from(page)),
-            Body::Value(_) | Body::Large(_) => Err(Fault::Entry(at)),
+        match self.place(at) {
+            Some(place) if !self.is_leaf() => Ok(long(self.bytes, place.body).into()),
+            _ => Err(Fault::Entry(at)),
         }
     }
 
     /// A key without the page's prefix, which it must begin with.
+    #[inline]
     pub(crate) fn suffix<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Fault> {
         key.strip_prefix(self.prefix()).ok_or(Fault::Prefix)
     }
 
     /// Which entry of a leaf has this key, or before which one it would come.
+    #[inline]
     pub(crate) fn find(&self, key: &[u8]) -> Result<Result<usize, usize>, Fault> {
         self.search(self.suffix(key)?, 0)
     }
 
     /// Which entry of an inner page stands for this key.
+    #[inline]
     pub(crate) fn find_child(&self, key: &[u8]) -> Result<usize, Fault> {
         Ok(match self.search(self.suffix(key)?, 1)? {
             Ok(at) => at,
@@ -259,12 +301,37 @@ impl<'a> Node<'a> {
     }
 
     /// Among the entries from `first` on.
+    ///
+    /// By the first bytes of keys, as numbers. Which half goes on is computed and not branched on: a processor guesses such a branch wrong
+    /// half of the time, and a wrong guess costs more than what is looked at. Only the entry at the place that this finds is
+    /// compared as a whole; if that is below the key, so may be others that begin alike.
+    #[inline]
     fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
-        let wanted = Wanted { suffix, head: head_of(suffix) };
+        let wanted = head_of(suffix);
+        let (mut low, mut left) = (first, self.count.saturating_sub(first));
+        while left > 0 {
+            let half = left.div_ceil(2);
+            let middle = low + half - 1;
+            let is_below = self.head(middle).ok_or(Fault::Entry(middle))? < wanted;
+            low = std::hint::select_unpredictable(is_below, low + half, low);
+            left -= half;
+        }
+        if low >= self.count || self.head(low).is_some_and(|head| head != wanted) {
+            return Ok(Err(low));
+        }
+        match self.cell(low)?.suffix.cmp(suffix) {
+            Ordering::Less => self.search_whole(suffix, low + 1),
+            Ordering::Equal => Ok(Ok(low)),
+            Ordering::Greater => Ok(Err(low)),
+        }
+    }
+
+    /// The same by whole keys.
+    fn search_whole(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
         let (mut low, mut high) = (first, self.count.max(first));
         while low < high {
             let middle = usize::midpoint(low, high);
-            match self.compare(middle, &wanted)? {
+            match self.cell(middle)?.suffix.cmp(suffix) {
                 Ordering::Less => low = middle + 1,
                 Ordering::Equal => return Ok(Ok(middle)),
                 Ordering::Greater => high = middle,
@@ -273,24 +340,24 @@ impl<'a> Node<'a> {
         Ok(Err(low))
     }
 
-    /// How an entry's key stands to another one. By their first bytes, as a number, where these differ.
+    /// The first eight bytes of an entry's key behind the prefix, as of [`head_of`].
     #[inline]
-    fn compare(&self, at: usize, wanted: &Wanted<'_>) -> Result<Ordering, Fault> {
-        let slot = self.slots_start() + SLOT * at;
-        let start = short(self.bytes, slot);
-        let first = start + CELL_HEAD;
-        if start >= self.heap
-            && first < self.bytes.len()
-            && let Some(bytes) = self.bytes[first..].first_chunk::<8>()
-        {
-            let len = short(self.bytes, start);
-            let beyond = if len < 8 { u64::MAX >> (8 * len) } else { 0 };
-            let order = (u64::from_be_bytes(*bytes) & !beyond).cmp(&wanted.head);
-            if order != Ordering::Equal {
-                return Ok(order);
+    fn head(&self, at: usize) -> Option<u64> {
+        let start = short(self.bytes, self.slots_start() + SLOT * at);
+        match self.bytes.get(start..).and_then(<[u8]>::first_chunk::<{ CELL_HEAD + 8 }>) {
+            Some(cell) if start >= self.heap => {
+                let head = u64::from_be_bytes(std::array::from_fn(|byte| cell[CELL_HEAD + byte]));
+                // What is behind a shorter key is no part of it.
+                Some(head & OF_LEN[short(cell, 0).min(8)])
             }
+            // It stands at the page's end, or makes no sense.
+            _ => self.head_of_whole(at),
         }
-        Ok(self.cell(at)?.suffix.cmp(wanted.suffix))
+    }
+
+    #[cold]
+    fn head_of_whole(&self, at: usize) -> Option<u64> {
+        self.cell(at).ok().map(|cell| head_of(cell.suffix))
     }
 
     /// Bytes that its entries take up, and their places in the directory, if keys had so many bytes less of prefix.

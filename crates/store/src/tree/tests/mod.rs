@@ -3,6 +3,7 @@
 mod crashes;
 mod hostile;
 mod map;
+mod search;
 mod space;
 
 use std::collections::BTreeMap;
