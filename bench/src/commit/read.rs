@@ -1,5 +1,5 @@
 //! `read`: threads that begin to read, read one random page or several, and end, again and again: the page store's ordered map beside
-//! LMDB, fjall, `SQLite`, redb and `RocksDB`; and bare pages of the store.
+//! LMDB, fjall, `SQLite`, redb and `RocksDB`; and bare pages of the store. Then scans: so many values in a row, from a random one on.
 //!
 //! All subjects hold the same values in memory, and nothing is committed meanwhile. Invariants: of each value that is read its page number is
 //! compared, and of some all bytes. Fails where a subject fails, or a value is another's.
@@ -19,6 +19,8 @@ use crate::scratch::Stop;
 
 /// The second of a quick run by which the last round ends.
 const QUICK_END: u64 = 38;
+/// Values of a scan.
+const SCANNED: usize = 100;
 /// Of so many transactions the first page of one is compared in full.
 const FULL_EVERY: u64 = 1024;
 
@@ -49,11 +51,71 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     } else {
         [1, 16].into_iter().flat_map(|pages| [1, 8, 32].map(|threads| (pages, threads))).collect()
     };
+    let scans: &[usize] = if run.quick { &[1] } else { &[1, 8, 32] };
+    let in_all = cases.len() + scans.len();
     for (index, &(pages, threads)) in cases.iter().enumerate() {
-        let case = Case { pages, threads, left: cases.len() - index, quick_end: QUICK_END };
+        let case = Case { pages, threads, left: in_all - index, quick_end: QUICK_END };
         measure(run, &compared, case, room)?;
     }
+    for (index, &threads) in scans.iter().enumerate() {
+        let case = Case { pages: SCANNED, threads, left: scans.len() - index, quick_end: QUICK_END };
+        measure_scans(run, &compared, case, room)?;
+    }
     Ok(())
+}
+
+fn measure_scans(run: &mut Run, compared: &[Compared], case: Case, room: Room) -> Result<()> {
+    let name = case.name("scans");
+    run.say(&name)?;
+    let one = move |subject: &Compared, load: Load, window: Duration, stop: &Stop| {
+        Ok(scan_while(&*subject.pages, room.pages, load, window, stop)? / 1e6)
+    };
+    let rates = sample_all(run, compared, case, &one, |_| None)?;
+    run.report.add_case(&name, Unit::MillionReadsPerSecond, &rates);
+    if case.threads == 1 {
+        let ratios = ["scan_1T_vs_best_peer", "scan_1T_pages_vs_best_peer"];
+        add_ratios(run, ratios, &format!("scans of {SCANNED} values"), Unit::MillionReadsPerSecond, &rates);
+    }
+    Ok(())
+}
+
+/// As [`read_while`], with the values of each transaction in a row.
+pub(super) fn scan_while(
+    subject: &dyn Pages,
+    of: u64,
+    load: Load,
+    window: Duration,
+    stop: &Stop,
+) -> Result<f64> {
+    let work = |gate: &Gate, random: Random| scan_until(subject, of, load.pages as u64, random, gate);
+    let (read, worked) = work_while(load, work, |over| wait(window, over, stop))?;
+    Ok(read.iter().sum::<u64>() as f64 / worked.as_secs_f64())
+}
+
+/// What one thread does; gives the values that it read in time.
+fn scan_until(subject: &dyn Pages, of: u64, each: u64, mut random: Random, gate: &Gate) -> Result<u64> {
+    let mut first = Vec::with_capacity(1);
+    let mut read = 0;
+    gate.pass();
+    loop {
+        draw(&mut random, of - each, 1, &mut first);
+        let (first, full) = (first[0], read % (FULL_EVERY * each) == 0);
+        let mut due = first;
+        subject.check(first..first + each, &mut |page, value| {
+            let found = value.first_chunk().copied().map(u64::from_le_bytes);
+            ensure!(
+                page == due && found == Some(page),
+                "page {found:?} at {page}, where page {due} should be"
+            );
+            due += 1;
+            if full { content::check(page, 0, value) } else { Ok(()) }
+        })?;
+        ensure!(due == first + each, "a scan from {first} on ends before {due}");
+        if gate.is_over() {
+            return Ok(read);
+        }
+        read += each;
+    }
 }
 
 fn measure(run: &mut Run, compared: &[Compared], case: Case, room: Room) -> Result<()> {

@@ -87,6 +87,11 @@ fn every_subject_reads_what_is_there_and_another_page_is_an_error() {
             let rate = read::read_while(&*subject.pages, ROOM.pages, load, window, &Stop::never()).unwrap();
             assert!(rate > 0.0, "{}", kind.name);
         }
+        let (load, window) = (Load { threads: 2, pages: 50, seed: 4 }, Duration::from_millis(50));
+        let scan = |of| read::scan_while(&*subject.pages, of, load, window, &Stop::never());
+        assert!(scan(ROOM.pages).unwrap() > 0.0, "{}", kind.name);
+        let missing = scan(100 * ROOM.pages);
+        assert!(missing.is_err(), "{}", kind.name);
         let mut seen = Vec::new();
         let mut see = |page, value: &[u8]| {
             super::content::check(page, 0, value)?;
