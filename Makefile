@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 build capi install-capi rocksdb-plugin install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ test-torture: ## ten minutes of real tools at random under pagekeeper run beside
 
 test-cgroup-v2: ## memory groups of pagekeeper run on version 2, in virtual machines with Debian's kernel (ARGS=topmost or systemd)
 	@scripts/test-cgroup-v2.sh $(ARGS)
+
+test-rocksdb-stress: ## RocksDB's own crash test on pagekeeper's file system, ten minutes (ARGS="SOURCE [SECONDS]": RocksDB's source, of the installed version)
+	@scripts/keep-idle-pages.sh scripts/test-rocksdb-stress.sh $(ARGS)
 
 build: ## the release binary
 	@scripts/require-rust.sh

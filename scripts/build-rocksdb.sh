@@ -15,6 +15,6 @@ laid_out=$target/capi-$profile
 scripts/build-capi.sh "$laid_out" "$profile"
 mkdir -p "$to"
 "${CXX:-c++}" -std=c++17 -O2 -g -fPIC -shared -fvisibility-inlines-hidden -Wall -Wextra ${ROCKSDB_INCLUDE:+-I"$ROCKSDB_INCLUDE"} -I"$laid_out/include" \
-    integrations/rocksdb/*.cc -o "$to/librocksdb_pagekeeper.so" \
+    $(ls integrations/rocksdb/*.cc | grep --invert-match builtin) -o "$to/librocksdb_pagekeeper.so" \
     -Wl,-soname,librocksdb_pagekeeper.so -Wl,--exclude-libs,libpagekeeper.a -Wl,-z,defs -Wl,-z,nodelete \
     "$laid_out/lib/libpagekeeper.a" -lrocksdb -lgcc_s -lpthread -lm -ldl

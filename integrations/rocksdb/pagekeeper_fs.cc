@@ -8,7 +8,9 @@
 #include <vector>
 
 #include <pagekeeper.h>
+#include <rocksdb/options.h>
 
+#include "log_writer.h"
 #include "status.h"
 #include "table_reader.h"
 #include "table_writer.h"
@@ -29,6 +31,9 @@ bool ends_with(const std::string& text, const std::string& end) {
 bool is_table(const std::string& path) {
   return ends_with(path, ".sst") || ends_with(path, ".ldb") || (ends_with(path, ".blob") && path.find("/blob_dir/") == std::string::npos);
 }
+
+// Says of a log that it is to be kept, from OptimizeForLogWrite() to NewWritableFile().
+const char* const kKeepLog = "pagekeeper.keep_log";
 
 // A file of the file system below. Its reads are not begun ahead: their handles would be another's than Poll() takes.
 class TargetReader : public rocksdb::FSRandomAccessFileOwnerWrapper {
@@ -96,7 +101,11 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
 
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file,
                            IODebugContext* dbg) override {
-    if (!is_table(path) || !settings_.bulk_writes || options.use_mmap_writes) return target()->NewWritableFile(path, options, file, dbg);
+    if (!is_table(path) || !settings_.bulk_writes || options.use_mmap_writes) {
+      IOStatus made = target()->NewWritableFile(path, options, file, dbg);
+      if (made.ok() && is_log(path) && releases(options)) *file = release_behind(std::move(*file));
+      return made;
+    }
     pk_status made = create_table(path, options, file);
     if (made == PK_EXISTS) {
       // It replaces what is there, as the default one does; readers of the old one keep it.
@@ -107,10 +116,21 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
     return to_status(made, path);
   }
 
+  // A log that is recycled is written over in parts of pages: each that was released would be read back for it.
+  FileOptions OptimizeForLogWrite(const FileOptions& options, const rocksdb::DBOptions& db_options) const override {
+    FileOptions optimized = target()->OptimizeForLogWrite(options, db_options);
+    if (db_options.recycle_log_file_num > 0) optimized.io_options.property_bag[kKeepLog] = "1";
+    return optimized;
+  }
+
   IOStatus Poll(std::vector<void*>& handles, size_t) override { return poll_reads(handles); }
   IOStatus AbortIO(std::vector<void*>& handles) override { return abort_reads(handles); }
 
  private:
+  bool releases(const FileOptions& options) const {
+    return settings_.release_logs && !options.use_mmap_writes && options.io_options.property_bag.count(kKeepLog) == 0;
+  }
+
   Settings settings_;
   pk_cache* cache_;
 };
@@ -159,8 +179,10 @@ bool Settings::parse(const std::string& uri, Settings* settings, std::string* wh
       settings->page_bytes = static_cast<uint32_t>(bytes);
     } else if (name == "write" && (value == "direct" || value == "plain")) {
       settings->bulk_writes = value == "direct";
+    } else if (name == "wal" && (value == "release" || value == "keep")) {
+      settings->release_logs = value == "release";
     } else {
-      *why = "\"" + part + "\" is no setting: cache=2g, page=4k to 64k, write=direct or plain";
+      *why = "\"" + part + "\" is no setting: cache=2g, page=4k to 64k, write=direct or plain, wal=release or keep";
       return false;
     }
   }

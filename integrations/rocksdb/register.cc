@@ -1,10 +1,6 @@
-// Makes RocksDB know "pagekeeper://" as soon as the library is loaded, and, where PAGEKEEPER_ROCKSDB is set, takes the place of the default file
-// system: "all", or a URI with settings.
-#include <dlfcn.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
+// Makes RocksDB know "pagekeeper://".
+#include <memory>
+#include <string>
 
 #include <rocksdb/file_system.h>
 #include <rocksdb/utilities/object_registry.h>
@@ -12,21 +8,13 @@
 #include "pagekeeper_fs.h"
 
 namespace pagekeeper_rocksdb {
-namespace {
 
 using rocksdb::FileSystem;
 
-// The file system that RocksDB has by itself.
-std::shared_ptr<FileSystem> own_default() {
-  using Default = std::shared_ptr<FileSystem> (*)();
-  static const auto next = reinterpret_cast<Default>(dlsym(RTLD_NEXT, "_ZN7rocksdb10FileSystem7DefaultEv"));
-  return next == nullptr ? nullptr : next();
-}
-
-FileSystem* by_uri(const std::string& uri, std::unique_ptr<FileSystem>* guard, std::string* why) {
+FileSystem* make_by_uri(const std::string& uri, std::unique_ptr<FileSystem>* guard, std::string* why) {
   Settings settings;
   if (!Settings::parse(uri, &settings, why)) return nullptr;
-  std::shared_ptr<FileSystem> target = own_default();
+  std::shared_ptr<FileSystem> target = own_file_system();
   if (target == nullptr) {
     *why = "RocksDB's own file system was not found: is it linked into the program?";
     return nullptr;
@@ -36,32 +24,11 @@ FileSystem* by_uri(const std::string& uri, std::unique_ptr<FileSystem>* guard, s
   return guard->get();
 }
 
-const rocksdb::FactoryFunc<FileSystem>& registered = rocksdb::ObjectLibrary::Default()->AddFactory<FileSystem>(
-    rocksdb::ObjectLibrary::PatternEntry("pagekeeper", false).AddSeparator("://", false), by_uri);
-
-}  // namespace
 }  // namespace pagekeeper_rocksdb
 
-namespace rocksdb {
-
-// Found before RocksDB's own where the library is preloaded.
-std::shared_ptr<FileSystem> FileSystem::Default() {
-  (void)pagekeeper_rocksdb::registered;
-  static auto* chosen = new std::shared_ptr<FileSystem>([] {
-    std::shared_ptr<FileSystem> own = pagekeeper_rocksdb::own_default();
-    const char* asked = std::getenv("PAGEKEEPER_ROCKSDB");
-    if (asked == nullptr || *asked == '\0' || own == nullptr) return own;
-    const std::string uri = std::string(asked) == "all" ? "pagekeeper://" : asked;
-    std::unique_ptr<FileSystem> made;
-    std::string why;
-    if (pagekeeper_rocksdb::by_uri(uri, &made, &why) == nullptr) {
-      // Said once; the program goes on as without.
-      std::fprintf(stderr, "pagekeeper: PAGEKEEPER_ROCKSDB=%s is not used: %s\n", asked, why.c_str());
-      return own;
-    }
-    return std::shared_ptr<FileSystem>(std::move(made));
-  }());
-  return *chosen;
+// RocksDB calls it where it is built with this among its plugins.
+int register_pagekeeper(rocksdb::ObjectLibrary& library, const std::string&) {
+  library.AddFactory<rocksdb::FileSystem>(rocksdb::ObjectLibrary::PatternEntry("pagekeeper", false).AddSeparator("://", false),
+                                          pagekeeper_rocksdb::make_by_uri);
+  return 1;
 }
-
-}  // namespace rocksdb

@@ -98,7 +98,7 @@ class TableReader : public rocksdb::FSRandomAccessFile {
     IOStatus begun = pending->begin(file_);
     if (!begun.ok()) return begun;
     *handle = pending.release();
-    *deleter = [](void* pending) { delete static_cast<PendingRead*>(pending); };
+    *deleter = [](void* begun_read) { delete static_cast<PendingRead*>(begun_read); };
     return begun;
   }
 

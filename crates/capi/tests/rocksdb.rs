@@ -1,9 +1,10 @@
 //! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the library preloaded, and a program that compares a database
 //! with a model in memory. The kernel is asked what is resident.
 
-use std::io::{BufRead as _, BufReader};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -164,6 +165,136 @@ fn a_full_disk_is_an_error_in_words_and_nothing_acknowledged_is_lost() {
     std::fs::remove_file(&filler).unwrap();
     let said = succeeded(&mut story(&directory, &["check", &last]));
     assert!(said.ends_with("right\n"), "{said}");
+}
+
+/// A story that says "ready", and waits for a line.
+struct Waiting {
+    story: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Waiting {
+    fn start(mut story: Command) -> Self {
+        let mut story = story.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(story.stdout.take().unwrap()).lines();
+        Self { story, lines }
+    }
+
+    /// Waits until it says so; what was wrong is on its standard error.
+    fn until(&mut self, said: &str) {
+        let line = self.lines.next().expect("the story goes on").unwrap();
+        assert_eq!(line, said);
+    }
+
+    fn go_on(&mut self) {
+        self.story.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.story.kill();
+        let _ = self.story.wait();
+    }
+}
+
+/// A file system that nothing is written to for a while; reads go on.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(point: &Path) -> Self {
+        succeeded(Command::new("fsfreeze").arg("--freeze").arg(point));
+        Self(point.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let thawed = Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
+        assert!(thawed.is_ok_and(|status| status.success()), "{} stays frozen", self.0.display());
+    }
+}
+
+/// The disk is a loop device over a file: what is cut off that file can't be read, and works again when it is back.
+#[test]
+fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_database() {
+    if !can_build() {
+        return;
+    }
+    let Some(mounted) = Mounted::new("ext4") else { return };
+    let directory = mounted.path().join("data");
+    std::fs::create_dir(&directory).unwrap();
+    let mut command = story(&directory, &["faults"]);
+    command.stderr(Stdio::inherit());
+    let mut story = Waiting::start(command);
+    story.until("ready");
+
+    // Nothing of the tables is dirty, and nothing is written while the device fails: it would be lost.
+    let frozen = Frozen::new(mounted.path());
+    let copy = mounted.image().with_extension("copy");
+    succeeded(Command::new("cp").arg("--sparse=always").arg(mounted.image()).arg(&copy));
+    let image = File::options().read(true).write(true).open(mounted.image()).unwrap();
+    let size = image.metadata().unwrap().len();
+    image.set_len(4096).unwrap();
+    story.go_on();
+    story.until("ready");
+
+    image.set_len(size).unwrap();
+    let mut put_back = Command::new("dd");
+    put_back.args(["bs=1M", "conv=notrunc,sparse", "status=none"]);
+    put_back.arg(format!("if={}", copy.display())).arg(format!("of={}", mounted.image().display()));
+    succeeded(&mut put_back);
+    drop(frozen);
+    story.go_on();
+    story.until("right");
+    assert!(story.story.wait().unwrap().success());
+    let checked = preloaded("ldb")
+        .arg("checkconsistency")
+        .arg(format!("--db={}", directory.join("db").display()))
+        .output()
+        .unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+}
+
+/// Bytes of logs in the kernel's page cache, and of all of them.
+fn resident_logs(directory: &Path) -> (u64, u64) {
+    let (mut resident, mut all) = (0, 0);
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "log") {
+            let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+            resident += residency(&file, 0..u64::MAX).unwrap().resident;
+            all += file.size();
+        }
+    }
+    (resident, all)
+}
+
+#[test]
+fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
+    if !can_build() {
+        return;
+    }
+    const MIB: u64 = 1 << 20;
+    for (uri, recycled, kept) in [
+        ("pagekeeper://?cache=2m", "0", false),
+        ("pagekeeper://?cache=2m", "2", true),
+        ("pagekeeper://?cache=2m&wal=keep", "0", true),
+    ] {
+        let dir = disk_dir();
+        let mut command = preloaded(&built().1);
+        command.arg(uri).arg(dir.path()).args(["log", recycled]).stderr(Stdio::inherit());
+        let mut story = Waiting::start(command);
+        story.until("ready");
+        // While it is open, its last page is being written to.
+        let (resident, all) = resident_logs(&dir.path().join("db"));
+        assert!(all > 24 * MIB, "{uri}, {recycled} recycled: logs of {all} bytes");
+        let wrong = format!("{uri}, {recycled} recycled: {resident} of {all} bytes are resident");
+        assert!(if kept { resident > 24 * MIB } else { resident < 4 * MIB }, "{wrong}");
+        story.go_on();
+        story.until("right");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // A RocksDB over pagekeeper's file system, compared with a model in memory. `story URI DIRECTORY SEED` does what databases do, at random: it ends with
 // "right". `story URI DIRECTORY write` commits with syncs until it is killed, and prints each number that was acknowledged; `story URI DIRECTORY check
-// LAST` looks whether all up to that are there.
+// LAST` looks whether all up to that are there. `story URI DIRECTORY faults` reads while its disk fails, and when it does not any more; `story URI
+// DIRECTORY log RECYCLED` writes a log of 24 MiB. These two say "ready" and wait for a line where their caller has something to do.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -204,6 +205,83 @@ struct World {
   }
 };
 
+void ready() {
+  std::printf("ready\n");
+  std::fflush(stdout);
+  char line[16];
+  require(std::fgets(line, sizeof line, stdin) != nullptr, "the caller went away");
+}
+
+// Whether a read failed as it should where the disk does: by an error of I/O that names a table and the system's words.
+bool has_failed(const Status& status) {
+  if (status.ok()) return false;
+  const std::string words = status.ToString();
+  require(status.IsIOError() && words.find("Input/output error") != std::string::npos && words.find(".sst") != std::string::npos, words.c_str());
+  return true;
+}
+
+// Tables of 16 MiB, of which a cache of 2 MiB has some.
+void faults(World& world) {
+  constexpr uint64_t keys = 8000;
+  auto key = [](uint64_t number) { return "number" + std::to_string(number); };
+  auto value = [](uint64_t number) { return std::string(2000, 'x') + std::to_string(number); };
+  for (uint64_t number = 0; number < keys; number++) check(world.db->Put(rocksdb::WriteOptions(), key(number), value(number)), "put");
+  check(world.db->Flush(rocksdb::FlushOptions()), "flush");
+  check(world.db->CompactRange(rocksdb::CompactRangeOptions(), nullptr, nullptr), "compact");
+  ready();
+  uint64_t failed = 0;
+  for (uint64_t number = 0; number < keys; number++) {
+    std::string found;
+    if (has_failed(world.db->Get(rocksdb::ReadOptions(), key(number), &found))) failed++;
+    else require(found == value(number), "another value than was put");
+  }
+  require(failed > 0, "no get failed");
+  uint64_t failed_of_many = 0;
+  for (uint64_t first = 0; first < keys; first += 50) {
+    std::vector<std::string> names;
+    for (uint64_t number = first; number < first + 50; number++) names.push_back(key(number));
+    std::vector<std::string> found;
+    const std::vector<rocksdb::Slice> slices(names.begin(), names.end());
+    const std::vector<Status> statuses = world.db->MultiGet(rocksdb::ReadOptions(), slices, &found);
+    for (uint64_t nth = 0; nth < statuses.size(); nth++) {
+      if (has_failed(statuses[nth])) failed_of_many++;
+      else require(found[nth] == value(first + nth), "many: another value than was put");
+    }
+  }
+  require(failed_of_many > 0, "no get of many failed");
+  for (const bool async : {false, true}) {
+    rocksdb::ReadOptions read;
+    read.async_io = async;
+    read.readahead_size = 1 << 20;
+    std::unique_ptr<rocksdb::Iterator> all(world.db->NewIterator(read));
+    for (all->SeekToFirst(); all->Valid(); all->Next())
+      require(all->value() == value(std::stoull(all->key().ToString().substr(6))), "iterate: another value than was put");
+    require(has_failed(all->status()), "a scan of a disk that fails ended well");
+  }
+  require(!world.db->VerifyChecksum().ok(), "all checksums of a disk that fails were right");
+  ready();
+  for (uint64_t number = 0; number < keys; number++) {
+    std::string found;
+    check(world.db->Get(rocksdb::ReadOptions(), key(number), &found), "get from a disk that works again");
+    require(found == value(number), "another value than was put");
+  }
+  check(world.db->VerifyChecksum(), "verify");
+  check(world.db->Put(rocksdb::WriteOptions(), "more", "more"), "put more");
+  check(world.db->Flush(rocksdb::FlushOptions()), "flush more");
+  check(world.db->CompactRange(rocksdb::CompactRangeOptions(), nullptr, nullptr), "compact more");
+}
+
+void log(World& world) {
+  rocksdb::WriteOptions sync;
+  sync.sync = true;
+  for (int nth = 0; nth < 24 * 8; nth++) {
+    check(world.db->Put(sync, "number" + std::to_string(nth), std::string(128 << 10, 'x')), "put");
+    // A small one makes the next begin inside a page.
+    check(world.db->Put(rocksdb::WriteOptions(), "small", "x"), "put a small one");
+  }
+  ready();
+}
+
 std::string of_number(uint64_t number) { return std::string(number % 3000, 'x') + std::to_string(number); }
 
 }  // namespace
@@ -240,6 +318,18 @@ int main(int argc, char** argv) {
       require(found == of_number(number), "another value than was written");
     }
     check(world.db->VerifyChecksum(), "verify");
+    std::printf("right\n");
+    return 0;
+  }
+  if (mode == "faults" || mode == "log") {
+    World world(argv[1], argv[2], 2);
+    if (mode == "log") {
+      world.options.write_buffer_size = 64 << 20;
+      world.options.wal_recovery_mode = rocksdb::WALRecoveryMode::kSkipAnyCorruptedRecords;
+      world.options.recycle_log_file_num = std::stoull(argv[4]);
+    }
+    world.open();
+    mode == "log" ? log(world) : faults(world);
     std::printf("right\n");
     return 0;
   }

@@ -1,0 +1,98 @@
+#include "log_writer.h"
+
+#include <atomic>
+#include <utility>
+
+namespace pagekeeper_rocksdb {
+namespace {
+
+using rocksdb::DataVerificationInfo;
+using rocksdb::FSWritableFile;
+using rocksdb::IODebugContext;
+using rocksdb::IOOptions;
+using rocksdb::IOStatus;
+using rocksdb::Slice;
+
+// Synced bytes that are released by one call: a call for each small commit would cost more than it gives.
+constexpr uint64_t kStep = uint64_t{1} << 20;
+// A release that ends inside a large folio leaves it: the next one begins so much before its end, the largest folio there is.
+constexpr uint64_t kLargestFolio = uint64_t{2} << 20;
+constexpr uint64_t kPage = 4096;
+
+// Released is advice by the descriptor that writes: it loses nothing, and that it fails is no error. The page that the next record goes
+// to stays. RocksDB may sync in one thread while it appends in another, so positions are atomic, and who moves `released_` on gives the advice.
+class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
+ public:
+  using rocksdb::FSWritableFileOwnerWrapper::FSWritableFileOwnerWrapper;
+
+  IOStatus Append(const Slice& data, const IOOptions& options, IODebugContext* dbg) override {
+    return counted(data.size(), target()->Append(data, options, dbg));
+  }
+  IOStatus Append(const Slice& data, const IOOptions& options, const DataVerificationInfo& verification, IODebugContext* dbg) override {
+    return counted(data.size(), target()->Append(data, options, verification, dbg));
+  }
+
+  IOStatus Sync(const IOOptions& options, IODebugContext* dbg) override {
+    const uint64_t written = written_.load();
+    return synced(written, target()->Sync(options, dbg));
+  }
+  IOStatus Fsync(const IOOptions& options, IODebugContext* dbg) override {
+    const uint64_t written = written_.load();
+    return synced(written, target()->Fsync(options, dbg));
+  }
+
+  // wal_bytes_per_sync: what the call before this one has begun to write is on the disk by now, as a rule. What is not stays for the next.
+  IOStatus RangeSync(uint64_t offset, uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
+    IOStatus begun = target()->RangeSync(offset, size, options, dbg);
+    if (begun.ok()) release(begun_.exchange(offset + size));
+    return begun;
+  }
+
+  IOStatus Close(const IOOptions& options, IODebugContext* dbg) override {
+    // No more is written to the last page.
+    if (synced_.load() == written_.load()) target()->InvalidateCache(0, 0).PermitUncheckedError();
+    return target()->Close(options, dbg);
+  }
+
+ private:
+  IOStatus counted(size_t size, IOStatus appended) {
+    if (appended.ok()) written_ += size;
+    return appended;
+  }
+
+  IOStatus synced(uint64_t written, IOStatus outcome) {
+    if (outcome.ok()) {
+      synced_ = written;
+      release(written);
+    }
+    return outcome;
+  }
+
+  void release(uint64_t end) {
+    end -= end % kPage;
+    uint64_t from = released_.load();
+    if (end < from + kStep || !released_.compare_exchange_strong(from, end)) return;
+    const uint64_t first = from > kLargestFolio ? from - kLargestFolio : 0;
+    target()->InvalidateCache(first, end - first).PermitUncheckedError();
+  }
+
+  std::atomic<uint64_t> written_{0};
+  std::atomic<uint64_t> synced_{0};
+  std::atomic<uint64_t> begun_{0};
+  std::atomic<uint64_t> released_{0};
+};
+
+}  // namespace
+
+bool is_log(const std::string& path) {
+  const std::string end = ".log";
+  if (path.size() <= end.size() || path.compare(path.size() - end.size(), end.size(), end) != 0) return false;
+  const char before = path[path.size() - end.size() - 1];
+  return before >= '0' && before <= '9';
+}
+
+std::unique_ptr<FSWritableFile> release_behind(std::unique_ptr<FSWritableFile>&& target) {
+  return std::make_unique<LogWriter>(std::move(target));
+}
+
+}  // namespace pagekeeper_rocksdb

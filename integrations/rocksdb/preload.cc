@@ -1,0 +1,53 @@
+// As a library that is preloaded: makes RocksDB know "pagekeeper://" as soon as it is loaded, and, where PAGEKEEPER_ROCKSDB is set, takes the
+// place of the default file system: "all", or a URI with settings.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include <rocksdb/file_system.h>
+#include <rocksdb/utilities/object_registry.h>
+
+#include "pagekeeper_fs.h"
+
+namespace pagekeeper_rocksdb {
+
+using rocksdb::FileSystem;
+
+std::shared_ptr<FileSystem> own_file_system() {
+  using Default = std::shared_ptr<FileSystem> (*)();
+  static const auto next = reinterpret_cast<Default>(dlsym(RTLD_NEXT, "_ZN7rocksdb10FileSystem7DefaultEv"));
+  return next == nullptr ? nullptr : next();
+}
+
+namespace {
+const int registered = register_pagekeeper(*rocksdb::ObjectLibrary::Default(), "");
+}  // namespace
+
+}  // namespace pagekeeper_rocksdb
+
+namespace rocksdb {
+
+// Found before RocksDB's own where the library is preloaded.
+std::shared_ptr<FileSystem> FileSystem::Default() {
+  (void)pagekeeper_rocksdb::registered;
+  static auto* chosen = new std::shared_ptr<FileSystem>([] {
+    std::shared_ptr<FileSystem> own = pagekeeper_rocksdb::own_file_system();
+    const char* asked = std::getenv("PAGEKEEPER_ROCKSDB");
+    if (asked == nullptr || *asked == '\0' || own == nullptr) return own;
+    const std::string uri = std::string(asked) == "all" ? "pagekeeper://" : asked;
+    std::unique_ptr<FileSystem> made;
+    std::string why;
+    if (pagekeeper_rocksdb::make_by_uri(uri, &made, &why) == nullptr) {
+      // Said once; the program goes on as without.
+      std::fprintf(stderr, "pagekeeper: PAGEKEEPER_ROCKSDB=%s is not used: %s\n", asked, why.c_str());
+      return own;
+    }
+    return std::shared_ptr<FileSystem>(std::move(made));
+  }());
+  return *chosen;
+}
+
+}  // namespace rocksdb
