@@ -27,6 +27,7 @@ mod pressure;
 mod recovery;
 mod release;
 mod report;
+mod rocksdb;
 mod rounds;
 mod scan;
 mod scratch;
@@ -118,6 +119,8 @@ enum Bench {
     },
     /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
     Bulk(Options),
+    /// Gets of RocksDB with pagekeeper's page cache, the kernel's, and RocksDB's block caches, in the same memory; as root
+    Rocksdb(Options),
     /// What run adds to calls that no rule concerns, to the start of a process, and to a stream's read
     #[command(alias = "shim")]
     Preload(Options),
@@ -314,6 +317,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
+        Bench::Rocksdb(options) => bench("rocksdb", &options, |run| rocksdb::run(run, options.rounds)),
         Bench::Preload(options) => bench("preload", &options, |run| preload::run(run, options.rounds)),
         Bench::PreloadChild(arguments) => preload::be_timed(&arguments),
         Bench::Trace(options) => bench("trace", &options, trace::run),

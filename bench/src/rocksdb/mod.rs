@@ -1,0 +1,382 @@
+//! `rocksdb`: Debian's `db_bench` with its tables in pagekeeper's page cache, in the kernel's (buffered, mapped), and in
+//! RocksDB's own block caches over direct reads, with the same memory for all.
+//!
+//! Invariants: a memory cgroup of one size holds process and page cache of every sample; each sample begins with a copy of
+//! one database of which nothing is cached, and is read once before it counts. Caches that have a size get all of the
+//! group but what the process itself needs. Fails in plain words without root, `db_bench` or the library.
+
+mod program;
+mod subjects;
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::Run;
+use crate::data::MIB;
+use crate::peers::Program;
+use crate::pressure::group::Groups;
+use crate::report::Unit;
+use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
+use crate::scratch::Stop;
+use program::Measured;
+use subjects::{BUFFERED, BUFFERED_ALONE, DIRECT_CLOCK, DIRECT_LRU, MMAP, OURS, WAYS, Way};
+
+/// What the process needs beside its caches: code, memtables, filters, stacks.
+const OWN_BYTES: u64 = 48 * MIB;
+const VALUE_BYTES: u64 = 400;
+const KEY_BYTES: u64 = 16;
+/// Keys of a batch of multireadrandom. `db_bench` fills by whole batches.
+const BATCH: u64 = 32;
+
+/// The benchmarks whose gets or seeks are counted, by `db_bench`'s names.
+const READS: [&str; 3] = ["readrandom", "multireadrandom", "seekrandom"];
+/// Gets beside one thread that puts, and with that flushes and compactions.
+const BESIDE_PUTS: &str = "readwhilewriting";
+
+/// How large all is.
+#[derive(Debug, Clone, Copy)]
+struct Scale {
+    /// Of the cgroup, in bytes.
+    limit: u64,
+    /// Seconds of a benchmark.
+    seconds: u64,
+    rounds: usize,
+}
+
+/// One database and what is done with it.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    /// Bytes of keys and values, in halves of the memory.
+    halves: u64,
+    /// By RocksDB's name.
+    compression: &'static str,
+    reads: &'static [&'static str],
+    /// Whether it is read beside puts, too.
+    beside_puts: bool,
+}
+
+const FULL: [Case; 6] = [
+    Case { halves: 1, compression: "none", reads: &READS, beside_puts: true },
+    Case { halves: 2, compression: "none", reads: &READS, beside_puts: false },
+    Case { halves: 8, compression: "none", reads: &READS, beside_puts: true },
+    Case { halves: 1, compression: "lz4", reads: &READS, beside_puts: false },
+    Case { halves: 2, compression: "lz4", reads: &READS, beside_puts: false },
+    Case { halves: 8, compression: "lz4", reads: &READS, beside_puts: false },
+];
+const QUICK: [Case; 2] = [
+    Case { halves: 1, compression: "none", reads: &["readrandom"], beside_puts: false },
+    Case { halves: 8, compression: "none", reads: &["readrandom"], beside_puts: false },
+];
+
+impl Case {
+    fn name(self) -> String {
+        let compression = if self.compression == "none" { "uncompressed" } else { "LZ4" };
+        format!("data {} x the memory, {compression}", self.halves as f64 / 2.0)
+    }
+
+    fn keys(self, limit: u64) -> u64 {
+        (limit * self.halves / 2 / (KEY_BYTES + VALUE_BYTES)).next_multiple_of(BATCH)
+    }
+}
+
+/// Runs it; `rounds` is what the command line asks for.
+pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
+    let mut scale = if run.quick {
+        Scale { limit: 192 * MIB, seconds: 1, rounds: 3 }
+    } else {
+        Scale { limit: 256 * MIB, seconds: 2, rounds: 3 }
+    };
+    scale.rounds = rounds.map_or(scale.rounds, usize::from);
+    let Some(db_bench) = run.peer("db_bench") else {
+        // Everything here is done by it.
+        return Ok(());
+    };
+    let library = library()?;
+    let groups = Groups::find()?;
+    let cases: &[Case] = if run.quick { &QUICK } else { &FULL };
+    let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.in_quick || !run.quick).collect();
+    note(run, scale, &groups, &ways);
+    let largest = cases.iter().map(|case| case.halves).max().unwrap_or(0);
+    // While it is filled it is merged once.
+    run.scratch.require_space(scale.limit * largest / 2 * 3)?;
+    let stop = run.stop.clone();
+    let place = SampleSetup {
+        groups,
+        scale,
+        db_bench,
+        library,
+        scratch: run.scratch.path().to_path_buf(),
+        stop,
+        first_seed: run.random.next_u64() >> 32,
+    };
+    for &case in cases {
+        run.say(&format!("{}: filling it", case.name()))?;
+        let database = place.fill(case)?;
+        run.say(&format!("{}: {} MiB of tables", case.name(), program::table_bytes(&database)? / MIB))?;
+        read(run, &place, &ways, case, &database)?;
+        if case.beside_puts {
+            run.say(&format!("{}: beside puts", case.name()))?;
+            beside_puts(run, &place, &ways, case, &database)?;
+        }
+        std::fs::remove_dir_all(&database).context("can't remove the database")?;
+    }
+    Ok(())
+}
+
+/// The library, where `make rocksdb-plugin` puts it.
+fn library() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("can't find this program")?;
+    let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
+    let path = target.join("rocksdb/librocksdb_pagekeeper.so");
+    ensure!(path.is_file(), "there is no {}; build it: make rocksdb-plugin", path.display());
+    Ok(path)
+}
+
+fn note(run: &mut Run, scale: Scale, groups: &Groups, ways: &[Way]) {
+    let budget = budget(scale);
+    run.note(&format!(
+        "a memory cgroup (version {}) of {} MiB for process and page cache together; caches have {} MiB of them, block caches three quarters of that and the allocator's overhead",
+        groups.version(),
+        scale.limit / MIB,
+        budget / MIB
+    ));
+    if run.quick {
+        run.note("quick: readrandom alone, two sizes, uncompressed, four subjects; without --quick also multireadrandom, seekrandom, readwhilewriting, LZ4, mmap");
+    }
+    run.note("Debian builds RocksDB with its assertions, for all subjects alike, and without io_uring");
+    let all = "KIND".to_owned();
+    run.note(&format!("all: db_bench {}", common(1, "DATABASE", &all, scale.seconds).join(" ")));
+    for way in ways {
+        let preload = if way.is_ours { "LD_PRELOAD=librocksdb_pagekeeper.so " } else { "" };
+        run.note(&format!("{}: {preload}… {}", way.name, way.options(budget).join(" ")));
+    }
+}
+
+fn budget(scale: Scale) -> u64 {
+    scale.limit - OWN_BYTES
+}
+
+/// The options that all have.
+fn common(keys: u64, database: &str, compression: &str, seconds: u64) -> Vec<String> {
+    let mut options = vec![
+        format!("--db={database}"),
+        format!("--num={keys}"),
+        format!("--key_size={KEY_BYTES}"),
+        format!("--value_size={VALUE_BYTES}"),
+        format!("--compression_type={compression}"),
+        format!("--duration={seconds}"),
+        format!("--batch_size={BATCH}"),
+    ];
+    let fixed = [
+        "--bloom_bits=10",
+        "--threads=4",
+        "--seek_nexts=10",
+        "--multiread_batched=true",
+        "--write_buffer_size=4194304",
+        "--max_bytes_for_level_base=33554432",
+        "--benchmark_write_rate_limit=8000000",
+        "--histogram=true",
+    ];
+    options.extend(fixed.map(str::to_owned));
+    options
+}
+
+/// Where all samples are taken.
+struct SampleSetup {
+    groups: Groups,
+    scale: Scale,
+    db_bench: Program,
+    library: PathBuf,
+    scratch: PathBuf,
+    stop: Stop,
+    first_seed: u64,
+}
+
+impl SampleSetup {
+    /// A database with all its keys, in its last level, by RocksDB's own file system.
+    fn fill(&self, case: Case) -> Result<PathBuf> {
+        let database = self.scratch.join("database");
+        let path = database.to_str().context("the path is not UTF-8")?;
+        let mut arguments = common(case.keys(self.scale.limit), path, case.compression, 0);
+        let filled = ["--threads=1", "--disable_wal=true", "--benchmark_write_rate_limit=0"];
+        arguments.extend(filled.map(str::to_owned));
+        arguments.push("--write_buffer_size=33554432".to_owned());
+        arguments.push("--benchmarks=fillseq,compact".to_owned());
+        program::run(&self.db_bench, None, None, &arguments, &self.scratch.join("fill"), &self.stop)?;
+        // What is dirty can't be dropped.
+        rustix::fs::sync();
+        Ok(database)
+    }
+
+    /// One sample: what `db_bench` prints of these benchmarks.
+    fn sample(&self, way: &Way, case: Case, database: &Path, round: u64, benchmarks: &str) -> Result<String> {
+        let copy = self.scratch.join("copy");
+        program::copy(database, &copy)?;
+        program::cool(&copy)?;
+        let keys = case.keys(self.scale.limit);
+        let path = copy.to_str().context("the path is not UTF-8")?;
+        let mut arguments = common(keys, path, case.compression, self.scale.seconds);
+        arguments.extend(way.options(budget(self.scale)));
+        // The same keys for all of a round; 0 would be the clock.
+        arguments.push(format!("--seed={}", self.first_seed + round + 1));
+        arguments.push("--use_existing_db=true".to_owned());
+        arguments.push(format!("--benchmarks={benchmarks}"));
+        if benchmarks.contains(BESIDE_PUTS) {
+            arguments.push("--statistics=true".to_owned());
+        }
+        let group = self.groups.create(self.scale.limit)?;
+        let library = way.is_ours.then_some(self.library.as_path());
+        let output = self.scratch.join("db_bench");
+        let out = program::run(&self.db_bench, Some(&group), library, &arguments, &output, &self.stop)?;
+        drop(group);
+        std::fs::remove_dir_all(&copy).context("can't remove the copy")?;
+        Ok(out)
+    }
+}
+
+/// One after the other: all is read once, then the first of them runs without being counted.
+fn read(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, database: &Path) -> Result<()> {
+    let first = case.reads.first().copied().unwrap_or_default();
+    let benchmarks = format!("readseq,{first},{}", case.reads.join(","));
+    let parse = |out: &str| case.reads.iter().map(|name| program::measured_in(out, name)).collect();
+    let seen = samples(run, place, ways, case, database, &benchmarks, parse)?;
+    for (nth, name) in case.reads.iter().enumerate() {
+        let figure =
+            |of: fn(&Measured) -> f64| figures(ways, &seen, |sample: &Vec<Measured>| of(&sample[nth]));
+        let title = format!("{name}, {}", case.name());
+        let rates = figure(|measured| measured.per_second);
+        run.report.add_case(&title, Unit::OperationsPerSecond, &rates);
+        let of_one = if *name == "multireadrandom" { "a batch, p50" } else { "p50" };
+        let title = format!("{title}: {of_one}");
+        run.report.add_case(&title, Unit::Microseconds, &figure(|measured| measured.p50_us));
+        if let Some(ratio) = ratio_name(name, case) {
+            let best = best(&rates, &[BUFFERED, BUFFERED_ALONE, DIRECT_LRU, DIRECT_CLOCK]);
+            run.report.add_ratio(ratio, Unit::OperationsPerSecond, &rates, OURS, best);
+        }
+        if let Some(ratio) = mmap_ratio_name(name, case) {
+            run.report.add_ratio(ratio, Unit::OperationsPerSecond, &rates, OURS, MMAP);
+        }
+    }
+    Ok(())
+}
+
+/// Gets beside puts that have the database flush and merge.
+fn beside_puts(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, database: &Path) -> Result<()> {
+    let benchmarks = format!("readseq,{BESIDE_PUTS}");
+    let parse = |out: &str| Ok((program::measured_in(out, BESIDE_PUTS)?, program::longest_put_ms(out)?));
+    let seen = samples(run, place, ways, case, database, &benchmarks, parse)?;
+    let title = format!("{BESIDE_PUTS}, {}", case.name());
+    let rates = figures(ways, &seen, |(measured, _)| measured.per_second);
+    let p999 = figures(ways, &seen, |(measured, _)| measured.p999_us);
+    let longest = figures(ways, &seen, |(_, put)| *put);
+    let report = &mut run.report;
+    report.add_case(&title, Unit::OperationsPerSecond, &rates);
+    report.add_case(&format!("{title}: get p99.9"), Unit::Microseconds, &p999);
+    report.add_case(&format!("{title}: the longest put"), Unit::Milliseconds, &longest);
+    if case.halves > 2 {
+        report.add_ratio("rocksdb_p999_vs_buffered", Unit::Microseconds, &p999, OURS, BUFFERED);
+        report.add_ratio("rocksdb_max_put_vs_direct", Unit::Milliseconds, &longest, OURS, DIRECT_LRU);
+    }
+    Ok(())
+}
+
+/// All ways in turn, round by round: for each way a sample of each round.
+fn samples<T>(
+    run: &mut Run,
+    place: &SampleSetup,
+    ways: &[Way],
+    case: Case,
+    database: &Path,
+    benchmarks: &str,
+    parse: impl Fn(&str) -> Result<T>,
+) -> Result<Vec<Vec<T>>> {
+    let seen: Vec<RefCell<Vec<T>>> = ways.iter().map(|_| RefCell::default()).collect();
+    let (began, parse) = (run.began, &parse);
+    let mut subjects: Vec<Subject> = ways
+        .iter()
+        .zip(&seen)
+        .map(|(way, seen)| {
+            Subject::new(way.name, move || {
+                eprintln!("{:>5.1} s  {}", began.elapsed().as_secs_f64(), way.name);
+                let round = seen.borrow().len() as u64;
+                let out = place.sample(way, case, database, round, benchmarks)?;
+                seen.borrow_mut().push(parse(&out)?);
+                Ok(0.0)
+            })
+        })
+        .collect();
+    let plan = Plan { rounds: place.scale.rounds, until: None, warm_up: false };
+    run_rounds(&mut subjects, plan, &mut run.random, &place.stop)?;
+    drop(subjects);
+    Ok(seen.into_iter().map(RefCell::into_inner).collect())
+}
+
+fn figures<T>(ways: &[Way], seen: &[Vec<T>], of: impl Fn(&T) -> f64) -> Vec<Samples> {
+    let of_way =
+        |(way, seen): (&Way, &Vec<T>)| Samples { subject: way.name, values: seen.iter().map(&of).collect() };
+    ways.iter().zip(seen).map(of_way).collect()
+}
+
+/// The fastest of these subjects, by its median.
+fn best(rates: &[Samples], of: &[&'static str]) -> &'static str {
+    let peers = rates.iter().filter(|samples| of.contains(&samples.subject));
+    let rate = |samples: &&Samples| median(&samples.values).unwrap_or(0.0);
+    peers.max_by(|a, b| rate(a).total_cmp(&rate(b))).map_or("", |samples| samples.subject)
+}
+
+fn ratio_name(benchmark: &str, case: Case) -> Option<&'static str> {
+    match (benchmark, case.halves, case.compression) {
+        ("readrandom", 1, "none") => Some("rocksdb_fits_vs_best_peer"),
+        ("readrandom", 1, "lz4") => Some("rocksdb_fits_lz4_vs_best_peer"),
+        ("readrandom", 2, "none") => Some("rocksdb_1x_vs_best_peer"),
+        ("readrandom", 8, "none") => Some("rocksdb_4x_vs_best_peer"),
+        ("readrandom", 8, "lz4") => Some("rocksdb_4x_lz4_vs_best_peer"),
+        ("multireadrandom", 1, "none") => Some("rocksdb_fits_multi_vs_best_peer"),
+        ("multireadrandom", 8, "none") => Some("rocksdb_4x_multi_vs_best_peer"),
+        ("seekrandom", 1, "none") => Some("rocksdb_fits_seek_vs_best_peer"),
+        ("seekrandom", 8, "none") => Some("rocksdb_4x_seek_vs_best_peer"),
+        _ => None,
+    }
+}
+
+fn mmap_ratio_name(benchmark: &str, case: Case) -> Option<&'static str> {
+    match (benchmark, case.halves, case.compression) {
+        ("readrandom", 1, "none") => Some("rocksdb_fits_vs_mmap"),
+        ("readrandom", 8, "none") => Some("rocksdb_4x_vs_mmap"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_of_the_peers_is_the_one_with_the_greatest_median() {
+        let of = |subject, values: &[f64]| Samples { subject, values: values.to_vec() };
+        let rates = [
+            of(OURS, &[9.0, 9.0, 9.0]),
+            of(BUFFERED, &[1.0, 2.0, 8.0]),
+            of(DIRECT_LRU, &[3.0, 3.0, 1.0]),
+            of(MMAP, &[5.0, 5.0, 5.0]),
+        ];
+        assert_eq!(best(&rates, &[BUFFERED, DIRECT_LRU]), DIRECT_LRU);
+        assert_eq!(best(&rates, &[]), "");
+    }
+
+    #[test]
+    fn all_subjects_have_the_same_memory() {
+        for way in WAYS {
+            let sizes: u64 = way
+                .options(64 * MIB)
+                .iter()
+                .filter_map(|option| option.rsplit_once('=')?.1.parse::<u64>().ok())
+                .sum();
+            let by_kernel = [BUFFERED, BUFFERED_ALONE, MMAP].contains(&way.name);
+            assert_eq!(sizes <= 8 * MIB, by_kernel, "{}: {sizes}", way.name);
+            assert!(by_kernel || (48 * MIB..=64 * MIB).contains(&sizes), "{}: {sizes}", way.name);
+        }
+    }
+}
