@@ -81,6 +81,9 @@ pub(super) fn run(
         Some(group) => group.command("setpriv"),
         None => Command::new("setpriv"),
     };
+    // An allocator that keeps memory of its own for each thread takes as much again for a block cache as that has: with it
+    // db_bench is killed for want of memory.
+    command.env("MALLOC_ARENA_MAX", "1");
     command.args(["--pdeathsig=KILL", "--"]);
     // Set behind the shell that enters the group, which is not to have it.
     if let Some(library) = library {

@@ -62,7 +62,6 @@ pub(super) const WAYS: [Way; 7] = [
 ];
 
 /// Of a block cache that has `bytes` of memory: each block is an allocation of its own, which costs room between them.
-/// Without that, those with an LRU cache run out of memory.
 fn blocks(bytes: u64) -> u64 {
     bytes / 4 * 3
 }
