@@ -12,6 +12,7 @@ use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_testing::{Mounted, disk_dir, skip};
 
 const URI: &str = "pagekeeper://?cache=2m";
+const MIB: u64 = 1 << 20;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -276,7 +277,6 @@ fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
     if !can_build() {
         return;
     }
-    const MIB: u64 = 1 << 20;
     for (uri, recycled, kept) in [
         ("pagekeeper://?cache=2m", "0", false),
         ("pagekeeper://?cache=2m", "2", true),
