@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,12 @@ capi: ## the C library, into target/capi: headers, shared and static library, pk
 
 rocksdb-plugin: ## a file system for the installed RocksDB, into target/rocksdb (needs librocksdb-dev)
 	@scripts/build-rocksdb.sh "$(TARGET)/rocksdb"
+
+sqlite-plugin: ## a VFS for SQLite, into target/sqlite: commits by one sync of a log
+	@scripts/build-sqlite.sh "$(TARGET)/sqlite"
+
+install-sqlite: ## the same, into lib/pagekeeper (PREFIX=/usr/local, DESTDIR=)
+	@scripts/build-sqlite.sh "$(DESTDIR)$(PREFIX)/lib/pagekeeper"
 
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"

@@ -26,7 +26,7 @@ PATH=$PATH:$tools/bin
 if ! command -v cargo-machete >/dev/null; then
     "$cargo" install --quiet --locked --root "$tools" cargo-machete@0.9.2
 fi
-cargo-machete bench crates docs fuzz
+cargo-machete bench crates docs fuzz integrations/sqlite
 
 "$cargo" fmt --all --check
 "$cargo" fmt --manifest-path bench/Cargo.toml --check

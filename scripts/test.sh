@@ -42,7 +42,7 @@ stories=(--test commands --test databases --test docs --test preload)
 random=(--test random_input)
 alone=(--test host)
 crates=(--lib --bins)
-for test in crates/*/tests/{*.rs,*/main.rs}; do
+for test in {crates,integrations}/*/tests/{*.rs,*/main.rs}; do
     [ -e "$test" ] || continue
     test=$(basename "${test%/main.rs}" .rs)
     [ "$test" = "${random[1]}" ] || crates+=(--test "$test")

@@ -1,0 +1,276 @@
+//! The files that SQLite has open through this VFS: databases, and their journals.
+//!
+//! Each call takes the database's state for as long as it works on it; pages are read past it, from the connection's own file.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::abi::{self, Code};
+use crate::database::{self, Database, Read};
+use crate::glue::{Opened, string};
+use crate::journal::{Journal, Means, meaning};
+use crate::locks::Level;
+use crate::real::{RealFile, RealVfs};
+
+/// A database, as one connection has it open.
+pub(crate) struct DatabaseFile {
+    database: Arc<Database>,
+    connection: u64,
+    file: RealFile,
+}
+
+impl DatabaseFile {
+    /// Takes a file that the VFS beneath has opened by this name.
+    pub(crate) fn new(vfs: RealVfs, name: &CStr, file: RealFile) -> Result<Self, Code> {
+        let (database, connection) = Database::open(vfs, name)?;
+        Ok(Self { database, connection, file })
+    }
+
+    /// A PRAGMA of this VFS: what it answers, and whether that is an error. `None` for SQLite's own.
+    fn pragma(&mut self, name: &str, value: Option<&str>) -> Option<(Code, String)> {
+        let mut state = self.database.state();
+        match name.to_ascii_lowercase().as_str() {
+            "journal_mode" if value.is_some_and(|value| value.eq_ignore_ascii_case("wal")) => {
+                let why = "pagekeeper: WAL mode is refused: commits are in a log already; use DELETE, TRUNCATE, PERSIST or MEMORY";
+                Some((abi::ERROR, why.to_owned()))
+            }
+            "pagekeeper" => Some((abi::OK, state.status())),
+            "pagekeeper_release" => match state.release() {
+                Ok(()) => Some((abi::OK, state.status())),
+                Err(abi::BUSY) => Some((abi::BUSY, "pagekeeper: a transaction is open".to_owned())),
+                Err(code) => Some((code, state.status())),
+            },
+            _ => None,
+        }
+    }
+}
+
+impl Opened for DatabaseFile {
+    fn close(self) -> Result<(), Code> {
+        // Before the connection's file: the VFS beneath keeps a descriptor as long as the file is locked.
+        self.database.close(self.connection)
+    }
+
+    fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code> {
+        let how = self.database.state().read(self.connection, buffer, offset)?;
+        match how {
+            Read::Done { is_whole } => Ok(is_whole),
+            Read::File { upto } => {
+                let is_whole = self.file.read(buffer, offset)?;
+                Ok(database::cut(buffer, offset, upto) && is_whole)
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code> {
+        self.database.state().write(&self.database.places, self.connection, bytes, offset)
+    }
+
+    fn truncate(&mut self, size: u64) -> Result<(), Code> {
+        self.database.state().truncate(&self.database.places, self.connection, size)
+    }
+
+    fn sync(&mut self) -> Result<(), Code> {
+        self.database.state().sync()
+    }
+
+    fn size(&mut self) -> Result<u64, Code> {
+        let size = self.database.state().file_size(self.connection);
+        size.map_or_else(|| self.file.size(), Ok)
+    }
+
+    fn lock(&mut self, level: c_int) -> Result<(), Code> {
+        self.database.state().lock(&self.database.places, self.connection, Level::of(level))
+    }
+
+    fn unlock(&mut self, level: c_int) -> Result<(), Code> {
+        self.database.state().unlock(self.connection, Level::of(level))
+    }
+
+    fn is_reserved(&mut self) -> Result<bool, Code> {
+        self.database.state().is_reserved()
+    }
+
+    #[allow(unsafe_code, reason = "what an argument is follows from the control's number")]
+    unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code {
+        match op {
+            abi::FCNTL_LOCKSTATE => {
+                // SAFETY: SQLite gives the place of a number with this control.
+                unsafe { *argument.cast::<c_int>() = self.database.state().level(self.connection) as c_int };
+                abi::OK
+            }
+            abi::FCNTL_SIZE_HINT => abi::OK,
+            abi::FCNTL_VFSNAME => {
+                // SAFETY: SQLite gives the place of a string that it frees.
+                unsafe { *argument.cast::<*mut c_char>() = string("pagekeeper/unix") };
+                abi::OK
+            }
+            abi::FCNTL_PRAGMA => {
+                let parts = argument.cast::<*mut c_char>();
+                // SAFETY: SQLite gives three strings: the answer's place, a name, and a value or NULL.
+                let (name, value) = unsafe {
+                    let value = *parts.add(2);
+                    let value = (!value.is_null()).then(|| CStr::from_ptr(value));
+                    (CStr::from_ptr(*parts.add(1)), value)
+                };
+                let (Ok(name), value) = (name.to_str(), value.and_then(|value| value.to_str().ok())) else {
+                    return abi::NOTFOUND;
+                };
+                let Some((code, answer)) = self.pragma(name, value) else { return abi::NOTFOUND };
+                // SAFETY: as above.
+                unsafe { *parts = string(&answer) };
+                code
+            }
+            abi::FCNTL_LAST_ERRNO
+            | abi::FCNTL_POWERSAFE_OVERWRITE
+            | abi::FCNTL_TEMPFILENAME
+            | abi::FCNTL_HAS_MOVED => {
+                // SAFETY: passed on as it came.
+                unsafe { self.file.control(op, argument) }
+            }
+            _ => abi::NOTFOUND,
+        }
+    }
+}
+
+/// A journal: our own, or one that another VFS left, which is rolled back once.
+pub(crate) struct JournalFile {
+    database: Arc<Database>,
+    real: Option<RealFile>,
+}
+
+impl JournalFile {
+    /// A journal of our own; gives the database back where there is none, and none may be made.
+    pub(crate) fn own(database: Arc<Database>, create: bool) -> Result<Self, Arc<Database>> {
+        let mut state = database.state();
+        if create {
+            state.journal().get_or_insert_default();
+        }
+        let is_there = state.journal().is_some();
+        drop(state);
+        if is_there { Ok(Self { database, real: None }) } else { Err(database) }
+    }
+
+    /// One that another VFS left, as the VFS beneath has it open.
+    pub(crate) fn left(database: Arc<Database>, real: RealFile) -> Self {
+        if real.is_writable {
+            database.state().set_real_journal(true);
+        }
+        Self { database, real: Some(real) }
+    }
+
+    /// Ends the transaction, or the rolling back of one: what of it is to last is in the log when this returns.
+    fn end(&mut self) -> Result<(), Code> {
+        let mut state = self.database.state();
+        state.end_journal()?;
+        if let Some(mut real) = self.real.take() {
+            // For good: were it found again, it would undo what is committed from now on.
+            real.truncate(0)?;
+            real.sync()?;
+            state.set_real_journal(false);
+        }
+        Ok(())
+    }
+
+    fn with<T>(&mut self, what: impl FnOnce(&mut Journal, &Path) -> std::io::Result<T>) -> Result<T, Code> {
+        let beside = self.database.places.directory.parent().unwrap_or(Path::new("/"));
+        let mut state = self.database.state();
+        what(state.journal().get_or_insert_default(), beside).map_err(|error| match error.kind() {
+            std::io::ErrorKind::StorageFull => abi::FULL,
+            _ => abi::IOERR_WRITE,
+        })
+    }
+}
+
+impl Opened for JournalFile {
+    fn close(self) -> Result<(), Code> {
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code> {
+        match &mut self.real {
+            Some(real) => real.read(buffer, offset),
+            None => self.with(|journal, _| journal.read(buffer, offset)),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code> {
+        match meaning(bytes, offset) {
+            Means::End => self.end()?,
+            Means::SeveralFiles => {
+                let why =
+                    "a transaction over several databases is refused: this VFS can't commit them as one";
+                return Err(self.database.state().refuse(abi::CANTOPEN, why));
+            }
+            Means::Begin => self.with(|journal, _| {
+                journal.is_live = true;
+                Ok(())
+            })?,
+            Means::Nothing => {}
+        }
+        match &mut self.real {
+            Some(real) => real.write(bytes, offset),
+            None => self.with(|journal, beside| journal.write(bytes, offset, beside)),
+        }
+    }
+
+    fn truncate(&mut self, size: u64) -> Result<(), Code> {
+        if size == 0 {
+            self.end()?;
+        }
+        match &mut self.real {
+            Some(real) => real.truncate(size),
+            None => self.with(|journal, _| journal.truncate(size)),
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), Code> {
+        // Nobody reads our own after a crash.
+        self.real.as_mut().map_or(Ok(()), RealFile::sync)
+    }
+
+    fn size(&mut self) -> Result<u64, Code> {
+        match &mut self.real {
+            Some(real) => real.size(),
+            None => self.with(|journal, _| journal.size()),
+        }
+    }
+
+    fn lock(&mut self, _level: c_int) -> Result<(), Code> {
+        Ok(())
+    }
+
+    fn unlock(&mut self, _level: c_int) -> Result<(), Code> {
+        Ok(())
+    }
+
+    fn is_reserved(&mut self) -> Result<bool, Code> {
+        Ok(false)
+    }
+
+    #[allow(unsafe_code, reason = "the trait's")]
+    unsafe fn control(&mut self, _op: c_int, _argument: *mut c_void) -> Code {
+        abi::NOTFOUND
+    }
+}
+
+/// Deletes a journal: the commit, in the usual mode.
+pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, sync: bool) -> Result<(), Code> {
+    let mut state = database.state();
+    state.end_journal()?;
+    let was_own = state.journal().take().is_some();
+    let must_last = state.has_real_journal();
+    match vfs.delete(name, sync || must_last) {
+        Err(abi::IOERR_DELETE_NOENT) if was_own => {}
+        deleted => deleted?,
+    }
+    state.set_real_journal(false);
+    Ok(())
+}
+
+/// Whether a journal is there that SQLite has to look at.
+pub(crate) fn journal_exists(vfs: RealVfs, database: &Database, name: &CStr) -> Result<bool, Code> {
+    let is_live = database.state().journal().as_ref().is_some_and(|journal| journal.is_live);
+    if is_live { Ok(true) } else { vfs.exists(name) }
+}

@@ -1,0 +1,436 @@
+//! Where C meets Rust: the tables of functions that SQLite calls, and the few that are called of it.
+//!
+//! Invariants: `sqlite3_file` memory that SQLite gives holds either a file of the VFS beneath, which sets its own methods, or a [`Handle`] to a box of
+//! ours, freed by `xClose` alone. One thread at a time is in a file, which SQLite sees to. A panic ends the process, as every `extern "C"` does,
+//! which costs no commit: what was acknowledged is in the log.
+#![allow(unsafe_code, reason = "SQLite's C interface")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use crate::abi::{self, Code, File, IoMethods, Vfs, routine};
+use crate::database::Database;
+use crate::file::{DatabaseFile, JournalFile, delete_journal, journal_exists};
+use crate::real::{RealFile, RealVfs};
+
+/// What is called of SQLite.
+struct Api {
+    mprintf: unsafe extern "C" fn(*const c_char, ...) -> *mut c_char,
+    log: unsafe extern "C" fn(c_int, *const c_char, ...),
+    uri_boolean: unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
+    real: RealVfs,
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+fn api() -> &'static Api {
+    API.get().expect("set before the VFS is registered")
+}
+
+/// A string that SQLite frees; NULL without memory.
+pub(crate) fn string(text: &str) -> *mut c_char {
+    let text = plain(text);
+    // SAFETY: a format with one string, which ends with a zero.
+    unsafe { (api().mprintf)(c"%s".as_ptr(), text.as_ptr()) }
+}
+
+/// Gives a line to SQLite's log.
+pub(crate) fn log(code: Code, line: &str) {
+    let line = plain(line);
+    // SAFETY: as above.
+    unsafe { (api().log)(code, c"pagekeeper: %s".as_ptr(), line.as_ptr()) }
+}
+
+fn plain(text: &str) -> CString {
+    CString::new(text.replace('\0', "")).unwrap_or_default()
+}
+
+/// A file of ours.
+pub(crate) trait Opened: Sized {
+    fn close(self) -> Result<(), Code>;
+    /// Gives whether all was there; zeros are past the end.
+    fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code>;
+    fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code>;
+    fn truncate(&mut self, size: u64) -> Result<(), Code>;
+    fn sync(&mut self) -> Result<(), Code>;
+    fn size(&mut self) -> Result<u64, Code>;
+    fn lock(&mut self, level: c_int) -> Result<(), Code>;
+    fn unlock(&mut self, level: c_int) -> Result<(), Code>;
+    fn is_reserved(&mut self) -> Result<bool, Code>;
+    /// # Safety
+    ///
+    /// The argument is what SQLite gives with the control of this number.
+    unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code;
+}
+
+/// What is in SQLite's memory of a file of ours.
+#[repr(C)]
+struct Handle<T> {
+    file: File,
+    opened: *mut T,
+}
+
+/// Puts a file into SQLite's memory.
+///
+/// # Safety
+///
+/// The memory has the size that the VFS asks for.
+unsafe fn hand_out<T: Opened>(memory: *mut File, opened: T, methods: &'static IoMethods) {
+    let handle = Handle { file: File { methods }, opened: Box::into_raw(Box::new(opened)) };
+    // SAFETY: the caller's promise.
+    unsafe { memory.cast::<Handle<T>>().write(handle) }
+}
+
+/// The file behind SQLite's memory.
+///
+/// # Safety
+///
+/// It was handed out with methods of this type and not closed, and this is the only thread in it.
+unsafe fn opened<'a, T: Opened>(file: *mut File) -> &'a mut T {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *(*file.cast::<Handle<T>>()).opened }
+}
+
+fn code(result: Result<(), Code>) -> c_int {
+    result.err().unwrap_or(abi::OK)
+}
+
+unsafe extern "C" fn close<T: Opened>(file: *mut File) -> c_int {
+    // SAFETY: SQLite closes what it opened, once; the box was made by `hand_out`.
+    let opened = unsafe { Box::from_raw((*file.cast::<Handle<T>>()).opened) };
+    // SAFETY: as above.
+    unsafe { (*file).methods = std::ptr::null() };
+    code(opened.close())
+}
+
+unsafe extern "C" fn read<T: Opened>(file: *mut File, buffer: *mut c_void, len: c_int, offset: i64) -> c_int {
+    let (Ok(len), Ok(offset)) = (usize::try_from(len), u64::try_from(offset)) else { return abi::IOERR_READ };
+    // SAFETY: SQLite's memory, of this length; it may not have been written before, and u8 has no values that are none.
+    let (opened, buffer) = unsafe {
+        buffer.cast::<u8>().write_bytes(0, len);
+        (opened::<T>(file), std::slice::from_raw_parts_mut(buffer.cast::<u8>(), len))
+    };
+    match opened.read(buffer, offset) {
+        Ok(true) => abi::OK,
+        Ok(false) => abi::IOERR_SHORT_READ,
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn write<T: Opened>(
+    file: *mut File,
+    bytes: *const c_void,
+    len: c_int,
+    offset: i64,
+) -> c_int {
+    let (Ok(len), Ok(offset)) = (usize::try_from(len), u64::try_from(offset)) else {
+        return abi::IOERR_WRITE;
+    };
+    // SAFETY: SQLite's memory, of this length.
+    let (opened, bytes) = unsafe { (opened::<T>(file), std::slice::from_raw_parts(bytes.cast::<u8>(), len)) };
+    code(opened.write(bytes, offset))
+}
+
+unsafe extern "C" fn truncate<T: Opened>(file: *mut File, size: i64) -> c_int {
+    let Ok(size) = u64::try_from(size) else { return abi::IOERR_WRITE };
+    // SAFETY: an open file of this type.
+    code(unsafe { opened::<T>(file) }.truncate(size))
+}
+
+unsafe extern "C" fn sync<T: Opened>(file: *mut File, _flags: c_int) -> c_int {
+    // SAFETY: an open file of this type.
+    code(unsafe { opened::<T>(file) }.sync())
+}
+
+unsafe extern "C" fn file_size<T: Opened>(file: *mut File, size: *mut i64) -> c_int {
+    // SAFETY: an open file of this type.
+    match unsafe { opened::<T>(file) }.size() {
+        Ok(bytes) => {
+            // SAFETY: the place that SQLite gives.
+            unsafe { *size = i64::try_from(bytes).unwrap_or(i64::MAX) };
+            abi::OK
+        }
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn lock<T: Opened>(file: *mut File, level: c_int) -> c_int {
+    // SAFETY: an open file of this type.
+    code(unsafe { opened::<T>(file) }.lock(level))
+}
+
+unsafe extern "C" fn unlock<T: Opened>(file: *mut File, level: c_int) -> c_int {
+    // SAFETY: an open file of this type.
+    code(unsafe { opened::<T>(file) }.unlock(level))
+}
+
+unsafe extern "C" fn check_reserved_lock<T: Opened>(file: *mut File, reserved: *mut c_int) -> c_int {
+    // SAFETY: an open file of this type.
+    match unsafe { opened::<T>(file) }.is_reserved() {
+        Ok(is_reserved) => {
+            // SAFETY: the place that SQLite gives.
+            unsafe { *reserved = c_int::from(is_reserved) };
+            abi::OK
+        }
+        Err(code) => code,
+    }
+}
+
+unsafe extern "C" fn file_control<T: Opened>(file: *mut File, op: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: an open file of this type, and SQLite's argument.
+    unsafe { opened::<T>(file).control(op, argument) }
+}
+
+unsafe extern "C" fn sector_size(_file: *mut File) -> c_int {
+    4096
+}
+
+unsafe extern "C" fn device_characteristics(_file: *mut File) -> c_int {
+    abi::CHARACTERISTICS
+}
+
+const fn methods<T: Opened>() -> IoMethods {
+    IoMethods {
+        version: 1,
+        close: close::<T>,
+        read: read::<T>,
+        write: write::<T>,
+        truncate: truncate::<T>,
+        sync: sync::<T>,
+        file_size: file_size::<T>,
+        lock: lock::<T>,
+        unlock: unlock::<T>,
+        check_reserved_lock: check_reserved_lock::<T>,
+        file_control: file_control::<T>,
+        sector_size,
+        device_characteristics,
+    }
+}
+
+static DATABASE: IoMethods = methods::<DatabaseFile>();
+static JOURNAL: IoMethods = methods::<JournalFile>();
+
+unsafe extern "C" fn open(
+    _vfs: *mut Vfs,
+    name: *const c_char,
+    memory: *mut File,
+    flags: c_int,
+    out: *mut c_int,
+) -> c_int {
+    // SAFETY: SQLite's memory, and its place for flags or NULL.
+    unsafe {
+        (*memory).methods = std::ptr::null();
+        match open_file(name, memory, flags) {
+            Ok(opened) => {
+                if let Some(out) = out.as_mut() {
+                    *out = opened;
+                }
+                abi::OK
+            }
+            Err(code) => code,
+        }
+    }
+}
+
+/// Opens a file in SQLite's memory. Gives the flags it was opened with.
+///
+/// # Safety
+///
+/// SQLite's own name (or NULL) and memory.
+unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Result<c_int, Code> {
+    let real = api().real;
+    let refused = |why: &str| {
+        log(abi::CANTOPEN, why);
+        Err(abi::CANTOPEN)
+    };
+    // SAFETY: SQLite's name, if there is one.
+    let text = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
+    match (text, flags) {
+        (Some(text), _) if flags & abi::OPEN_MAIN_DB != 0 => {
+            for setting in [c"nolock", c"immutable"] {
+                // SAFETY: a name with parameters behind it, as SQLite gives it for a database.
+                if unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0 {
+                    return refused("nolock and immutable are refused: this VFS stands on the file's locks");
+                }
+            }
+            // SAFETY: SQLite's own name, which lives as long as the file.
+            let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
+            let file = DatabaseFile::new(real, text, file)?;
+            // SAFETY: the memory is as large as `register` said.
+            unsafe { hand_out(memory, file, &DATABASE) };
+            Ok(opened)
+        }
+        (Some(text), _) if flags & abi::OPEN_MAIN_JOURNAL != 0 && Database::of_journal(text).is_some() => {
+            let Some(database) = Database::of_journal(text) else { return Err(abi::CANTOPEN) };
+            let may_create = flags & abi::OPEN_CREATE != 0;
+            let (file, opened) = match JournalFile::own(database, may_create) {
+                Ok(file) => (file, flags),
+                Err(database) => {
+                    // SAFETY: as above.
+                    let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
+                    (JournalFile::left(database, file), opened)
+                }
+            };
+            // SAFETY: as above.
+            unsafe { hand_out(memory, file, &JOURNAL) };
+            Ok(opened)
+        }
+        _ if flags & abi::OPEN_WAL != 0 => {
+            refused("WAL mode is refused: set journal_mode=DELETE by the default VFS first")
+        }
+        _ if flags & abi::OPEN_SUPER_JOURNAL != 0 && flags & abi::OPEN_CREATE != 0 => {
+            refused("a transaction over several databases is refused: this VFS can't commit them as one")
+        }
+        _ => {
+            let mut opened = flags;
+            // SAFETY: SQLite's own, passed on; the memory is as large as the VFS beneath needs.
+            let code =
+                unsafe { ((*real.as_ptr()).open)(real.as_ptr(), name, memory, flags, &raw mut opened) };
+            if code == abi::OK { Ok(opened) } else { Err(code) }
+        }
+    }
+}
+
+unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) -> c_int {
+    // SAFETY: SQLite's name.
+    let name = unsafe { CStr::from_ptr(name) };
+    let real = api().real;
+    code(match Database::of_journal(name) {
+        Some(database) => delete_journal(real, &database, name, sync != 0),
+        None => real.delete(name, sync != 0),
+    })
+}
+
+unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, out: *mut c_int) -> c_int {
+    let real = api().real;
+    // SAFETY: SQLite's name.
+    let text = unsafe { CStr::from_ptr(name) };
+    if flags == abi::ACCESS_EXISTS
+        && let Some(database) = Database::of_journal(text)
+    {
+        return match journal_exists(real, &database, text) {
+            Ok(exists) => {
+                // SAFETY: the place that SQLite gives.
+                unsafe { *out = c_int::from(exists) };
+                abi::OK
+            }
+            Err(code) => code,
+        };
+    }
+    // SAFETY: passed on as it came.
+    unsafe { ((*real.as_ptr()).access)(real.as_ptr(), name, flags, out) }
+}
+
+/// A call that goes to the VFS beneath as it came.
+macro_rules! passed_on {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        unsafe extern "C" fn $name(_vfs: *mut Vfs, $($argument: $type),*) -> $result {
+            let real = api().real.as_ptr();
+            // SAFETY: SQLite's own arguments, and the VFS that they are for.
+            unsafe { ((*real).$name)(real, $($argument),*) }
+        }
+    )*};
+}
+
+passed_on! {
+    full_pathname(name: *const c_char, len: c_int, out: *mut c_char) -> c_int;
+    dl_open(name: *const c_char) -> *mut c_void;
+    dl_error(len: c_int, out: *mut c_char) -> ();
+    dl_sym(library: *mut c_void, name: *const c_char) -> abi::SysCall;
+    dl_close(library: *mut c_void) -> ();
+    randomness(len: c_int, out: *mut c_char) -> c_int;
+    sleep(microseconds: c_int) -> c_int;
+    current_time(out: *mut f64) -> c_int;
+    last_error(len: c_int, out: *mut c_char) -> c_int;
+    current_time_int64(out: *mut i64) -> c_int;
+    set_system_call(name: *const c_char, call: abi::SysCall) -> c_int;
+    get_system_call(name: *const c_char) -> abi::SysCall;
+    next_system_call(name: *const c_char) -> *const c_char;
+}
+
+/// The oldest SQLite that keeps a library loaded when it asks for that: 3.14.
+const OLDEST: c_int = 3_014_000;
+
+/// Registers the VFS `pagekeeper`, once in a process.
+///
+/// # Safety
+///
+/// What SQLite gives to the entry point of an extension.
+pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_void, default: bool) -> c_int {
+    type Find = unsafe extern "C" fn(*const c_char) -> *mut Vfs;
+    type Register = unsafe extern "C" fn(*mut Vfs, c_int) -> c_int;
+    type Version = unsafe extern "C" fn() -> c_int;
+    /// The VFS, which SQLite links into its list: never freed.
+    static REGISTERED: OnceLock<usize> = OnceLock::new();
+
+    // SAFETY: SQLite's table has these functions at these places since 3.8, with these types.
+    let (api, register) = unsafe {
+        let at = |place: usize| *routines.add(place);
+        let version: Version = std::mem::transmute(at(routine::LIBVERSION_NUMBER));
+        let mprintf: unsafe extern "C" fn(*const c_char, ...) -> *mut c_char =
+            std::mem::transmute(at(routine::MPRINTF));
+        let refused = |why: &CStr| {
+            if let Some(message) = message.as_mut() {
+                *message = mprintf(c"%s".as_ptr(), why.as_ptr());
+            }
+            abi::ERROR
+        };
+        if version() < OLDEST {
+            return refused(c"pagekeeper needs SQLite 3.14 or newer");
+        }
+        let find: Find = std::mem::transmute(at(routine::VFS_FIND));
+        let Some(real) = NonNull::new(find(c"unix".as_ptr())) else {
+            return refused(c"pagekeeper stands on the VFS \"unix\", which is not here");
+        };
+        let api = Api {
+            mprintf,
+            log: std::mem::transmute::<*const c_void, unsafe extern "C" fn(c_int, *const c_char, ...)>(at(
+                routine::LOG,
+            )),
+            uri_boolean: std::mem::transmute::<
+                *const c_void,
+                unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
+            >(at(routine::URI_BOOLEAN)),
+            real: RealVfs::new(real),
+        };
+        let register: Register = std::mem::transmute(at(routine::VFS_REGISTER));
+        (api, register)
+    };
+    let real = api.real;
+    let _ = API.set(api);
+    let vfs = *REGISTERED.get_or_init(|| {
+        let own = c_int::try_from(size_of::<Handle<DatabaseFile>>()).unwrap_or(c_int::MAX);
+        // SAFETY: a VFS that is registered is valid.
+        let (size, max_path, version) =
+            unsafe { ((*real.as_ptr()).os_file_size, (*real.as_ptr()).max_path, (*real.as_ptr()).version) };
+        let vfs = Box::new(Vfs {
+            version: version.min(3),
+            os_file_size: size.max(own),
+            max_path,
+            next: std::ptr::null_mut(),
+            name: c"pagekeeper".as_ptr(),
+            app_data: std::ptr::null_mut(),
+            open,
+            delete,
+            access,
+            full_pathname,
+            dl_open,
+            dl_error,
+            dl_sym,
+            dl_close,
+            randomness,
+            sleep,
+            current_time,
+            last_error,
+            current_time_int64,
+            set_system_call,
+            get_system_call,
+            next_system_call,
+        });
+        Box::into_raw(vfs).expose_provenance()
+    });
+    // SAFETY: a VFS that lives for ever; to register it again is SQLite's way to make it the default.
+    let code = unsafe { register(std::ptr::with_exposed_provenance_mut(vfs), c_int::from(default)) };
+    if code == abi::OK { abi::OK_LOAD_PERMANENTLY } else { code }
+}

@@ -1,0 +1,253 @@
+//! What a commit is in the log: one record with the new length of the database file and the blocks that changed, whole or in ranges of bytes.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | kind: 1 blocks follow, 2 they are in the spill file |
+//! | 1..9 | length of the database file after the commit, in bytes, little endian as all numbers |
+//! | kind 1: then per block | its number (8 bytes), how many ranges (2 bytes), and per range: offset and length in the block (2 bytes each), bytes |
+//! | kind 2: 9..21 | number of blocks in the spill file (8 bytes) and CRC-32C of its index (4 bytes) |
+//!
+//! A record with no block is a length alone: each checkpoint begins with one.
+//!
+//! Invariants: the log's checksum holds over a whole record, so that a commit is done again as a whole or not at all; a block's first record
+//! since the checkpoint has it whole, so that a block torn by a power cut is whole again. What isn't of this form is no commit: [`decode`] gives `None`.
+
+/// Bytes that the database file is divided into, whatever its page size.
+pub(crate) const BLOCK: usize = 4096;
+/// The same, for places in the file.
+pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
+
+pub(crate) type Block = [u8; BLOCK];
+
+const BLOCKS: u8 = 1;
+const SPILLED: u8 = 2;
+const HEAD: usize = 9;
+/// Equal bytes between two changes that cost less than to begin another range.
+const GAP: usize = 8;
+
+/// A commit, being written down.
+pub(crate) struct Writer {
+    body: Vec<u8>,
+    blocks: u64,
+}
+
+impl Writer {
+    /// Begins one after which the file has so many bytes.
+    pub(crate) fn new(size: u64) -> Self {
+        let mut body = vec![BLOCKS];
+        body.extend_from_slice(&size.to_le_bytes());
+        Self { body, blocks: 0 }
+    }
+
+    /// Adds a whole block.
+    pub(crate) fn whole(&mut self, number: u64, new: &Block) {
+        self.begin(number);
+        self.body.extend_from_slice(&1_u16.to_le_bytes());
+        self.range(0, new);
+    }
+
+    /// Adds what differs between what a block was and is.
+    pub(crate) fn changes(&mut self, number: u64, old: &Block, new: &Block) {
+        let ranges = differences(old, new);
+        if ranges.is_empty() {
+            return;
+        }
+        self.begin(number);
+        self.body.extend_from_slice(&narrow(ranges.len()));
+        for (start, end) in ranges {
+            self.range(start, &new[start..end]);
+        }
+    }
+
+    fn begin(&mut self, number: u64) {
+        self.blocks += 1;
+        self.body.extend_from_slice(&number.to_le_bytes());
+    }
+
+    fn range(&mut self, start: usize, bytes: &[u8]) {
+        self.body.extend_from_slice(&narrow(start));
+        self.body.extend_from_slice(&narrow(bytes.len()));
+        self.body.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.blocks > 0
+    }
+
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.body
+    }
+}
+
+/// The record of a commit whose blocks are in the spill file.
+pub(crate) fn spilled(size: u64, blocks: u64, index: u32) -> Vec<u8> {
+    let mut body = vec![SPILLED];
+    body.extend_from_slice(&size.to_le_bytes());
+    body.extend_from_slice(&blocks.to_le_bytes());
+    body.extend_from_slice(&index.to_le_bytes());
+    body
+}
+
+/// A commit, as read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Commit<'a> {
+    /// Bytes of the file after it.
+    pub(crate) size: u64,
+    pub(crate) content: Content<'a>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Content<'a> {
+    /// Bytes to be written, each at a block and an offset in it.
+    Ranges(Vec<(u64, usize, &'a [u8])>),
+    /// So many blocks of the spill file, whose index has this checksum.
+    Spilled { blocks: u64, index: u32 },
+}
+
+/// Reads a record.
+pub(crate) fn decode(body: &[u8]) -> Option<Commit<'_>> {
+    let mut rest = body.get(HEAD..)?;
+    let size = u64::from_le_bytes(body[1..].first_chunk().copied()?);
+    if body[0] == SPILLED {
+        let blocks = number(&mut rest)?;
+        let (index, rest) = rest.split_first_chunk()?;
+        let content = Content::Spilled { blocks, index: u32::from_le_bytes(*index) };
+        return rest.is_empty().then_some(Commit { size, content });
+    }
+    if body[0] != BLOCKS {
+        return None;
+    }
+    let mut ranges = Vec::new();
+    while !rest.is_empty() {
+        let block = number(&mut rest)?;
+        for _ in 0..short(&mut rest)? {
+            let (start, len) = (short(&mut rest)?, short(&mut rest)?);
+            let (bytes, after) = rest.split_at_checked(len)?;
+            if start + len > BLOCK {
+                return None;
+            }
+            ranges.push((block, start, bytes));
+            rest = after;
+        }
+    }
+    Some(Commit { size, content: Content::Ranges(ranges) })
+}
+
+fn number(rest: &mut &[u8]) -> Option<u64> {
+    let (bytes, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(u64::from_le_bytes(*bytes))
+}
+
+fn short(rest: &mut &[u8]) -> Option<usize> {
+    let (bytes, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(usize::from(u16::from_le_bytes(*bytes)))
+}
+
+/// Offsets and lengths in a block, and the number of its ranges.
+fn narrow(value: usize) -> [u8; 2] {
+    u16::try_from(value).expect("not more than a block").to_le_bytes()
+}
+
+/// Where two blocks differ, in order.
+fn differences(old: &Block, new: &Block) -> Vec<(usize, usize)> {
+    const WORD: usize = 16;
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for (word, (before, after)) in old.chunks(WORD).zip(new.chunks(WORD)).enumerate() {
+        if before == after {
+            continue;
+        }
+        for at in 0..WORD {
+            if before[at] == after[at] {
+                continue;
+            }
+            let at = word * WORD + at;
+            match ranges.last_mut() {
+                Some((_, end)) if at - *end < GAP => *end = at + 1,
+                _ => ranges.push((at, at + 1)),
+            }
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn applied(body: &[u8], to: &Block) -> Block {
+        let mut block = *to;
+        let Some(Commit { content: Content::Ranges(ranges), .. }) = decode(body) else { panic!("no commit") };
+        for (number, start, bytes) in ranges {
+            assert_eq!(number, 7);
+            block[start..start + bytes.len()].copy_from_slice(bytes);
+        }
+        block
+    }
+
+    proptest! {
+        #[test]
+        fn changes_make_the_new_of_the_old(edits in prop::collection::vec((0..BLOCK, 1..40_usize, any::<u8>()), 0..60)) {
+            let old: Block = std::array::from_fn(|at| u8::try_from(at % 251).unwrap());
+            let mut new = old;
+            for (start, len, byte) in edits {
+                let end = (start + len).min(BLOCK);
+                new[start..end].fill(byte);
+            }
+            let mut writer = Writer::new(4096 * 8);
+            writer.changes(7, &old, &new);
+            prop_assert_eq!(writer.has_blocks(), old != new);
+            prop_assert_eq!(applied(writer.body(), &old), new);
+        }
+
+        #[test]
+        fn what_was_cut_or_changed_is_refused_or_stays_in_bounds(cut in 0..600_usize, at in 0..600_usize, byte: u8) {
+            let old = [0; BLOCK];
+            let mut new = old;
+            new[100..600].fill(3);
+            let mut writer = Writer::new(4096 * 8);
+            writer.changes(7, &old, &new);
+            let mut body = writer.body().to_vec();
+            if let Some(place) = body.get_mut(at) {
+                *place = byte;
+            }
+            body.truncate(body.len() - cut.min(body.len()));
+            if let Some(Commit { content: Content::Ranges(ranges), .. }) = decode(&body) {
+                for (_, start, bytes) in ranges {
+                    prop_assert!(start + bytes.len() <= BLOCK);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_is_read_back() {
+        let mut writer = Writer::new(1 << 40);
+        assert!(!writer.has_blocks());
+        assert_eq!(
+            decode(writer.body()),
+            Some(Commit { size: 1 << 40, content: Content::Ranges(Vec::new()) })
+        );
+        writer.whole(7, &[9; BLOCK]);
+        assert_eq!(applied(writer.body(), &[0; BLOCK]), [9; BLOCK]);
+        let body = spilled(8192, 2, 0xdead_beef);
+        let content = Content::Spilled { blocks: 2, index: 0xdead_beef };
+        assert_eq!(decode(&body), Some(Commit { size: 8192, content }));
+        for end in 0..body.len() {
+            assert_eq!(decode(&body[..end]), None, "{end}");
+        }
+    }
+
+    #[test]
+    fn a_few_bytes_cost_a_few_bytes() {
+        let old = [0; BLOCK];
+        let mut new = old;
+        new[24] = 1;
+        new[27] = 1;
+        new[4000] = 1;
+        assert_eq!(differences(&old, &new), [(24, 28), (4000, 4001)]);
+    }
+}

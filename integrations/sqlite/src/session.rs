@@ -1,0 +1,443 @@
+//! The time in which our log has what the database file may not have: from the first write to the close, or to a checkpoint that was asked for.
+//!
+//! Begin: the log is made or opened, the file's length noted in it, the file marked ([`crate::mark`]) and synced. Commit: one record, appended and
+//! synced; only then the blocks go to the file, where the kernel writes them whenever it likes. Checkpoint: the file is synced, and the log given up so far. End:
+//! a checkpoint, and the mark comes off.
+//!
+//! Invariants:
+//! 1. The caller holds the file's EXCLUSIVE lock, as other processes see it, from before the mark until after it is off.
+//! 2. No block reaches the file before the record that has it is durable.
+//! 3. A file without a mark is whole without the log, whatever the log has.
+//! 4. A block's first record since the checkpoint has it whole.
+//!
+//! What fails after a record was appended is final: the commit may be durable or not, and only opening the log again finds out ([`Failure::Final`]).
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_log::{Error as LogError, Lsn, RedoLog, RedoOptions};
+
+use crate::abi::{self, Code};
+use crate::mark::{self, Head};
+use crate::pending::{self, Pending};
+use crate::real::RealFile;
+use crate::record::{self, BLOCK, BLOCK_BYTES, Block, Content};
+
+/// The log's ring: 32 MiB.
+const LOG_FILES: u32 = 4;
+const LOG_FILE_BYTES: u64 = 8 << 20;
+/// Past this the file is synced, and the log given up: half of the ring.
+const CHECKPOINT_BYTES: u64 = LOG_FILES as u64 * LOG_FILE_BYTES / 2;
+/// Twice what is kept in memory of a transaction, whose record must fit.
+const BUFFER_BYTES: usize = 2 * pending::IN_MEMORY * BLOCK;
+/// By how much a growing file is made longer ahead of its commit at least, and at most.
+const GROW: (u64, u64) = (64 << 10, 1 << 20);
+
+/// What went wrong.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Nothing was done: SQLite's code, and why where SQLite can't know.
+    Refused(Code, Option<String>),
+    /// Whether the last commit is durable isn't known.
+    Final(String),
+}
+
+impl From<Code> for Failure {
+    fn from(code: Code) -> Self {
+        Self::Refused(code, None)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let code = if error.kind() == io::ErrorKind::StorageFull { abi::FULL } else { abi::IOERR_WRITE };
+        Self::Refused(code, Some(error.to_string()))
+    }
+}
+
+impl Failure {
+    fn of_log(error: &LogError) -> Self {
+        let code = match error {
+            LogError::Io(error) if error.errno() == Some(rustix::io::Errno::NOSPC.raw_os_error()) => {
+                abi::FULL
+            }
+            _ => abi::CANTOPEN,
+        };
+        Self::Refused(code, Some(error.to_string()))
+    }
+
+    fn cant_open(why: impl Into<String>) -> Self {
+        Self::Refused(abi::CANTOPEN, Some(why.into()))
+    }
+}
+
+/// Where the log of a database is.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// `NAME-pagekeeper`, beside the database.
+    pub(crate) directory: PathBuf,
+}
+
+impl Places {
+    fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    pub(crate) fn spill(&self) -> PathBuf {
+        self.directory.join("spill")
+    }
+
+    fn prepare(&self) -> Result<(), Failure> {
+        match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let found = fs::symlink_metadata(&self.directory)?;
+                if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+                    let place = escaped(&self.directory);
+                    return Err(Failure::cant_open(format!(
+                        "{place}: not a directory of this user's: remove it"
+                    )));
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        // The log, and the database's own name, are to be there after a power cut.
+        let beside = self.directory.parent().unwrap_or(Path::new("/"));
+        Ok(File::open(beside)?.sync_all()?)
+    }
+}
+
+fn options() -> RedoOptions {
+    RedoLog::options()
+        .files(LOG_FILES)
+        .file_bytes(LOG_FILE_BYTES)
+        .buffer_bytes(BUFFER_BYTES)
+        // Each commit is waited for, by the thread that makes it.
+        .without_threads()
+}
+
+pub(crate) struct Session {
+    log: RedoLog,
+    places: Places,
+    /// Just past the last record.
+    end: Lsn,
+    /// Bytes of the file as committed.
+    pub(crate) size: u64,
+    /// Bytes that the file has, which is never less.
+    real: u64,
+    /// Blocks that the log has whole since the checkpoint.
+    whole: HashSet<u64>,
+    /// Commits since it began, for who asks.
+    pub(crate) commits: u64,
+}
+
+impl Session {
+    /// Begins: the file is marked when this returns, and unchanged where it fails.
+    pub(crate) fn begin(file: &mut RealFile, places: &Places) -> Result<Self, Failure> {
+        let mut head: Head = [0; mark::SPAN];
+        file.read(&mut head, 0)?;
+        if !mark::can_be_marked(&head) {
+            return Err(Failure::cant_open("this file is no plain SQLite database, and can't be marked"));
+        }
+        let size = file.size()?;
+        places.prepare()?;
+        let log = match options().open(&places.log()) {
+            Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => options().create(&places.log()),
+            opened => opened,
+        }
+        .map_err(|error| match Failure::of_log(&error) {
+            Failure::Refused(code, Some(why)) if code != abi::FULL => {
+                Failure::Refused(code, Some(format!("{why} (the database is whole without this log)")))
+            }
+            failure => failure,
+        })?;
+        let mut session = Self {
+            end: log.end(),
+            log,
+            places: places.clone(),
+            size,
+            real: size,
+            whole: HashSet::new(),
+            commits: 0,
+        };
+        // What it has is of a file that is whole without it.
+        session.restart().map_err(|error| Failure::of_log(&error))?;
+        mark::put(&mut head, session.log.id());
+        file.write(&head, 0)?;
+        file.sync()?;
+        session.real = file.size()?;
+        Ok(session)
+    }
+
+    /// Notes the length, and gives up what the log had before that.
+    fn restart(&mut self) -> Result<(), LogError> {
+        let before = self.end;
+        self.append(record::Writer::new(self.size).body())?;
+        self.log.checkpoint(before)?;
+        self.whole.clear();
+        Ok(())
+    }
+
+    fn append(&mut self, body: &[u8]) -> Result<(), LogError> {
+        let end = self.log.try_append(body)?;
+        self.log.wait_flushed(end)?;
+        self.end = end;
+        Ok(())
+    }
+
+    /// Whether a file waits for its log, and for which.
+    pub(crate) fn log_of(file: &mut RealFile) -> Result<Option<u64>, Code> {
+        let mut head: Head = [0; mark::SPAN];
+        file.read(&mut head, 0)?;
+        Ok(mark::log_of(&head))
+    }
+
+    /// Goes on with a file that was left marked: all commits of its log are done again, which are of no harm where they were done before.
+    pub(crate) fn recover(file: &mut RealFile, places: &Places, id: u64) -> Result<Self, Failure> {
+        let missing = |why: String| {
+            let log = places.log();
+            let log = escaped(&log);
+            Failure::cant_open(format!(
+                "this database has commits in its log, {log}, which can't be used: {why}"
+            ))
+        };
+        if !file.is_writable {
+            let why = Some("this database has commits in its log, and can't be written".to_owned());
+            return Err(Failure::Refused(abi::READONLY_RECOVERY, why));
+        }
+        let mut blocks: BTreeMap<u64, Box<Block>> = BTreeMap::new();
+        let mut size = None;
+        let mut real = file.size()?;
+        let (log, records) =
+            options().recover(&places.log(), None).map_err(|error| missing(error.to_string()))?;
+        if log.id() != id {
+            return Err(missing("it is another database's".to_owned()));
+        }
+        for record in &records {
+            let commit = record::decode(&record.body)
+                .ok_or_else(|| missing(format!("the record at LSN {} is no commit", record.lsn)))?;
+            if size.is_some_and(|size| commit.size < size) {
+                flush(file, &mut blocks, id)?;
+                cut(file, &mut real, commit.size)?;
+            }
+            size = Some(commit.size);
+            match commit.content {
+                Content::Ranges(ranges) => {
+                    for (number, start, bytes) in ranges {
+                        let block = match blocks.entry(number) {
+                            std::collections::btree_map::Entry::Occupied(block) => block.into_mut(),
+                            std::collections::btree_map::Entry::Vacant(none) => {
+                                let mut block = Box::new([0; BLOCK]);
+                                if bytes.len() < BLOCK {
+                                    file.read(&mut block[..], number * BLOCK_BYTES)?;
+                                    take_off_if_marked(&mut block, number);
+                                }
+                                none.insert(block)
+                            }
+                        };
+                        block[start..start + bytes.len()].copy_from_slice(bytes);
+                    }
+                }
+                Content::Spilled { blocks: slots, index } => {
+                    let is_whole = pending::unseal(&places.spill(), slots, index, |number, block| {
+                        blocks.insert(number, Box::new(*block));
+                        if blocks.len() >= pending::IN_MEMORY { flush(file, &mut blocks, id) } else { Ok(()) }
+                    })?;
+                    if !is_whole {
+                        return Err(missing("its spill file is not the one it had".to_owned()));
+                    }
+                }
+            }
+        }
+        let size = size.ok_or_else(|| missing("it is empty".to_owned()))?;
+        let whole = blocks.keys().copied().collect();
+        flush(file, &mut blocks, id)?;
+        let real = file.size()?.max(size);
+        let end = log.end();
+        Ok(Self { log, places: places.clone(), end, size, real, whole, commits: 0 })
+    }
+
+    /// Sees to it that the file has room for so many bytes, before anything is said to be committed that needs them.
+    pub(crate) fn reserve(&mut self, file: &mut RealFile, size: u64) -> Result<(), Code> {
+        if size <= self.real {
+            return Ok(());
+        }
+        let ahead = (self.real / 8).clamp(GROW.0, GROW.1);
+        let upto = size.next_multiple_of(BLOCK_BYTES);
+        // What is ahead is not needed: a full disk may refuse it.
+        if self.extend(file, upto + ahead).is_ok() { Ok(()) } else { self.extend(file, upto) }
+    }
+
+    fn extend(&mut self, file: &mut RealFile, upto: u64) -> Result<(), Code> {
+        let zeros = [0; BLOCK];
+        while self.real < upto {
+            let len = usize::try_from(upto - self.real).map_or(zeros.len(), |len| len.min(zeros.len()));
+            file.write(&zeros[..len], self.real)?;
+            self.real += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a block as it is committed.
+    pub(crate) fn read_block(&self, file: &mut RealFile, number: u64) -> Result<Box<Block>, Code> {
+        let mut block = Box::new([0; BLOCK]);
+        let start = number * BLOCK_BYTES;
+        if start < self.size {
+            file.read(&mut block[..], start)?;
+            mark::take_off(&mut block[..], start);
+            let there = usize::try_from(self.size - start).unwrap_or(BLOCK).min(BLOCK);
+            block[there..].fill(0);
+        }
+        Ok(block)
+    }
+
+    /// Commits what a transaction wrote, after which the file has so many bytes. Where that fails the transaction may go on, unless it says that it is final.
+    pub(crate) fn commit(
+        &mut self,
+        file: &mut RealFile,
+        pending: &mut Pending,
+        size: u64,
+    ) -> Result<(), Failure> {
+        let head = pending.get(0)?;
+        if size > 0 && head.is_some_and(|head| !mark::is_database(&head[..])) {
+            return Err(Failure::cant_open("what was written to the first page is no plain SQLite database"));
+        }
+        if pending.is_spilled() {
+            return self.commit_spilled(file, pending, size);
+        }
+        let mut writer = record::Writer::new(size);
+        for (number, new) in pending.in_memory() {
+            let is_old = number * BLOCK_BYTES < self.size;
+            let old = if is_old { Some(self.read_block(file, number)?) } else { None };
+            match old {
+                Some(old) if *old == *new => {}
+                Some(old) if self.whole.contains(&number) => writer.changes(number, &old, new),
+                _ => writer.whole(number, new),
+            }
+        }
+        if !writer.has_blocks() && size == self.size {
+            return Ok(());
+        }
+        self.append(writer.body()).map_err(|error| Failure::Final(error.to_string()))?;
+        self.apply(file, pending, size).map_err(not_applied)?;
+        self.whole.extend(pending.in_memory().map(|(number, _)| number));
+        if self.end - self.log.checkpoint_lsn() > CHECKPOINT_BYTES {
+            self.checkpoint(file)?;
+        }
+        Ok(())
+    }
+
+    /// The blocks are in the spill file, which the record names; it is free again once the file has them.
+    fn commit_spilled(
+        &mut self,
+        file: &mut RealFile,
+        pending: &mut Pending,
+        size: u64,
+    ) -> Result<(), Failure> {
+        let (slots, index) = pending.seal(&self.places.spill())?;
+        File::open(&self.places.directory)?.sync_all()?;
+        let body = record::spilled(size, slots, index);
+        self.append(&body).map_err(|error| Failure::Final(error.to_string()))?;
+        self.apply(file, pending, size).map_err(not_applied)?;
+        self.checkpoint(file)
+    }
+
+    fn apply(&mut self, file: &mut RealFile, pending: &Pending, size: u64) -> Result<(), Code> {
+        if size < self.size {
+            cut(file, &mut self.real, size)?;
+            let end = size.div_ceil(BLOCK_BYTES);
+            self.whole.retain(|&number| number < end);
+        }
+        for number in pending.numbers() {
+            let block = pending.get(number).map_err(|_| abi::IOERR_READ)?;
+            let Some(mut block) = block else { continue };
+            put_mark(&mut block, number, self.log.id());
+            // The length of the file is a matter of its own: pages may be shorter than blocks.
+            let start = number * BLOCK_BYTES;
+            let len = usize::try_from(size.saturating_sub(start)).unwrap_or(BLOCK).min(BLOCK);
+            file.write(&block[..len], start)?;
+            self.real = self.real.max(start + len as u64);
+        }
+        self.size = size;
+        self.commits += 1;
+        Ok(())
+    }
+
+    /// Makes the file whole without the log, but for the mark.
+    fn checkpoint(&mut self, file: &mut RealFile) -> Result<(), Failure> {
+        let failed = |why: String| Failure::Final(format!("a checkpoint failed: {why}"));
+        file.sync()
+            .map_err(|code| failed(format!("the database file can't be synced (SQLite's code {code})")))?;
+        self.restart().map_err(|error| failed(error.to_string()))
+    }
+
+    /// Ends: the file is a plain one when this returns. Where it fails the file is still marked, and its log has all.
+    pub(crate) fn end(mut self, file: &mut RealFile) -> Result<(), Failure> {
+        self.checkpoint(file)?;
+        if self.size == 0 {
+            file.truncate(0)?;
+        } else {
+            if self.real > self.size {
+                file.truncate(self.size)?;
+            }
+            let mut head: Head = [0; mark::SPAN];
+            file.read(&mut head, 0)?;
+            mark::take_off(&mut head, 0);
+            file.write(&head, 0)?;
+        }
+        file.sync()?;
+        // Of no use any more, and found by its name when it is big.
+        let _ = fs::remove_file(self.places.spill());
+        self.log.close().map_err(|error| Failure::Refused(abi::IOERR_FSYNC, Some(error.to_string())))
+    }
+
+    /// Bytes of the log since the checkpoint.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        self.end - self.log.checkpoint_lsn()
+    }
+}
+
+fn not_applied(code: Code) -> Failure {
+    Failure::Final(format!(
+        "a commit is in the log, but the database file can't be written (SQLite's code {code})"
+    ))
+}
+
+fn put_mark(block: &mut Block, number: u64, log: u64) {
+    if number == 0
+        && let Some(head) = block.first_chunk_mut()
+        && mark::is_database(head)
+    {
+        mark::put(head, log);
+    }
+}
+
+fn take_off_if_marked(block: &mut Block, number: u64) {
+    if number == 0 && mark::log_of(&block[..]).is_some() {
+        mark::take_off(&mut block[..], 0);
+    }
+}
+
+/// Writes blocks, and forgets them.
+fn flush(file: &mut RealFile, blocks: &mut BTreeMap<u64, Box<Block>>, log: u64) -> Result<(), Failure> {
+    for (number, mut block) in std::mem::take(blocks) {
+        put_mark(&mut block, number, log);
+        file.write(&block[..], number * BLOCK_BYTES)?;
+    }
+    Ok(())
+}
+
+/// Shortens the file, so that what is written past it later on is past zeros.
+fn cut(file: &mut RealFile, real: &mut u64, size: u64) -> Result<(), Code> {
+    // The mark stays, even on a file of nothing.
+    let size = size.max(mark::SPAN as u64);
+    if size < *real {
+        file.truncate(size)?;
+        *real = size;
+    }
+    Ok(())
+}

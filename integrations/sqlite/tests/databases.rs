@@ -1,0 +1,340 @@
+//! Databases by SQLite's own shell: plain after the close, refused to others before, whole after kills.
+
+mod shell;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_testing::{Mounted, Seed, disk_dir};
+use shell::{Shell, by_default, by_us, library, said};
+
+/// A table of 100 rows.
+const TABLE: &str = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);
+INSERT INTO t SELECT value, hex(randomblob(100)) FROM generate_series(1, 100);\n";
+const NOT_A_DATABASE: &str = "file is not a database";
+const LOCKED: &str = "database is locked";
+/// A transaction past what is kept in memory: 6 MB.
+const LARGE: &str = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 1000);";
+
+fn is_marked(database: &Path) -> bool {
+    fs::read(database).unwrap().starts_with(b"pgkeeper")
+}
+
+#[test]
+fn a_database_is_plain_after_the_close_and_refused_before() {
+    let Some(library) = library() else { return };
+    for mode in ["delete", "truncate", "persist", "memory", "off"] {
+        let dir = disk_dir();
+        let database = dir.path().join("a.db");
+        let mut ours = Shell::open(&by_us(&library, &database));
+        assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};")), mode);
+        assert_eq!(ours.ask(TABLE), "");
+        assert_eq!(ours.ask("UPDATE t SET b='new' WHERE a=7; SELECT b FROM t WHERE a=7;"), "new");
+        assert_eq!(ours.ask("BEGIN; DELETE FROM t WHERE a>50; SELECT count(*) FROM t;"), "50");
+        if mode == "off" {
+            assert_eq!(ours.ask("COMMIT;"), "");
+        } else {
+            let rolled_back = ours.ask("ROLLBACK; SELECT count(*) FROM t; PRAGMA integrity_check;");
+            assert_eq!(rolled_back, "100\nok", "{mode}");
+        }
+        assert!(is_marked(&database) && !dir.path().join("a.db-journal").exists());
+        let others = said(&format!("{}SELECT count(*) FROM t;", by_default(&database)));
+        assert!(others.contains(LOCKED), "{others}");
+        let copy = dir.path().join("copy.db");
+        fs::copy(&database, &copy).unwrap();
+        let copied = said(&format!("{}SELECT count(*) FROM t;", by_default(&copy)));
+        assert!(copied.contains(NOT_A_DATABASE), "{copied}");
+
+        ours.quit();
+        assert!(!is_marked(&database));
+        let rows = if mode == "off" { "50" } else { "100" };
+        let plain = said(&format!(
+            "{}SELECT count(*), min(b) FROM t WHERE a<>7 OR b='new'; PRAGMA integrity_check;",
+            by_default(&database)
+        ));
+        assert!(plain.starts_with(rows) && plain.ends_with("\nok"), "{mode}: {plain}");
+    }
+}
+
+#[test]
+fn other_processes_wait_and_come_in_after_a_release() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    let count = "SELECT count(*) FROM t;";
+    let (mut ours, mut second) =
+        (Shell::open(&by_us(&library, &database)), Shell::open(&by_us(&library, &database)));
+    let mut plain = Shell::open(&by_default(&database));
+
+    // Readers share; the writer waits for them, and they for it.
+    assert_eq!(ours.ask(count), "100");
+    assert_eq!(second.ask(count), "100");
+    assert_eq!(plain.ask(&format!("BEGIN; {count}")), "100");
+    assert!(ours.ask("DELETE FROM t WHERE a=1;").contains(LOCKED));
+    assert_eq!(plain.ask("COMMIT;"), "");
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=1;"), "");
+    for other in [&mut second, &mut plain] {
+        assert!(other.ask(count).contains(LOCKED));
+        assert!(other.ask("DELETE FROM t;").contains(LOCKED));
+    }
+    assert!(ours.ask("BEGIN IMMEDIATE; PRAGMA pagekeeper_release;").contains("a transaction is open"));
+    assert!(ours.ask("COMMIT; PRAGMA pagekeeper_release;").starts_with("plain"));
+    // Those that had it open before see what was written.
+    assert_eq!(plain.ask(count), "99");
+    assert_eq!(second.ask("DELETE FROM t WHERE a=2;"), "");
+    assert!(ours.ask(count).contains(LOCKED));
+    second.quit();
+    assert_eq!(ours.ask(count), "98");
+    assert_eq!(plain.ask("DELETE FROM t WHERE a=3; SELECT changes();"), "1");
+    assert_eq!(ours.ask(count), "97");
+    ours.quit();
+    assert_eq!(plain.ask("PRAGMA integrity_check;"), "ok");
+}
+
+#[test]
+fn who_had_it_open_before_a_kill_is_not_served_from_memory() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    let mut plain = Shell::open(&by_default(&database));
+    let count = "SELECT count(*) FROM t;";
+    assert_eq!(plain.ask(count), "100");
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("DELETE FROM t WHERE a>10;"), "");
+    ours.kill();
+    assert!(is_marked(&database));
+    assert!(plain.ask(count).contains(NOT_A_DATABASE));
+    assert!(plain.ask("DELETE FROM t;").contains(NOT_A_DATABASE));
+    assert_eq!(said(&format!("{}{count}", by_us(&library, &database))), "10");
+    assert_eq!(plain.ask(&format!("{count} PRAGMA integrity_check;")), "10\nok");
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_kills() {
+    let Some(library) = library() else { return };
+    let seed = Seed::new();
+    let mut rng = seed.rng(0);
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let mut expected = 0_u64;
+    let mut marked = 0;
+    assert_eq!(said(&(by_us(&library, &database) + "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);")), "");
+    for cycle in 0..24 {
+        let mode = ["delete", "truncate", "persist", "memory"][cycle % 4];
+        let mut ours = Shell::open(&by_us(&library, &database));
+        ours.send(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;\n"));
+        // Rows 1, 2, 3 ..., each acknowledged; in between transactions that leave nothing, small and large.
+        for row in expected + 1..=expected + 400 {
+            let size = 10 + rng.of(0..3000);
+            ours.send(&format!(
+                "INSERT INTO t VALUES({row}, hex(randomblob({size})));\nSELECT 'row {row}';\n"
+            ));
+            match rng.of(0..40) {
+                0 => ours.send(&format!("BEGIN;\n{LARGE}\nROLLBACK;\n")),
+                1 => ours.send(&format!("BEGIN;\n{LARGE}\nDELETE FROM t WHERE a>{row};\nCOMMIT;\n")),
+                2 => ours.send("VACUUM;\n"),
+                3 => ours.send("UPDATE t SET b=hex(randomblob(50)) WHERE a%7=1;\n"),
+                _ => {}
+            }
+        }
+        let mut acknowledged = expected;
+        let until = rng.of(0..120);
+        let mut note = |lines: Vec<String>| {
+            for line in lines {
+                if let Some(row) = line.strip_prefix("row ") {
+                    acknowledged = row.parse().unwrap();
+                } else {
+                    assert_eq!(line, mode);
+                }
+            }
+            acknowledged
+        };
+        while note(ours.printed()) < expected + until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(rng.of(0..30)));
+        let acknowledged = note(ours.kill());
+
+        let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
+        if is_marked(&database) {
+            marked += 1;
+            assert!(plain.contains(NOT_A_DATABASE), "cycle {cycle}: {plain}");
+        } else {
+            assert_eq!(plain, "ok", "cycle {cycle}");
+        }
+        let found = said(&format!(
+            "{}PRAGMA integrity_check; SELECT count(*), coalesce(max(a), 0), sum(b IS NULL) FROM t WHERE a<1000000;",
+            by_us(&library, &database)
+        ));
+        let (whole, counts) = found.split_once('\n').unwrap_or_else(|| panic!("cycle {cycle}: {found}"));
+        assert_eq!(whole, "ok", "cycle {cycle}");
+        let counts: Vec<u64> = counts.split('|').map(|number| number.parse().unwrap_or(0)).collect();
+        // What a large transaction leaves when it is killed between its statements is nothing; the one in flight may be there.
+        assert!(counts[0] == counts[1], "cycle {cycle}: rows are missing: {found}");
+        assert!(
+            counts[0] == acknowledged || counts[0] == acknowledged + 1,
+            "cycle {cycle}: {acknowledged} rows were acknowledged: {found}"
+        );
+        assert_eq!(said(&format!("{}PRAGMA integrity_check;", by_default(&database))), "ok", "cycle {cycle}");
+        expected = counts[0];
+    }
+    assert!(marked > 10, "only {marked} kills came while the log had commits");
+}
+
+#[test]
+fn a_journal_that_sqlite_left_is_rolled_back_once() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    for mode in ["delete", "truncate", "persist"] {
+        let mut plain = Shell::open(&by_default(&database));
+        // A cache that small writes to the file before the commit.
+        let statements =
+            "PRAGMA cache_size=5; PRAGMA cache_spill=5; BEGIN; UPDATE t SET b=hex(randomblob(1500));";
+        assert_eq!(plain.ask(&format!("PRAGMA journal_mode={mode};{statements}")), mode);
+        plain.kill();
+        let journal = dir.path().join("a.db-journal");
+        assert!(fs::metadata(&journal).unwrap().len() > 512, "a hot journal");
+
+        let mut ours = Shell::open(&by_us(&library, &database));
+        let sum = "SELECT count(*), max(length(b)) FROM t; PRAGMA integrity_check;";
+        assert_eq!(ours.ask(sum), "100|200\nok", "{mode}");
+        assert_eq!(ours.ask("UPDATE t SET b='kept' WHERE a=1; SELECT b FROM t WHERE a=1;"), "kept");
+        ours.kill();
+        // Were the journal still there, this would be undone.
+        assert_eq!(
+            said(&format!("{}SELECT b FROM t WHERE a=1; {sum}", by_us(&library, &database))),
+            "kept\n100|200\nok"
+        );
+        let plain =
+            said(&format!("{}UPDATE t SET b=hex(zeroblob(100)) WHERE a=1; {sum}", by_default(&database)));
+        assert_eq!(plain, "100|200\nok");
+    }
+}
+
+#[test]
+fn what_cannot_be_right_is_refused() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let other = dir.path().join("b.db");
+    let open = by_us(&library, &database);
+    assert_eq!(said(&format!("{open}{TABLE}")), "");
+
+    let wal = said(&format!("{open}PRAGMA journal_mode=WAL;"));
+    assert!(wal.contains("WAL mode is refused"), "{wal}");
+    let locks = said(&open.replace("?vfs", "?nolock=1&vfs"));
+    assert!(locks.contains("unable to open"), "{locks}");
+    // Two databases in one transaction: either is written alone, both are not.
+    let attach = format!(
+        "{open}ATTACH 'file:{}?vfs=pagekeeper' AS b; CREATE TABLE IF NOT EXISTS b.u(a);",
+        other.display()
+    );
+    let both = said(&format!("{attach}\nBEGIN;\nDELETE FROM t;\nINSERT INTO u VALUES(1);\nCOMMIT;\n"));
+    assert!(both.contains("unable to open"), "{both}");
+    assert_eq!(
+        said(&format!("{attach} SELECT count(*) FROM t; SELECT count(*) FROM u;")).lines().last(),
+        Some("0")
+    );
+    // A database by us attached to one by SQLite: refused by the name that its journal is given.
+    let plain = dir.path().join("plain.db");
+    let mixed = format!(
+        ".load {}\n{}CREATE TABLE p(a);\nATTACH 'file:{}?vfs=pagekeeper' AS b;\nBEGIN;\nINSERT INTO p VALUES(1);\nINSERT INTO u VALUES(1);\nCOMMIT;\n",
+        library.display(),
+        by_default(&plain).replace(&plain.display().to_string(), &format!("file:{}", plain.display())),
+        other.display()
+    );
+    let mixed = said(&mixed);
+    assert!(mixed.contains("unable to open"), "{mixed}");
+
+    // A database in WAL mode.
+    assert_eq!(said(&format!("{}PRAGMA journal_mode=WAL; {TABLE}", by_default(&plain))), "wal");
+    let opened = said(&format!("{}SELECT count(*) FROM t;", by_us(&library, &plain)));
+    assert!(opened.contains("unable to open"), "{opened}");
+
+    // A file of something else.
+    let text = dir.path().join("text");
+    fs::write(&text, "no database, but longer than a header of one, so that it is looked at".repeat(20))
+        .unwrap();
+    let before = fs::read(&text).unwrap();
+    assert!(said(&format!("{}CREATE TABLE t(a);", by_us(&library, &text))).contains(NOT_A_DATABASE));
+    assert_eq!(fs::read(&text).unwrap(), before);
+}
+
+#[test]
+fn a_database_without_its_log_or_with_anothers_is_refused() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let (first, second) = (dir.path().join("a.db"), dir.path().join("b.db"));
+    for database in [&first, &second] {
+        let mut ours = Shell::open(&by_us(&library, database));
+        assert_eq!(ours.ask(TABLE), "");
+        ours.kill();
+    }
+    let count = |database: &Path| said(&format!("{}SELECT count(*) FROM t;", by_us(&library, database)));
+    let log = |name: &str| dir.path().join(name);
+    fs::rename(log("a.db-pagekeeper"), log("kept")).unwrap();
+    assert!(count(&first).contains("unable to open"));
+    fs::rename(log("b.db-pagekeeper"), log("a.db-pagekeeper")).unwrap();
+    assert!(count(&first).contains("unable to open"));
+    // Nothing was changed: with its own log it is whole.
+    fs::rename(log("a.db-pagekeeper"), log("b.db-pagekeeper")).unwrap();
+    fs::rename(log("kept"), log("a.db-pagekeeper")).unwrap();
+    assert_eq!((count(&first), count(&second)), ("100".to_owned(), "100".to_owned()));
+    // A plain copy put back over a database is not changed by the log that is still there.
+    let copy = fs::read(&first).unwrap();
+    let mut ours = Shell::open(&by_us(&library, &first));
+    assert_eq!(ours.ask("DELETE FROM t;"), "");
+    ours.kill();
+    fs::write(&first, copy).unwrap();
+    assert_eq!(count(&first), "100");
+}
+
+#[test]
+fn a_full_disk_fails_the_commit_and_loses_nothing() {
+    let Some(library) = library() else { return };
+    let Some(disk) = Mounted::new("tmpfs") else { return };
+    let database = disk.path().join("a.db");
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
+    let mut rows = 0;
+    loop {
+        let said = ours.ask("INSERT INTO t(b) VALUES(hex(randomblob(50000)));");
+        if !said.is_empty() {
+            assert!(said.contains("full"), "{said}");
+            break;
+        }
+        rows += 1;
+        assert!(rows < 2000, "the disk has 64 MiB");
+    }
+    assert!(rows > 50, "{rows}");
+    // A large one needs a spill file, for which there is no room either.
+    let large = ours.ask(LARGE);
+    assert!(large.contains("full"), "{large}");
+    let check = "SELECT count(*) FROM t; PRAGMA integrity_check;";
+    assert_eq!(ours.ask(check), format!("{rows}\nok"));
+    assert_eq!(ours.ask("UPDATE t SET a=a+1000 WHERE a=1; SELECT changes();"), "1");
+    ours.kill();
+    assert_eq!(said(&format!("{}{check}", by_us(&library, &database))), format!("{rows}\nok"));
+    assert_eq!(said(&format!("{}{check}", by_default(&database))), format!("{rows}\nok"));
+}
+
+#[test]
+fn a_disk_without_room_for_the_log_leaves_a_plain_database() {
+    let Some(library) = library() else { return };
+    let Some(disk) = Mounted::new("tmpfs") else { return };
+    let database = disk.path().join("a.db");
+    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    fs::write(disk.path().join("rest"), vec![1; 40 << 20]).unwrap();
+    let mut ours = Shell::open(&by_us(&library, &database));
+    let refused = ours.ask("DELETE FROM t;");
+    assert!(refused.contains("full"), "{refused}");
+    assert!(!is_marked(&database));
+    assert_eq!(said(&format!("{}SELECT count(*) FROM t;", by_default(&database))), "100");
+    fs::remove_file(disk.path().join("rest")).unwrap();
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=1; SELECT count(*) FROM t;"), "99");
+}

@@ -1,0 +1,120 @@
+//! SQLite's own shell as a child process: statements in, lines out, killed at any time.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use pagekeeper_testing::skip;
+
+/// The library, as this build made it; `None` where there is no shell to load it.
+pub(crate) fn library() -> Option<PathBuf> {
+    if !Command::new("sqlite3").arg("--version").output().is_ok_and(|said| said.status.success()) {
+        skip("sqlite3 is not installed");
+        return None;
+    }
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap().join("libpagekeeper_sqlite.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    Some(library)
+}
+
+/// What opens a database by the VFS.
+pub(crate) fn by_us(library: &Path, database: &Path) -> String {
+    format!(".load {}\n.open 'file:{}?vfs=pagekeeper'\n", library.display(), database.display())
+}
+
+/// What opens one by SQLite's own.
+pub(crate) fn by_default(database: &Path) -> String {
+    format!(".open '{}'\n", database.display())
+}
+
+/// Statements in a shell of their own: what it printed, errors and all.
+pub(crate) fn said(statements: &str) -> String {
+    let mut shell =
+        shell().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It may end before it has read all.
+    let _ = shell.stdin.take().unwrap().write_all(statements.as_bytes());
+    let Output { stdout, stderr, .. } = shell.wait_with_output().unwrap();
+    (String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr)).trim().to_owned()
+}
+
+fn shell() -> Command {
+    let mut command = Command::new("sqlite3");
+    command.args(["-batch", "-noheader"]).env("HOME", "/nonexistent");
+    command
+}
+
+/// A shell that stays open; killed when dropped.
+pub(crate) struct Shell {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Shell {
+    pub(crate) fn open(opening: &str) -> Self {
+        let mut command = Command::new("sh");
+        // Errors come in order with all else.
+        command.args(["-c", "exec sqlite3 -batch -noheader 2>&1"]).env("HOME", "/nonexistent");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (give, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if give.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut shell = Self { input: child.stdin.take().unwrap(), child, lines };
+        shell.send(opening);
+        shell
+    }
+
+    /// Gives statements to it, and waits for nothing.
+    pub(crate) fn send(&mut self, statements: &str) {
+        let _ = self.input.write_all(statements.as_bytes());
+        let _ = self.input.flush();
+    }
+
+    /// The lines that statements print, errors and all.
+    pub(crate) fn ask(&mut self, statements: &str) -> String {
+        self.send(&format!("{statements}\n.print over\n"));
+        let mut all = Vec::new();
+        loop {
+            match self.lines.recv_timeout(Duration::from_secs(120)) {
+                Ok(line) if line == "over" => return all.join("\n"),
+                Ok(line) => all.push(line),
+                Err(error) => panic!("{error} after {all:?}"),
+            }
+        }
+    }
+
+    /// The lines that it has printed by now.
+    pub(crate) fn printed(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    /// Kills it, and gives the lines that nobody has read.
+    pub(crate) fn kill(mut self) -> Vec<String> {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        // Ends when the child's end of the pipe is closed.
+        self.lines.iter().collect()
+    }
+
+    /// Ends it as a user does.
+    pub(crate) fn quit(mut self) {
+        self.send(".quit\n");
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
