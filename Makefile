@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,9 @@ test-faults: ## power cuts, failing and lying disks under store and logs, a seco
 
 test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler
 	@scripts/test-crates.sh
+
+test-sqlite: ## SQLite's own tests with the VFS as its default; fetches Debian's source into the target directory (ARGS="TEST ...")
+	@scripts/test-sqlite.sh $(ARGS)
 
 test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
 	@scripts/keep-idle-pages.sh scripts/test-mysql.sh

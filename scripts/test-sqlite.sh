@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# SQLite's own tests with pagekeeper's VFS as the default one, and again with SQLite's own: what fails only with ours is a failure.
+# `test-sqlite.sh [TEST...]`: names of tests without `.test`; about 380 of them if none is said (half an hour). Debian's source of the
+# SQLite that it has is fetched into the target directory, by apt-get.
+#
+# Left out: WAL mode, mapped files and memory databases, which this VFS has nothing to do with, and what takes longer than two minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+work=$target/sqlite-tests
+
+scripts/packages.sh "SQLite's own tests: gcc make tcl-dev zlib1g-dev dpkg-dev sqlite3"
+scripts/build-sqlite.sh "$work"
+
+if ! compgen -G "$work/source/sqlite3-*/test/select1.test" >/dev/null; then
+    mkdir -p "$work"/source "$work"/lists/partial "$work"/cache/archives/partial
+    # shellcheck disable=SC1091
+    echo "deb-src http://deb.debian.org/debian $(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$work/sources.list"
+    apt=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache")
+    (cd "$work/source" && apt-get "${apt[@]}" -q update && apt-get "${apt[@]}" -q source --download-only sqlite3 && tar xf sqlite3_*.orig.tar.xz)
+fi
+source=$(dirname "$(dirname "$(compgen -G "$work/source/sqlite3-*/test/select1.test")")")
+if [ ! -x "$source/built/testfixture" ]; then
+    mkdir -p "$source/built"
+    (cd "$source/built" && ../configure --enable-all --with-tcl=/usr/lib/tcl8.6 CFLAGS=-O1 && make testfixture) >"$work/built.log" 2>&1
+fi
+
+cat >"$work/run.tcl" <<'TCL'
+set test [lindex $argv 0]
+if {[info exists env(VFS)]} {
+    sqlite3 loader :memory:
+    sqlite3_enable_load_extension loader 1
+    loader eval {SELECT load_extension($env(VFS), 'sqlite3_pagekeeper_default_init')}
+    loader close
+}
+set argv0 $test
+set argv [lrange $argv 1 end]
+source $test
+TCL
+
+if [ $# -gt 0 ]; then
+    tests=("$@")
+else
+    mapfile -t tests < <(cd "$source/test" && printf '%s\n' *.test | sed 's/\.test$//' |
+        grep --invert-match --extended-regexp '^(wal|mmap|mem|fuzz|fts|rtree|json|window|e_|all$|quick|veryquick|full|extraquick|soak|permutations|speed|big|rbu|session|crash7|savepoint6|pagerfault2|backup_ioerr|thread003|tkt|sort|vtab|with)')
+fi
+
+# What failed in a test: names of its cases, or how it ended.
+failed() { # failed WITH TEST
+    local place=$work/place
+    rm -rf "$place"
+    mkdir "$place"
+    local vfs=()
+    [ "$1" = sqlite ] || vfs=("VFS=$work/pagekeeper_sqlite.so")
+    local status=0
+    (cd "$place" && env "${vfs[@]}" timeout 120 "$source/built/testfixture" "$work/run.tcl" "$source/test/$2.test") >"$work/said" 2>&1 || status=$?
+    awk '/^!Failures on these tests:/ { for (word = 5; word <= NF; word++) print $word }' "$work/said"
+    if [ "$status" -gt 1 ]; then echo "status-$status"; fi
+}
+
+bad=0 ran=0
+for test in "${tests[@]}"; do
+    ours=$(failed pagekeeper "$test" | sort)
+    ran=$((ran + 1))
+    [ -n "$ours" ] || continue
+    theirs=$(failed sqlite "$test" | sort)
+    only=$(comm -23 <(echo "$ours") <(echo "$theirs"))
+    if [ -n "$only" ]; then
+        echo "$test: fails with pagekeeper's VFS only: $only"
+        bad=$((bad + 1))
+    fi
+done
+echo "$ran of SQLite's tests, $bad fail with pagekeeper's VFS only"
+[ "$bad" -eq 0 ]
