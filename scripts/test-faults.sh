@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, on files and on ext4 and XFS; and
+# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, and SQLite, on files and on ext4 and XFS; and
 # kills after which a second reader must find what the first one does. As root, with FUSE. CYCLES: power cuts of each [default: 500].
 # `make test` has some tens of them.
 #
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "XFS on a disk that fails: xfsprogs"
+scripts/packages.sh "XFS on a disk that fails: xfsprogs" "SQLite on one: sqlite3"
 if [ "$(id -u)" -ne 0 ]; then
     echo "A disk that fails has to be mounted: run this as root." >&2
     exit 1

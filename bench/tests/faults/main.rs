@@ -1,9 +1,10 @@
-//! Store, redo log and binlog on a disk that loses power, fails and lies, in processes that are killed. As root, with FUSE.
+//! Store, redo log, binlog and SQLite on a disk that loses power, fails and lies, in processes that are killed. As root, with FUSE.
 //!
 //! `PAGEKEEPER_FAULT_CYCLES` says how many cycles each test has; `make test-faults` has 500. A failure prints the seed of the life that
 //! it came in: with `PAGEKEEPER_SEED` set to it that life is the first one.
 
 mod cycle;
+mod database;
 mod disk;
 mod file;
 mod medium;
@@ -169,4 +170,31 @@ fn the_redo_log_loses_nothing_on_xfs() {
 #[test]
 fn the_binlog_loses_nothing_on_xfs() {
     nothing_is_lost(Subject::Binlog, Place::On("xfs"), 10);
+}
+
+#[test]
+fn sqlite_loses_nothing_on_files() {
+    if database::has_shell() {
+        nothing_is_lost(Subject::Sqlite, Place::Files, 20);
+    } else {
+        skip("sqlite3 is not installed");
+    }
+}
+
+#[test]
+fn sqlite_loses_nothing_on_ext4() {
+    if database::has_shell() {
+        nothing_is_lost(Subject::Sqlite, Place::On("ext4"), 10);
+    } else {
+        skip("sqlite3 is not installed");
+    }
+}
+
+#[test]
+fn a_disk_that_lies_to_sqlite_is_caught() {
+    if database::has_shell() {
+        a_lie_is_caught(Subject::Sqlite);
+    } else {
+        skip("sqlite3 is not installed");
+    }
 }

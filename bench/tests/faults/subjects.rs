@@ -23,6 +23,7 @@ pub(crate) enum Subject {
     Store,
     Redo,
     Binlog,
+    Sqlite,
 }
 
 impl Subject {
@@ -31,11 +32,12 @@ impl Subject {
             Self::Store => "store",
             Self::Redo => "redo",
             Self::Binlog => "binlog",
+            Self::Sqlite => "sqlite",
         }
     }
 
     pub(crate) fn by_name(name: &str) -> Self {
-        let all = [Self::Store, Self::Redo, Self::Binlog];
+        let all = [Self::Store, Self::Redo, Self::Binlog, Self::Sqlite];
         all.into_iter().find(|subject| subject.name() == name).unwrap()
     }
 
@@ -47,6 +49,7 @@ impl Subject {
             Self::Store => run_store(dir, only_look),
             Self::Redo => run_redo(dir, mode, cycle, only_look),
             Self::Binlog => run_binlog(dir, mode, cycle, only_look),
+            Self::Sqlite => crate::database::run(dir, way, cycle, only_look),
         };
         if let Err(why) = done {
             Line::Failed(why).say();

@@ -1,0 +1,106 @@
+//! SQLite under test: its own shell, through the loadable VFS. One row for each commit, in a shell that dies with this process.
+
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use pagekeeper_sqlite as _;
+use pagekeeper_testing::Rng;
+
+use crate::oracle::{Commit, Line};
+
+/// Whether there is a shell.
+pub(crate) fn has_shell() -> bool {
+    Command::new("sqlite3").arg("--version").output().is_ok_and(|said| said.status.success())
+}
+
+struct Shell {
+    /// Held, so that it is not waited for by nobody.
+    _child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Shell {
+    fn open(database: &Path) -> Result<Self, String> {
+        let library = std::env::current_exe().map_err(text)?.with_file_name("libpagekeeper_sqlite.so");
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "sh", "-c", "exec sqlite3 -batch -noheader 2>&1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(text)?;
+        let input = child.stdin.take().ok_or("no input")?;
+        let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+        let mut shell = Self { _child: child, input, lines };
+        let open = format!(".load {}\n.open 'file:{}?vfs=pagekeeper'", library.display(), database.display());
+        shell.ask(&open)?;
+        Ok(shell)
+    }
+
+    /// What statements print; fails by what says that they failed.
+    fn ask(&mut self, statements: &str) -> Result<Vec<String>, String> {
+        self.input.write_all(format!("{statements}\n.print over\n").as_bytes()).map_err(text)?;
+        let mut said = Vec::new();
+        for line in &mut self.lines {
+            match line.map_err(text)? {
+                line if line == "over" => return Ok(said),
+                line if line.contains("rror") => return Err(line),
+                line => said.push(line),
+            }
+        }
+        Err("the shell has ended".to_owned())
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// As the other subjects: opens it, says what is there, and commits until something fails; or closes it at once.
+pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(), String> {
+    std::fs::create_dir_all(dir).map_err(text)?;
+    // A database's directory is its user's.
+    let parent = dir.parent().ok_or("a directory without a parent")?;
+    std::fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(text)?;
+    let mut shell = Shell::open(&dir.join("a.db"))?;
+    let mode = ["DELETE", "TRUNCATE", "PERSIST", "MEMORY"][usize::try_from(way % 4).map_err(text)?];
+    shell.ask(&format!(
+        "PRAGMA journal_mode={mode};\nPRAGMA cache_size=20;\nCREATE TABLE IF NOT EXISTS t(cycle, number, value);"
+    ))?;
+    let whole = shell.ask("PRAGMA integrity_check;")?;
+    if whole != ["ok"] {
+        Line::Wrong(format!("the database is not whole: {whole:?}")).say();
+    }
+    for row in shell.ask("SELECT cycle, min(number), max(number), count(*) FROM t GROUP BY cycle;")? {
+        let numbers: Vec<u64> = row.split('|').map_while(|number| number.parse().ok()).collect();
+        match numbers[..] {
+            [cycle, 1, last, count] if count == last => {
+                Line::Found { thread: 0, cycle, first: 1, last }.say()
+            }
+            _ => Line::Wrong(format!("commits are missing, or twice there: {row}")).say(),
+        }
+    }
+    Line::Opened(0).say();
+    if only_look {
+        return shell.ask("PRAGMA pagekeeper_release;").map(drop);
+    }
+    let mut rng = Rng::from_seed(way ^ cycle << 32);
+    for number in 1.. {
+        let bytes = if rng.one_in(10) { rng.of(0..20_000) } else { rng.of(0..200) };
+        shell.ask(&format!("INSERT INTO t VALUES({cycle}, {number}, hex(randomblob({bytes})));"))?;
+        Line::Acknowledged(Commit { thread: 0, cycle, number, place: 1 }).say();
+        // Large transactions go by the spill file.
+        let beside = match rng.of(0..60) {
+            0 => {
+                "DROP TABLE IF EXISTS u; CREATE TABLE u AS SELECT hex(randomblob(3000)) FROM generate_series(1, 500); DROP TABLE u;"
+            }
+            1 => "VACUUM;",
+            2 => "UPDATE t SET value=hex(randomblob(100)) WHERE number%5=0;",
+            3 => "PRAGMA pagekeeper_release;",
+            _ => continue,
+        };
+        shell.ask(beside)?;
+    }
+    Ok(())
+}
