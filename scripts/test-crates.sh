@@ -11,7 +11,7 @@ scripts/require-rust.sh
 dir=$(mktemp --directory "${TMPDIR:-/var/tmp}/pagekeeper-crates.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 
-unpublished=$(grep --files-with-matches '^publish = false' crates/*/Cargo.toml docs/Cargo.toml |
+unpublished=$(grep --files-with-matches '^publish = false' crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml |
     xargs sed -n 's/^name = "\(.*\)"/\1/p')
 # What is tested is the tree as it is, committed or not. Tests that lie outside of the packages stay behind.
 rm -rf "$target/package"

@@ -76,7 +76,7 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
         let numbers: Vec<u64> = row.split('|').map_while(|number| number.parse().ok()).collect();
         match numbers[..] {
             [cycle, 1, last, count] if count == last => {
-                Line::Found { thread: 0, cycle, first: 1, last }.say()
+                Line::Found { thread: 0, cycle, first: 1, last }.say();
             }
             _ => Line::Wrong(format!("commits are missing, or twice there: {row}")).say(),
         }
