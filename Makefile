@@ -17,7 +17,7 @@ export CARGO PREFIX DESTDIR
 .PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--seconds 12")
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
@@ -28,7 +28,7 @@ test: ## all checks and all tests, real databases included; as root it installs 
 test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
 	@scripts/keep-idle-pages.sh scripts/test-kills.sh
 
-test-faults: ## power cuts, failing and lying disks under store and logs, a second reader after kills, as root (CYCLES=500)
+test-faults: ## power cuts, failing and lying disks under store, logs and SQLite, a second reader after kills, as root (CYCLES=500)
 	@scripts/keep-idle-pages.sh scripts/test-faults.sh
 
 test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler

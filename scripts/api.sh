@@ -17,6 +17,7 @@ if ! command -v cargo-public-api >/dev/null; then
     "$cargo" install --quiet --locked --root "$target/tools" cargo-public-api@0.52.0
 fi
 
+mkdir -p "$target"
 changed=()
 for crate in "${crates[@]}"; do
     list=crates/$crate/api.txt

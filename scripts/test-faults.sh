@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, and SQLite, on files and on ext4 and XFS; and
+# Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, on files and on ext4 and XFS, and under SQLite, on
+# files and ext4; and
 # kills after which a second reader must find what the first one does. As root, with FUSE. CYCLES: power cuts of each [default: 500].
 # `make test` has some tens of them.
 #

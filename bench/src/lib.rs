@@ -173,7 +173,7 @@ enum Bench {
 /// How to measure.
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
-    /// Fewer cases and rounds: ends within 45 seconds
+    /// Fewer cases and rounds: ends within 45 seconds (rocksdb: some minutes)
     #[arg(long)]
     quick: bool,
     /// Print one JSON object

@@ -41,7 +41,8 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
     return synced(written, target()->Fsync(options, dbg));
   }
 
-  // wal_bytes_per_sync: what the call before this one has begun to write is on the disk by now, as a rule. What is not stays for the next.
+  // wal_bytes_per_sync: what the call before this one has begun to write is on the disk by now, as a rule. What is not,
+  // and lies more than a folio back by the next call, stays until the log is closed.
   IOStatus RangeSync(uint64_t offset, uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
     IOStatus begun = target()->RangeSync(offset, size, options, dbg);
     if (begun.ok()) release(begun_.exchange(offset + size));
@@ -49,8 +50,9 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
   }
 
   IOStatus Close(const IOOptions& options, IODebugContext* dbg) override {
-    // No more is written to the last page.
-    if (synced_.load() == written_.load()) target()->InvalidateCache(0, 0).PermitUncheckedError();
+    // All but a last page in part: what cuts off the room behind it would read that back. A length of 0 would be the whole file.
+    const uint64_t written = written_.load(), end = written - written % kPage;
+    if (synced_.load() == written && end > 0) target()->InvalidateCache(0, end).PermitUncheckedError();
     return target()->Close(options, dbg);
   }
 

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a memory cgroup of one size holds process and page cache of every sample; each sample begins with a copy of
 //! one database of which nothing is cached, and is read once before it counts. Caches that have a size get all of the
-//! group but what the process itself needs. Fails in plain words without root, `db_bench` or the library.
+//! group but what the process itself needs. Fails in plain words without root or the library; `db_bench` is named where it is missing.
 
 mod program;
 mod subjects;
@@ -137,15 +137,15 @@ fn library() -> Result<PathBuf> {
 fn note(run: &mut Run, scale: Scale, groups: &Groups, ways: &[Way]) {
     let budget = budget(scale);
     run.note(&format!(
-        "a memory cgroup (version {}) of {} MiB for process and page cache together; caches have {} MiB of them, block caches three quarters of that and the allocator's overhead",
+        "a memory cgroup (version {}) of {} MiB for process and page cache together; caches have {} MiB of them, block caches seven eighths of that and the allocator's overhead",
         groups.version(),
         scale.limit / MIB,
         budget / MIB
     ));
     if run.quick {
-        run.note("quick: readrandom alone, two sizes, uncompressed, four subjects; without --quick also multireadrandom, seekrandom, readwhilewriting, LZ4, mmap");
+        run.note("quick: readrandom alone, two sizes, uncompressed, fewer subjects; without --quick also multireadrandom, seekrandom, readwhilewriting, LZ4, mmap");
     }
-    run.note("Debian builds RocksDB with its assertions, for all subjects alike, and without io_uring");
+    run.note("Debian's db_bench has RocksDB's assertions, for all subjects alike, and no io_uring; another one may differ");
     let all = "KIND".to_owned();
     run.note(&format!("all: db_bench {}", common(1, "DATABASE", &all, scale.seconds).join(" ")));
     for way in ways {

@@ -291,7 +291,7 @@ fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
         let (resident, all) = resident_logs(&dir.path().join("db"));
         assert!(all > 24 * MIB, "{uri}, {recycled} recycled: logs of {all} bytes");
         let wrong = format!("{uri}, {recycled} recycled: {resident} of {all} bytes are resident");
-        assert!(if kept { resident > 24 * MIB } else { resident < 4 * MIB }, "{wrong}");
+        assert!(if kept { resident > 16 * MIB } else { resident < 4 * MIB }, "{wrong}");
         story.go_on();
         story.until("right");
     }
