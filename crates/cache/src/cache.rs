@@ -97,6 +97,8 @@ impl PageCache {
     /// open of the same path.
     #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
+        // Before the table of open files, in which another thread may have been as this process was forked.
+        self.shared.require_own_process()?;
         let path = path.as_ref();
         let io = &self.shared.settings.io;
         let open = || -> Result<CachedFile, Error> {

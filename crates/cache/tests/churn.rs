@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use pagekeeper_testing::{Seed, disk_dir};
 use support::tasks::block_on;
-use support::{PAGE, SEED, bytes, check};
+use support::{PAGE, SEED, alone, bytes, check};
 
 const MIB: u64 = 1 << 20;
 
@@ -52,12 +52,10 @@ fn read(tables: &Tables, ended: &AtomicBool, reads: &AtomicU64, mut below: impl 
     }
 }
 
-#[test]
-fn five_thousand_tables_come_and_go_with_256_descriptors() {
+fn churn() {
     const TABLES: u64 = 5_000;
     /// Open at a time.
     const LIVE: usize = 180;
-    // Alone in its process: this file has no other test that opens files, and descriptors are limited for all.
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum: Some(256) }).unwrap();
     let seed = Seed::new();
     let dir = disk_dir();
@@ -101,6 +99,11 @@ fn five_thousand_tables_come_and_go_with_256_descriptors() {
     assert!(more <= max, "{more} bytes are in use for a budget of {budget}; seed {seed:?}");
     drop(tables);
     assert_eq!(cache.stats().failures, 0);
+}
+
+#[test]
+fn five_thousand_tables_come_and_go_with_256_descriptors() {
+    alone("five_thousand_tables_come_and_go_with_256_descriptors", churn);
 }
 
 #[test]

@@ -480,7 +480,7 @@ pk_status pk_txn_tree_get(pk_write_txn *txn, uint64_t root, const void *key, siz
 /* The entries from a key on, or backwards from a key, that included; size 0: from the first, or the last, on. The snapshot may end before the cursor does,
    and is kept by it. */
 pk_status pk_cursor_open(pk_read_txn *txn, uint64_t root, const void *from, size_t from_size, int backwards, pk_cursor **cursor);
-/* The next entry, in place until the next call on the cursor; PK_END: there is none. */
+/* The next entry, in place until the next call on the cursor; PK_END: there is none. It reads ahead: up to 32 entries, of 32 KiB together but for the last. */
 pk_status pk_cursor_next(pk_cursor *cursor, const void **key, size_t *key_size, const void **value, size_t *value_size);
 void pk_cursor_close(pk_cursor *cursor);
 

@@ -246,8 +246,14 @@ impl From<store::tree::TreeError> for Failure {
     fn from(error: store::tree::TreeError) -> Self {
         use store::tree::TreeError;
         let status = match error {
+            // What leads to such a page is no tree: not to be taken for a key that is not there.
+            TreeError::Store(
+                store::Error::OutOfRange { .. }
+                | store::Error::NotAllocated { .. }
+                | store::Error::NeverWritten { .. },
+            )
+            | TreeError::NotATree { .. } => Status::Corrupt,
             TreeError::Store(error) => return error.into(),
-            TreeError::NotATree { .. } => Status::Corrupt,
             TreeError::KeyTooLong { .. } | TreeError::ValueTooLong { .. } => Status::TooLarge,
             _ => Status::Internal,
         };

@@ -18,8 +18,9 @@ use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
 use crate::txn::Writing;
 
-/// Entries that a cursor reads ahead.
+/// Entries that a cursor reads ahead, if they have no more bytes than these.
 const AHEAD: usize = 32;
+const AHEAD_BYTES: usize = 32 << 10;
 
 /// `pk_cursor`.
 pub type Cursor = Exclusive<Entries>;
@@ -37,22 +38,26 @@ pub struct Entries {
 }
 
 impl Entries {
+    /// Fails only where it has read nothing: an entry that can't be read is no matter of those before it.
     fn read_ahead(&mut self) -> Result<(), TreeError> {
-        let Some(from) = self.rest.take() else { return Ok(()) };
-        let bounds =
-            if self.backwards { (Bound::Unbounded, from.clone()) } else { (from.clone(), Bound::Unbounded) };
+        let Some(from) = self.rest.clone() else { return Ok(()) };
+        let bounds = if self.backwards { (Bound::Unbounded, from) } else { (from, Bound::Unbounded) };
         let mut range = self.tree.range::<_, Vec<u8>>(&*self.txn, bounds);
-        let read = std::iter::from_fn(|| if self.backwards { range.next_back() } else { range.next() });
-        match read.take(AHEAD).collect::<Result<VecDeque<_>, _>>() {
-            Ok(entries) => self.ahead = entries,
-            Err(error) => {
-                // The next call tries again.
-                self.rest = Some(from);
-                return Err(error);
+        let mut bytes = 0;
+        while self.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
+            match if self.backwards { range.next_back() } else { range.next() } {
+                Some(Ok((key, value))) => {
+                    bytes += key.len() + value.len();
+                    self.rest = Some(Bound::Excluded(key.clone()));
+                    self.ahead.push_back((key, value));
+                }
+                Some(Err(error)) if self.ahead.is_empty() => return Err(error),
+                Some(Err(_)) => break,
+                None => {
+                    self.rest = None;
+                    break;
+                }
             }
-        }
-        if self.ahead.len() == AHEAD {
-            self.rest = self.ahead.back().map(|(key, _)| Bound::Excluded(key.clone()));
         }
         Ok(())
     }

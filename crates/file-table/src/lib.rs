@@ -335,8 +335,8 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
 /// Weak: the map drops what is removed from it some time later, when no reader can use it. All that is late
 /// then is the memory of a key and of a dropped `V`, not the `V`.
 ///
-/// Made at the first look-up: the first map of a process registers it for membarrier(2), which takes 10 ms and more where there are other
-/// threads. A table that nobody asks costs nothing.
+/// Made with the first value: the first map of a process registers it for membarrier(2), which takes 10 ms and more where there are other
+/// threads. A table that has nothing costs nothing.
 struct Found<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
 
 impl<K: Hash + Eq, V> Found<K, V> {
@@ -349,7 +349,7 @@ impl<K: Hash + Eq, V> Found<K, V> {
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.map().pin().get(key)?.upgrade()
+        self.0.get()?.pin().get(key)?.upgrade()
     }
 }
 

@@ -459,12 +459,12 @@ fn many_threads_on_few_keys() {
 }
 
 #[test]
-fn a_table_has_no_map_before_it_is_asked() {
+fn a_table_has_no_map_before_it_has_a_value() {
     let table = Table::new();
     table.remove(KEY);
     table.clear();
     table.for_each(|_, _| unreachable!("there are none"));
-    assert!(table.is_empty() && table.keys().is_empty());
+    assert!(table.is_empty() && table.keys().is_empty() && table.get(KEY).is_none());
     assert!(table.entries.index.0.get().is_none());
     let opened = table.get_or_open(KEY, || Ok(Arc::new(7))).unwrap();
     assert!(Arc::ptr_eq(&opened, &table.get(KEY).unwrap()) && table.len() == 1);

@@ -5,7 +5,8 @@
 //! between the evictor's change of the entry and its load of the announcements, make sure that at least one of the two
 //! sees the other. With membarrier(2) the light half is nothing but an order to the compiler: the heavy half makes
 //! every running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). Where
-//! the call is missing or forbidden both halves are `SeqCst` fences.
+//! the call is missing or forbidden both halves are `SeqCst` fences; where a filter allows to ask for it and nothing else, nothing is
+//! evicted, and what finds no frame is read past the cache.
 //!
 //! A process registers for it first. Where it has other threads that takes a grace period of the kernel's RCU, 10 ms and more, and
 //! an `io_uring` with a worker is such a process. Only the heavy half needs it: so a thread does it meanwhile, and a heavy half that
@@ -13,8 +14,7 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::Once;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 use std::thread::Builder;
 
 /// `MEMBARRIER_CMD_QUERY`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
@@ -35,7 +35,8 @@ impl Barrier {
     /// Asks the kernel, and has the process registered. Miri knows nothing of membarrier(2), so there it is `Symmetric`, as in a
     /// build with `--cfg pagekeeper_sanitize`, which shows the other kind to a sanitizer.
     pub(crate) fn probe() -> Self {
-        static REGISTRATION: Once = Once::new();
+        // No lock: a fork in the midst of this must not leave one to the child.
+        static ASKED: AtomicBool = AtomicBool::new(false);
         if cfg!(any(miri, pagekeeper_sanitize)) {
             return Self::Symmetric;
         }
@@ -44,9 +45,9 @@ impl Barrier {
             return Self::Symmetric;
         }
         // Without a thread, or where it fails, the first heavy half does it.
-        REGISTRATION.call_once(|| {
+        if !ASKED.swap(true, Ordering::Relaxed) {
             let _ = Builder::new().name("cache_barrier".to_owned()).spawn(register);
-        });
+        }
         Self::Asymmetric
     }
 

@@ -75,6 +75,20 @@ pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
 /// What `/file` of [`sim`] holds.
 pub(crate) const SEED: u64 = 77;
 
+/// Runs a test again in a process in which nothing else runs.
+pub(crate) fn alone(name: &str, test: impl FnOnce()) {
+    if std::env::var_os("PAGEKEEPER_ALONE").is_some() {
+        return test();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output =
+        command.args([name, "--exact", "--nocapture"]).env("PAGEKEEPER_ALONE", "1").output().unwrap();
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    print!("{said}");
+}
+
 /// Waits until so many are waiting for loads of others.
 pub(crate) fn await_coalesced(cache: &PageCache, count: u64) {
     let before = std::time::Instant::now();

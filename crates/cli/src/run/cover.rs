@@ -89,8 +89,12 @@ pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> C
 pub(crate) fn other_root(command: &[OsString]) -> Option<PathBuf> {
     let (_, command) = behind_prefixes(Path::new(""), command);
     let (name, rest) = command.split_first()?;
-    let is_directory = |word: &&OsString| !word.as_bytes().starts_with(b"-") && Path::new(word).is_dir();
-    let root = (base(name) == "chroot").then(|| rest.iter().find(is_directory))??;
+    // Options may have values of their own: `--groups users`.
+    let is_value = |at: usize| at > 0 && (rest[at - 1] == "--groups" || rest[at - 1] == "--userspec");
+    let is_root = |&(at, word): &(usize, &OsString)| {
+        !word.as_bytes().starts_with(b"-") && !is_value(at) && Path::new(word).is_dir()
+    };
+    let (_, root) = (base(name) == "chroot").then(|| rest.iter().enumerate().find(is_root))??;
     Some(PathBuf::from(root))
 }
 

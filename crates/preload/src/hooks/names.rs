@@ -106,8 +106,8 @@ before! {
 #[inline]
 fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
     if done == 0 && process::concern() != Concern::Nothing {
-        // SAFETY: the kernel has just read paths there.
-        let (from, to) = unsafe { (CStr::from_ptr(from), CStr::from_ptr(path)) };
+        // SAFETY: the kernel has just read a path there.
+        let to = unsafe { CStr::from_ptr(path) };
         noted::renamed(at, to);
         if temporary::has_some()
             && process::is_on()
@@ -115,8 +115,13 @@ fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
         {
             has_other_name(&stat);
         }
-        if process::concern() == Concern::Named && from.to_bytes().ends_with(b".ready") && process::is_on() {
-            keeping_errno(|| archive::renamed(from, to));
+        // By a descriptor alone there may be no name.
+        if process::concern() == Concern::Named && !from.is_null() && process::is_on() {
+            // SAFETY: the kernel has just read a path there.
+            let from = unsafe { CStr::from_ptr(from) };
+            if from.to_bytes().ends_with(b".ready") {
+                keeping_errno(|| archive::renamed(from, to));
+            }
         }
     }
 }
