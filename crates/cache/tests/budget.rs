@@ -459,7 +459,7 @@ fn many_futures(page_size: usize) {
     }
     let more = peak() - before;
     // What was read past the cache keeps its page until it is polled, and this thread may have to wait for a processor.
-    let unpolled = 512 * MIB;
+    let unpolled = 8192 * page_size as u64;
     let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE + unpolled;
     println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");
     assert!(
