@@ -29,7 +29,7 @@ pub(crate) fn check(step: &Step, block: &Block) {
 
 /// Whether a command takes the path of a program for a file like others.
 fn is_file_command(word: &str) -> bool {
-    matches!(word, "cp" | "install" | "systemctl" | "journalctl" | "mkdir" | "rm")
+    matches!(word, "cp" | "install" | "ln" | "systemctl" | "journalctl" | "mkdir" | "rm")
 }
 
 fn check_pagekeeper(words: &[&str], block: &Block) {

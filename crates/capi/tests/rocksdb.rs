@@ -272,6 +272,16 @@ fn resident_logs(directory: &Path) -> (u64, u64) {
     (resident, all)
 }
 
+/// Whether a guard runs on this machine, as tests of others start them: it releases the logs of each RocksDB that it finds.
+fn a_guard_runs() -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok()).any(|line| {
+        let mut words = line.split(|byte| *byte == 0);
+        words.next().is_some_and(|program| program.ends_with(b"pagekeeper"))
+            && words.any(|word| word == b"guard")
+    })
+}
+
 #[test]
 fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
     if !can_build() {
@@ -285,13 +295,15 @@ fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
         let dir = disk_dir();
         let mut command = preloaded(&built().1);
         command.arg(uri).arg(dir.path()).args(["log", recycled]).stderr(Stdio::inherit());
+        let guarded = a_guard_runs();
         let mut story = Waiting::start(command);
         story.until("ready");
         // While it is open, its last page is being written to.
         let (resident, all) = resident_logs(&dir.path().join("db"));
         assert!(all > 24 * MIB, "{uri}, {recycled} recycled: logs of {all} bytes");
         let wrong = format!("{uri}, {recycled} recycled: {resident} of {all} bytes are resident");
-        assert!(if kept { resident > 16 * MIB } else { resident < 4 * MIB }, "{wrong}");
+        let guarded = guarded || a_guard_runs();
+        assert!(if kept { guarded || resident > 16 * MIB } else { resident < 4 * MIB }, "{wrong}");
         story.go_on();
         story.until("right");
     }
