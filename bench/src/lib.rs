@@ -8,6 +8,7 @@ mod bulk;
 mod close;
 mod commit;
 mod data;
+mod db_bench;
 mod drive;
 mod follow;
 mod gauges;

@@ -3,13 +3,13 @@
 //! Invariants: it is killed with its handle, and when the thread that started it ends; as many puts were counted by the
 //! database as by `db_bench`, with no sync of the log, or it is an error. Fails with what it said.
 
-use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::db_bench::{Ended, last_lines, number_before, number_behind, run};
 use crate::peers::Program;
 use crate::scratch::Stop;
 
@@ -83,56 +83,16 @@ pub(super) fn put(
     stop: &Stop,
 ) -> Result<Measured> {
     let (database, output) = place;
-    let file = |kind: &str| {
-        let path = output.with_extension(kind);
-        File::create(&path).with_context(|| format!("can't make {}", path.display()))
-    };
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--", "setsid", "sh", "-c", GO_BEFORE, "sh"]);
     command.args(launcher).arg(&db_bench.path);
-    command.args(arguments(database, puts, more)).stdin(Stdio::null());
-    let child = command.stdout(file("out")?).stderr(file("err")?).spawn().context("can't start db_bench")?;
-    let mut running = Running(child);
-    let status = loop {
-        if let Some(status) = running.0.try_wait().context("can't wait for db_bench")? {
-            break status;
-        }
-        stop.sleep(Duration::from_millis(100))?;
-    };
-    let said = |kind: &str| std::fs::read(output.with_extension(kind)).unwrap_or_default();
-    let (out, err) = (said("out"), said("err"));
-    let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
+    command.args(arguments(database, puts, more));
+    let Ended { status, out, err } = run(command, output, Duration::from_millis(100), stop)?;
     ensure!(status.success(), "db_bench ended with {status}: {}", last_lines(&err));
     let measured =
         measured_in(&out).with_context(|| format!("db_bench is not understood: {}", last_lines(&out)))?;
     check(&out, measured)?;
     Ok(measured)
-}
-
-/// A running `db_bench`.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(5)..].join("\n")
-}
-
-/// The number that stands before `unit` in the line of the benchmark.
-fn number_before(line: &str, unit: &str) -> Option<f64> {
-    line.split(unit).next()?.split_whitespace().last()?.parse().ok()
-}
-
-/// The number behind `name` anywhere.
-fn number_behind(text: &str, name: &str) -> Option<f64> {
-    text.split_once(name)?.1.split_whitespace().next()?.trim_end_matches(',').parse().ok()
 }
 
 fn measured_in(out: &str) -> Option<Measured> {

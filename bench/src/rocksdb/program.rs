@@ -4,14 +4,14 @@
 //! cache when it starts; every get found its key, or it is an error. It is killed with its handle, and when the thread
 //! that started it ends. Fails with what it said.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::data::make_cold;
+use crate::db_bench::{last_lines, number_before, number_behind};
 use crate::peers::Program;
 use crate::pressure::group::Group;
 use crate::scratch::Stop;
@@ -73,10 +73,6 @@ pub(super) fn run(
     output: &Path,
     stop: &Stop,
 ) -> Result<String> {
-    let file = |kind: &str| {
-        let path = output.with_extension(kind);
-        File::create(&path).with_context(|| format!("can't make {}", path.display()))
-    };
     let mut command = match group {
         Some(group) => group.command("setpriv"),
         None => Command::new("setpriv"),
@@ -89,38 +85,12 @@ pub(super) fn run(
     if let Some(library) = library {
         command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
     }
-    command.arg(&db_bench.path).args(arguments).stdin(Stdio::null());
-    let child = command.stdout(file("out")?).stderr(file("err")?).spawn().context("can't start db_bench")?;
-    let mut running = Running(child);
-    let status = loop {
-        if let Some(status) = running.0.try_wait().context("can't wait for db_bench")? {
-            break status;
-        }
-        stop.sleep(Duration::from_millis(20))?;
-    };
-    let said = |kind: &str| std::fs::read(output.with_extension(kind)).unwrap_or_default();
-    let (out, err) = (said("out"), said("err"));
-    let (out, err) = (String::from_utf8_lossy(&out), String::from_utf8_lossy(&err));
+    command.arg(&db_bench.path).args(arguments);
+    let ended = crate::db_bench::run(command, output, Duration::from_millis(20), stop)?;
     let killed = group.is_some_and(Group::has_killed);
     ensure!(!killed, "db_bench was killed: it needs more memory than the cgroup has");
-    ensure!(status.success(), "db_bench ended with {status}: {}", last_lines(&err));
-    Ok(out.into_owned())
-}
-
-/// A running `db_bench`.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(5)..].join("\n")
+    ensure!(ended.status.success(), "db_bench ended with {}: {}", ended.status, last_lines(&ended.err));
+    Ok(ended.out)
 }
 
 /// What the last run of a benchmark came to; an error where it is not there, or where a key was not found.
@@ -158,16 +128,6 @@ pub(super) fn longest_put_ms(out: &str) -> Result<f64> {
     let line = out.lines().rfind(|line| line.starts_with("rocksdb.db.write.micros "));
     let longest = line.and_then(|line| number_behind(line, "P100 : "));
     Ok(longest.context("the database does not say how long its puts took")? / 1e3)
-}
-
-/// The number that stands before `unit` in a line.
-fn number_before(line: &str, unit: &str) -> Option<f64> {
-    line.split(unit).next()?.split_whitespace().last()?.parse().ok()
-}
-
-/// The number behind `name`.
-fn number_behind(text: &str, name: &str) -> Option<f64> {
-    text.split_once(name)?.1.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

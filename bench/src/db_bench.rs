@@ -1,0 +1,66 @@
+//! `db_bench` as several benchmarks run it: started with its output in files, waited for, and what it says picked out of lines.
+//!
+//! Invariant: it is killed with its handle. Fails with the end of what it said.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::scratch::Stop;
+
+/// A `db_bench` that has ended.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// A running one.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command to its end, looking for that every `interval`; what it says goes to `output` with `.out` and `.err`.
+pub(crate) fn run(mut command: Command, output: &Path, interval: Duration, stop: &Stop) -> Result<Ended> {
+    let file = |kind: &str| {
+        let path = output.with_extension(kind);
+        File::create(&path).with_context(|| format!("can't make {}", path.display()))
+    };
+    command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
+    let mut running = Running(command.spawn().context("can't start db_bench")?);
+    let status = loop {
+        if let Some(status) = running.0.try_wait().context("can't wait for db_bench")? {
+            break status;
+        }
+        stop.sleep(interval)?;
+    };
+    let said = |kind: &str| {
+        String::from_utf8_lossy(&std::fs::read(output.with_extension(kind)).unwrap_or_default()).into_owned()
+    };
+    Ok(Ended { status, out: said("out"), err: said("err") })
+}
+
+/// The end of a text.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+/// The number that stands before `unit` in a line.
+pub(crate) fn number_before(line: &str, unit: &str) -> Option<f64> {
+    line.split(unit).next()?.split_whitespace().last()?.parse().ok()
+}
+
+/// The number behind `name`, whether or not a comma follows it.
+pub(crate) fn number_behind(text: &str, name: &str) -> Option<f64> {
+    text.split_once(name)?.1.split_whitespace().next()?.trim_end_matches(',').parse().ok()
+}
