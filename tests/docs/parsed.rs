@@ -10,7 +10,8 @@ pub(crate) fn check(step: &Step, block: &Block) {
     for part in command.split(['|', ';', '&', '\n', '\'']) {
         let words: Vec<&str> = part.split_whitespace().collect();
         let at = |program: &str| {
-            words.iter().position(|word| *word == program || word.ends_with(&format!("/{program}")))
+            let ends = format!("/{program}");
+            words.iter().position(|word| *word == program || word.ends_with(&ends) && !word.starts_with('-'))
         };
         if let Some(at) = at("pagekeeper").filter(|at| !words[..*at].iter().any(|word| is_file_command(word)))
         {
