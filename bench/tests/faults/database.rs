@@ -65,8 +65,11 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
     std::fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(text)?;
     let mut shell = Shell::open(&dir.join("a.db"))?;
     let mode = ["DELETE", "TRUNCATE", "PERSIST", "MEMORY"][usize::try_from(way % 4).map_err(text)?];
+    // Pages shorter than the VFS's blocks, in a database that is shortened all the time.
+    let page = [4096, 512, 1024][usize::try_from(way / 4 % 3).map_err(text)?];
+    let vacuum = if page < 4096 { "FULL" } else { "NONE" };
     shell.ask(&format!(
-        "PRAGMA journal_mode={mode};\nPRAGMA cache_size=20;\nCREATE TABLE IF NOT EXISTS t(cycle, number, value);"
+        "PRAGMA page_size={page};\nPRAGMA auto_vacuum={vacuum};\nPRAGMA journal_mode={mode};\nPRAGMA cache_size=20;\nCREATE TABLE IF NOT EXISTS t(cycle, number, value);"
     ))?;
     let whole = shell.ask("PRAGMA integrity_check;")?;
     if whole != ["ok"] {

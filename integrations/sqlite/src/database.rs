@@ -20,9 +20,10 @@ use crate::journal::Journal;
 use crate::locks::{Level, Locks};
 use crate::mark;
 use crate::pending::Pending;
+use crate::places::Places;
 use crate::real::{RealFile, RealVfs};
 use crate::record::{BLOCK, BLOCK_BYTES};
-use crate::session::{Failure, Places, Session};
+use crate::session::{Failure, Session};
 
 /// What ends the name of a database's journal.
 const JOURNAL: &[u8] = b"-journal";
@@ -210,12 +211,12 @@ impl State {
 
     /// Looks whether the file was left with commits in its log, and goes on with them. The keeper has just got its first lock.
     fn look(&mut self, places: &Places) -> Result<(), Code> {
-        let Some(id) = Session::log_of(&mut self.keeper)? else { return Ok(()) };
+        let Some(mark) = Session::mark_of(&mut self.keeper)? else { return Ok(()) };
         if self.keeper.is_writable {
             self.keeper.lock(Level::Exclusive as i32)?;
             self.real = Level::Exclusive;
         }
-        let recovered = Session::recover(&mut self.keeper, places, id);
+        let recovered = Session::recover(&mut self.keeper, places, mark);
         self.session = Some(self.noted(recovered)?);
         Ok(())
     }
@@ -273,7 +274,7 @@ impl State {
             }
             let is_whole = self.keeper.read(buffer, offset)?;
             // Without a lock, which a first look at a file is, it may be found marked.
-            if offset == 0 && mark::log_of(buffer).is_some() {
+            if offset == 0 && mark::of(buffer).is_some() {
                 mark::take_off(buffer, 0);
             }
             return Ok(Read::Done { is_whole });

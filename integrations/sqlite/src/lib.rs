@@ -12,7 +12,9 @@
 //! | `real` | the VFS beneath |
 //! | `file` | databases and journals as SQLite has them open |
 //! | `database` | what the connections of a process share of one database |
-//! | `session` | log, commit, checkpoint, recovery |
+//! | `session` | log, commit, checkpoint |
+//! | `recover` | going on after a kill or a power cut |
+//! | `places` | where the log is, and whose |
 //! | `pending` | what a transaction wrote |
 //! | `journal` | rollback journals in memory |
 //! | `record` | a commit in the log |
@@ -29,8 +31,10 @@ mod journal;
 mod locks;
 mod mark;
 mod pending;
+mod places;
 mod real;
 mod record;
+mod recover;
 mod session;
 
 use std::ffi::{c_char, c_int, c_void};

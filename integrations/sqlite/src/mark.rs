@@ -4,11 +4,13 @@
 //! memory still holds, and the magic string (bytes 0 to 15), without which it refuses the file ("file is not a database"). The mark changes both, within
 //! the first 28 bytes, which no disk tears. So nobody without this VFS takes a file for whole that isn't, and none whose log is lost or another's.
 //!
+//! The mark has a number, which is another one each time: the log has it, too, which tells its file from a copy of another time.
+//!
 //! Invariant: marking and taking the mark off are each other's inverse, and lose nothing.
 
 /// What a database begins with.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// What a marked one begins with; the log's id follows.
+/// What a marked one begins with; its number follows.
 const MARK: &[u8; 8] = b"pgkeeper";
 /// Bytes that the mark lies in.
 pub(crate) const SPAN: usize = 28;
@@ -17,10 +19,10 @@ const COUNTER: usize = 24;
 /// The head of a marked file.
 pub(crate) type Head = [u8; SPAN];
 
-/// The id of the log that a marked file waits for; `None` for one without a mark.
-pub(crate) fn log_of(head: &[u8]) -> Option<u64> {
-    let id = head.strip_prefix(MARK)?.first_chunk()?;
-    Some(u64::from_le_bytes(*id))
+/// The number of a file's mark; `None` for one without.
+pub(crate) fn of(head: &[u8]) -> Option<u64> {
+    let number = head.strip_prefix(MARK)?.first_chunk()?;
+    Some(u64::from_le_bytes(*number))
 }
 
 /// Whether a file begins as SQLite's do.
@@ -33,11 +35,13 @@ pub(crate) fn can_be_marked(head: &Head) -> bool {
     is_database(head) || head.iter().all(|&byte| byte == 0)
 }
 
-/// Puts the mark into a head that can be marked.
-pub(crate) fn put(head: &mut Head, log: u64) {
-    head[..8].copy_from_slice(MARK);
-    head[8..16].copy_from_slice(&log.to_le_bytes());
-    invert(&mut head[COUNTER..]);
+/// Puts a mark into a head that can be marked, or in place of the one that it has.
+pub(crate) fn put(head: &mut Head, number: u64) {
+    if of(head).is_none() {
+        head[..8].copy_from_slice(MARK);
+        invert(&mut head[COUNTER..]);
+    }
+    head[8..16].copy_from_slice(&number.to_le_bytes());
 }
 
 /// Takes the mark off what was read of a marked file at an offset, as far as it is in it.
@@ -70,9 +74,10 @@ mod tests {
             *byte = u8::try_from(at * 7 % 256).unwrap();
         }
         let before = head;
-        assert!(can_be_marked(&before) && log_of(&before).is_none());
+        assert!(can_be_marked(&before) && of(&before).is_none());
+        put(&mut head, 7);
         put(&mut head, 0x0123_4567_89ab_cdef);
-        assert_eq!(log_of(&head), Some(0x0123_4567_89ab_cdef));
+        assert_eq!(of(&head), Some(0x0123_4567_89ab_cdef));
         assert!(!can_be_marked(&head));
         assert_ne!(head[COUNTER..], before[COUNTER..], "who has the file in memory must see that it changed");
         for start in 0..SPAN + 4 {

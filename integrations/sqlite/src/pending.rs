@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use crate::record::{BLOCK, BLOCK_BYTES, Block};
@@ -17,6 +17,9 @@ use crate::record::{BLOCK, BLOCK_BYTES, Block};
 pub(crate) const IN_MEMORY: usize = 512;
 /// An entry of the index: block and CRC-32C of its content. Entry `n` is of the block at `n * BLOCK`.
 const ENTRY: usize = 12;
+
+/// The spill file is never found by a link.
+const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
 
 /// Changes that wait for their commit.
 #[derive(Default)]
@@ -72,7 +75,9 @@ impl Pending {
         let file = match &mut self.spill {
             Some(file) => file,
             none => {
-                none.insert(File::options().read(true).write(true).create(true).truncate(true).open(path)?)
+                let mut options = File::options();
+                options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(NO_LINK);
+                none.insert(options.open(path)?)
             }
         };
         let mut run = Vec::with_capacity(self.memory.len() * BLOCK);
@@ -150,7 +155,7 @@ pub(crate) fn unseal<E: From<io::Error>>(
     index: u32,
     mut take: impl FnMut(u64, &Block) -> Result<(), E>,
 ) -> Result<bool, E> {
-    let mut file = File::open(path)?;
+    let mut file = File::options().read(true).custom_flags(NO_LINK).open(path)?;
     let mut entries = Vec::new();
     let has_all = slots.checked_mul(BLOCK_BYTES + ENTRY as u64) == Some(file.metadata()?.len());
     if !has_all {

@@ -2,12 +2,13 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0 | kind: 1 blocks follow, 2 they are in the spill file |
+//! | 0 | kind: 1 blocks follow, 2 they are in the spill file, 3 none: the file was marked |
 //! | 1..9 | length of the database file after the commit, in bytes, little endian as all numbers |
 //! | kind 1: then per block | its number (8 bytes), how many ranges (2 bytes), and per range: offset and length in the block (2 bytes each), bytes |
 //! | kind 2: 9..21 | number of blocks in the spill file (8 bytes) and CRC-32C of its index (4 bytes) |
+//! | kind 3: 9..17 | number of the mark |
 //!
-//! A record with no block is a length alone: each checkpoint begins with one.
+//! A log has one of kind 3 at its checkpoint.
 //!
 //! Invariants: the log's checksum holds over a whole record, so that a commit is done again as a whole or not at all; a block's first record
 //! since the checkpoint has it whole, so that a block torn by a power cut is whole again. What isn't of this form is no commit: [`decode`] gives `None`.
@@ -21,6 +22,7 @@ pub(crate) type Block = [u8; BLOCK];
 
 const BLOCKS: u8 = 1;
 const SPILLED: u8 = 2;
+const LENGTH: u8 = 3;
 const HEAD: usize = 9;
 /// Equal bytes between two changes that cost less than to begin another range.
 const GAP: usize = 8;
@@ -88,6 +90,14 @@ pub(crate) fn spilled(size: u64, blocks: u64, index: u32) -> Vec<u8> {
     body
 }
 
+/// The record of a file's length as it is marked with this number.
+pub(crate) fn length(size: u64, mark: u64) -> Vec<u8> {
+    let mut body = vec![LENGTH];
+    body.extend_from_slice(&size.to_le_bytes());
+    body.extend_from_slice(&mark.to_le_bytes());
+    body
+}
+
 /// A commit, as read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Commit<'a> {
@@ -100,6 +110,8 @@ pub(crate) struct Commit<'a> {
 pub(crate) enum Content<'a> {
     /// Bytes to be written, each at a block and an offset in it.
     Ranges(Vec<(u64, usize, &'a [u8])>),
+    /// The file was marked with this number, and nothing written.
+    Length { mark: u64 },
     /// So many blocks of the spill file, whose index has this checksum.
     Spilled { blocks: u64, index: u32 },
 }
@@ -108,6 +120,13 @@ pub(crate) enum Content<'a> {
 pub(crate) fn decode(body: &[u8]) -> Option<Commit<'_>> {
     let mut rest = body.get(HEAD..)?;
     let size = u64::from_le_bytes(body[1..].first_chunk().copied()?);
+    if i64::try_from(size).is_err() {
+        return None;
+    }
+    if body[0] == LENGTH {
+        let content = Content::Length { mark: number(&mut rest)? };
+        return rest.is_empty().then_some(Commit { size, content });
+    }
     if body[0] == SPILLED {
         let blocks = number(&mut rest)?;
         let (index, rest) = rest.split_first_chunk()?;
@@ -120,6 +139,10 @@ pub(crate) fn decode(body: &[u8]) -> Option<Commit<'_>> {
     let mut ranges = Vec::new();
     while !rest.is_empty() {
         let block = number(&mut rest)?;
+        // No place that can't be written, whoever made the log.
+        if block >= size.div_ceil(BLOCK_BYTES) {
+            return None;
+        }
         for _ in 0..short(&mut rest)? {
             let (start, len) = (short(&mut rest)?, short(&mut rest)?);
             let (bytes, after) = rest.split_at_checked(len)?;
@@ -236,9 +259,25 @@ mod tests {
         let body = spilled(8192, 2, 0xdead_beef);
         let content = Content::Spilled { blocks: 2, index: 0xdead_beef };
         assert_eq!(decode(&body), Some(Commit { size: 8192, content }));
-        for end in 0..body.len() {
-            assert_eq!(decode(&body[..end]), None, "{end}");
+        let length = length(8192, 7);
+        assert_eq!(decode(&length), Some(Commit { size: 8192, content: Content::Length { mark: 7 } }));
+        for body in [&body, &length] {
+            for end in 0..body.len() {
+                assert_eq!(decode(&body[..end]), None, "{end}");
+            }
         }
+    }
+
+    #[test]
+    fn a_block_past_the_end_is_no_commit() {
+        for (size, number, is_commit) in
+            [(4097, 1, true), (4096, 1, false), (8192, 2, false), (1 << 62, u64::MAX, false)]
+        {
+            let mut writer = Writer::new(size);
+            writer.whole(number, &[9; BLOCK]);
+            assert_eq!(decode(writer.body()).is_some(), is_commit, "{size} {number}");
+        }
+        assert_eq!(decode(Writer::new(1 << 63).body()), None);
     }
 
     #[test]

@@ -1,31 +1,34 @@
 //! The time in which our log has what the database file may not have: from the first write to the close, or to a checkpoint that was asked for.
 //!
-//! Begin: the log is made or opened, the file's length noted in it, the file marked ([`crate::mark`]) and synced. Commit: one record, appended and
-//! synced; only then the blocks go to the file, where the kernel writes them whenever it likes. Checkpoint: the file is synced, and the log given up so far. End:
-//! a checkpoint, and the mark comes off.
+//! Begin: the log is made or opened, and the file marked ([`crate::mark`]). Commit: one record, appended and synced; only then the blocks go to the
+//! file, where the kernel writes them whenever it likes. Checkpoint: the file is synced, and marked anew. End: the file is synced, and the mark comes off.
+//!
+//! Each marking has a number of its own: the log has it first, with the file's length, then the file, which is synced; then what the log had before
+//! is given up. So a file is found to be of its log's time, and not a copy of an earlier or later one.
 //!
 //! Invariants:
 //! 1. The caller holds the file's EXCLUSIVE lock, as other processes see it, from before the mark until after it is off.
 //! 2. No block reaches the file before the record that has it is durable.
 //! 3. A file without a mark is whole without the log, whatever the log has.
 //! 4. A block's first record since the checkpoint has it whole.
+//! 5. The log has the record with the number that the file is marked with, and all since. A mark is durable before the first commit after it.
 //!
-//! What fails after a record was appended is final: the commit may be durable or not, and only opening the log again finds out ([`Failure::Final`]).
+//! What fails after a record was appended, and any sync, is final: the commit may be durable or not, and only opening the log again finds out ([`Failure::Final`]).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_io::Error as IoError;
 use pagekeeper_log::{Error as LogError, Lsn, RedoLog, RedoOptions};
 
 use crate::abi::{self, Code};
 use crate::mark::{self, Head};
 use crate::pending::{self, Pending};
+use crate::places::Places;
 use crate::real::RealFile;
-use crate::record::{self, BLOCK, BLOCK_BYTES, Block, Content};
+use crate::record::{self, BLOCK, BLOCK_BYTES, Block};
 
 /// The log's ring: 32 MiB.
 const LOG_FILES: u32 = 4;
@@ -60,8 +63,9 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    fn of_log(error: &LogError) -> Self {
+    pub(crate) fn of_log(error: &LogError) -> Self {
         let code = match error {
+            LogError::Io(IoError::Locked { .. }) => abi::BUSY,
             LogError::Io(error) if error.errno() == Some(rustix::io::Errno::NOSPC.raw_os_error()) => {
                 abi::FULL
             }
@@ -70,48 +74,12 @@ impl Failure {
         Self::Refused(code, Some(error.to_string()))
     }
 
-    fn cant_open(why: impl Into<String>) -> Self {
+    pub(crate) fn cant_open(why: impl Into<String>) -> Self {
         Self::Refused(abi::CANTOPEN, Some(why.into()))
     }
 }
 
-/// Where the log of a database is.
-#[derive(Debug, Clone)]
-pub(crate) struct Places {
-    /// `NAME-pagekeeper`, beside the database.
-    pub(crate) directory: PathBuf,
-}
-
-impl Places {
-    fn log(&self) -> PathBuf {
-        self.directory.join("log")
-    }
-
-    pub(crate) fn spill(&self) -> PathBuf {
-        self.directory.join("spill")
-    }
-
-    fn prepare(&self) -> Result<(), Failure> {
-        match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let found = fs::symlink_metadata(&self.directory)?;
-                if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-                    let place = escaped(&self.directory);
-                    return Err(Failure::cant_open(format!(
-                        "{place}: not a directory of this user's: remove it"
-                    )));
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-        // The log, and the database's own name, are to be there after a power cut.
-        let beside = self.directory.parent().unwrap_or(Path::new("/"));
-        Ok(File::open(beside)?.sync_all()?)
-    }
-}
-
-fn options() -> RedoOptions {
+pub(crate) fn options() -> RedoOptions {
     RedoLog::options()
         .files(LOG_FILES)
         .file_bytes(LOG_FILE_BYTES)
@@ -121,16 +89,18 @@ fn options() -> RedoOptions {
 }
 
 pub(crate) struct Session {
-    log: RedoLog,
-    places: Places,
+    pub(crate) log: RedoLog,
+    pub(crate) places: Places,
+    /// What the file is marked with.
+    pub(crate) mark: u64,
     /// Just past the last record.
-    end: Lsn,
+    pub(crate) end: Lsn,
     /// Bytes of the file as committed.
     pub(crate) size: u64,
     /// Bytes that the file has, which is never less.
-    real: u64,
+    pub(crate) real: u64,
     /// Blocks that the log has whole since the checkpoint.
-    whole: HashSet<u64>,
+    pub(crate) whole: HashSet<u64>,
     /// Commits since it began, for who asks.
     pub(crate) commits: u64,
 }
@@ -150,8 +120,8 @@ impl Session {
             opened => opened,
         }
         .map_err(|error| match Failure::of_log(&error) {
-            Failure::Refused(code, Some(why)) if code != abi::FULL => {
-                Failure::Refused(code, Some(format!("{why} (the database is whole without this log)")))
+            Failure::Refused(abi::CANTOPEN, Some(why)) => {
+                Failure::cant_open(format!("{why} (the database is whole without this log)"))
             }
             failure => failure,
         })?;
@@ -159,25 +129,29 @@ impl Session {
             end: log.end(),
             log,
             places: places.clone(),
+            mark: 0,
             size,
             real: size,
             whole: HashSet::new(),
             commits: 0,
         };
-        // What it has is of a file that is whole without it.
-        session.restart().map_err(|error| Failure::of_log(&error))?;
-        mark::put(&mut head, session.log.id());
-        file.write(&head, 0)?;
-        file.sync()?;
+        session.renew(file)?;
         session.real = file.size()?;
         Ok(session)
     }
 
-    /// Notes the length, and gives up what the log had before that.
-    fn restart(&mut self) -> Result<(), LogError> {
+    /// Marks a file that is whole without what the log has up to here, and gives that up.
+    fn renew(&mut self, file: &mut RealFile) -> Result<(), Failure> {
         let before = self.end;
-        self.append(record::Writer::new(self.size).body())?;
-        self.log.checkpoint(before)?;
+        let new = RandomState::new().hash_one(self.mark);
+        self.append(&record::length(self.size, new)).map_err(|error| Failure::of_log(&error))?;
+        let mut head: Head = [0; mark::SPAN];
+        file.read(&mut head, 0)?;
+        mark::put(&mut head, new);
+        file.write(&head, 0)?;
+        self.mark = new;
+        file.sync().map_err(not_synced)?;
+        self.log.checkpoint(before).map_err(|error| Failure::Final(error.to_string()))?;
         self.whole.clear();
         Ok(())
     }
@@ -189,76 +163,11 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a file waits for its log, and for which.
-    pub(crate) fn log_of(file: &mut RealFile) -> Result<Option<u64>, Code> {
+    /// What a file is marked with, if it is.
+    pub(crate) fn mark_of(file: &mut RealFile) -> Result<Option<u64>, Code> {
         let mut head: Head = [0; mark::SPAN];
         file.read(&mut head, 0)?;
-        Ok(mark::log_of(&head))
-    }
-
-    /// Goes on with a file that was left marked: all commits of its log are done again, which are of no harm where they were done before.
-    pub(crate) fn recover(file: &mut RealFile, places: &Places, id: u64) -> Result<Self, Failure> {
-        let missing = |why: String| {
-            let log = places.log();
-            let log = escaped(&log);
-            Failure::cant_open(format!(
-                "this database has commits in its log, {log}, which can't be used: {why}"
-            ))
-        };
-        if !file.is_writable {
-            let why = Some("this database has commits in its log, and can't be written".to_owned());
-            return Err(Failure::Refused(abi::READONLY_RECOVERY, why));
-        }
-        let mut blocks: BTreeMap<u64, Box<Block>> = BTreeMap::new();
-        let mut size = None;
-        let mut real = file.size()?;
-        let (log, records) =
-            options().recover(&places.log(), None).map_err(|error| missing(error.to_string()))?;
-        if log.id() != id {
-            return Err(missing("it is another database's".to_owned()));
-        }
-        for record in &records {
-            let commit = record::decode(&record.body)
-                .ok_or_else(|| missing(format!("the record at LSN {} is no commit", record.lsn)))?;
-            if size.is_some_and(|size| commit.size < size) {
-                flush(file, &mut blocks, id)?;
-                cut(file, &mut real, commit.size)?;
-            }
-            size = Some(commit.size);
-            match commit.content {
-                Content::Ranges(ranges) => {
-                    for (number, start, bytes) in ranges {
-                        let block = match blocks.entry(number) {
-                            std::collections::btree_map::Entry::Occupied(block) => block.into_mut(),
-                            std::collections::btree_map::Entry::Vacant(none) => {
-                                let mut block = Box::new([0; BLOCK]);
-                                if bytes.len() < BLOCK {
-                                    file.read(&mut block[..], number * BLOCK_BYTES)?;
-                                    take_off_if_marked(&mut block, number);
-                                }
-                                none.insert(block)
-                            }
-                        };
-                        block[start..start + bytes.len()].copy_from_slice(bytes);
-                    }
-                }
-                Content::Spilled { blocks: slots, index } => {
-                    let is_whole = pending::unseal(&places.spill(), slots, index, |number, block| {
-                        blocks.insert(number, Box::new(*block));
-                        if blocks.len() >= pending::IN_MEMORY { flush(file, &mut blocks, id) } else { Ok(()) }
-                    })?;
-                    if !is_whole {
-                        return Err(missing("its spill file is not the one it had".to_owned()));
-                    }
-                }
-            }
-        }
-        let size = size.ok_or_else(|| missing("it is empty".to_owned()))?;
-        let whole = blocks.keys().copied().collect();
-        flush(file, &mut blocks, id)?;
-        let real = file.size()?.max(size);
-        let end = log.end();
-        Ok(Self { log, places: places.clone(), end, size, real, whole, commits: 0 })
+        Ok(mark::of(&head))
     }
 
     /// Sees to it that the file has room for so many bytes, before anything is said to be committed that needs them.
@@ -304,7 +213,9 @@ impl Session {
     ) -> Result<(), Failure> {
         let head = pending.get(0)?;
         if size > 0 && head.is_some_and(|head| !mark::is_database(&head[..])) {
-            return Err(Failure::cant_open("what was written to the first page is no plain SQLite database"));
+            // Anything but an I/O error would leave SQLite with pages that it takes for committed.
+            let why = "what was written to the first page is no plain SQLite database".to_owned();
+            return Err(Failure::Refused(abi::IOERR_WRITE, Some(why)));
         }
         if pending.is_spilled() {
             return self.commit_spilled(file, pending, size);
@@ -355,7 +266,7 @@ impl Session {
         for number in pending.numbers() {
             let block = pending.get(number).map_err(|_| abi::IOERR_READ)?;
             let Some(mut block) = block else { continue };
-            put_mark(&mut block, number, self.log.id());
+            put_mark(&mut block, number, self.mark);
             // The length of the file is a matter of its own: pages may be shorter than blocks.
             let start = number * BLOCK_BYTES;
             let len = usize::try_from(size.saturating_sub(start)).unwrap_or(BLOCK).min(BLOCK);
@@ -368,36 +279,51 @@ impl Session {
     }
 
     /// Makes the file whole without the log, but for the mark.
-    fn checkpoint(&mut self, file: &mut RealFile) -> Result<(), Failure> {
-        let failed = |why: String| Failure::Final(format!("a checkpoint failed: {why}"));
-        file.sync()
-            .map_err(|code| failed(format!("the database file can't be synced (SQLite's code {code})")))?;
-        self.restart().map_err(|error| failed(error.to_string()))
+    pub(crate) fn checkpoint(&mut self, file: &mut RealFile) -> Result<(), Failure> {
+        file.sync().map_err(not_synced)?;
+        self.renew(file).map_err(at_a_checkpoint)
     }
 
-    /// Ends: the file is a plain one when this returns. Where it fails the file is still marked, and its log has all.
-    pub(crate) fn end(mut self, file: &mut RealFile) -> Result<(), Failure> {
-        self.checkpoint(file)?;
-        if self.size == 0 {
-            file.truncate(0)?;
-        } else {
-            if self.real > self.size {
-                file.truncate(self.size)?;
-            }
-            let mut head: Head = [0; mark::SPAN];
-            file.read(&mut head, 0)?;
-            mark::take_off(&mut head, 0);
-            file.write(&head, 0)?;
-        }
-        file.sync()?;
+    /// Ends: the file is a plain one when this returns. Where it fails the file may be marked still, and its log has all.
+    pub(crate) fn end(self, file: &mut RealFile) -> Result<(), Failure> {
+        file.sync().map_err(not_synced)?;
+        self.take_mark_off(file).map_err(at_a_checkpoint)?;
+        file.sync().map_err(not_synced)?;
+        self.log.checkpoint(self.end).map_err(|error| Failure::Final(error.to_string()))?;
         // Of no use any more, and found by its name when it is big.
         let _ = fs::remove_file(self.places.spill());
-        self.log.close().map_err(|error| Failure::Refused(abi::IOERR_FSYNC, Some(error.to_string())))
+        self.log.close().map_err(|error| Failure::Final(error.to_string()))
+    }
+
+    fn take_mark_off(&self, file: &mut RealFile) -> Result<(), Failure> {
+        if self.size == 0 {
+            return Ok(file.truncate(0)?);
+        }
+        if self.real > self.size {
+            file.truncate(self.size)?;
+        }
+        let mut head: Head = [0; mark::SPAN];
+        file.read(&mut head, 0)?;
+        mark::take_off(&mut head, 0);
+        Ok(file.write(&head, 0)?)
     }
 
     /// Bytes of the log since the checkpoint.
     pub(crate) fn log_bytes(&self) -> u64 {
         self.end - self.log.checkpoint_lsn()
+    }
+}
+
+fn not_synced(code: Code) -> Failure {
+    Failure::Final(format!("the database file can't be synced (SQLite's code {code})"))
+}
+
+/// Whether the file is still marked, and with what, is not known.
+fn at_a_checkpoint(failure: Failure) -> Failure {
+    match failure {
+        Failure::Refused(code, None) => Failure::Final(format!("a checkpoint failed (SQLite's code {code})")),
+        Failure::Refused(_, Some(why)) => Failure::Final(format!("a checkpoint failed: {why}")),
+        failure => failure,
     }
 }
 
@@ -407,32 +333,17 @@ fn not_applied(code: Code) -> Failure {
     ))
 }
 
-fn put_mark(block: &mut Block, number: u64, log: u64) {
+pub(crate) fn put_mark(block: &mut Block, number: u64, new: u64) {
     if number == 0
         && let Some(head) = block.first_chunk_mut()
         && mark::is_database(head)
     {
-        mark::put(head, log);
+        mark::put(head, new);
     }
-}
-
-fn take_off_if_marked(block: &mut Block, number: u64) {
-    if number == 0 && mark::log_of(&block[..]).is_some() {
-        mark::take_off(&mut block[..], 0);
-    }
-}
-
-/// Writes blocks, and forgets them.
-fn flush(file: &mut RealFile, blocks: &mut BTreeMap<u64, Box<Block>>, log: u64) -> Result<(), Failure> {
-    for (number, mut block) in std::mem::take(blocks) {
-        put_mark(&mut block, number, log);
-        file.write(&block[..], number * BLOCK_BYTES)?;
-    }
-    Ok(())
 }
 
 /// Shortens the file, so that what is written past it later on is past zeros.
-fn cut(file: &mut RealFile, real: &mut u64, size: u64) -> Result<(), Code> {
+pub(crate) fn cut(file: &mut RealFile, real: &mut u64, size: u64) -> Result<(), Code> {
     // The mark stays, even on a file of nothing.
     let size = size.max(mark::SPAN as u64);
     if size < *real {

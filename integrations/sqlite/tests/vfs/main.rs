@@ -1,12 +1,12 @@
 //! Databases by SQLite's own shell: plain after the close, refused to others before, whole after kills.
 
+mod crashes;
 mod shell;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
-use pagekeeper_testing::{Mounted, Seed, disk_dir};
+use pagekeeper_testing::{Mounted, disk_dir};
 use shell::{Shell, by_default, by_us, library, said};
 
 /// A table of 100 rows.
@@ -113,78 +113,6 @@ fn who_had_it_open_before_a_kill_is_not_served_from_memory() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_kills() {
-    let Some(library) = library() else { return };
-    let seed = Seed::new();
-    let mut rng = seed.rng(0);
-    let dir = disk_dir();
-    let database = dir.path().join("a.db");
-    let mut expected = 0_u64;
-    let mut marked = 0;
-    assert_eq!(said(&(by_us(&library, &database) + "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);")), "");
-    for cycle in 0..24 {
-        let mode = ["delete", "truncate", "persist", "memory"][cycle % 4];
-        let mut ours = Shell::open(&by_us(&library, &database));
-        ours.send(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;\n"));
-        // Rows 1, 2, 3 ..., each acknowledged; in between transactions that leave nothing, small and large.
-        for row in expected + 1..=expected + 400 {
-            let size = 10 + rng.of(0..3000);
-            ours.send(&format!(
-                "INSERT INTO t VALUES({row}, hex(randomblob({size})));\nSELECT 'row {row}';\n"
-            ));
-            match rng.of(0..40) {
-                0 => ours.send(&format!("BEGIN;\n{LARGE}\nROLLBACK;\n")),
-                1 => ours.send(&format!("BEGIN;\n{LARGE}\nDELETE FROM t WHERE a>{row};\nCOMMIT;\n")),
-                2 => ours.send("VACUUM;\n"),
-                3 => ours.send("UPDATE t SET b=hex(randomblob(50)) WHERE a%7=1;\n"),
-                _ => {}
-            }
-        }
-        let mut acknowledged = expected;
-        let until = rng.of(0..120);
-        let mut note = |lines: Vec<String>| {
-            for line in lines {
-                if let Some(row) = line.strip_prefix("row ") {
-                    acknowledged = row.parse().unwrap();
-                } else {
-                    assert_eq!(line, mode);
-                }
-            }
-            acknowledged
-        };
-        while note(ours.printed()) < expected + until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(rng.of(0..30)));
-        let acknowledged = note(ours.kill());
-
-        let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
-        if is_marked(&database) {
-            marked += 1;
-            assert!(plain.contains(NOT_A_DATABASE), "cycle {cycle}: {plain}");
-        } else {
-            assert_eq!(plain, "ok", "cycle {cycle}");
-        }
-        let found = said(&format!(
-            "{}PRAGMA integrity_check; SELECT count(*), coalesce(max(a), 0), sum(b IS NULL) FROM t WHERE a<1000000;",
-            by_us(&library, &database)
-        ));
-        let (whole, counts) = found.split_once('\n').unwrap_or_else(|| panic!("cycle {cycle}: {found}"));
-        assert_eq!(whole, "ok", "cycle {cycle}");
-        let counts: Vec<u64> = counts.split('|').map(|number| number.parse().unwrap_or(0)).collect();
-        // What a large transaction leaves when it is killed between its statements is nothing; the one in flight may be there.
-        assert!(counts[0] == counts[1], "cycle {cycle}: rows are missing: {found}");
-        assert!(
-            counts[0] == acknowledged || counts[0] == acknowledged + 1,
-            "cycle {cycle}: {acknowledged} rows were acknowledged: {found}"
-        );
-        assert_eq!(said(&format!("{}PRAGMA integrity_check;", by_default(&database))), "ok", "cycle {cycle}");
-        expected = counts[0];
-    }
-    assert!(marked > 10, "only {marked} kills came while the log had commits");
-}
-
-#[test]
 fn a_journal_that_sqlite_left_is_rolled_back_once() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
@@ -285,13 +213,6 @@ fn a_database_without_its_log_or_with_anothers_is_refused() {
     fs::rename(log("a.db-pagekeeper"), log("b.db-pagekeeper")).unwrap();
     fs::rename(log("kept"), log("a.db-pagekeeper")).unwrap();
     assert_eq!((count(&first), count(&second)), ("100".to_owned(), "100".to_owned()));
-    // A plain copy put back over a database is not changed by the log that is still there.
-    let copy = fs::read(&first).unwrap();
-    let mut ours = Shell::open(&by_us(&library, &first));
-    assert_eq!(ours.ask("DELETE FROM t;"), "");
-    ours.kill();
-    fs::write(&first, copy).unwrap();
-    assert_eq!(count(&first), "100");
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! Where the log of a database is, and whether it may be trusted.
+//!
+//! Invariant: nothing in the directory is opened before it was found to be this user's own, and no one else's to write in. So no one else has put
+//! a link or a log there for this user's process to follow.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::text::escaped;
+
+use crate::session::Failure;
+
+/// Write permission of the group and of all.
+const OTHERS_WRITE: u32 = 0o022;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// `NAME-pagekeeper`, beside the database.
+    pub(crate) directory: PathBuf,
+}
+
+impl Places {
+    pub(crate) fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    pub(crate) fn spill(&self) -> PathBuf {
+        self.directory.join("spill")
+    }
+
+    /// Makes the directory, or finds that it may be trusted.
+    pub(crate) fn prepare(&self) -> Result<(), Failure> {
+        match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check()?,
+            Err(error) => return Err(error.into()),
+        }
+        // The log, and the database's own name, are to be there after a power cut.
+        let beside = self.directory.parent().unwrap_or(Path::new("/"));
+        Ok(File::open(beside)?.sync_all()?)
+    }
+
+    /// Fails unless the directory is this user's own.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let place = escaped(&self.directory);
+        let found = fs::symlink_metadata(&self.directory)
+            .map_err(|error| Failure::cant_open(format!("{place}: {error}")))?;
+        if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Failure::cant_open(format!(
+                "{place}: not a directory of this user's: open the database as its owner"
+            )));
+        }
+        if found.mode() & OTHERS_WRITE != 0 {
+            return Err(Failure::cant_open(format!("{place}: others may write in it: chmod 700 it")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Going on with a file that was left marked: the commits of its log are done again, and the log is given up before anything else happens.
+//!
+//! Invariants:
+//! 1. Nothing is changed before the log was found to be the file's, of the same time: it has the record of a length with the file's mark.
+//! 2. All commits from that record on are done again, which are of no harm where they were done before.
+//! 3. The file is synced, with a new mark, before a commit is taken. So the mark is durable before the first commit is, however the last
+//!    process ended, and a record that names the spill file is done with before that is written again.
+//!
+//! A crash or an error in the middle leaves file and log for the next try: the mark stays, and no record is given up.
+
+use std::collections::HashSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_log::Error as LogError;
+
+use crate::abi;
+use crate::mark;
+use crate::pending;
+use crate::places::Places;
+use crate::real::RealFile;
+use crate::record::{self, BLOCK, BLOCK_BYTES, Block, Commit, Content};
+use crate::session::{Failure, Session, cut, options, put_mark};
+
+impl Session {
+    /// Goes on with a file that has this mark.
+    pub(crate) fn recover(file: &mut RealFile, places: &Places, mark: u64) -> Result<Self, Failure> {
+        let missing = |why: &str| {
+            let log = places.log();
+            let log = escaped(&log);
+            Failure::cant_open(format!(
+                "this database has commits in its log, {log}, which can't be used: {why}"
+            ))
+        };
+        if !file.is_writable {
+            let why = Some("this database has commits in its log, and can't be written".to_owned());
+            return Err(Failure::Refused(abi::READONLY_RECOVERY, why));
+        }
+        places.check()?;
+        let (log, records) =
+            options().recover(&places.log(), None).map_err(|error| missing_log(&error, &missing))?;
+        let mut commits = Vec::with_capacity(records.len());
+        for record in &records {
+            let commit = record::decode(&record.body)
+                .ok_or_else(|| missing(&format!("the record at LSN {} is no commit", record.lsn)))?;
+            commits.push(commit);
+        }
+        let first = commits
+            .iter()
+            .rposition(|commit| commit.content == Content::Length { mark })
+            .ok_or_else(|| missing("it is another database's, or of another time than this file"))?;
+        let mut redo = Redo { file, places, mark, blocks: BTreeMap::new() };
+        let mut size = commits[first].size;
+        for commit in &commits[first..] {
+            if commit.size < size {
+                redo.cut(commit.size)?;
+            }
+            size = commit.size;
+            if !redo.take(commit)? {
+                return Err(missing("its spill file is not the one it had"));
+            }
+        }
+        redo.flush()?;
+        let real = file.size()?;
+        let end = log.end();
+        let places = places.clone();
+        let mut session = Self { log, places, mark, end, size, real, whole: HashSet::new(), commits: 0 };
+        session.reserve(file, size)?;
+        session.checkpoint(file)?;
+        Ok(session)
+    }
+}
+
+fn missing_log(error: &LogError, missing: &impl Fn(&str) -> Failure) -> Failure {
+    match (Failure::of_log(error), missing(&error.to_string())) {
+        // Another has it open, and may be about to close it.
+        (Failure::Refused(abi::BUSY, _), Failure::Refused(_, why)) => Failure::Refused(abi::BUSY, why),
+        (_, missing) => missing,
+    }
+}
+
+/// Commits that are done again.
+struct Redo<'a> {
+    file: &'a mut RealFile,
+    places: &'a Places,
+    mark: u64,
+    blocks: BTreeMap<u64, Box<Block>>,
+}
+
+impl Redo<'_> {
+    /// Takes a commit's blocks. `Ok(false)` where its spill file isn't there any more.
+    fn take(&mut self, commit: &Commit<'_>) -> Result<bool, Failure> {
+        match &commit.content {
+            Content::Length { .. } => Ok(true),
+            Content::Ranges(ranges) => {
+                for &(number, start, bytes) in ranges {
+                    let block = match self.blocks.entry(number) {
+                        Entry::Occupied(block) => block.into_mut(),
+                        Entry::Vacant(none) => {
+                            let mut block = Box::new([0; BLOCK]);
+                            if bytes.len() < BLOCK {
+                                self.file.read(&mut block[..], number * BLOCK_BYTES)?;
+                                take_off_if_marked(&mut block, number);
+                            }
+                            none.insert(block)
+                        }
+                    };
+                    block[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+                Ok(true)
+            }
+            &Content::Spilled { blocks, index } => {
+                let end = commit.size.div_ceil(BLOCK_BYTES);
+                pending::unseal(&self.places.spill(), blocks, index, |number, block| {
+                    if number >= end {
+                        return Err(Failure::cant_open("the spill file has a block past the database's end"));
+                    }
+                    self.blocks.insert(number, Box::new(*block));
+                    if self.blocks.len() >= pending::IN_MEMORY { self.flush() } else { Ok(()) }
+                })
+            }
+        }
+    }
+
+    /// Writes the blocks, and forgets them.
+    fn flush(&mut self) -> Result<(), Failure> {
+        for (number, mut block) in std::mem::take(&mut self.blocks) {
+            put_mark(&mut block, number, self.mark);
+            self.file.write(&block[..], number * BLOCK_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// Shortens the file. Its pages may be shorter than blocks, which are written whole: what is past them is not to come back.
+    fn cut(&mut self, size: u64) -> Result<(), Failure> {
+        self.flush()?;
+        let mut real = self.file.size()?;
+        Ok(cut(self.file, &mut real, size)?)
+    }
+}
+
+fn take_off_if_marked(block: &mut Block, number: u64) {
+    if number == 0 && mark::of(&block[..]).is_some() {
+        mark::take_off(&mut block[..], 0);
+    }
+}

@@ -1,0 +1,338 @@
+//! Databases by SQLite's own shell after kills: one after the other, without a close between, over small pages, and with files put back that are
+//! of another time than the log.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::shell::{Shell, by_default, by_us, library, said};
+use crate::{LARGE, NOT_A_DATABASE, is_marked};
+use pagekeeper_testing::{Seed, disk_dir};
+use rustix::fs::{FlockOperation, flock};
+
+const UNABLE: &str = "unable to open";
+/// Why a file and a log that don't belong together are refused.
+const ANOTHER: &str = "of another time";
+const CHECK: &str = "PRAGMA integrity_check; SELECT count(*), coalesce(max(a), 0) FROM t WHERE a<1000000;";
+
+/// The rows 1, 2, 3 ... that a check found, all of them.
+fn rows(found: &str) -> u64 {
+    let (whole, counts) = found.split_once('\n').unwrap_or_else(|| panic!("{found}"));
+    assert_eq!(whole, "ok");
+    let (count, last) = counts.split_once('|').unwrap_or_else(|| panic!("{found}"));
+    assert_eq!(count, last, "rows are missing");
+    count.parse().unwrap()
+}
+
+/// Kills a shell that commits, over and over. Gives how often the database was left marked.
+fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) -> u32 {
+    let seed = Seed::new();
+    let mut rng = seed.rng(0);
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let mut expected = 0_u64;
+    let mut marked = 0;
+    let table = format!("{settings}\nCREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);");
+    assert_eq!(said(&(by_us(library, &database) + &table)), "");
+    for cycle in 0..cycles {
+        let mode = ["delete", "truncate", "persist", "memory"][cycle % 4];
+        let mut ours = Shell::open(&by_us(library, &database));
+        assert_eq!(rows(&ours.ask(CHECK)), expected, "cycle {cycle}");
+        assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;")), mode);
+        // Rows 1, 2, 3 ..., each acknowledged; in between transactions that leave nothing, small and large.
+        for row in expected + 1..=expected + 400 {
+            let size = 10 + rng.of(0..3000);
+            ours.send(&format!(
+                "INSERT INTO t VALUES({row}, hex(randomblob({size})));\nSELECT 'row {row}';\n"
+            ));
+            match rng.of(0..40) {
+                0 => ours.send(&format!("BEGIN;\n{LARGE}\nROLLBACK;\n")),
+                1 => ours.send(&format!("BEGIN;\n{LARGE}\nDELETE FROM t WHERE a>{row};\nCOMMIT;\n")),
+                2 => ours.send("VACUUM;\n"),
+                3 => ours.send("UPDATE t SET b=hex(randomblob(50)) WHERE a%7=1;\n"),
+                4..8 => ours.send(&format!(
+                    "INSERT INTO t VALUES(1000000, hex(randomblob({size})));\nDELETE FROM t WHERE a=1000000;\n"
+                )),
+                _ => {}
+            }
+        }
+        let mut acknowledged = expected;
+        let until = rng.of(0..120);
+        let mut note = |lines: Vec<String>| {
+            for line in lines {
+                acknowledged = line.strip_prefix("row ").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+            }
+            acknowledged
+        };
+        let start = Instant::now();
+        while note(ours.printed()) < expected + until {
+            assert!(start.elapsed() < Duration::from_secs(120), "cycle {cycle}: the shell prints no more");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(rng.of(0..30)));
+        let acknowledged = note(ours.kill());
+
+        let is_left_marked = is_marked(&database);
+        marked += u32::from(is_left_marked);
+        if is_closed_between {
+            let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
+            let expected = if is_left_marked { NOT_A_DATABASE } else { "ok" };
+            assert!(plain.contains(expected), "cycle {cycle}: {plain}");
+        }
+        let mut next = Shell::open(&by_us(library, &database));
+        // What a large transaction leaves when it is killed between its statements is nothing; the one in flight may be there.
+        expected = rows(&next.ask(CHECK));
+        assert!(
+            expected == acknowledged || expected == acknowledged + 1,
+            "cycle {cycle}: {acknowledged} rows were acknowledged, {expected} are there"
+        );
+        assert_eq!(next.ask("DELETE FROM t WHERE a>=1000000; SELECT count(*) FROM t WHERE b IS NULL;"), "0");
+        if is_closed_between {
+            next.quit();
+            let plain = said(&format!("{}PRAGMA integrity_check;", by_default(&database)));
+            assert_eq!(plain, "ok", "cycle {cycle}");
+        } else {
+            next.kill();
+        }
+    }
+    marked
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_kills() {
+    let Some(library) = library() else { return };
+    let marked = kill(&library, 24, "", true);
+    assert!(marked > 10, "only {marked} kills came while the log had commits");
+}
+
+#[test]
+fn pages_shorter_than_blocks_are_there_after_kills() {
+    let Some(library) = library() else { return };
+    for page in [512, 1024] {
+        let settings = format!("PRAGMA page_size={page}; PRAGMA auto_vacuum=FULL;");
+        let marked = kill(&library, 8, &settings, page == 512);
+        assert!(marked > 3, "only {marked} kills came while the log had commits");
+    }
+}
+
+#[test]
+fn kills_without_a_close_between_lose_nothing() {
+    let Some(library) = library() else { return };
+    let marked = kill(&library, 16, "", false);
+    assert!(marked > 10, "only {marked} kills came while the log had commits");
+}
+
+/// Commits by the spill file alone, so that most kills come in the middle of one.
+#[test]
+fn large_commits_are_whole_after_kills_one_after_the_other() {
+    let Some(library) = library() else { return };
+    let seed = Seed::new();
+    let mut rng = seed.rng(0);
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, round INTEGER);
+INSERT INTO t SELECT value, hex(randomblob(3000)), 0 FROM generate_series(1, 1000);";
+    assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "");
+    let mut expected = 0_u64;
+    for cycle in 0..40 {
+        let mut ours = Shell::open(&by_us(&library, &database));
+        let found = ours.ask("SELECT count(*), min(round), max(round) FROM t; PRAGMA integrity_check;");
+        let is_round = |round: u64| found == format!("1000|{round}|{round}\nok");
+        assert!(
+            is_round(expected) || is_round(expected + 1),
+            "cycle {cycle}: {expected} were acknowledged: {found}"
+        );
+        expected += u64::from(!is_round(expected));
+        for round in expected + 1..expected + 9 {
+            ours.send(&format!("UPDATE t SET b=hex(randomblob(3000)), round={round}; SELECT {round};\n"));
+        }
+        std::thread::sleep(Duration::from_millis(rng.of(0..200)));
+        for line in ours.kill() {
+            expected = line.parse().unwrap_or_else(|_| panic!("cycle {cycle}: {line}"));
+        }
+    }
+    assert!(expected > 3, "only {expected} commits");
+}
+
+/// Whoever shortens and lengthens a database of small pages within one checkpoint's time has no bytes of before after a kill.
+#[test]
+fn what_was_cut_off_does_not_come_back() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let mut ours = Shell::open(&by_us(&library, &database));
+    let table = "PRAGMA page_size=1024; PRAGMA auto_vacuum=FULL; CREATE TABLE t(a INTEGER PRIMARY KEY, b);";
+    assert_eq!(ours.ask(table), "");
+    let content = "SELECT count(*), group_concat(hex(b), '') FROM t;";
+    for _ in 0..4 {
+        assert_eq!(ours.ask("INSERT INTO t(b) SELECT randomblob(900) FROM generate_series(1, 5);"), "");
+        assert_eq!(ours.ask("DELETE FROM t;"), "");
+    }
+    assert_eq!(ours.ask("INSERT INTO t(b) SELECT zeroblob(700) FROM generate_series(1, 4);"), "");
+    let before = ours.ask(content);
+    ours.kill();
+    // As a power cut may leave it: anything, but for the mark.
+    let mut bytes = fs::read(&database).unwrap();
+    bytes[28..].fill(0xaa);
+    fs::write(&database, &bytes).unwrap();
+    let found = said(&format!("{}{content} PRAGMA integrity_check;", by_us(&library, &database)));
+    assert_eq!(found, format!("{before}\nok"));
+}
+
+#[test]
+fn many_unclean_ends_leave_it_writable() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);";
+    assert_eq!(said(&(by_us(&library, &database) + table)), "");
+    // More than the log can tell apart without a checkpoint.
+    for row in 1..=270 {
+        let mut ours = Shell::open(&by_us(&library, &database));
+        assert_eq!(
+            ours.ask(&format!("INSERT INTO t VALUES({row}, 'b'); SELECT max(a) FROM t;")),
+            row.to_string()
+        );
+        ours.kill();
+    }
+    assert_eq!(rows(&said(&format!("{}{CHECK}", by_us(&library, &database)))), 270);
+    assert_eq!(rows(&said(&format!("{}{CHECK}", by_default(&database)))), 270);
+}
+
+/// Refused, with the reason in SQLite's log, and nothing changed.
+fn is_refused(library: &Path, database: &Path, why: &str) {
+    let before = fs::read(database).unwrap();
+    let statements = format!(".log stderr\n{}SELECT count(*) FROM t;", by_us(library, database));
+    let refused = said(&statements);
+    assert!(refused.contains(UNABLE) && refused.contains(why), "{refused}");
+    assert!(fs::read(database).unwrap() == before, "it was changed");
+}
+
+#[test]
+fn a_copy_of_another_time_than_the_log_is_refused() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let at = |name: &str| dir.path().join(name);
+    let (database, log) = (at("a.db"), at("a.db-pagekeeper"));
+    let open = by_us(&library, &database);
+    let count = format!("{open}SELECT count(*) FROM t;");
+    let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t SELECT value, 'b' FROM generate_series(1, 100);";
+
+    // A copy that was made while it was marked, and put back after a checkpoint and a kill.
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask(table), "");
+    fs::copy(&database, at("marked")).unwrap();
+    assert_eq!(ours.ask("BEGIN;"), "");
+    assert_eq!(ours.ask(LARGE), "");
+    assert_eq!(ours.ask("COMMIT; DELETE FROM t WHERE a=1;"), "");
+    ours.kill();
+    fs::rename(&database, at("newer")).unwrap();
+    fs::copy(at("marked"), &database).unwrap();
+    is_refused(&library, &database, ANOTHER);
+    fs::rename(at("newer"), &database).unwrap();
+    assert_eq!(said(&count), "1099");
+
+    // The same after a close.
+    fs::rename(&database, at("newer")).unwrap();
+    fs::copy(at("marked"), &database).unwrap();
+    is_refused(&library, &database, ANOTHER);
+    fs::rename(at("newer"), &database).unwrap();
+
+    // A database that was moved without its log, put back after another was made in its place.
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=2;"), "");
+    ours.kill();
+    fs::rename(&database, at("moved")).unwrap();
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask(table), "");
+    ours.kill();
+    fs::rename(&database, at("other")).unwrap();
+    fs::rename(at("moved"), &database).unwrap();
+    is_refused(&library, &database, ANOTHER);
+    fs::rename(at("other"), &database).unwrap();
+    assert_eq!(said(&count), "100");
+
+    // The log of another time.
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=3;"), "");
+    ours.kill();
+    let copied = std::process::Command::new("cp").arg("-a").args([&log, &at("log")]).status().unwrap();
+    assert!(copied.success());
+    assert_eq!(said(&count), "99");
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask("DELETE FROM t WHERE a=4;"), "");
+    ours.kill();
+    fs::rename(&log, at("right")).unwrap();
+    fs::rename(at("log"), &log).unwrap();
+    is_refused(&library, &database, ANOTHER);
+    fs::remove_dir_all(&log).unwrap();
+    fs::rename(at("right"), &log).unwrap();
+    assert_eq!(said(&count), "98");
+
+    // A plain copy put back over a database is not changed by the log that is still there.
+    let copy = fs::read(&database).unwrap();
+    let mut ours = Shell::open(&open);
+    assert_eq!(ours.ask("DELETE FROM t;"), "");
+    ours.kill();
+    fs::write(&database, copy).unwrap();
+    assert_eq!(said(&count), "98");
+}
+
+#[test]
+fn a_log_that_others_may_have_made_is_not_trusted() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let (database, log) = (dir.path().join("a.db"), dir.path().join("a.db-pagekeeper"));
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b');"), "");
+    ours.kill();
+    let mode = |mode: u32| fs::set_permissions(&log, fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o770);
+    is_refused(&library, &database, "others may write in it");
+    mode(0o700);
+    let own = dir.path().join("own");
+    fs::rename(&log, &own).unwrap();
+    symlink(&own, &log).unwrap();
+    is_refused(&library, &database, "not a directory of this user's");
+    fs::remove_file(&log).unwrap();
+    fs::rename(&own, &log).unwrap();
+    if rustix::process::geteuid().is_root() {
+        chown(&log, Some(65534), None).unwrap();
+        is_refused(&library, &database, "not a directory of this user's");
+        chown(&log, Some(0), None).unwrap();
+    }
+    // Whatever the spill file's name leads to stays as it is.
+    let precious = dir.path().join("precious");
+    fs::write(&precious, "precious").unwrap();
+    symlink(&precious, log.join("spill")).unwrap();
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("SELECT count(*) FROM t;"), "1");
+    assert!(ours.ask(LARGE).contains("disk I/O error"));
+    assert_eq!(ours.ask("SELECT count(*) FROM t;"), "1");
+    ours.quit();
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+}
+
+#[test]
+fn a_log_that_another_has_open_is_locked_and_not_refused() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b');"), "");
+    ours.kill();
+    let lock = fs::File::open(dir.path().join("a.db-pagekeeper/log/lock")).unwrap();
+    let check = format!("{}{CHECK}", by_us(&library, &database));
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(said(&check).contains("database is locked"));
+    flock(&lock, FlockOperation::Unlock).unwrap();
+    assert_eq!(rows(&said(&check)), 1);
+    // The same for the first write to a plain one.
+    flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert!(ours.ask("INSERT INTO t VALUES(2, 'b');").contains("database is locked"));
+    assert!(!is_marked(&database));
+    flock(&lock, FlockOperation::Unlock).unwrap();
+    assert_eq!(ours.ask("INSERT INTO t VALUES(2, 'b'); SELECT count(*) FROM t;"), "2");
+}
