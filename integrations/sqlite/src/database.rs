@@ -1,10 +1,10 @@
-//! A database file as all connections of this process share it: its locks, its session with a log, the transaction that is being written, its journal.
+//! The databases that are open in this process: one for each file, whatever connections it has, found by the file or by the name of its journal.
 //!
 //! Invariants:
-//! 1. One file of the VFS beneath, the *keeper*, has the process's lock; while there is a session it is EXCLUSIVE, whatever the connections do.
-//! 2. Only the connection with the EXCLUSIVE lock of the process's own writes, and reads what it wrote; the others read what is committed.
-//! 3. A transaction is committed when its journal ends; one without a journal when the file is synced or the lock given up.
-//! 4. After a failure that leaves open what is durable nothing is read, written or locked any more, until all connections are closed.
+//! 1. A file is open once, by one name: who comes by another, or finds another file by the same, is refused.
+//! 2. A process that was forked touches nothing of its parent's: log, locks and transaction are not its own. What it has of them is never
+//!    dropped, as the list has it.
+//! 3. Nobody waits for a database's disk with the list locked, but for its opening.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -16,14 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pagekeeper_kernel::mutex::lock;
 
 use crate::abi::{self, Code};
-use crate::journal::Journal;
-use crate::locks::{Level, Locks};
-use crate::mark;
-use crate::pending::Pending;
+use crate::locks::Level;
 use crate::places::Places;
 use crate::real::{RealFile, RealVfs};
-use crate::record::{BLOCK, BLOCK_BYTES};
-use crate::session::{Failure, Session};
+use crate::state::State;
 
 /// What ends the name of a database's journal.
 const JOURNAL: &[u8] = b"-journal";
@@ -38,25 +34,11 @@ pub(crate) struct Database {
     key: Inode,
     pub(crate) name: CString,
     pub(crate) places: Places,
+    /// Counted with [`OPEN`] locked when they come, without when they go: nobody waits there for a database's disk.
+    connections: AtomicU64,
+    /// The process that opened it.
+    process: u32,
     state: Mutex<State>,
-}
-
-pub(crate) struct State {
-    keeper: RealFile,
-    connections: u64,
-    locks: Locks,
-    /// What the keeper has.
-    real: Level,
-    session: Option<Session>,
-    pending: Pending,
-    /// Bytes of the file as the transaction has it, if one wrote.
-    size: Option<u64>,
-    journal: Option<Journal>,
-    /// A journal that another VFS left is being rolled back.
-    has_real_journal: bool,
-    failed: bool,
-    /// The last refusal, for who asks.
-    said: Option<String>,
 }
 
 /// The databases that are open, by name or file.
@@ -68,10 +50,17 @@ impl Database {
         let found = rustix::fs::stat(path).map_err(|_| abi::CANTOPEN)?;
         let key = (found.st_dev, found.st_ino);
         let mut open = lock(&OPEN);
-        if open.iter().any(|(&other, database)| (other == key) != (*database.name == *name)) {
-            let why = "open under another name, or replaced while it is open";
+        let refused = |why: &str| {
             crate::said(abi::CANTOPEN, &format!("{}: {why}", pagekeeper_kernel::text::escaped(path)));
-            return Err(abi::CANTOPEN);
+            Err(abi::CANTOPEN)
+        };
+        for (&other, database) in open.iter() {
+            if (other == key || *database.name == *name) && database.is_forked() {
+                return refused("open in the process that this one was forked from");
+            }
+            if (other == key) != (*database.name == *name) {
+                return refused("open under another name, or replaced while it is open");
+            }
         }
         let database = if let Some(database) = open.get(&key) {
             Arc::clone(database)
@@ -79,16 +68,22 @@ impl Database {
             let mut directory = name.to_bytes().to_vec();
             directory.extend_from_slice(b"-pagekeeper");
             let directory = PathBuf::from(std::ffi::OsString::from(std::ffi::OsStr::from_bytes(&directory)));
+            let mut keeper = RealFile::open_database(vfs, name)?;
+            if keeper.has_moved() {
+                return refused("replaced while it was being opened");
+            }
             let database = Arc::new(Self {
                 key,
                 name: name.to_owned(),
                 places: Places { directory },
-                state: Mutex::new(State::new(RealFile::open_database(vfs, name)?)),
+                connections: AtomicU64::new(0),
+                process: std::process::id(),
+                state: Mutex::new(State::new(keeper)),
             });
             open.insert(key, Arc::clone(&database));
             database
         };
-        lock(&database.state).connections += 1;
+        database.connections.fetch_add(1, Ordering::SeqCst);
         Ok((database, CONNECTIONS.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -100,379 +95,35 @@ impl Database {
 
     /// Ends a connection; the last one leaves a plain file.
     pub(crate) fn close(self: &Arc<Self>, connection: u64) -> Result<(), Code> {
-        let mut state = self.state();
+        // What the parent has stays as it is, and is its own to close.
+        let Ok(mut state) = self.state() else { return Ok(()) };
         let mut ended = state.unlock(connection, Level::None);
-        state.connections -= 1;
-        if state.connections == 0 {
+        if self.connections.fetch_sub(1, Ordering::SeqCst) == 1 {
             ended = ended.and(state.end());
         }
         drop(state);
         let mut open = lock(&OPEN);
-        // Another one may have come meanwhile.
-        if lock(&self.state).connections == 0 {
+        // Another connection may have come meanwhile, or even gone, and another database stand there.
+        let is_own = open.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, self));
+        if is_own && self.connections.load(Ordering::SeqCst) == 0 {
             open.remove(&self.key);
         }
         ended
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
     }
-}
 
-impl State {
-    fn new(keeper: RealFile) -> Self {
-        Self {
-            keeper,
-            connections: 0,
-            locks: Locks::default(),
-            real: Level::None,
-            session: None,
-            pending: Pending::default(),
-            size: None,
-            journal: None,
-            has_real_journal: false,
-            failed: false,
-            said: None,
+    /// What the connections share; an error in a process that was forked.
+    pub(crate) fn state(&self) -> Result<MutexGuard<'_, State>, Code> {
+        if self.is_forked() {
+            crate::said(
+                abi::IOERR,
+                "a connection of the process that this one was forked from can't be used",
+            );
+            return Err(abi::IOERR);
         }
+        Ok(lock(&self.state))
     }
-
-    /// SQLite's code for a failure, of which the reason is kept and logged.
-    fn noted<T>(&mut self, result: Result<T, Failure>) -> Result<T, Code> {
-        let (code, why) = match result {
-            Ok(value) => return Ok(value),
-            Err(Failure::Refused(code, why)) => (code, why),
-            Err(Failure::Final(why)) => {
-                self.failed = true;
-                (abi::IOERR_FSYNC, Some(format!("{why}; close all connections, and open the database again")))
-            }
-        };
-        if let Some(why) = why {
-            self.refuse(code, &why);
-        }
-        Err(code)
-    }
-
-    /// Logs a refusal and keeps it for who asks.
-    pub(crate) fn refuse(&mut self, code: Code, why: &str) -> Code {
-        crate::said(code, why);
-        self.said = Some(why.to_owned());
-        code
-    }
-
-    fn check(&self, code: Code) -> Result<(), Code> {
-        if self.failed { Err(code) } else { Ok(()) }
-    }
-
-    pub(crate) fn lock(&mut self, places: &Places, connection: u64, level: Level) -> Result<(), Code> {
-        self.check(abi::IOERR_FSYNC)?;
-        let before = self.locks.of(connection);
-        if before >= level {
-            return Ok(());
-        }
-        if !self.locks.try_take(connection, level) {
-            return Err(abi::BUSY);
-        }
-        let taken = self.lock_beneath(places, level);
-        if taken.is_err() {
-            // As SQLite's own VFS: PENDING stays, so that readers in other processes come to an end.
-            let left = if level == Level::Exclusive && self.real == Level::Pending {
-                Level::Pending
-            } else {
-                before
-            };
-            self.locks.set(connection, left);
-        }
-        taken
-    }
-
-    fn lock_beneath(&mut self, places: &Places, level: Level) -> Result<(), Code> {
-        if self.real < level {
-            let before = self.real;
-            if let Err(code) = self.keeper.lock(level as i32) {
-                if level == Level::Exclusive && before != Level::None {
-                    self.real = Level::Pending;
-                }
-                return Err(code);
-            }
-            self.real = level;
-            if before == Level::None {
-                let looked = self.look(places);
-                if looked.is_err() && self.locks.strongest() <= Level::Shared {
-                    // Only the one that came now has a lock.
-                    let _ = self.keeper.unlock(Level::None as i32);
-                    self.real = Level::None;
-                }
-                return looked;
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks whether the file was left with commits in its log, and goes on with them. The keeper has just got its first lock.
-    fn look(&mut self, places: &Places) -> Result<(), Code> {
-        let Some(mark) = Session::mark_of(&mut self.keeper)? else { return Ok(()) };
-        if self.keeper.is_writable {
-            self.keeper.lock(Level::Exclusive as i32)?;
-            self.real = Level::Exclusive;
-        }
-        let recovered = Session::recover(&mut self.keeper, places, mark);
-        self.session = Some(self.noted(recovered)?);
-        Ok(())
-    }
-
-    pub(crate) fn unlock(&mut self, connection: u64, level: Level) -> Result<(), Code> {
-        let before = self.locks.of(connection);
-        if before <= level {
-            return Ok(());
-        }
-        let mut ended = Ok(());
-        if before >= Level::Reserved {
-            // Given up in the middle, with its journal live: what it would be rolled back for was never done.
-            if !self.has_live_journal() {
-                ended = self.commit();
-            }
-            // A journal that is over must not stand for one that another VFS leaves later on.
-            self.forget();
-        }
-        self.locks.set(connection, level);
-        if self.session.is_none() {
-            let strongest = self.locks.strongest();
-            if strongest < self.real && strongest <= Level::Shared {
-                self.keeper.unlock(strongest as i32)?;
-                self.real = strongest;
-            }
-        }
-        ended
-    }
-
-    fn forget(&mut self) {
-        self.pending = Pending::default();
-        self.size = None;
-        self.journal = None;
-        self.has_real_journal = false;
-    }
-
-    /// Whether a connection or, without a session, another process is about to write.
-    pub(crate) fn is_reserved(&mut self) -> Result<bool, Code> {
-        if self.locks.strongest() >= Level::Reserved {
-            return Ok(true);
-        }
-        if self.session.is_some() { Ok(false) } else { self.keeper.is_reserved() }
-    }
-
-    pub(crate) fn level(&self, connection: u64) -> Level {
-        self.locks.of(connection)
-    }
-
-    /// Reads into the buffer, if the connection can't read the file itself.
-    pub(crate) fn read(&mut self, connection: u64, buffer: &mut [u8], offset: u64) -> Result<Read, Code> {
-        self.check(abi::IOERR_READ)?;
-        let Some(session) = &self.session else {
-            if offset >= mark::SPAN as u64 {
-                return Ok(Read::File { upto: u64::MAX });
-            }
-            let is_whole = self.keeper.read(buffer, offset)?;
-            // Without a lock, which a first look at a file is, it may be found marked.
-            if offset == 0 && mark::of(buffer).is_some() {
-                mark::take_off(buffer, 0);
-            }
-            return Ok(Read::Done { is_whole });
-        };
-        let is_writer = self.size.is_some() && self.locks.of(connection) >= Level::Exclusive;
-        if !is_writer && offset >= mark::SPAN as u64 {
-            return Ok(Read::File { upto: session.size });
-        }
-        let size = self.size.filter(|_| is_writer).unwrap_or(session.size);
-        let mut done = 0;
-        while done < buffer.len() {
-            let at = offset + done as u64;
-            let (number, within) = place(at);
-            let len = (BLOCK - within).min(buffer.len() - done);
-            let pending =
-                if is_writer { self.pending.get(number).map_err(|_| abi::IOERR_READ)? } else { None };
-            let block = match pending {
-                Some(block) => block,
-                None => session.read_block(&mut self.keeper, number)?,
-            };
-            buffer[done..done + len].copy_from_slice(&block[within..within + len]);
-            done += len;
-        }
-        Ok(Read::Done { is_whole: cut(buffer, offset, size) })
-    }
-
-    pub(crate) fn write(
-        &mut self,
-        places: &Places,
-        connection: u64,
-        bytes: &[u8],
-        offset: u64,
-    ) -> Result<(), Code> {
-        let before = self.prepare(places, connection)?;
-        let end = offset + bytes.len() as u64;
-        let session = self.session.as_mut().ok_or(abi::IOERR_WRITE)?;
-        session.reserve(&mut self.keeper, end)?;
-        let mut done = 0;
-        while done < bytes.len() {
-            let (number, within) = place(offset + done as u64);
-            let len = (BLOCK - within).min(bytes.len() - done);
-            let mut block = match self.pending.get(number).map_err(|_| abi::IOERR_READ)? {
-                Some(block) => block,
-                None if len == BLOCK => Box::new([0; BLOCK]),
-                None => {
-                    let session = self.session.as_ref().ok_or(abi::IOERR_WRITE)?;
-                    let mut block = session.read_block(&mut self.keeper, number)?;
-                    // What the transaction has cut off is not to come back.
-                    cut(&mut block[..], number * BLOCK_BYTES, before);
-                    block
-                }
-            };
-            block[within..within + len].copy_from_slice(&bytes[done..done + len]);
-            let put = self.pending.put(number, block, &places.spill()).map_err(Failure::from);
-            self.noted(put)?;
-            done += len;
-        }
-        self.size = Some(before.max(end));
-        Ok(())
-    }
-
-    pub(crate) fn truncate(&mut self, places: &Places, connection: u64, size: u64) -> Result<(), Code> {
-        let before = self.prepare(places, connection)?;
-        if size > before {
-            let session = self.session.as_mut().ok_or(abi::IOERR_WRITE)?;
-            session.reserve(&mut self.keeper, size)?;
-        }
-        let cut = self.pending.truncate(size).map_err(Failure::from);
-        self.noted(cut)?;
-        self.size = Some(size);
-        Ok(())
-    }
-
-    /// Sees to it that there is a session to write in. Gives the bytes of the file.
-    fn prepare(&mut self, places: &Places, connection: u64) -> Result<u64, Code> {
-        self.check(abi::IOERR_WRITE)?;
-        if self.locks.of(connection) < Level::Exclusive || self.real < Level::Exclusive {
-            return Err(self.refuse(abi::IOERR_WRITE, "a write without the exclusive lock"));
-        }
-        if self.session.is_none() {
-            let begun = Session::begin(&mut self.keeper, places);
-            self.session = Some(self.noted(begun)?);
-        }
-        Ok(self.size.or(self.session.as_ref().map(|session| session.size)).unwrap_or(0))
-    }
-
-    /// Bytes of the file, for a connection; `None` for one that is to ask the file itself.
-    pub(crate) fn file_size(&self, connection: u64) -> Option<u64> {
-        let session = self.session.as_ref()?;
-        let own = self.size.filter(|_| self.locks.of(connection) >= Level::Exclusive);
-        Some(own.unwrap_or(session.size))
-    }
-
-    /// SQLite syncs the file: without a journal that is the commit.
-    pub(crate) fn sync(&mut self) -> Result<(), Code> {
-        self.check(abi::IOERR_FSYNC)?;
-        if self.has_live_journal() { Ok(()) } else { self.commit() }
-    }
-
-    fn has_live_journal(&self) -> bool {
-        self.has_real_journal || self.journal.as_ref().is_some_and(|journal| journal.is_live)
-    }
-
-    fn commit(&mut self) -> Result<(), Code> {
-        self.check(abi::IOERR_FSYNC)?;
-        if let (Some(session), Some(size)) = (&mut self.session, self.size) {
-            let committed = session.commit(&mut self.keeper, &mut self.pending, size);
-            self.noted(committed)?;
-        }
-        self.pending = Pending::default();
-        self.size = None;
-        Ok(())
-    }
-
-    /// A journal ends, and with it the transaction.
-    pub(crate) fn end_journal(&mut self) -> Result<(), Code> {
-        self.commit()?;
-        if let Some(journal) = &mut self.journal {
-            journal.is_live = false;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn journal(&mut self) -> &mut Option<Journal> {
-        &mut self.journal
-    }
-
-    pub(crate) fn set_real_journal(&mut self, is_there: bool) {
-        self.has_real_journal = is_there;
-    }
-
-    pub(crate) fn has_real_journal(&self) -> bool {
-        self.has_real_journal
-    }
-
-    /// Makes the file a plain one, and lets other processes at it, until the next write.
-    pub(crate) fn release(&mut self) -> Result<(), Code> {
-        self.check(abi::IOERR_FSYNC)?;
-        if self.locks.strongest() > Level::Shared {
-            return Err(abi::BUSY);
-        }
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<(), Code> {
-        let mut ended = Ok(());
-        if let Some(session) = self.session.take()
-            && !self.failed
-        {
-            let end = session.end(&mut self.keeper);
-            ended = self.noted(end);
-            // It is marked still, and the next lock finds it so.
-        }
-        let strongest = self.locks.strongest().min(Level::Shared);
-        if strongest < self.real {
-            self.keeper.unlock(strongest as i32)?;
-            self.real = strongest;
-        }
-        ended
-    }
-
-    /// A line for who asks how it stands.
-    pub(crate) fn status(&self) -> String {
-        let mut line = match &self.session {
-            _ if self.failed => "failed: close all connections, and open the database again".to_owned(),
-            None => "plain: no commits in a log".to_owned(),
-            Some(session) => format!(
-                "this process alone: {} commits, {} bytes of them in the log",
-                session.commits,
-                session.log_bytes()
-            ),
-        };
-        if let Some(said) = &self.said {
-            line.push_str("; last refusal: ");
-            line.push_str(said);
-        }
-        line
-    }
-}
-
-/// How a connection is to read.
-pub(crate) enum Read {
-    /// From the file, up to this length.
-    File { upto: u64 },
-    /// It was read, whole or with zeros past the end.
-    Done { is_whole: bool },
-}
-
-/// Zeros what is past a length. Gives whether nothing is.
-pub(crate) fn cut(buffer: &mut [u8], offset: u64, size: u64) -> bool {
-    let there = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
-    if there < buffer.len() {
-        buffer[there..].fill(0);
-        return false;
-    }
-    true
-}
-
-fn place(offset: u64) -> (u64, usize) {
-    (offset / BLOCK_BYTES, usize::try_from(offset % BLOCK_BYTES).expect("less than a block"))
 }

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::abi::{self, Code};
-use crate::database::{self, Database, Read};
+use crate::database::Database;
 use crate::glue::{Opened, string};
 use crate::journal::{Journal, Means, meaning};
 use crate::locks::Level;
 use crate::real::{RealFile, RealVfs};
+use crate::state::{self, Read};
 
 /// A database, as one connection has it open.
 pub(crate) struct DatabaseFile {
@@ -24,12 +25,23 @@ impl DatabaseFile {
     /// Takes a file that the VFS beneath has opened by this name.
     pub(crate) fn new(vfs: RealVfs, name: &CStr, file: RealFile) -> Result<Self, Code> {
         let (database, connection) = Database::open(vfs, name)?;
-        Ok(Self { database, connection, file })
+        let mut opened = Self { database, connection, file };
+        if opened.file.has_moved() {
+            crate::said(abi::CANTOPEN, "a database file was replaced while it was being opened");
+            opened.close()?;
+            return Err(abi::CANTOPEN);
+        }
+        Ok(opened)
     }
 
     /// A PRAGMA of this VFS: what it answers, and whether that is an error. `None` for SQLite's own.
     fn pragma(&mut self, name: &str, value: Option<&str>) -> Option<(Code, String)> {
-        let mut state = self.database.state();
+        let mut state = match self.database.state() {
+            Ok(state) => state,
+            Err(code) => {
+                return Some((code, "pagekeeper: this connection is the parent process's".to_owned()));
+            }
+        };
         match name.to_ascii_lowercase().as_str() {
             "journal_mode" if value.is_some_and(|value| value.eq_ignore_ascii_case("wal")) => {
                 let why = "pagekeeper: WAL mode is refused: commits are in a log already; use DELETE, TRUNCATE, PERSIST or MEMORY";
@@ -53,53 +65,59 @@ impl Opened for DatabaseFile {
     }
 
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code> {
-        let how = self.database.state().read(self.connection, buffer, offset)?;
+        let how = self.database.state()?.read(self.connection, buffer, offset)?;
         match how {
             Read::Done { is_whole } => Ok(is_whole),
             Read::File { upto } => {
                 let is_whole = self.file.read(buffer, offset)?;
-                Ok(database::cut(buffer, offset, upto) && is_whole)
+                Ok(state::cut(buffer, offset, upto) && is_whole)
             }
         }
     }
 
     fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code> {
-        self.database.state().write(&self.database.places, self.connection, bytes, offset)
+        self.database.state()?.write(&self.database.places, self.connection, bytes, offset)
     }
 
     fn truncate(&mut self, size: u64) -> Result<(), Code> {
-        self.database.state().truncate(&self.database.places, self.connection, size)
+        self.database.state()?.truncate(&self.database.places, self.connection, size)
     }
 
     fn sync(&mut self) -> Result<(), Code> {
-        self.database.state().sync()
+        self.database.state()?.sync()
     }
 
     fn size(&mut self) -> Result<u64, Code> {
-        let size = self.database.state().file_size(self.connection);
+        let size = self.database.state()?.file_size(self.connection);
         size.map_or_else(|| self.file.size(), Ok)
     }
 
     fn lock(&mut self, level: c_int) -> Result<(), Code> {
-        self.database.state().lock(&self.database.places, self.connection, Level::of(level))
+        self.database.state()?.lock(&self.database.places, self.connection, Level::of(level))
     }
 
     fn unlock(&mut self, level: c_int) -> Result<(), Code> {
-        self.database.state().unlock(self.connection, Level::of(level))
+        self.database.state()?.unlock(self.connection, Level::of(level))
     }
 
     fn is_reserved(&mut self) -> Result<bool, Code> {
-        self.database.state().is_reserved()
+        self.database.state()?.is_reserved()
     }
 
     #[allow(unsafe_code, reason = "what an argument is follows from the control's number")]
     unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code {
         match op {
             abi::FCNTL_LOCKSTATE => {
+                let level = match self.database.state() {
+                    Ok(state) => state.level(self.connection),
+                    Err(code) => return code,
+                };
                 // SAFETY: SQLite gives the place of a number with this control.
-                unsafe { *argument.cast::<c_int>() = self.database.state().level(self.connection) as c_int };
+                unsafe { *argument.cast::<c_int>() = level as c_int };
                 abi::OK
             }
+            // Before each sync of the file, and in place of it where `synchronous` is off.
+            abi::FCNTL_SYNC => self.sync().err().unwrap_or(abi::OK),
             abi::FCNTL_SIZE_HINT => abi::OK,
             abi::FCNTL_VFSNAME => {
                 // SAFETY: SQLite gives the place of a string that it frees.
@@ -141,28 +159,27 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// A journal of our own; gives the database back where there is none, and none may be made.
-    pub(crate) fn own(database: Arc<Database>, create: bool) -> Result<Self, Arc<Database>> {
-        let mut state = database.state();
+    /// A journal of our own; `None` where there is none, and none may be made.
+    pub(crate) fn own(database: &Arc<Database>, create: bool) -> Result<Option<Self>, Code> {
+        let mut state = database.state()?;
         if create {
             state.journal().get_or_insert_default();
         }
         let is_there = state.journal().is_some();
-        drop(state);
-        if is_there { Ok(Self { database, real: None }) } else { Err(database) }
+        Ok(is_there.then(|| Self { database: Arc::clone(database), real: None }))
     }
 
     /// One that another VFS left, as the VFS beneath has it open.
-    pub(crate) fn left(database: Arc<Database>, real: RealFile) -> Self {
+    pub(crate) fn left(database: Arc<Database>, real: RealFile) -> Result<Self, Code> {
         if real.is_writable {
-            database.state().set_real_journal(true);
+            database.state()?.set_real_journal(true);
         }
-        Self { database, real: Some(real) }
+        Ok(Self { database, real: Some(real) })
     }
 
     /// Ends the transaction, or the rolling back of one: what of it is to last is in the log when this returns.
     fn end(&mut self) -> Result<(), Code> {
-        let mut state = self.database.state();
+        let mut state = self.database.state()?;
         state.end_journal()?;
         if let Some(mut real) = self.real.take() {
             // For good: were it found again, it would undo what is committed from now on.
@@ -175,7 +192,7 @@ impl JournalFile {
 
     fn with<T>(&mut self, what: impl FnOnce(&mut Journal, &Path) -> std::io::Result<T>) -> Result<T, Code> {
         let beside = self.database.places.directory.parent().unwrap_or(Path::new("/"));
-        let mut state = self.database.state();
+        let mut state = self.database.state()?;
         what(state.journal().get_or_insert_default(), beside).map_err(|error| match error.kind() {
             std::io::ErrorKind::StorageFull => abi::FULL,
             _ => abi::IOERR_WRITE,
@@ -201,7 +218,7 @@ impl Opened for JournalFile {
             Means::SeveralFiles => {
                 let why =
                     "a transaction over several databases is refused: this VFS can't commit them as one";
-                return Err(self.database.state().refuse(abi::CANTOPEN, why));
+                return Err(self.database.state()?.refuse(abi::CANTOPEN, why));
             }
             Means::Begin => self.with(|journal, _| {
                 journal.is_live = true;
@@ -257,7 +274,7 @@ impl Opened for JournalFile {
 
 /// Deletes a journal: the commit, in the usual mode.
 pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, sync: bool) -> Result<(), Code> {
-    let mut state = database.state();
+    let mut state = database.state()?;
     state.end_journal()?;
     let was_own = state.journal().take().is_some();
     let must_last = state.has_real_journal();
@@ -271,6 +288,6 @@ pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, syn
 
 /// Whether a journal is there that SQLite has to look at.
 pub(crate) fn journal_exists(vfs: RealVfs, database: &Database, name: &CStr) -> Result<bool, Code> {
-    let is_live = database.state().journal().as_ref().is_some_and(|journal| journal.is_live);
+    let is_live = database.state()?.journal().as_ref().is_some_and(|journal| journal.is_live);
     if is_live { Ok(true) } else { vfs.exists(name) }
 }

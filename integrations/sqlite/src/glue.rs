@@ -264,13 +264,12 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
         (Some(text), _) if flags & abi::OPEN_MAIN_JOURNAL != 0 && Database::of_journal(text).is_some() => {
             let Some(database) = Database::of_journal(text) else { return Err(abi::CANTOPEN) };
             let may_create = flags & abi::OPEN_CREATE != 0;
-            let (file, opened) = match JournalFile::own(database, may_create) {
-                Ok(file) => (file, flags),
-                Err(database) => {
-                    // SAFETY: as above.
-                    let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
-                    (JournalFile::left(database, file), opened)
-                }
+            let (file, opened) = if let Some(file) = JournalFile::own(&database, may_create)? {
+                (file, flags)
+            } else {
+                // SAFETY: as above.
+                let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
+                (JournalFile::left(database, file)?, opened)
             };
             // SAFETY: as above.
             unsafe { hand_out(memory, file, &JOURNAL) };
@@ -383,6 +382,10 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
         let Some(real) = NonNull::new(find(c"unix".as_ptr())) else {
             return refused(c"pagekeeper stands on the VFS \"unix\", which is not here");
         };
+        if API.get().is_some_and(|first| first.real.as_ptr() != real.as_ptr()) {
+            // As a program's own and a library's: a VFS is in the list of one.
+            return refused(c"pagekeeper is loaded by another copy of SQLite in this process already");
+        }
         let api = Api {
             mprintf,
             log: std::mem::transmute::<*const c_void, unsafe extern "C" fn(c_int, *const c_char, ...)>(at(
@@ -399,6 +402,10 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
     };
     let real = api.real;
     let _ = API.set(api);
+    if !default && REGISTERED.get().is_some() {
+        // To register it again would take from it that it is the default.
+        return abi::OK_LOAD_PERMANENTLY;
+    }
     let vfs = *REGISTERED.get_or_init(|| {
         let own = c_int::try_from(size_of::<Handle<DatabaseFile>>()).unwrap_or(c_int::MAX);
         // SAFETY: a VFS that is registered is valid.

@@ -11,7 +11,8 @@
 //! | `glue` | functions that SQLite calls, and that are called of it |
 //! | `real` | the VFS beneath |
 //! | `file` | databases and journals as SQLite has them open |
-//! | `database` | what the connections of a process share of one database |
+//! | `database` | the databases that are open in the process |
+//! | `state` | what the connections share of one |
 //! | `session` | log, commit, checkpoint |
 //! | `recover` | going on after a kill or a power cut |
 //! | `places` | where the log is, and whose |
@@ -36,6 +37,7 @@ mod real;
 mod record;
 mod recover;
 mod session;
+mod state;
 
 use std::ffi::{c_char, c_int, c_void};
 

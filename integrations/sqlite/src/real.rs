@@ -177,6 +177,14 @@ impl RealFile {
         Ok(reserved != 0)
     }
 
+    /// Whether another file, or none, has its name by now.
+    pub(crate) fn has_moved(&mut self) -> bool {
+        let mut moved: c_int = 0;
+        // SAFETY: the place of a number, as this control wants it; one that does not know it leaves it as it is.
+        unsafe { self.control(abi::FCNTL_HAS_MOVED, (&raw mut moved).cast()) };
+        moved != 0
+    }
+
     /// Passes a control on.
     ///
     /// # Safety

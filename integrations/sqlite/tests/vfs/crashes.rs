@@ -200,6 +200,25 @@ fn many_unclean_ends_leave_it_writable() {
     assert_eq!(rows(&said(&format!("{}{CHECK}", by_default(&database)))), 270);
 }
 
+#[test]
+fn a_commit_is_durable_where_sqlite_neither_syncs_nor_unlocks() {
+    let Some(library) = library() else { return };
+    for mode in ["memory", "off", "delete", "truncate", "persist"] {
+        let dir = disk_dir();
+        let database = dir.path().join("a.db");
+        let mut ours = Shell::open(&by_us(&library, &database));
+        let settings = "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=OFF; PRAGMA journal_mode=";
+        assert_eq!(ours.ask(&format!("{settings}{mode};")), format!("exclusive\n{mode}"));
+        assert_eq!(ours.ask("CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);"), "");
+        for row in 1..=20 {
+            assert_eq!(ours.ask(&format!("INSERT INTO t VALUES({row}, 'b');")), "");
+        }
+        assert_eq!(ours.ask("BEGIN; INSERT INTO t VALUES(21, 'b');"), "");
+        ours.kill();
+        assert_eq!(rows(&said(&format!("{}{CHECK}", by_us(&library, &database)))), 20, "{mode}");
+    }
+}
+
 /// Refused, with the reason in SQLite's log, and nothing changed.
 fn is_refused(library: &Path, database: &Path, why: &str) {
     let before = fs::read(database).unwrap();

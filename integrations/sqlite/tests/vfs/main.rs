@@ -1,6 +1,7 @@
 //! Databases by SQLite's own shell: plain after the close, refused to others before, whole after kills.
 
 mod crashes;
+mod fork;
 mod shell;
 
 use std::fs;
@@ -258,4 +259,18 @@ fn a_disk_without_room_for_the_log_leaves_a_plain_database() {
     assert_eq!(said(&format!("{}SELECT count(*) FROM t;", by_default(&database))), "100");
     fs::remove_file(disk.path().join("rest")).unwrap();
     assert_eq!(ours.ask("DELETE FROM t WHERE a=1; SELECT count(*) FROM t;"), "99");
+}
+
+#[test]
+fn who_loads_it_again_does_not_take_the_default_away() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let library = library.display();
+    let asked = format!("{}PRAGMA pagekeeper;", by_default(&dir.path().join("a.db")));
+    assert_eq!(said(&format!(".load {library}\n{asked}")), "");
+    let plain = "plain: no commits in a log";
+    let default = format!(".load {library} sqlite3_pagekeeper_default_init\n");
+    assert_eq!(said(&format!("{default}{asked}")), plain);
+    assert_eq!(said(&format!("{default}.load {library}\n{asked}")), plain);
+    assert_eq!(said(&format!(".load {library}\n{default}{asked}")), plain);
 }

@@ -1,0 +1,86 @@
+//! A child process that was forked with a database open, by a C program: it may do what it likes, and changes nothing of its parent's.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use pagekeeper_testing::{disk_dir, skip};
+
+use crate::shell::{by_us, library, said};
+
+/// Arguments: library, database. Prints what doesn't go as it should, and kills itself.
+const PROGRAM: &str = r#"
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int run(sqlite3 *db, const char *sql) { return sqlite3_exec(db, sql, 0, 0, 0); }
+static void must(int holds, const char *what) {
+    if (!holds) { printf("wrong: %s\n", what); fflush(stdout); exit(1); }
+}
+
+int main(int count, char **arguments) {
+    sqlite3 *loader, *db, *other;
+    (void)count;
+    must(!sqlite3_open(":memory:", &loader), "open loader");
+    sqlite3_enable_load_extension(loader, 1);
+    must(!sqlite3_load_extension(loader, arguments[1], 0, 0), "load");
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+    must(!sqlite3_open_v2(arguments[2], &db, flags, "pagekeeper"), "open");
+    must(!run(db, "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b')"), "write");
+    for (int way = 0; way < 4; way++) {
+        if (way == 3) must(!run(db, "BEGIN; INSERT INTO t VALUES(100, 'b')"), "begin");
+        pid_t child = fork();
+        if (child == 0) {
+            if (way == 0) {
+                int opened = sqlite3_open_v2(arguments[2], &other, flags, "pagekeeper");
+                must(opened || run(other, "SELECT count(*) FROM t"), "the child reads by its own connection");
+                sqlite3_close(other);
+            } else if (way == 1) {
+                must(run(db, "SELECT count(*) FROM t"), "the child reads");
+                must(run(db, "INSERT INTO t VALUES(50, 'b')"), "the child writes");
+                must(run(db, "PRAGMA pagekeeper_release"), "the child releases");
+            }
+            /* Closes what it was forked with; in the last round in the middle of a transaction. */
+            sqlite3_close(db);
+            exit(0);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        must(status == 0, "a child's end");
+        if (way == 3) must(!run(db, "INSERT INTO t VALUES(101, 'b'); ROLLBACK"), "roll back");
+        char insert[64];
+        snprintf(insert, sizeof insert, "INSERT INTO t VALUES(%d, 'b')", way + 2);
+        must(!run(db, insert), "commit after a child");
+    }
+    kill(getpid(), SIGKILL);
+}
+"#;
+
+fn built(source: &Path, program: &Path) -> bool {
+    fs::write(source, PROGRAM).unwrap();
+    let built = Command::new("cc").arg(source).arg("-o").arg(program).arg("-lsqlite3").output();
+    built.is_ok_and(|built| built.status.success())
+}
+
+#[test]
+fn a_child_changes_nothing_of_its_parents() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let (program, database) = (dir.path().join("fork"), dir.path().join("a.db"));
+    if !Path::new("/usr/include/sqlite3.h").exists() {
+        return skip("SQLite's header is not installed");
+    }
+    assert!(built(&dir.path().join("fork.c"), &program), "the C program is built");
+    let output = Command::new(&program).args([&library, &database]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    assert!(fs::read(&database).unwrap().starts_with(b"pgkeeper"), "the parent was killed with it open");
+    let found = said(&format!(
+        "{}SELECT group_concat(a) FROM t; PRAGMA integrity_check;",
+        by_us(&library, &database)
+    ));
+    assert_eq!(found, "1,2,3,4,5\nok");
+}
