@@ -106,7 +106,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Begins: the file is marked when this returns, and unchanged where it fails.
+    /// Begins: the file is marked when this returns, and unchanged where it is refused.
     pub(crate) fn begin(file: &mut RealFile, places: &Places) -> Result<Self, Failure> {
         let mut head: Head = [0; mark::SPAN];
         file.read(&mut head, 0)?;

@@ -1,12 +1,11 @@
 //! A child process that was forked with a database open, by a C program: it may do what it likes, and changes nothing of its parent's.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
-use pagekeeper_testing::{disk_dir, skip};
+use pagekeeper_testing::disk_dir;
 
-use crate::shell::{by_us, library, said};
+use crate::shell::{built, by_us, library, said};
 
 /// Arguments: library, database. Prints what doesn't go as it should, and kills itself.
 const PROGRAM: &str = r#"
@@ -60,21 +59,12 @@ int main(int count, char **arguments) {
 }
 "#;
 
-fn built(source: &Path, program: &Path) -> bool {
-    fs::write(source, PROGRAM).unwrap();
-    let built = Command::new("cc").arg(source).arg("-o").arg(program).arg("-lsqlite3").output();
-    built.is_ok_and(|built| built.status.success())
-}
-
 #[test]
 fn a_child_changes_nothing_of_its_parents() {
     let Some(library) = library() else { return };
     let dir = disk_dir();
-    let (program, database) = (dir.path().join("fork"), dir.path().join("a.db"));
-    if !Path::new("/usr/include/sqlite3.h").exists() {
-        return skip("SQLite's header is not installed");
-    }
-    assert!(built(&dir.path().join("fork.c"), &program), "the C program is built");
+    let Some(program) = built(dir.path(), PROGRAM) else { return };
+    let database = dir.path().join("a.db");
     let output = Command::new(&program).args([&library, &database]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "");
     assert!(fs::read(&database).unwrap().starts_with(b"pgkeeper"), "the parent was killed with it open");

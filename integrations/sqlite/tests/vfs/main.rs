@@ -3,6 +3,7 @@
 mod crashes;
 mod fork;
 mod shell;
+mod threads;
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! SQLite's own shell as a child process: statements in, lines out, killed at any time.
+//! SQLite's own shell as a child process: statements in, lines out, killed at any time; and C programs for what a shell can't do.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,21 @@ pub(crate) fn library() -> Option<PathBuf> {
     let library = test.parent().unwrap().join("libpagekeeper_sqlite.so");
     assert!(library.exists(), "{} is built with the tests", library.display());
     Some(library)
+}
+
+/// A program in C that calls SQLite, built in a directory; `None` where there is no header.
+pub(crate) fn built(dir: &Path, text: &str) -> Option<PathBuf> {
+    if !Path::new("/usr/include/sqlite3.h").exists() {
+        skip("SQLite's header is not installed");
+        return None;
+    }
+    let (source, program) = (dir.join("program.c"), dir.join("program"));
+    std::fs::write(&source, text).unwrap();
+    let built =
+        Command::new("cc").arg(source).arg("-o").arg(&program).args(["-lsqlite3", "-pthread"]).output();
+    let built = built.unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    Some(program)
 }
 
 /// What opens a database by the VFS.
