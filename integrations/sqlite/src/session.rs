@@ -116,7 +116,16 @@ impl Session {
         let size = file.size()?;
         places.prepare()?;
         let log = match options().open(&places.log()) {
-            Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => options().create(&places.log()),
+            Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
+                match options().create(&places.log()) {
+                    // What a power cut left of one that was being removed again, as after a full disk: no record was ever in it.
+                    Err(LogError::NotEmpty { .. }) => {
+                        fs::remove_dir_all(places.log())?;
+                        options().create(&places.log())
+                    }
+                    created => created,
+                }
+            }
             opened => opened,
         }
         .map_err(|error| match Failure::of_log(&error) {

@@ -355,3 +355,18 @@ fn a_log_that_another_has_open_is_locked_and_not_refused() {
     flock(&lock, FlockOperation::Unlock).unwrap();
     assert_eq!(ours.ask("INSERT INTO t VALUES(2, 'b'); SELECT count(*) FROM t;"), "2");
 }
+
+#[test]
+fn what_is_left_of_a_log_that_was_never_made_is_no_hindrance() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let log = dir.path().join("a.db-pagekeeper");
+    fs::create_dir_all(log.join("log")).unwrap();
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(log.join("log/redo.000"), "part of it").unwrap();
+    let found = said(&format!(
+        "{}CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;",
+        by_us(&library, &dir.path().join("a.db"))
+    ));
+    assert_eq!(found, "7");
+}
