@@ -3,7 +3,8 @@
 //! The control file comes first and says that the log is being made; then the files, written with zeros from end to end; then the
 //! control file says that it is in use. So a directory with ring files but no control file is never overwritten by a new log.
 //!
-//! A failure leaves what was there before unchanged, and removes what was made except for an empty directory.
+//! A failure leaves what was there before unchanged, and removes what was made except for an empty directory; but of the last step, after
+//! which the log is whole, nothing is removed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,8 +70,17 @@ fn make(
     let lock = io.lock(&directory.join(LOCK))?;
     made.paths.push(directory.join(LOCK));
     // Again: another may have made a log here meanwhile.
-    for left in check_empty(io, directory)? {
-        io.remove(&directory.join(left))?;
+    let (rings, others): (Vec<_>, Vec<_>) =
+        check_empty(io, directory)?.into_iter().partition(|name| ring::is_name(name));
+    for name in &rings {
+        io.remove(&directory.join(name))?;
+    }
+    if !rings.is_empty() {
+        // As in `Made::remove`.
+        sync_names(options, directory, io)?;
+    }
+    for name in others {
+        io.remove(&directory.join(name))?;
     }
     let state = ControlState {
         number: 0,
@@ -95,6 +105,8 @@ fn make(
         make_file(io, &path, options.file_bytes, &zeros)?;
     }
     sync_names(options, directory, io)?;
+    // From here on it may be a log, also where the write fails: nothing of it is removed.
+    made.paths.clear();
     control.write(ControlState { phase: Phase::Closed, ..control.state().clone() })?;
     Ok((lock, control.state().clone()))
 }
@@ -154,9 +166,22 @@ struct Made<'a> {
 }
 
 impl Made<'_> {
-    /// As far as that works: the error that led here is the one to report.
+    /// As far as that works: the error that led here is the one to report. Ring files without a control file are nobody's to write over, so
+    /// that goes after they are gone for good.
     fn remove(self) {
-        for path in self.paths.iter().rev() {
+        let (rings, others): (Vec<_>, Vec<_>) = self
+            .paths
+            .iter()
+            .rev()
+            .partition(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(ring::is_name));
+        for path in &rings {
+            let _: Result<(), IoError> = self.io.remove(path);
+        }
+        let directory = rings.first().and_then(|path| path.parent());
+        if directory.is_some_and(|directory| self.io.sync_dir(directory).is_err()) {
+            return;
+        }
+        for path in others {
             let _: Result<(), IoError> = self.io.remove(path);
         }
     }

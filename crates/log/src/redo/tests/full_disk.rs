@@ -208,3 +208,38 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
         require_found(fault, 4000, |which| life(seed.rng(which), Some(fault)));
     }
 }
+
+/// What a failed creation removes may be there again after a power cut, in part: never so that no log can be made any more.
+#[test]
+fn a_log_that_had_no_room_is_made_later_whatever_power_cuts_left_of_it() {
+    let seed = Seed::new();
+    let mut op = 0;
+    loop {
+        let mut made = 0;
+        for persistence in Persistence::ALL {
+            for cut in 0..12 {
+                let disk = SimDisk::new();
+                disk.fail_operation_at(op, libc::ENOSPC);
+                made += usize::from(small(&disk).create(dir()).is_ok());
+                let disk = disk.after_power_cut(persistence, cut);
+                // And again, by a cut in the midst of the next attempt.
+                disk.cut_power_at(disk.ops() + seed.rng(op * 100 + cut).of(0..24));
+                let second = small(&disk).create(dir());
+                let disk = disk.after_power_cut(persistence, cut);
+                let third = if second.is_ok() { second } else { small(&disk).create(dir()) };
+                if let Err(error) = third
+                    && let Err(unopened) = small(&disk).open(dir())
+                {
+                    panic!(
+                        "no room at operation {op}, {persistence:?}, cut {cut}, {seed:?}: {error}; {unopened}"
+                    );
+                }
+            }
+        }
+        if made == Persistence::ALL.len() * 12 {
+            break;
+        }
+        op += 1;
+    }
+    assert!(op > 8, "{op} operations");
+}
