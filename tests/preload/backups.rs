@@ -156,7 +156,7 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     // Plain, all of it stays: the test can fail.
     assert!(resident_in(&[&here.join("plain")]) > 16 * MIB);
     evict_all(&dumped);
-    let load = format!("myloader {common} --database=again --directory=dumped");
+    let load = format!("myloader {common} --threads=1 --database=again --directory=dumped");
     good(&mut shell_under_run(&load), here);
     little_stays("myloader", &[&dumped]);
     let sum = |table: &str| server.query(&format!("CHECKSUM TABLE {table}"))[0]["Checksum"].clone();
