@@ -93,7 +93,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         // Everything here is done by it.
         return Ok(());
     };
-    let library = library()?;
+    let plugin = plugin()?;
     let groups = Groups::find()?;
     let cases: &[Case] = if run.quick { &QUICK } else { &FULL };
     let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.in_quick || !run.quick).collect();
@@ -106,7 +106,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         groups,
         scale,
         db_bench,
-        library,
+        plugin,
         scratch: run.scratch.path().to_path_buf(),
         stop,
         first_seed: run.random.next_u64() >> 32,
@@ -126,7 +126,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
 }
 
 /// The library, where `make rocksdb-plugin` puts it.
-fn library() -> Result<PathBuf> {
+fn plugin() -> Result<PathBuf> {
     let program = std::env::current_exe().context("can't find this program")?;
     let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
     let path = target.join("rocksdb/librocksdb_pagekeeper.so");
@@ -188,7 +188,7 @@ struct SampleSetup {
     groups: Groups,
     scale: Scale,
     db_bench: Program,
-    library: PathBuf,
+    plugin: PathBuf,
     scratch: PathBuf,
     stop: Stop,
     first_seed: u64,
@@ -227,9 +227,9 @@ impl SampleSetup {
             arguments.push("--statistics=true".to_owned());
         }
         let group = self.groups.create(self.scale.limit)?;
-        let library = way.is_ours.then_some(self.library.as_path());
+        let plugin = way.is_ours.then_some(self.plugin.as_path());
         let output = self.scratch.join("db_bench");
-        let out = program::run(&self.db_bench, Some(&group), library, &arguments, &output, &self.stop)?;
+        let out = program::run(&self.db_bench, Some(&group), plugin, &arguments, &output, &self.stop)?;
         drop(group);
         std::fs::remove_dir_all(&copy).context("can't remove the copy")?;
         Ok(out)
