@@ -6,6 +6,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pagekeeper_io::Io;
+
 use crate::handle::{Kind, Shared};
 use crate::pool::Pool;
 use crate::settings::Settings;
@@ -63,6 +65,11 @@ impl PageCache {
         let frames = builder::frames_of_built(bytes, 1 << page_shift, pool.frames())?;
         pool.resize(frames, self.shared.slots.readers());
         Ok(())
+    }
+
+    /// The back-end that reads: it opens files to write that [`open_owned`](Self::open_owned) takes.
+    pub fn io(&self) -> &Arc<dyn Io> {
+        &self.shared.settings.io
     }
 
     /// The back-end that reads, for messages: "`io_uring`", "threads".

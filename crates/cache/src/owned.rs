@@ -99,6 +99,11 @@ impl OwnedFile {
         self.cached.handle()
     }
 
+    /// The same open file, for code that reads a [`CachedFile`]: its length is the most that it may have.
+    pub fn as_cached_file(&self) -> &CachedFile {
+        &self.cached
+    }
+
     /// As [`CachedFile::read_at`]: all of `buf`, less only at the end of what the file may come to.
     ///
     /// # Errors

@@ -48,6 +48,12 @@ pub struct Base {
 }
 
 impl Base {
+    /// The copy of this store as of this commit: for one that is kept elsewhere, of which a catalog has these two numbers. An increment from it
+    /// fails with [`Error::OtherStore`] where the store is another one.
+    pub fn new(store: u64, seq: Seq) -> Self {
+        Self { store, seq }
+    }
+
     /// The id of the store that it is a copy of.
     pub fn store(&self) -> u64 {
         self.store

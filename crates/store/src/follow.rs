@@ -9,6 +9,7 @@
 //! Fails as reading the journal does.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pagekeeper_kernel::mutex::lock;
@@ -19,13 +20,14 @@ use crate::format::entry::{Change, Entry, PartHeader};
 use crate::format::page::{self, HEADER, PageKind};
 use crate::format::shipped::{Shipped, ShippedFault};
 use crate::format::superblock::Meta;
+use crate::handle::Handle;
 use crate::txn::{Changed, WriteTxn};
 use crate::{Durability, Error, PageNo, Seq, Store};
 
 /// Reads the commits of a store in order; from [`Store::follow`]. Nothing is kept for it: what of the journal the data file has by then may be
 /// given up at any time, so that who does not keep up has to begin with a backup again.
 pub struct Follower<'a> {
-    core: &'a Core,
+    core: Handle<'a>,
     reader: Option<RedoReader>,
     /// Where the next record begins.
     lsn: u64,
@@ -65,16 +67,29 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn follow(&self, after: Seq) -> Result<Follower<'_>, Error> {
-        let core = self.core();
-        let (seq, lsn) = core.checkpoint_position();
-        if after < seq {
-            return Err(Error::TooOld { after, oldest: seq });
-        }
-        let last = lock(&core.tail).seq;
-        if after > last {
-            return Err(Error::NotTheNext { found: after, due: last + 1 });
-        }
-        Ok(Follower { core, reader: None, lsn, after, parts: Vec::new() })
+        Follower::new(Handle::Borrowed(self.core()), after)
+    }
+
+    /// As [`follow`](Self::follow), with a follower that has a share of the store: it can be kept in a struct, or moved into a task or a
+    /// thread that outlives the caller. Whoever drops the last share closes the store, which may take a sync.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("store");
+    /// let store = Arc::new(Store::options().open(dir)?);
+    /// let mut follower = store.follow_owned(store.stat().seq)?;
+    /// let mut txn = store.begin()?;
+    /// txn.allocate()?;
+    /// txn.commit(Durability::Sync)?;
+    ///
+    /// let sender = std::thread::spawn(move || follower.next());
+    /// assert_eq!(sender.join().expect("no panic")?.map(|commit| commit.seq()), Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn follow_owned(self: &Arc<Self>, after: Seq) -> Result<Follower<'static>, Error> {
+        Follower::new(Handle::Shared(Arc::clone(self)), after)
     }
 
     /// Takes a commit of the store that this one is a replica of: a [`backup`](Self::backup) that only ever took that one's commits.
@@ -115,6 +130,20 @@ impl Shipped {
 
 fn not_shipped(fault: ShippedFault) -> Error {
     Error::NotShipped { what: fault.to_string() }
+}
+
+impl<'a> Follower<'a> {
+    fn new(core: Handle<'a>, after: Seq) -> Result<Self, Error> {
+        let (seq, lsn) = core.checkpoint_position();
+        if after < seq {
+            return Err(Error::TooOld { after, oldest: seq });
+        }
+        let last = lock(&core.tail).seq;
+        if after > last {
+            return Err(Error::NotTheNext { found: after, due: last + 1 });
+        }
+        Ok(Self { core, reader: None, lsn, after, parts: Vec::new() })
+    }
 }
 
 impl Follower<'_> {
