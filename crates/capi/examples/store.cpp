@@ -53,6 +53,18 @@ int main(int argc, char** argv) try {
       return true;
     });
     store.backup(directory + "/copy");
+
+    // A replica begins as a copy, and takes the commits since.
+    auto follower = store.follow(store.begin_read().seq());
+    store.backup(directory + "/replica");
+    auto third = store.begin_write();
+    third.write(root, 9, "040", 3);
+    third.commit();
+    pagekeeper::Store replica(directory + "/replica", options);
+    for (std::string commit; follower.next(commit);) replica.apply(commit);
+    replica.begin_read().read(root, 0, is, 12);
+    std::printf("replicated: %s\n", is);
+    replica.close();
     store.close();
   }
   pagekeeper::Store copy(directory + "/copy");
@@ -72,6 +84,15 @@ int main(int argc, char** argv) try {
     });
   for (auto& thread : threads) thread.join();
   std::printf("%s\n", cache.stats().hits > 0 ? "hits" : "no hits");
+
+  // A file of pages that the program changes itself.
+  const auto table = cache.open_owned(directory + "/table", 1 << 20);
+  std::vector<char> page(4096, 'a');
+  table.write_pages(0, page.data(), page.size());
+  page.assign(page.size(), 'b');
+  table.write_pages(0, page.data(), page.size());
+  table.read(0, page.data(), 1);
+  std::printf("page of %c\n", page[0]);
 
   try {
     cache.open(directory + "/missing");

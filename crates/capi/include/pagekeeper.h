@@ -13,7 +13,7 @@
  * - A handle belongs to who opened it, and is given up by its own pk_..._close() and the like, once. These
  *   take NULL, and do nothing then. A handle that was given up is not used again.
  * - Handles can be used by several threads at once, but for those that have a position or changes of their
- *   own: pk_bulk, pk_redo_reader, pk_follower, pk_write_txn, pk_cursor. Two threads in one of these at the same time: the
+ *   own: pk_bulk, pk_redo_reader, pk_follower, pk_store_follower, pk_write_txn, pk_cursor. Two threads in one of these at the same time: the
  *   second gets PK_MISUSE. All can be handed from one thread to another. To close any handle while another thread is
  *   in a call with it is an error like the use of one that was closed: give pk_follower_next() a timeout.
  * - Nothing is thrown and nothing unwinds through these calls, no signal is used, nothing is written to stdout or
@@ -171,6 +171,27 @@ pk_status pk_file_read_many(pk_file *file, pk_read *reads, size_t count);
 pk_status pk_file_prefetch(pk_file *file, uint64_t offset, uint64_t size);
 /* Closes it. What is read at this time by other handles of the same file goes on. */
 void pk_file_close(pk_file *file);
+
+/*
+ * A file that the caller writes while it is open, and nobody else does: the pages of an engine's own store. All functions on pk_file hold, and those
+ * that follow, which are PK_MISUSE for a file of pk_file_open(). One writer of a page at a time. Reads that begin after a call that writes has returned give
+ * the new content; those that began before may give the old or the new, or, where they went to the device while the page was written, some of
+ * both: a verifier sees that, and an engine that lets pages be read while it writes them needs one, or reads such a page again.
+ */
+/* Opens such a file: create 0: makes it if it is missing, 1: never, 2: it must not be there. It may come to max_pages, which costs address space alone (four
+   bytes each); pk_file_size() is the length of so many. A page that the file does not have yet is PK_NOT_FOUND. The name of a new file is durable
+   when its directory was synced, by the caller. */
+pk_status pk_file_open_owned(pk_cache *cache, const char *path, uint32_t create, uint64_t max_pages, pk_file **file);
+/* Writes whole pages from page first on, past the kernel's page cache (where pk_file_is_direct() is 1), and puts them into the cache: as pages that were read,
+   or with prefetched 1 as such that go first if nobody reads them. size, in bytes, is a number of whole pages. Where it fails, which of them were written is not
+   known, and the cache has none of them. */
+pk_status pk_file_write_pages(pk_file *file, uint64_t first, const void *bytes, size_t size, int prefetched);
+/* For who writes by calls of its own, past the page cache: puts pages that were written into the cache, or takes count of them out of it. Call one of both
+   for each page when its write has returned. */
+pk_status pk_file_install(pk_file *file, uint64_t first, const void *bytes, size_t size, int prefetched);
+pk_status pk_file_discard(pk_file *file, uint64_t first, uint64_t count);
+/* Makes what was written durable: fdatasync(2). An error is final: what was written since the last sync may be lost. */
+pk_status pk_file_sync(pk_file *file);
 
 /* A page in place, pinned: its bytes stay until it is released, whatever is closed or evicted meanwhile. */
 pk_status pk_page_get(pk_file *file, uint64_t number, pk_page **page);
@@ -422,6 +443,33 @@ pk_status pk_store_sync(pk_store *store);
 pk_status pk_store_verify(pk_store *store, uint64_t *faults);
 /* Copies the store as one commit left it to a directory that is made, beside whatever goes on; seq, which may be NULL, is that commit's number. */
 pk_status pk_store_backup(pk_store *store, const char *to, uint64_t *seq);
+
+/* A copy of a store is as of one commit; what was committed since can be copied alone. Two numbers that a catalog can keep. */
+typedef struct pk_base {
+  uint64_t store; /* the id of the store */
+  uint64_t seq;   /* the commit that the copy is as of */
+} pk_base;
+/* What a copy is as of: a backup's directory, or an increment's file. */
+pk_status pk_store_base(const char *copy, pk_base *base);
+/* Writes the pages that were changed since base to a file that is made, beside whatever goes on; next, the base of the next increment, may be NULL.
+   PK_MISUSE where base is of another store, or of a commit that this one has not come to. */
+pk_status pk_store_backup_since(pk_store *store, pk_base base, const char *to, pk_base *next);
+/* Makes a store of a backup and count increments in their order, and checks every page of them; seq, the commit that it is as of, may be NULL. PK_MISUSE where
+   an increment does not begin at the one before, PK_CORRUPT where one is not whole: then to is not there. */
+pk_status pk_store_restore(const char *backup, const char *const *increments, size_t count, const char *to, uint64_t *seq);
+
+/* Follows the store: its commits behind after, in order, as they become durable. PK_TOO_OLD where the next one is no longer in the journal: begin with a backup
+   again, and begin to follow before it is made. A follower that is open keeps the store open as a transaction does. */
+typedef struct pk_store_follower pk_store_follower;
+pk_status pk_store_follow(pk_store *store, uint64_t after, pk_store_follower **follower);
+/* The next commit, as bytes to send: they live until the next call with this follower. seq, its number, may be NULL. Waits for nothing: PK_TIMED_OUT where none
+   is durable yet. */
+pk_status pk_store_follower_next(pk_store_follower *follower, const void **bytes, size_t *size, uint64_t *seq);
+void pk_store_follower_close(pk_store_follower *follower);
+/* Takes such a commit: by a replica, which began as a backup or a restored copy of the store, and takes commits from it alone. One that it has is passed over;
+   PK_NOT_FOUND where some between are missing, PK_MISUSE for one of another store, PK_CORRUPT where the bytes are not whole or the replica is not what the
+   store was: then nothing changes. seq, the replica's last commit, may be NULL. */
+pk_status pk_store_apply(pk_store *replica, const void *bytes, size_t size, pk_durability durability, uint64_t *seq);
 /* Closes it: what was committed is durable then. The handle is given up, whatever is returned. Transactions that are open keep the store open, and its
    directory locked, until they end. */
 pk_status pk_store_close(pk_store *store);

@@ -72,6 +72,10 @@ class File {
     check(pk_page_get(file_.get(), number, &page));
     return Page(page);
   }
+  // The next three for a file of Cache::open_owned().
+  void write_pages(uint64_t first, const void* bytes, size_t size) const { check(pk_file_write_pages(file_.get(), first, bytes, size, 0)); }
+  void discard(uint64_t first, uint64_t count) const { check(pk_file_discard(file_.get(), first, count)); }
+  void sync() const { check(pk_file_sync(file_.get())); }
   pk_file* get() const noexcept { return file_.get(); }
 
  private:
@@ -89,6 +93,12 @@ class Cache {
   File open(const std::string& path) const {
     pk_file* file = nullptr;
     check(pk_file_open(cache_.get(), path.c_str(), &file));
+    return File(file);
+  }
+  // A file that the caller writes, made if it is missing.
+  File open_owned(const std::string& path, uint64_t max_pages) const {
+    pk_file* file = nullptr;
+    check(pk_file_open_owned(cache_.get(), path.c_str(), 0, max_pages, &file));
     return File(file);
   }
   void set_memory(uint64_t bytes) const { check(pk_cache_set_memory(cache_.get(), bytes)); }
@@ -216,6 +226,7 @@ class Snapshot {
     check(pk_snapshot_root(txn_.get(), &page));
     return page;
   }
+  uint64_t seq() const noexcept { return pk_snapshot_seq(txn_.get()); }
   size_t read(uint64_t page, size_t offset, void* buffer, size_t size) const {
     size_t read = 0;
     check(pk_snapshot_read(txn_.get(), page, offset, buffer, size, &read));
@@ -252,6 +263,25 @@ class Snapshot {
   detail::Handle<pk_read_txn, pk_snapshot_end> txn_;
 };
 
+// The commits of a store, in order.
+class StoreFollower {
+ public:
+  explicit StoreFollower(pk_store_follower* follower) : follower_(follower) {}
+  // The next one as bytes to send; false where none is durable yet.
+  bool next(std::string& commit) {
+    const void* bytes = nullptr;
+    size_t size = 0;
+    const auto status = pk_store_follower_next(follower_.get(), &bytes, &size, nullptr);
+    if (status == PK_TIMED_OUT) return false;
+    check(status);
+    commit.assign(static_cast<const char*>(bytes), size);
+    return true;
+  }
+
+ private:
+  detail::Handle<pk_store_follower, pk_store_follower_close> follower_;
+};
+
 class Store {
  public:
   explicit Store(const std::string& directory, pk_store_options options = PK_STORE_OPTIONS_INIT) {
@@ -272,6 +302,21 @@ class Store {
   uint64_t backup(const std::string& to) const {
     uint64_t seq = 0;
     check(pk_store_backup(store_.get(), to.c_str(), &seq));
+    return seq;
+  }
+  pk_base backup_since(pk_base base, const std::string& to) const {
+    pk_base next{};
+    check(pk_store_backup_since(store_.get(), base, to.c_str(), &next));
+    return next;
+  }
+  StoreFollower follow(uint64_t after) const {
+    pk_store_follower* follower = nullptr;
+    check(pk_store_follow(store_.get(), after, &follower));
+    return StoreFollower(follower);
+  }
+  uint64_t apply(const std::string& commit, pk_durability durability = PK_DURABLE) {
+    uint64_t seq = 0;
+    check(pk_store_apply(store_.get(), commit.data(), commit.size(), durability, &seq));
     return seq;
   }
   pk_store* get() const noexcept { return store_.get(); }

@@ -7,17 +7,22 @@ use pagekeeper_cache::{CachedFile, PageRef, ReadRequest};
 
 use crate::cache::Cache;
 use crate::call::{call, note, plain};
+use crate::owned::Owned;
 use crate::pointers::{ArrayMut, Text, given, put, wanted};
 use crate::status::{Failure, Status};
 use crate::task;
 
 /// `pk_file`.
 #[derive(Debug)]
-pub struct File(pub(crate) CachedFile);
+pub struct File {
+    pub(crate) cached: CachedFile,
+    /// It is one that the caller writes.
+    pub(crate) owned: Option<Owned>,
+}
 
 impl From<CachedFile> for File {
-    fn from(file: CachedFile) -> Self {
-        Self(file)
+    fn from(cached: CachedFile) -> Self {
+        Self { cached, owned: None }
     }
 }
 
@@ -48,24 +53,24 @@ pub extern "C" fn pk_file_open(
 ) -> Status {
     call(|| {
         let (cache, file) = (given(cache, "the cache")?, wanted(file, "the file")?);
-        file.write(Box::new(File(cache.0.open(path.path()?)?)));
+        file.write(Box::new(File::from(cache.0.open(path.path()?)?)));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_size(file: Option<&File>) -> u64 {
-    file.map_or(0, |file| file.0.len())
+    file.map_or(0, |file| file.cached.len())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_id(file: Option<&File>) -> u64 {
-    file.map_or(0, |file| file.0.id())
+    file.map_or(0, |file| file.cached.id())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_is_direct(file: Option<&File>) -> c_int {
-    file.map_or(0, |file| file.0.is_direct().into())
+    file.map_or(0, |file| file.cached.is_direct().into())
 }
 
 #[unsafe(no_mangle)]
@@ -78,7 +83,7 @@ pub extern "C" fn pk_file_read(
 ) -> Status {
     // Most hits, in as few instructions as there can be: the processor has as many reads under way as its window of these holds.
     if let (Some(file), Ok(buffer)) = (file, buffer.slice(size, "the buffer"))
-        && file.0.read_shortest(offset, buffer)
+        && file.cached.read_shortest(offset, buffer)
     {
         put(read, size);
         return Status::Ok;
@@ -95,7 +100,7 @@ fn read_slowly(
     read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
     call(|| {
-        let got = given(file, "the file")?.0.read_at(offset, buffer.slice(size, "the buffer")?)?;
+        let got = given(file, "the file")?.cached.read_at(offset, buffer.slice(size, "the buffer")?)?;
         match read {
             Some(read) => _ = read.write(got),
             None if got < size => {
@@ -115,7 +120,7 @@ pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, 
         for Read { offset, buffer, size, .. } in &*reads {
             requests.push(ReadRequest::new(*offset, buffer.slice(*size, "the buffer of a read")?));
         }
-        let all = file.0.read_many(&mut requests);
+        let all = file.cached.read_many(&mut requests);
         for (request, to) in requests.iter().zip(reads) {
             let (got, status) = match request.outcome() {
                 Ok(got) => (*got, Status::Ok),
@@ -130,7 +135,7 @@ pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_prefetch(file: Option<&File>, offset: u64, size: u64) -> Status {
     call(|| {
-        given(file, "the file")?.0.prefetch(offset..offset.saturating_add(size));
+        given(file, "the file")?.cached.prefetch(offset..offset.saturating_add(size));
         Ok(())
     })
 }
@@ -148,7 +153,7 @@ pub extern "C" fn pk_page_get(
 ) -> Status {
     call(|| {
         let (file, page) = (given(file, "the file")?, wanted(page, "the page")?);
-        page.write(Box::new(Page(file.0.page_ref(number)?)));
+        page.write(Box::new(Page(file.cached.page_ref(number)?)));
         Ok(())
     })
 }
@@ -184,7 +189,7 @@ pub extern "C" fn pk_file_read_async(
     arg: *mut c_void,
 ) -> Status {
     call(|| {
-        let file = given(file, "the file")?.0.clone();
+        let file = given(file, "the file")?.cached.clone();
         let done = done.ok_or_else(|| Failure::misuse("the callback is NULL"))?;
         buffer.slice(size, "the buffer")?;
         let argument = Argument(arg);

@@ -15,9 +15,11 @@ mod binlog;
 mod bulk;
 mod cache;
 mod call;
+mod copies;
 mod exclusive;
 #[doc(hidden)]
 pub mod file;
+mod owned;
 mod pages;
 mod pointers;
 mod queue;
@@ -43,7 +45,7 @@ pub extern "C" fn pk_version() -> *const std::ffi::c_char {
 
 /// The structures of the header with their sizes in bytes as they are here: a test compares them with C's.
 #[doc(hidden)]
-pub const SIZES: [(&str, usize); 15] = [
+pub const SIZES: [(&str, usize); 16] = [
     ("pk_cache_options", size_of::<cache::CacheOptions>()),
     ("pk_cache_stats", size_of::<cache::CacheStats>()),
     ("pk_read", size_of::<file::Read>()),
@@ -57,6 +59,7 @@ pub const SIZES: [(&str, usize); 15] = [
     ("pk_binlog_options", size_of::<binlog::Settings>()),
     ("pk_store_options", size_of::<store::StoreOptions>()),
     ("pk_store_stat", size_of::<store::StoreStat>()),
+    ("pk_base", size_of::<copies::CopyBase>()),
     ("pk_residency", size_of::<pages::Residency>()),
     ("pk_status", size_of::<status::Status>()),
 ];

@@ -214,7 +214,7 @@ pub extern "C" fn pk_queue_read(
     user_data: u64,
 ) -> Status {
     call(|| {
-        let (queue, file) = (given(queue, "the queue")?, given(file, "the file")?.0.clone());
+        let (queue, file) = (given(queue, "the queue")?, given(file, "the file")?.cached.clone());
         buffer.slice(size, "the buffer")?;
         queue.0.begin(
             user_data,

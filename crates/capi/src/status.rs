@@ -173,14 +173,18 @@ fn of_store(error: &store::Error) -> Status {
         Error::NoStore { .. }
         | Error::OutOfRange { .. }
         | Error::NotAllocated { .. }
-        | Error::NeverWritten { .. } => Status::NotFound,
+        | Error::NeverWritten { .. }
+        | Error::NotTheNext { .. } => Status::NotFound,
         Error::NotEmpty { .. } | Error::Exists { .. } => Status::Exists,
         Error::Unfinished { .. }
         | Error::BrokenSuperblock { .. }
         | Error::LostSuperblock { .. }
         | Error::CutOff { .. }
         | Error::Corrupt { .. }
-        | Error::Damaged { .. } => Status::Corrupt,
+        | Error::Damaged { .. }
+        | Error::Diverged { .. }
+        | Error::NotShipped { .. }
+        | Error::NoIncrement { .. } => Status::Corrupt,
         Error::UnknownVersion { .. } | Error::OldVersion { .. } | Error::NotAtomic { .. } => {
             Status::Unsupported
         }
@@ -188,6 +192,10 @@ fn of_store(error: &store::Error) -> Status {
         Error::OtherPageSize { .. }
         | Error::Setting { .. }
         | Error::PayloadSize { .. }
+        | Error::OtherStore { .. }
+        | Error::IncrementOfOther { .. }
+        | Error::IncrementGap { .. }
+        | Error::BaseAhead { .. }
         | Error::MetadataTooLong { .. } => Status::Misuse,
         Error::TransactionTooLarge { .. } => Status::TooLarge,
         Error::SnapshotTooOld | Error::TooOld { .. } => Status::TooOld,

@@ -23,6 +23,16 @@ pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usiz
     Ok(read)
 }
 
+/// `pk_durability`.
+pub(crate) fn to_durability(durability: u32) -> Result<Durability, Failure> {
+    match durability {
+        0 => Ok(Durability::Sync),
+        1 => Ok(Durability::Group),
+        2 => Ok(Durability::None),
+        other => Err(Failure::misuse(format!("no pk_durability is {other}: nothing was committed"))),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_begin_write(
     store: Option<&Store>,
@@ -134,14 +144,7 @@ pub extern "C" fn pk_txn_commit(
 ) -> Status {
     call(|| {
         let txn = txn.ok_or_else(|| Failure::misuse("the transaction is NULL"))?;
-        let durability = match durability {
-            0 => Durability::Sync,
-            1 => Durability::Group,
-            2 => Durability::None,
-            other => {
-                return Err(Failure::misuse(format!("no pk_durability is {other}: nothing was committed")));
-            }
-        };
+        let durability = to_durability(durability)?;
         put(seq, give_up(txn)?.commit(durability)?);
         Ok(())
     })

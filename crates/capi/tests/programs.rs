@@ -116,7 +116,7 @@ fn a_store_in_cpp() {
     assert_eq!(
         said,
         "was balance: 100, is balance: 020\ndurian: 100000 bytes\nbanana is a banana\ncherry is a cherry\ndurian is large\n\
-         copied: balance: 020\nhits\nPK_NOT_FOUND\n"
+         replicated: balance: 040\ncopied: balance: 020\nhits\npage of b\nPK_NOT_FOUND\n"
     );
 }
 
@@ -130,7 +130,7 @@ fn all_of_it_by_ctypes() {
         (library().join("lib/libpagekeeper.so.0"), library().join("include/pagekeeper.h"));
     let mut python = Command::new("python3");
     let said = run(python.arg(crate_file("tests/smoke.py")).args([library, header]).arg(dir.path()));
-    assert_eq!(said.split_whitespace().count(), 9, "{said}");
+    assert_eq!(said.split_whitespace().count(), 12, "{said}");
 }
 
 #[test]

@@ -1,8 +1,11 @@
 """The library as ctypes sees it: `smoke.py LIBRARY HEADER DIRECTORY`. Each part does its work once; each function takes zeros for all it is given."""
 
 import ctypes
+import errno
 import os
 import re
+import resource
+import signal
 import sys
 from ctypes import Structure, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 
@@ -98,6 +101,73 @@ def cache():
     stats = structure("pk_cache_stats")()
     check(pk.pk_cache_get_stats(handle, byref(stats)))
     assert stats.misses > 0 and stats.page_size == 4096
+    pk.pk_file_close(file)
+    pk.pk_cache_close(handle)
+
+
+def owned():
+    """A file that is written while it is read, by the library and by calls of one's own."""
+    handle, file, other, page, read = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_size_t()
+    check(pk.pk_cache_open(None, byref(handle)))
+    check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(1), c_uint64(100), byref(file)), "PK_NOT_FOUND")
+    check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(3), c_uint64(100), byref(file)), "PK_MISUSE")
+    check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(0), c_uint64(0), byref(file)), "PK_MISUSE")
+    check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(2), c_uint64(600), byref(file)))
+    check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(2), c_uint64(600), byref(other)), "PK_EXISTS")
+    size, buffer = 600 * 4096, ctypes.create_string_buffer(600 * 4096)
+    assert pk.pk_file_size(file) == size
+    check(pk.pk_page_get(file, c_uint64(0), byref(page)), "PK_NOT_FOUND")
+    content = b"".join(bytes([number % 251]) * 4096 for number in range(600))
+    # More than is written at once, from memory that is not aligned.
+    unaligned = ctypes.create_string_buffer(b"x" + content, size + 1)
+    check(pk.pk_file_write_pages(file, c_uint64(0), byref(unaligned, 1), c_size_t(size), 0))
+    with open(path("owned"), "rb") as plain:
+        assert plain.read() == content
+    check(pk.pk_file_read(file, c_uint64(0), buffer, c_size_t(size), byref(read)))
+    assert buffer.raw == content and read.value == size
+    stats = structure("pk_cache_stats")()
+    check(pk.pk_cache_get_stats(handle, byref(stats)))
+    assert stats.misses <= 1, stats.misses  # what was written is there
+    check(pk.pk_file_write_pages(file, c_uint64(7), b"y" * 4096, c_size_t(4096), 1))
+    check(pk.pk_file_read(file, c_uint64(7 * 4096 + 1), buffer, c_size_t(3), None))
+    assert buffer.raw[:3] == b"yyy"
+    for bytes_, first, wanted in [(4095, 0, "PK_MISUSE"), (4096, 600, "PK_NOT_FOUND"), (8192, 2**64 - 1, "PK_NOT_FOUND")]:
+        check(pk.pk_file_write_pages(file, c_uint64(first), buffer, c_size_t(bytes_), 0), wanted)
+        check(pk.pk_file_install(file, c_uint64(first), buffer, c_size_t(bytes_), 0), wanted)
+    # By one's own calls: the cache is notified.
+    with open(path("owned"), "r+b") as plain:
+        plain.seek(8 * 4096)
+        plain.write(b"z" * 8192)
+    check(pk.pk_file_discard(file, c_uint64(8), c_uint64(1)))
+    check(pk.pk_file_install(file, c_uint64(9), b"z" * 4096, c_size_t(4096), 0))
+    check(pk.pk_file_discard(file, c_uint64(500), c_uint64(2**64 - 1)))
+    check(pk.pk_file_read(file, c_uint64(8 * 4096), buffer, c_size_t(8192), None))
+    assert buffer.raw[:8192] == b"z" * 8192
+    check(pk.pk_file_sync(file))
+    # A file that does not change is not written to.
+    check(pk.pk_file_open(handle, path("file"), byref(other)))
+    check(pk.pk_file_write_pages(other, c_uint64(0), buffer, c_size_t(4096), 0), "PK_MISUSE")
+    check(pk.pk_file_sync(other), "PK_MISUSE")
+    pk.pk_file_close(other)
+    pk.pk_file_close(file)
+    pk.pk_cache_close(handle)
+
+
+def full():
+    """A disk that is full while pages are written: what the cache has is what the device has."""
+    handle, file, buffer = c_void_p(), c_void_p(), ctypes.create_string_buffer(4096)
+    check(pk.pk_cache_open(None, byref(handle)))
+    check(pk.pk_file_open_owned(handle, path("full"), c_uint32(0), c_uint64(1000), byref(file)))
+    check(pk.pk_file_write_pages(file, c_uint64(0), b"a" * 4096, c_size_t(4096), 0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    check(pk.pk_file_write_pages(file, c_uint64(0), b"b" * 8192, c_size_t(8192), 0), "PK_IO")
+    assert pk.pk_error_number() == errno.EFBIG
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    check(pk.pk_file_read(file, c_uint64(0), buffer, c_size_t(4096), None))
+    with open(path("full"), "rb") as plain:
+        assert plain.read(4096) == buffer.raw
     pk.pk_file_close(file)
     pk.pk_cache_close(handle)
 
@@ -216,6 +286,87 @@ def store():
     check(pk.pk_store_close(handle))
 
 
+class Base(Structure):
+    _fields_ = [("store", c_uint64), ("seq", c_uint64)]
+
+
+def copies():
+    """Increments of a backup, and a replica that takes the commits."""
+    handle, follower, txn, page, base, next_base, seq = c_void_p(), c_void_p(), c_void_p(), c_uint64(), Base(), Base(), c_uint64()
+    small = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
+
+    def commit(what):
+        check(pk.pk_store_begin_write(handle, byref(txn)))
+        check(pk.pk_txn_write(txn, page, c_size_t(0), what, c_size_t(len(what))))
+        check(pk.pk_txn_commit(txn, 0, None))
+
+    def first_bytes(directory, store=None):
+        opened, snapshot, buffer = store or c_void_p(), c_void_p(), ctypes.create_string_buffer(5)
+        if store is None:
+            check(pk.pk_store_open(directory, byref(small), byref(opened)))
+        check(pk.pk_store_begin_read(opened, byref(snapshot)))
+        check(pk.pk_snapshot_read(snapshot, page, c_size_t(0), buffer, c_size_t(5), None))
+        pk.pk_snapshot_end(snapshot)
+        if store is None:
+            check(pk.pk_store_close(opened))
+        return buffer.raw
+
+    check(pk.pk_store_open(path("source"), byref(small), byref(handle)))
+    check(pk.pk_store_begin_write(handle, byref(txn)))
+    check(pk.pk_txn_allocate(txn, byref(page)))
+    check(pk.pk_txn_commit(txn, 0, None))
+    commit(b"first")
+    check(pk.pk_store_follow(handle, c_uint64(99), byref(follower)), "PK_NOT_FOUND")
+    check(pk.pk_store_follow(handle, c_uint64(2), byref(follower)))
+    check(pk.pk_store_backup(handle, path("full.backup"), None))
+    check(pk.pk_store_base(path("full.backup"), byref(base)))
+    assert base.seq == 2
+    commit(b"again")
+    check(pk.pk_store_backup_since(handle, Base(base.store + 1, base.seq), path("increment"), None), "PK_MISUSE")
+    check(pk.pk_store_backup_since(handle, Base(base.store, 99), path("increment"), None), "PK_MISUSE")
+    check(pk.pk_store_backup_since(handle, base, path("increment.1"), byref(next_base)))
+    commit(b"third")
+    check(pk.pk_store_backup_since(handle, next_base, path("increment.2"), None))
+    increments = (c_char_p * 2)(path("increment.1"), path("increment.2"))
+    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(1), path("restored.1"), byref(seq)))
+    assert seq.value == 3 and first_bytes(path("restored.1")) == b"again"
+    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(2), path("restored.2"), None))
+    assert first_bytes(path("restored.2")) == b"third"
+    check(pk.pk_store_restore(path("full.backup"), (c_char_p * 1)(path("increment.2")), c_size_t(1), path("gap"), None), "PK_MISUSE")
+    assert not os.path.exists(path("gap"))
+    with open(path("increment.1"), "r+b") as rotten:
+        rotten.seek(-100, os.SEEK_END)
+        byte = rotten.read(1)
+        rotten.seek(-100, os.SEEK_END)
+        rotten.write(bytes([byte[0] ^ 1]))
+    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(2), path("rotten"), None), "PK_CORRUPT")
+    assert not os.path.exists(path("rotten"))
+
+    replica, bytes_, size, commits = c_void_p(), c_void_p(), c_size_t(), []
+    while True:
+        status = pk.pk_store_follower_next(follower, byref(bytes_), byref(size), byref(seq))
+        if names(status) == "PK_TIMED_OUT":
+            break
+        check(status)
+        commits.append((seq.value, ctypes.string_at(bytes_, size.value)))
+    assert [number for number, _ in commits] == [3, 4]
+    check(pk.pk_store_open(path("full.backup"), byref(small), byref(replica)))
+    check(pk.pk_store_apply(replica, commits[1][1], c_size_t(len(commits[1][1])), 0, None), "PK_NOT_FOUND")
+    rotten = commits[0][1][:-1] + bytes([commits[0][1][-1] ^ 1])
+    check(pk.pk_store_apply(replica, rotten, c_size_t(len(rotten)), 0, None), "PK_CORRUPT")
+    for (_, sent), last in zip(commits + commits[:1], [3, 4, 4]):
+        check(pk.pk_store_apply(replica, sent, c_size_t(len(sent)), 0, byref(seq)))
+        assert seq.value == last
+    assert first_bytes(None, replica) == b"third"
+    check(pk.pk_store_close(replica))
+    # The follower keeps the store open until it is closed.
+    check(pk.pk_store_close(handle))
+    check(pk.pk_store_open(path("source"), None, byref(handle)), "PK_LOCKED")
+    pk.pk_store_follower_close(follower)
+    check(pk.pk_store_open(path("source"), byref(small), byref(handle)))
+    check(pk.pk_store_close(handle))
+
+
 def tree():
     handle, txn, snapshot, root, size = c_void_p(), c_void_p(), c_void_p(), c_uint64(), c_size_t()
     options = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
@@ -282,6 +433,6 @@ def pages():
 
 parts = [re.search(r"PK_VERSION_%s (\d+)" % part, open(HEADER).read()).group(1) for part in ["MAJOR", "MINOR", "PATCH"]]
 assert pk.pk_version().decode() == ".".join(parts)
-for part in [zeros, cache, queue, bulk, redo, binlog, store, tree, pages]:
+for part in [zeros, cache, owned, full, queue, bulk, redo, binlog, store, copies, tree, pages]:
     part()
     print(part.__name__)
