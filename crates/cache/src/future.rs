@@ -79,11 +79,15 @@ impl BypassRead {
         // If the verifier panics, the one who waits gets an error.
         let outcome = Err(Error::LoaderPanicked { path: handle.path.clone(), page: page.into() });
         let mut unsettled = Unsettled { shared: Arc::clone(shared), bypass, outcome };
+        handle.note_begun(1);
         let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-            unsettled.outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
-            if unsettled.outcome.is_ok() {
-                *ignore_poison(unsettled.bypass.buffer.lock()) = Some(buffer);
-            }
+            let of = Arc::clone(&handle);
+            of.settle_read(move || {
+                unsettled.outcome = handle.settle_bypass(page, read.map_err(Error::from), &buffer);
+                if unsettled.outcome.is_ok() {
+                    *ignore_poison(unsettled.bypass.buffer.lock()) = Some(buffer);
+                }
+            });
         });
         Some(OwnedRead { file, offset, targets: vec![target], done })
     }

@@ -20,6 +20,7 @@ use crate::page_table::PageTable;
 use crate::pool::Pool;
 use crate::readers::Readers;
 use crate::settings::{Settings, TABLES_SHARE};
+use crate::settlers::Settlers;
 use crate::stats::{DeviceCounts, Stats};
 use crate::sync::Barrier;
 use crate::sys::table::Table;
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
     /// What futures read past the cache.
     pub(crate) bypasses: BypassQueue<BypassRead>,
+    /// Who settles background reads of pages that are verified.
+    pub(crate) settlers: Settlers,
 }
 
 impl Shared {
@@ -52,6 +55,7 @@ impl Shared {
         let bypasses = BypassQueue::new((pool.limit() / BYPASS_SHARE).clamp(1, MAX_BYPASSES) as usize);
         Self {
             bypasses,
+            settlers: Settlers::new(),
             settings,
             slots: Slots::new(Readers::new(Barrier::probe())),
             pool,

@@ -142,6 +142,7 @@ mod readers;
 mod rewrite;
 mod s3fifo;
 mod settings;
+mod settlers;
 mod stats;
 mod sync;
 mod sys;

@@ -1,7 +1,7 @@
 //! Loads in the background: ahead of any reader, and for futures.
 //!
 //! Invariants: nothing here waits for the device; a load in flight owns what it needs, and settles its pages when it ends,
-//! also when whoever asked for it is gone. The verifier runs on the back-end's thread.
+//! also when whoever asked for it is gone. Files with a verifier are settled by several threads (`settlers`), the others by the back-end's.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,11 +101,25 @@ impl Handle {
             let targets = run.iter_mut().map(Filling::target).collect();
             let handle = Arc::clone(self);
             let done = Box::new(move |read: Result<usize, pagekeeper_io::Error>| {
-                handle.settle(run, read.map_err(Error::from), reason);
+                let of = Arc::clone(&handle);
+                of.settle_read(move || handle.settle(run, read.map_err(Error::from), reason));
             });
             reads.push(OwnedRead { file: Arc::clone(io), offset, targets, done });
         }
+        self.note_begun(reads.len());
         self.shared.settings.io.submit(reads);
+    }
+
+    /// So many background reads are begun, each of which comes to [`settle_read`](Self::settle_read).
+    pub(crate) fn note_begun(&self, reads: usize) {
+        if self.verifier.is_some() {
+            self.shared.settlers.begin(reads);
+        }
+    }
+
+    /// Settles a background read: by this thread where nobody verifies.
+    pub(crate) fn settle_read(&self, settle: impl FnOnce() + Send + 'static) {
+        if self.verifier.is_some() { self.shared.settlers.settle(settle) } else { settle() }
     }
 
     /// Settles the pages of one read that has ended.

@@ -1,17 +1,21 @@
 //! Checksums: each page is checked once, when it is loaded; one that is rejected is nobody's and is not kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
-use pagekeeper_cache::{CachedFile, Error, OpenOptions, PageCache, ReadRequest};
+use pagekeeper_cache::{CachedFile, Error, LoadedPage, OpenOptions, PageCache, ReadRequest};
 use pagekeeper_io::SimDisk;
 
-use crate::support::tasks::block_on;
-use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder};
+use crate::support::tasks::{block_on, block_on_all};
+use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder, write_patterned};
+use pagekeeper_testing::{disk_dir, skip};
 
 const LEN: u64 = PAGE as u64;
+/// How long a verifier waits for another one.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the verifier of [`set_up`] does, and how often it was called.
 #[derive(Default)]
@@ -154,4 +158,49 @@ fn a_file_can_have_a_verifier_of_its_own() {
     read_all(&plain);
     file.page(3).unwrap_err();
     assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
+}
+
+#[test]
+fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
+    if std::thread::available_parallelism().map_or(1, std::num::NonZero::get) < 2 {
+        return skip("there is one processor");
+    }
+    let dir = disk_dir();
+    let path = dir.path().join("file");
+    write_patterned(&path, SEED, 0..64 * LEN);
+    // Each waits for another one that verifies at the same time.
+    let (here, changed) = (Mutex::new((0_u32, 0_u32)), Condvar::new());
+    let verifier = move |page: &LoadedPage<'_>| {
+        let mut counts = here.lock().unwrap();
+        counts.0 += 1;
+        counts.1 = counts.1.max(counts.0);
+        changed.notify_all();
+        let (mut counts, _) = changed.wait_timeout_while(counts, PATIENCE, |(_, most)| *most < 2).unwrap();
+        counts.0 -= 1;
+        if counts.1 < 2 {
+            return Err("nobody else verifies".to_owned());
+        }
+        if page.page() == 7 { Err("the seventh".to_owned()) } else { Ok(()) }
+    };
+    let cache = PageCache::builder().memory(16 << 20).verifier(verifier).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    // Not neighbours: each is a read of its own.
+    let reads: Vec<_> = (0..32_u64).map(|nth| (nth * 2 + 1) * LEN).collect();
+    let mut futures: Vec<_> = reads
+        .iter()
+        .map(|&offset| {
+            let file = file.clone();
+            Box::pin(async move {
+                let mut buffer = [0; 100];
+                file.read_at_async(offset, &mut buffer).await.map(|_| buffer)
+            })
+        })
+        .collect();
+    for (offset, read) in reads.iter().zip(block_on_all(&mut futures)) {
+        match read {
+            Ok(buffer) => check(SEED, *offset, &buffer),
+            Err(Error::Rejected { page: 7, reason, .. }) => assert_eq!(&*reason, "the seventh"),
+            Err(error) => panic!("{error}"),
+        }
+    }
 }

@@ -1,0 +1,188 @@
+//! Threads that settle background reads of files with a verifier: the back-end's one thread would else be the only one that verifies.
+//!
+//! Invariants: what is handed over is run once, by a thread of the pool or, where none can be had, by who hands it over. A read that
+//! is alone under way is settled by the back-end's thread: handing it over would only cost time. Threads are started as they are needed,
+//! and leave when the pool goes. Nothing fails: what panics does so alone, and settles as it is dropped.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use pagekeeper_io::Process;
+use pagekeeper_kernel::mutex::{ignore_poison, lock};
+
+/// More of them than this gain nothing: a device is the limit by then.
+const MAX_THREADS: usize = 8;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The pool.
+#[derive(Debug)]
+pub(crate) struct Settlers {
+    shared: Arc<Shared>,
+    /// Reads that were begun and are not settled.
+    under_way: AtomicUsize,
+    max_threads: usize,
+    process: Process,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    is_closed: bool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Settlers {
+    pub(crate) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            shared: Arc::default(),
+            under_way: AtomicUsize::new(0),
+            max_threads: processors.min(MAX_THREADS),
+            process: Process::current(),
+        }
+    }
+
+    /// So many reads are begun, each of which comes to [`settle`](Self::settle).
+    pub(crate) fn begin(&self, reads: usize) {
+        self.under_way.fetch_add(reads, Ordering::Relaxed);
+    }
+
+    /// A read has ended: has it settled, before this returns or later.
+    pub(crate) fn settle(&self, job: impl FnOnce() + Send + 'static) {
+        let is_alone = self.under_way.fetch_sub(1, Ordering::Relaxed) == 1;
+        if is_alone {
+            return job();
+        }
+        if let Some(job) = self.hand_over(Box::new(job)) {
+            job();
+        }
+    }
+
+    /// Hands a job over; gives it back where no thread can be had.
+    fn hand_over(&self, job: Job) -> Option<Job> {
+        let mut queue = lock(&self.shared.queue);
+        // Those that are idle have been woken for the jobs before.
+        if queue.idle <= queue.jobs.len() && queue.threads < self.max_threads {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("cache_settler".to_owned());
+            if thread.spawn(move || serve(&shared)).is_ok() {
+                queue.threads += 1;
+            }
+        }
+        if queue.threads == 0 {
+            return Some(job);
+        }
+        queue.jobs.push_back(job);
+        let is_idle = queue.idle > 0;
+        drop(queue);
+        if is_idle {
+            self.shared.changed.notify_one();
+        }
+        None
+    }
+}
+
+impl Drop for Settlers {
+    fn drop(&mut self) {
+        // Not joined: this may be one of them, with the last handle of the cache. Jobs keep the cache, so there are none. In a child of
+        // fork(2) there are no threads, and the lock may be held for ever.
+        if self.process.is_current() {
+            lock(&self.shared.queue).is_closed = true;
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+fn serve(shared: &Shared) {
+    let mut queue = lock(&shared.queue);
+    loop {
+        if let Some(job) = queue.jobs.pop_front() {
+            drop(queue);
+            // What it holds settles as it is dropped, with an error for those who wait.
+            let _ = catch_unwind(AssertUnwindSafe(job));
+            queue = lock(&shared.queue);
+        } else if queue.is_closed {
+            return;
+        } else {
+            queue.idle += 1;
+            queue = ignore_poison(shared.changed.wait(queue));
+            queue.idle -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn one_that_is_alone_is_settled_at_once_and_of_many_each_once() {
+        let settlers = Settlers::new();
+        let here = std::thread::current().id();
+        settlers.begin(1);
+        settlers.settle(move || assert_eq!(std::thread::current().id(), here));
+        assert_eq!(lock(&settlers.shared.queue).threads, 0);
+
+        let (done, settled) = channel();
+        settlers.begin(1000);
+        for number in 0..1000 {
+            let done = done.clone();
+            settlers.settle(move || done.send(number).unwrap());
+        }
+        let mut all: Vec<i32> = (0..1000).map(|_| settled.recv_timeout(PATIENCE).unwrap()).collect();
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..1000));
+        assert!((1..=settlers.max_threads).contains(&lock(&settlers.shared.queue).threads));
+    }
+
+    #[test]
+    fn one_that_panics_takes_no_thread_away() {
+        let mut settlers = Settlers::new();
+        settlers.max_threads = 1;
+        let (done, settled) = channel();
+        settlers.begin(3);
+        for panics in [true, false] {
+            let done = done.clone();
+            settlers.settle(move || {
+                assert!(!panics, "asked for");
+                done.send(()).unwrap();
+            });
+        }
+        settled.recv_timeout(PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn threads_leave_with_the_pool() {
+        let settlers = Settlers::new();
+        let (done, settled) = channel::<()>();
+        settlers.begin(2);
+        settlers.settle(move || drop(done));
+        assert!(settled.recv_timeout(PATIENCE).is_err());
+        let shared = Arc::downgrade(&settlers.shared);
+        drop(settlers);
+        while shared.strong_count() > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
