@@ -72,6 +72,8 @@ pub(crate) struct Filling<H: Deref<Target = Handle>> {
 
 impl<H: Deref<Target = Handle>> Filling<H> {
     pub(crate) fn new(handle: H, ticket: Ticket) -> Self {
+        let shared = &handle.shared;
+        shared.clear_ahead.note_use(shared, ticket.frame);
         Self { handle, ticket: Some(ticket) }
     }
 

@@ -13,6 +13,7 @@ use pagekeeper_file_table::FileTable;
 use pagekeeper_io::{Access, FileStat, IoFile, Process};
 
 use crate::bypass_queue::BypassQueue;
+use crate::clear_ahead::ClearAhead;
 use crate::fast_path::FastPath;
 use crate::future::BypassRead;
 use crate::kernel_leftovers;
@@ -48,12 +49,15 @@ pub(crate) struct Shared {
     pub(crate) bypasses: BypassQueue<BypassRead>,
     /// Who settles background reads of pages that are verified.
     pub(crate) settlers: Settlers,
+    pub(crate) clear_ahead: ClearAhead,
 }
 
 impl Shared {
     pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
         let bypasses = BypassQueue::new((pool.limit() / BYPASS_SHARE).clamp(1, MAX_BYPASSES) as usize);
+        let clear_ahead = ClearAhead::new(settings.page_shift, pool.arena.is_in_huge_pages());
         Self {
+            clear_ahead,
             bypasses,
             settlers: Settlers::new(),
             settings,
@@ -108,6 +112,7 @@ impl Shared {
             .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
         let table = Table::new(pages, &self.tables)
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
+        self.clear_ahead.note_use(self, 0);
         self.pool.tidy(self.slots.readers());
         self.settle_budget();
         let found_resident =

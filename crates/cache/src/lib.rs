@@ -115,6 +115,7 @@ mod builder;
 mod bypass_buffer;
 mod bypass_queue;
 mod cache;
+mod clear_ahead;
 mod entry;
 mod error;
 mod evict;

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags};
@@ -28,6 +29,7 @@ pub(crate) struct Arena {
     count: u32,
     /// Whether it is hugetlb memory, which is taken and given back in huge pages only.
     hugetlb: bool,
+    in_huge_pages: bool,
 }
 
 // SAFETY: the mapping is plain memory owned by this value; who may access which frame is stated by each method.
@@ -63,8 +65,22 @@ impl Arena {
             // SAFETY: the range is this value's own mapping; the advice changes no content.
             let _ = unsafe { memory::advise(frames.as_ptr().cast(), len, advice) };
         }
-        let hugetlb = huge == HugePages::Hugetlb;
-        Ok(Self { mapping, mapped, frames, page_shift, count, hugetlb })
+        let (hugetlb, in_huge_pages) = (huge == HugePages::Hugetlb, huge != HugePages::Off);
+        Ok(Self { mapping, mapped, frames, page_shift, count, hugetlb, in_huge_pages })
+    }
+
+    /// Has the kernel give memory to these frames now, in place of when they are first used. What is in them stays.
+    /// `MADV_POPULATE_WRITE`, Linux 5.14; fails on older ones, and where there is no memory.
+    pub(crate) fn take_up(&self, frames: Range<u32>) -> rustix::io::Result<()> {
+        debug_assert!(frames.end <= self.count);
+        let len = frames.len() << self.page_shift;
+        // SAFETY: the range is of this value's own mapping; the advice changes no content, whoever uses it meanwhile.
+        unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
+    }
+
+    /// Whether its frames are in huge pages, as far as the kernel has them.
+    pub(crate) fn is_in_huge_pages(&self) -> bool {
+        self.in_huge_pages
     }
 
     /// Where frame 0 begins; the others follow.

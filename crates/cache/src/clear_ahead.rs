@@ -1,0 +1,205 @@
+//! Has the kernel clear the memory of frames before they are used: a thread that runs a little ahead of the frame that was used last. In
+//! huge pages it would be a reader's miss that clears 2 MiB, or waits while the kernel moves memory about to make room for them.
+//!
+//! Invariants: no more than [`MAX_AHEAD`], and no more than a sixteenth of the budget, is taken up before it is used, and none before the first
+//! file is opened; never a frame past the pool's limit, but for one step where that is lowered meanwhile. Frames are used from the lowest on
+//! (`free_frames`), so that one mark tells them apart. The thread keeps no cache alive, and leaves with it, or when all is cleared. Nothing
+//! fails: what it does not clear is cleared as it is used.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+
+use pagekeeper_io::Process;
+
+use crate::handle::Shared;
+
+/// Bytes that are cleared at once: a huge page.
+const STEP: usize = 2 << 20;
+/// How far ahead, at most, in bytes.
+const MAX_AHEAD: usize = 16 << 20;
+/// This part of the budget may be ahead.
+const SHARE: u32 = 16;
+
+/// It.
+#[derive(Debug)]
+pub(crate) struct ClearAhead {
+    state: Arc<State>,
+    thread: OnceLock<Thread>,
+    /// Frames of a step.
+    step: u32,
+    process: Process,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The use of a frame from this one on moves the thread on.
+    mark: AtomicU32,
+    is_closed: AtomicBool,
+    /// Up to where it has cleared.
+    cleared: AtomicU32,
+}
+
+/// Frames that the thread clears at once, and how many it may be ahead.
+#[derive(Debug, Clone, Copy)]
+struct Reach {
+    step: u32,
+    ahead: u32,
+}
+
+impl ClearAhead {
+    /// For frames of so many bytes; does nothing where they are not in huge pages.
+    pub(crate) fn new(page_shift: u32, in_huge_pages: bool) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "a huge page has few pages")]
+        let step = (STEP >> page_shift) as u32;
+        let mark = AtomicU32::new(if in_huge_pages { 0 } else { u32::MAX });
+        let state = State { mark, is_closed: AtomicBool::new(false), cleared: AtomicU32::new(0) };
+        Self { state: Arc::new(state), thread: OnceLock::new(), step, process: Process::current() }
+    }
+
+    /// A frame is about to be used, or the first one soon.
+    #[inline]
+    pub(crate) fn note_use(&self, shared: &Arc<Shared>, frame: u32) {
+        if frame >= self.state.mark.load(Ordering::Relaxed) {
+            self.move_on(shared, frame);
+        }
+    }
+
+    #[cold]
+    fn move_on(&self, shared: &Arc<Shared>, frame: u32) {
+        // In a child of fork(2) there is no thread to wake.
+        if !self.process.is_current() {
+            return;
+        }
+        let next = frame.saturating_add(self.step);
+        if self.state.mark.fetch_max(next, Ordering::Relaxed) >= next {
+            return;
+        }
+        let thread = self.thread.get_or_init(|| self.start(shared));
+        thread.unpark();
+    }
+
+    /// Starts the thread; where that fails nothing is cleared ahead.
+    fn start(&self, shared: &Arc<Shared>) -> Thread {
+        let (state, weak) = (Arc::clone(&self.state), Arc::downgrade(shared));
+        let frames = shared.pool.frames();
+        #[expect(clippy::cast_possible_truncation, reason = "few pages")]
+        let most = (MAX_AHEAD / STEP) as u32 * self.step;
+        let reach = Reach { step: self.step, ahead: most.min(frames / SHARE) };
+        let named = std::thread::Builder::new().name("cache_clearer".to_owned());
+        let started = named.spawn(move || {
+            while !state.is_closed.load(Ordering::Acquire) {
+                let Some(shared) = weak.upgrade() else { break };
+                match state.clear_step(&shared, reach) {
+                    Progress::Step => {}
+                    // The last one who has the cache may be this thread.
+                    Progress::Wait => {
+                        drop(shared);
+                        std::thread::park();
+                    }
+                    Progress::End => break,
+                }
+            }
+            state.mark.store(u32::MAX, Ordering::Relaxed);
+        });
+        started.map_or_else(
+            |_| {
+                self.state.mark.store(u32::MAX, Ordering::Relaxed);
+                std::thread::current()
+            },
+            |started| started.thread().clone(),
+        )
+    }
+}
+
+enum Progress {
+    Step,
+    Wait,
+    End,
+}
+
+impl State {
+    /// Clears one step, if it is wanted.
+    fn clear_step(&self, shared: &Shared, reach: Reach) -> Progress {
+        let cleared = self.cleared.load(Ordering::Relaxed);
+        // What was used before the thread got there was cleared by who used it.
+        let used = self.mark.load(Ordering::Relaxed).saturating_sub(reach.step);
+        let from = cleared.max(used - used % reach.step);
+        let limit = shared.pool.limit();
+        let end = from.saturating_add(reach.step).min(limit);
+        if from >= shared.pool.frames() {
+            return Progress::End;
+        }
+        if from >= limit || end > used.saturating_add(reach.ahead) {
+            return Progress::Wait;
+        }
+        if shared.pool.arena.take_up(from..end).is_err() {
+            return Progress::End;
+        }
+        self.cleared.store(end, Ordering::Relaxed);
+        Progress::Step
+    }
+}
+
+impl Drop for ClearAhead {
+    fn drop(&mut self) {
+        self.state.is_closed.store(true, Ordering::Release);
+        // Not joined: this may be that thread.
+        if let Some(thread) = self.thread.get().filter(|_| self.process.is_current()) {
+            thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HugePages, PageCache};
+
+    /// Waits until it has cleared so far.
+    fn await_cleared(state: &State, wanted: u32) {
+        while state.cleared.load(Ordering::Relaxed) < wanted {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn it_runs_a_sixteenth_of_the_cache_ahead_and_leaves_with_it() {
+        let cache = PageCache::builder().memory(256 << 20).build().unwrap();
+        let state = Arc::clone(&cache.shared.clear_ahead.state);
+        let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.step);
+        let ahead = (frames / SHARE) / step * step;
+        assert_eq!(state.cleared.load(Ordering::Relaxed), 0);
+        cache.shared.clear_ahead.note_use(&cache.shared, 0);
+        await_cleared(&state, ahead);
+        // Within the step that it is in nothing more.
+        cache.shared.clear_ahead.note_use(&cache.shared, 1);
+        cache.shared.clear_ahead.note_use(&cache.shared, step);
+        await_cleared(&state, step + ahead);
+        assert_eq!(state.cleared.load(Ordering::Relaxed), step + ahead);
+        // Uses that it did not come to are left behind.
+        cache.shared.clear_ahead.note_use(&cache.shared, 10 * step + 7);
+        await_cleared(&state, 10 * step + ahead);
+        drop(cache);
+        while Arc::strong_count(&state) > 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn it_stays_below_a_budget_that_is_made_smaller() {
+        let cache = PageCache::builder().memory(256 << 20).build().unwrap();
+        cache.set_memory(16 << 20).unwrap();
+        let limit = cache.shared.pool.limit();
+        cache.shared.clear_ahead.note_use(&cache.shared, limit - 1);
+        await_cleared(&cache.shared.clear_ahead.state, limit);
+        assert_eq!(cache.shared.clear_ahead.state.cleared.load(Ordering::Relaxed), limit);
+    }
+
+    #[test]
+    fn small_pages_are_cleared_as_they_are_used() {
+        let cache = PageCache::builder().memory(64 << 20).huge_pages(HugePages::Off).build().unwrap();
+        cache.shared.clear_ahead.note_use(&cache.shared, 0);
+        assert!(cache.shared.clear_ahead.thread.get().is_none());
+    }
+}
