@@ -33,6 +33,8 @@ mod rounds;
 mod scan;
 mod scratch;
 pub mod slowdisk;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod stall;
 mod stream;
 mod trace;
@@ -122,6 +124,9 @@ enum Bench {
     Bulk(Options),
     /// Gets of RocksDB with pagekeeper's page cache, the kernel's, and RocksDB's block caches, in the same memory; as root
     Rocksdb(Options),
+    /// Commits, reads and openings of SQLite with pagekeeper's VFS, and with its own
+    #[cfg(feature = "sqlite")]
+    Sqlite(Options),
     /// What run adds to calls that no rule concerns, to the start of a process, and to a stream's read
     #[command(alias = "shim")]
     Preload(Options),
@@ -166,6 +171,10 @@ enum Bench {
     /// Opens something once, or makes what is to be opened
     #[command(hide = true)]
     OpeningChild(recovery::OpeningArguments),
+    /// Changes rows of a database until it is killed
+    #[cfg(feature = "sqlite")]
+    #[command(hide = true)]
+    SqliteChild(sqlite::ChildArguments),
     /// Takes memory inside a cgroup
     #[command(hide = true)]
     PressureBystander(pressure::BystanderArguments),
@@ -319,6 +328,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
         Bench::Rocksdb(options) => bench("rocksdb", &options, |run| rocksdb::run(run, options.rounds)),
+        #[cfg(feature = "sqlite")]
+        Bench::Sqlite(options) => bench("sqlite", &options, sqlite::run),
+        #[cfg(feature = "sqlite")]
+        Bench::SqliteChild(arguments) => sqlite::be_killed(&arguments),
         Bench::Preload(options) => bench("preload", &options, |run| preload::run(run, options.rounds)),
         Bench::PreloadChild(arguments) => preload::be_timed(&arguments),
         Bench::Trace(options) => bench("trace", &options, trace::run),

@@ -1,0 +1,269 @@
+//! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode and with a rollback journal: commits of
+//! one row, reads by key, and opening after a kill in the midst of a large transaction.
+//!
+//! All have `synchronous=FULL`, one connection, and the same rows; what was committed, and that a transaction which was cut off left nothing, is
+//! checked in each sample. The library is loaded as users load it. Fails in plain words without it, and where SQLite fails.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rusqlite::{Connection, OpenFlags, params};
+
+use crate::Run;
+use crate::data::MIB;
+use crate::peers::this_program;
+use crate::report::Unit;
+use crate::rounds::{Random, Subject};
+
+/// Rows that commits and reads choose from.
+const ROWS: u32 = 100_000;
+/// Bytes of each of them.
+const ROW: usize = 500;
+/// How long one sample of commits or reads takes.
+const SAMPLE: Duration = Duration::from_millis(700);
+/// Rows of a large transaction have so many bytes, …
+const LARGE_ROW: u32 = 3000;
+/// … and it changes so many bytes in all.
+const LARGE: u64 = 1024 * MIB;
+const LARGE_QUICK: u64 = 96 * MIB;
+
+/// As tables name them.
+const OURS: &str = "pagekeeper's VFS, rollback journal";
+const WAL: &str = "SQLite's VFS, WAL";
+const ROLLBACK: &str = "SQLite's VFS, rollback journal";
+
+/// One of those compared.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    name: &'static str,
+    /// As files are named.
+    word: &'static str,
+    vfs: &'static str,
+    journal: &'static str,
+}
+
+const WAYS: [Way; 3] = [
+    Way { name: OURS, word: "ours", vfs: "pagekeeper", journal: "DELETE" },
+    Way { name: WAL, word: "wal", vfs: "unix", journal: "WAL" },
+    Way { name: ROLLBACK, word: "rollback", vfs: "unix", journal: "DELETE" },
+];
+
+/// What a child that is killed in the midst of a transaction gets.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ChildArguments {
+    /// One of `ours`, `wal`, `rollback`.
+    way: String,
+    /// The database.
+    database: PathBuf,
+}
+
+/// The library, where `make sqlite-plugin` puts it.
+fn library() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("can't find this program")?;
+    let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
+    let path = target.join("sqlite/pagekeeper_sqlite.so");
+    ensure!(path.is_file(), "there is no {}; build it: make sqlite-plugin", path.display());
+    Ok(path)
+}
+
+/// Makes the VFS known to this process.
+fn load(library: &Path) -> Result<()> {
+    let connection = Connection::open_in_memory()?;
+    // SAFETY: the library is the one that was built with this program; its entry point is what SQLite expects.
+    #[expect(unsafe_code, reason = "code of a library is run")]
+    unsafe {
+        let _enabled = rusqlite::LoadExtensionGuard::new(&connection)?;
+        connection.load_extension(library, None::<&str>)?;
+    }
+    Ok(())
+}
+
+impl Way {
+    fn database(self, dir: &Path, what: &str) -> PathBuf {
+        dir.join(format!("{}-{what}.db", self.word))
+    }
+
+    fn open(self, database: &Path) -> Result<Connection> {
+        let connection = Connection::open_with_flags_and_vfs(database, OpenFlags::default(), self.vfs)
+            .with_context(|| format!("{}: {}", self.name, database.display()))?;
+        connection.pragma_update(None, "page_size", 4096)?;
+        let mode: String =
+            connection.query_row(&format!("PRAGMA journal_mode={}", self.journal), [], |row| row.get(0))?;
+        ensure!(mode.eq_ignore_ascii_case(self.journal), "{}: the journal's mode is {mode}", self.name);
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        Ok(connection)
+    }
+
+    /// A table of so many rows.
+    fn fill(self, database: &Path, rows: u32, bytes: usize) -> Result<Connection> {
+        let mut connection = self.open(database)?;
+        connection.execute_batch("CREATE TABLE t (a INTEGER PRIMARY KEY, n INTEGER NOT NULL, b BLOB NOT NULL)")?;
+        let txn = connection.transaction()?;
+        {
+            let mut insert = txn.prepare("INSERT INTO t VALUES (?, 0, ?)")?;
+            for row in 0..rows {
+                insert.execute(params![row, content(row, bytes)])?;
+            }
+        }
+        txn.commit()?;
+        Ok(connection)
+    }
+}
+
+/// The bytes of a row.
+fn content(row: u32, bytes: usize) -> Vec<u8> {
+    row.to_le_bytes().iter().copied().cycle().take(bytes).collect()
+}
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run) -> Result<()> {
+    let library = library()?;
+    load(&library)?;
+    run.report.machine.versions.insert("SQLite".to_owned(), rusqlite::version().to_owned());
+    run.note("synchronous=FULL, one connection, pages of 4 KiB, SQLite's cache as it is by default (2 MiB)");
+    commits_and_reads(run)?;
+    openings(run)
+}
+
+/// Seeds for each subject: all choose the same rows.
+fn same_seeds(run: &mut Run) -> Random {
+    Random::new(run.random.next_u64())
+}
+
+fn commits_and_reads(run: &mut Run) -> Result<()> {
+    run.say("filling tables")?;
+    let dir = run.scratch.path().to_path_buf();
+    let mut connections = Vec::new();
+    for way in WAYS {
+        connections.push((way, way.fill(&way.database(&dir, "rows"), ROWS, ROW)?));
+    }
+    let case = format!("commits of one of {ROWS} rows of {ROW} bytes");
+    run.say(&case)?;
+    let seeds = same_seeds(run);
+    let mut subjects = Vec::new();
+    for (way, connection) in &connections {
+        let mut random = seeds.clone();
+        subjects.push(Subject::new(way.name, move || commit_for(connection, &mut random)));
+    }
+    let samples = run.rounds(&mut subjects, 16)?;
+    drop(subjects);
+    run.report.add_case(&case, Unit::CommitsPerSecond, &samples);
+    run.report.add_ratio("sqlite_commits_vs_wal", Unit::CommitsPerSecond, &samples, OURS, WAL);
+    run.report.add_ratio("sqlite_commits_vs_rollback", Unit::CommitsPerSecond, &samples, OURS, ROLLBACK);
+
+    let case = format!("reads of one of {ROWS} rows by its key");
+    run.say(&case)?;
+    let seeds = same_seeds(run);
+    let mut subjects = Vec::new();
+    for (way, connection) in &connections {
+        let mut random = seeds.clone();
+        subjects.push(Subject::new(way.name, move || read_for(connection, &mut random)));
+    }
+    let samples = run.rounds(&mut subjects, 28)?;
+    drop(subjects);
+    run.report.add_case(&case, Unit::ReadsPerSecond, &samples);
+    run.report.add_ratio("sqlite_reads_vs_wal", Unit::ReadsPerSecond, &samples, OURS, WAL);
+    run.report.add_ratio("sqlite_reads_vs_rollback", Unit::ReadsPerSecond, &samples, OURS, ROLLBACK);
+    for (way, connection) in connections {
+        connection.close().map_err(|(_, error)| error).context(way.name)?;
+    }
+    Ok(())
+}
+
+fn row(random: &mut Random) -> u32 {
+    u32::try_from(random.below(u64::from(ROWS))).unwrap_or(0)
+}
+
+/// Commits a second, each counted in its row.
+fn commit_for(connection: &Connection, random: &mut Random) -> Result<f64> {
+    let sum = || connection.query_row("SELECT sum(n) FROM t", [], |row| row.get::<_, i64>(0));
+    let before = sum()?;
+    let mut update = connection.prepare_cached("UPDATE t SET n = n + 1 WHERE a = ?")?;
+    let (began, mut commits) = (Instant::now(), 0_u32);
+    while began.elapsed() < SAMPLE {
+        update.execute([row(random)])?;
+        commits += 1;
+    }
+    let took = began.elapsed().as_secs_f64();
+    ensure!(sum()? == before + i64::from(commits), "not all that was committed is there");
+    Ok(f64::from(commits) / took)
+}
+
+fn read_for(connection: &Connection, random: &mut Random) -> Result<f64> {
+    let mut select = connection.prepare_cached("SELECT b FROM t WHERE a = ?")?;
+    let (began, mut reads) = (Instant::now(), 0_u32);
+    while began.elapsed() < SAMPLE {
+        for _ in 0..100 {
+            let wanted = row(random);
+            let is_right = select.query_row([wanted], |found| {
+                let bytes = found.get_ref(0)?.as_blob()?;
+                Ok(bytes.len() == ROW && bytes[..4] == wanted.to_le_bytes())
+            })?;
+            ensure!(is_right, "row {wanted} is wrong");
+        }
+        reads += 100;
+    }
+    Ok(f64::from(reads) / began.elapsed().as_secs_f64())
+}
+
+/// Opening after a kill in the midst of a transaction that has changed every page, until a row was read.
+fn openings(run: &mut Run) -> Result<()> {
+    let bytes = if run.quick { LARGE_QUICK } else { LARGE };
+    // The database, the journal, and what was written of both, three times.
+    run.scratch.require_space(bytes * 9)?;
+    let rows = u32::try_from(bytes / u64::from(LARGE_ROW)).context("too many rows")?;
+    let case = format!("opening after a kill in a transaction of {} MiB, until a row was read", bytes / MIB);
+    run.say(&case)?;
+    let dir = run.scratch.path().to_path_buf();
+    for way in WAYS {
+        let connection = way.fill(&way.database(&dir, "large"), rows, LARGE_ROW as usize)?;
+        connection.close().map_err(|(_, error)| error).context(way.name)?;
+    }
+    let mut subjects: Vec<_> = WAYS
+        .into_iter()
+        .map(|way| {
+            let database = way.database(&dir, "large");
+            Subject::new(way.name, move || open_after_kill(way, &database, rows))
+        })
+        .collect();
+    let rounds = run.rounds;
+    run.rounds = rounds.min(3);
+    let samples = run.rounds(&mut subjects, 44);
+    run.rounds = rounds;
+    let samples = samples?;
+    drop(subjects);
+    run.report.add_case(&case, Unit::Milliseconds, &samples);
+    run.report.add_ratio("sqlite_open_vs_rollback", Unit::Milliseconds, &samples, OURS, ROLLBACK);
+    run.report.add_ratio("sqlite_open_vs_wal", Unit::Milliseconds, &samples, OURS, WAL);
+    Ok(())
+}
+
+fn open_after_kill(way: Way, database: &Path, rows: u32) -> Result<f64> {
+    let mut child = this_program()?;
+    child.arg("sqlite-child").arg(way.word).arg(database).stdin(Stdio::null());
+    let ended = child.output().context("can't start the child")?;
+    let signal = std::os::unix::process::ExitStatusExt::signal(&ended.status);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(signal == Some(libc::SIGKILL), "the child was not killed: {}: {said}", ended.status);
+    let began = Instant::now();
+    let connection = way.open(database)?;
+    let read: i64 = connection.query_row("SELECT n FROM t WHERE a = 0", [], |row| row.get(0))?;
+    let took = began.elapsed();
+    let changed: u32 = connection.query_row("SELECT count(*) FROM t WHERE n <> 0", [], |row| row.get(0))?;
+    let count: u32 = connection.query_row("SELECT count(*) FROM t", [], |row| row.get(0))?;
+    ensure!((read, changed, count) == (0, 0, rows), "{}: {changed} rows of a transaction that was cut off", way.name);
+    connection.close().map_err(|(_, error)| error)?;
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+/// Changes all rows, and is killed before it commits.
+pub(crate) fn be_killed(arguments: &ChildArguments) -> Result<()> {
+    let way = WAYS.into_iter().find(|way| way.word == arguments.way).context("no such way")?;
+    load(&library()?)?;
+    let connection = way.open(&arguments.database)?;
+    connection.execute_batch("BEGIN; UPDATE t SET n = n + 1;")?;
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+    Ok(())
+}
