@@ -203,6 +203,12 @@ mod tests {
     }
 
     #[test]
+    fn a_table_as_large_as_the_frames_leaves_their_number_alone() {
+        let trace = Trace::zipf_with_scans(&Zipf::new(300_000, 0.9), 400_000, 5);
+        assert!((300..400).contains(&replay(&Stop::never(), &trace, 300).unwrap().frames));
+    }
+
+    #[test]
     fn each_page_of_the_blank_disk_begins_with_its_number() {
         let disk = BlankDisk { pages: 10, ..BlankDisk::default() };
         let file = disk.open(Path::new(NAME), Access::Direct).unwrap();

@@ -28,9 +28,6 @@ const FILE_BYTES: u64 = 1152;
 /// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
 const FILES_SHARE: u32 = 4;
 
-/// Frames that are reserved for tables are no more than one part in this many of the budget.
-const RESERVED_SHARE: u32 = 2;
-
 /// Parts forgotten under one lock.
 const PARTS_AT_ONCE: usize = 64;
 
@@ -107,7 +104,8 @@ impl Pool {
         let budgeted = self.budgeted();
         let as_frames =
             |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
-        let reserved = self.reserved.load(Ordering::Relaxed).min(budgeted / RESERVED_SHARE);
+        // As much as tables can come to, so that none of it changes as they are taken up.
+        let reserved = self.reserved.load(Ordering::Relaxed).min(as_frames(self.most_parts()));
         let tables = as_frames(state.parts).max(reserved);
         let files = usize::try_from(state.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
         let files = as_frames(files).min(budgeted / FILES_SHARE);

@@ -1,6 +1,9 @@
 //! What is counted adds up.
 
-use pagekeeper_cache::{ReadRequest, Stats};
+use std::sync::Arc;
+
+use pagekeeper_cache::{PageCache, ReadRequest, Stats};
+use pagekeeper_io::SimDisk;
 
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, check, sim};
@@ -127,4 +130,22 @@ fn how_full_it_is_is_reported_in_pages_and_in_words() {
         "1 hits, 11 misses (8.3 % hits), 0 waited for others' loads, 0 prefetched, 0 past the cache, 0 failed; \
          0 evicted; 0 installed; 2 reads of 45056 bytes from the device; 11 of 99 pages of 4096 bytes in use"
     );
+}
+
+#[test]
+fn where_tables_are_reserved_the_capacity_stays_as_files_are_read() {
+    for (memory, pages) in [(6 << 20, 1_000_000), (2 << 20, 1_000_000), (64 << 20, 50_000), (6 << 20, 1_000)]
+    {
+        let disk = SimDisk::new();
+        disk.create_patterned("/file", pages * PAGE as u64, SEED).unwrap();
+        let builder = PageCache::builder().memory(memory).reserve_tables(true);
+        let cache = builder.io(Arc::new(disk)).build().unwrap();
+        let file = cache.open("/file").unwrap();
+        let opened = cache.stats().capacity_pages;
+        // Each part of the table has a thousand pages; all of them are taken up, twice.
+        for page in (0..pages).step_by(500).chain((0..pages).step_by(700)) {
+            check(SEED, page * PAGE as u64, &file.page(page).unwrap()[..8]);
+            assert_eq!(cache.stats().capacity_pages, opened, "{memory} bytes, at page {page} of {pages}");
+        }
+    }
 }
