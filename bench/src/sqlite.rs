@@ -99,7 +99,8 @@ impl Way {
     /// A table of so many rows.
     fn fill(self, database: &Path, rows: u32, bytes: usize) -> Result<Connection> {
         let mut connection = self.open(database)?;
-        connection.execute_batch("CREATE TABLE t (a INTEGER PRIMARY KEY, n INTEGER NOT NULL, b BLOB NOT NULL)")?;
+        connection
+            .execute_batch("CREATE TABLE t (a INTEGER PRIMARY KEY, n INTEGER NOT NULL, b BLOB NOT NULL)")?;
         let txn = connection.transaction()?;
         {
             let mut insert = txn.prepare("INSERT INTO t VALUES (?, 0, ?)")?;
@@ -253,7 +254,11 @@ fn open_after_kill(way: Way, database: &Path, rows: u32) -> Result<f64> {
     let took = began.elapsed();
     let changed: u32 = connection.query_row("SELECT count(*) FROM t WHERE n <> 0", [], |row| row.get(0))?;
     let count: u32 = connection.query_row("SELECT count(*) FROM t", [], |row| row.get(0))?;
-    ensure!((read, changed, count) == (0, 0, rows), "{}: {changed} rows of a transaction that was cut off", way.name);
+    ensure!(
+        (read, changed, count) == (0, 0, rows),
+        "{}: {changed} rows of a transaction that was cut off",
+        way.name
+    );
     connection.close().map_err(|(_, error)| error)?;
     Ok(took.as_secs_f64() * 1e3)
 }

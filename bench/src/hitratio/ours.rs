@@ -1,9 +1,10 @@
 //! The cache's own replacement rule, simulated over page numbers: what the cache itself is to come to, but for what its
 //! concurrency costs.
 //!
-//! S3-FIFO with two changes. An evicted page keeps a stamp, the queue it left and how many had left that queue before,
+//! S3-FIFO with three changes. An evicted page keeps a stamp, the queue it left and how many had left that queue before,
 //! instead of a place in a ghost queue. And the small queue's size follows the misses: a page that left a queue just
-//! now would still be there if that queue were a little longer.
+//! now would still be there if that queue were a little longer. And pages that were read again once move on to the main queue
+//! only where they are mostly missed when they don't.
 //! Invariants: at most `frames` pages; a hit only raises the frequency; all else happens at misses.
 
 use std::collections::VecDeque;
@@ -17,6 +18,8 @@ enum PageRecord {
     Resident,
     /// Evicted from a queue as its n-th.
     LeftSmall(u64),
+    /// The same, after it was read again once.
+    LeftSmallReadOnce(u64),
     LeftMain(u64),
 }
 
@@ -39,12 +42,23 @@ pub(super) struct Ours {
     bounds: (usize, usize),
     /// By how much it changes, in pages.
     step: usize,
+    /// The account of pages that left small after they were read again once; above zero too few of them are missed.
+    unmissed: i64,
+    most_unmissed: i64,
+    /// Such pages that moved on, modulo [`SAMPLED`].
+    moved_on: u32,
     place: Vec<PageRecord>,
     frequency: Vec<u8>,
 }
 
 const QUARTERS: usize = 4;
 const MOST: u8 = 3;
+/// Such a page that is missed weighs as many as so many that are not.
+const RETURN_WEIGHT: i64 = 2;
+/// Where they move on, every so manieth does not.
+const SAMPLED: u32 = 8;
+/// A page that was read again so often moves on from small to main in any case.
+const MOVES_ON_AT: u8 = 2;
 
 impl Ours {
     pub(super) fn new(pages: usize, frames: usize) -> Self {
@@ -62,6 +76,9 @@ impl Ours {
             target: (frames * QUARTERS / 10).clamp(least, most),
             bounds: (least, most),
             step: (frames / 4096).max(1),
+            unmissed: (frames / 16).max(16) as i64 * RETURN_WEIGHT,
+            most_unmissed: (frames / 16).max(16) as i64 * RETURN_WEIGHT,
+            moved_on: 0,
             place: vec![PageRecord::Never; pages],
             frequency: vec![0; pages],
         }
@@ -76,13 +93,35 @@ impl Ours {
         self.target = self.target.saturating_sub(5 * self.step).max(self.bounds.0);
     }
 
+    fn count_unmissed(&mut self, more: i64) {
+        self.unmissed = (self.unmissed + more).clamp(-self.most_unmissed, self.most_unmissed);
+    }
+
+    /// Whether a page moves on from small to main.
+    fn moves_on(&mut self, frequency: u8) -> bool {
+        match frequency {
+            0 => false,
+            1..MOVES_ON_AT if self.unmissed > 0 => false,
+            1..MOVES_ON_AT => {
+                self.moved_on = (self.moved_on + 1) % SAMPLED;
+                self.moved_on != 0
+            }
+            _ => true,
+        }
+    }
+
     fn evict_one(&mut self) {
         loop {
             if self.small.len() * QUARTERS >= self.target || self.main.is_empty() {
                 let Some(page) = self.small.pop_front() else { return };
                 let index = page as usize;
-                if self.frequency[index] == 0 {
-                    self.place[index] = PageRecord::LeftSmall(self.left_small);
+                if !self.moves_on(self.frequency[index]) {
+                    self.place[index] = if self.frequency[index] == 1 {
+                        self.count_unmissed(1);
+                        PageRecord::LeftSmallReadOnce(self.left_small)
+                    } else {
+                        PageRecord::LeftSmall(self.left_small)
+                    };
                     self.left_small += 1;
                     break;
                 }
@@ -113,9 +152,12 @@ impl Policy for Ours {
                 self.frequency[index] = MOST.min(self.frequency[index] + 1);
                 return true;
             }
-            PageRecord::LeftSmall(stamp) => {
+            place @ (PageRecord::LeftSmall(stamp) | PageRecord::LeftSmallReadOnce(stamp)) => {
                 let since = self.left_small - stamp;
                 to_main = since < self.remembered;
+                if to_main && matches!(place, PageRecord::LeftSmallReadOnce(_)) {
+                    self.count_unmissed(-RETURN_WEIGHT);
+                }
                 if since < self.edge {
                     self.lengthen_small();
                 }
@@ -160,12 +202,27 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_was_read_again_moves_to_main_and_its_frequency_begins_anew() {
+    fn a_page_that_was_read_again_twice_moves_to_main_and_its_frequency_begins_anew() {
         let mut cache = full();
-        assert!(cache.read(0));
+        assert!(cache.read(0) && cache.read(0));
         cache.read(100);
         assert_eq!((cache.main.len(), cache.frequency[0], cache.small.len()), (1, 0, 99));
         assert!(matches!(cache.place[1], PageRecord::LeftSmall(1)));
+    }
+
+    #[test]
+    fn pages_that_were_read_again_once_move_on_where_they_are_missed() {
+        let mut cache = full();
+        assert!(cache.read(0));
+        cache.read(100);
+        assert!(matches!(cache.place[0], PageRecord::LeftSmallReadOnce(1)));
+        let before = cache.unmissed;
+        cache.read(0);
+        assert_eq!(cache.unmissed, before - RETURN_WEIGHT);
+        cache.count_unmissed(-1000);
+        assert_eq!((0..SAMPLED).filter(|_| cache.moves_on(1)).count(), SAMPLED as usize - 1);
+        cache.count_unmissed(1000);
+        assert!(!cache.moves_on(1) && cache.moves_on(2));
     }
 
     #[test]
@@ -182,7 +239,9 @@ mod tests {
     #[test]
     fn a_page_that_left_main_comes_back_to_small() {
         let mut cache = full();
-        hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        for _ in 0..2 {
+            hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        }
         // 91 pages move to main, until small is shorter than 10; then 0 is evicted from main.
         cache.read(100);
         assert!(matches!(cache.place[0], PageRecord::LeftMain(0)));
@@ -206,7 +265,9 @@ mod tests {
         assert_eq!(cache.target, 44);
 
         let mut cache = full();
-        hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        for _ in 0..2 {
+            hits(&mut cache, &(0..100).collect::<Vec<u32>>());
+        }
         cache.read(100);
         cache.read(0);
         assert_eq!(cache.target, 35);

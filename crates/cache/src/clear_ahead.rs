@@ -2,7 +2,7 @@
 //! huge pages it would be a reader's miss that clears 2 MiB, or waits while the kernel moves memory about to make room for them.
 //!
 //! Invariants: no more than [`MAX_AHEAD`], and no more than a sixteenth of the budget, is taken up before it is used, and none before the first
-//! file is opened; never a frame past the pool's limit, but for one step where that is lowered meanwhile. Frames are used from the lowest on
+//! file is opened; never a frame past the pool's limit, below which what was cleared goes back where that is lowered. Frames are used from the lowest on
 //! (`free_frames`), so that one mark tells them apart. The thread keeps no cache alive, and leaves with it, or when all is cleared. Nothing
 //! fails: what it does not clear is cleared as it is used.
 
@@ -136,6 +136,7 @@ impl State {
         if shared.pool.arena.take_up(from..end).is_err() {
             return Progress::End;
         }
+        shared.pool.note_cleared(end);
         self.cleared.store(end, Ordering::Relaxed);
         Progress::Step
     }

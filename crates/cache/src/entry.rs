@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bits   31 … 4             3 2          1 0
-//! absent   stamp (29 bits: 31 … 3), origin in bit 2      0   0 as a whole: never seen, or forgotten
+//! absent   stamp            origin       0   0 as a whole: never seen, or forgotten
 //! resident frame             frequency    1
 //! loading  frame             0            2
 //! unread   frame             0            3   resident by prefetch, not read yet
@@ -15,7 +15,7 @@
 pub(crate) const FRAMES_MAX: u32 = 1 << 28;
 
 /// A stamp counts evictions modulo this many.
-pub(crate) const STAMPS: u32 = 1 << 29;
+pub(crate) const STAMPS: u32 = 1 << 28;
 
 /// Two bits.
 const FREQUENCY_MAX: u32 = 3;
@@ -34,11 +34,22 @@ pub(crate) enum Queue {
     Main,
 }
 
+/// Where a page was evicted from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The small queue.
+    Small,
+    /// The small queue, after it was read again once.
+    SmallReadOnce,
+    /// The main queue.
+    Main,
+}
+
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryState {
-    /// Not in a frame; if it was evicted not too long ago, when and from which queue.
-    Absent(Option<(Queue, u32)>),
+    /// Not in a frame; if it was evicted not too long ago, from where and when.
+    Absent(Option<(Origin, u32)>),
     /// In a frame.
     Resident { frame: u32, frequency: u32 },
     /// In a frame by prefetch, and not read since.
@@ -69,11 +80,11 @@ impl PageEntry {
         Self(frame << 4 | LOADING)
     }
 
-    /// Evicted from `queue` as the one that its clock counts as `stamp`.
-    pub(crate) fn evicted(queue: Queue, stamp: u32) -> Self {
+    /// Evicted from `origin` as the one that its queue's clock counts as `stamp`.
+    pub(crate) fn evicted(origin: Origin, stamp: u32) -> Self {
         // Stamp 0 of the small queue would read as "never seen": it passes for the next one.
         let stamp = if stamp == 0 { 1 } else { stamp % STAMPS };
-        Self(stamp << 3 | u32::from(queue == Queue::Main) << 2)
+        Self(stamp << 4 | (origin as u32) << 2)
     }
 
     pub(crate) fn state(self) -> EntryState {
@@ -84,8 +95,12 @@ impl PageEntry {
             UNREAD => EntryState::Unread { frame },
             _ if self == Self::NEVER_SEEN => EntryState::Absent(None),
             _ => {
-                let queue = if self.0 >> 2 & 1 == 1 { Queue::Main } else { Queue::Small };
-                EntryState::Absent(Some((queue, self.0 >> 3)))
+                let origin = match self.0 >> 2 & 0b11 {
+                    0 => Origin::Small,
+                    1 => Origin::SmallReadOnce,
+                    _ => Origin::Main,
+                };
+                EntryState::Absent(Some((origin, self.0 >> 4)))
             }
         }
     }
@@ -134,15 +149,15 @@ mod tests {
             assert_eq!(PageEntry::unread(frame).state(), EntryState::Unread { frame });
             assert_eq!(PageEntry::unread(frame).readable(), Some(frame));
         }
-        for queue in [Queue::Small, Queue::Main] {
+        for origin in [Origin::Small, Origin::SmallReadOnce, Origin::Main] {
             for stamp in [1, 2, 77, STAMPS - 1] {
                 assert_eq!(
-                    PageEntry::evicted(queue, stamp).state(),
-                    EntryState::Absent(Some((queue, stamp)))
+                    PageEntry::evicted(origin, stamp).state(),
+                    EntryState::Absent(Some((origin, stamp)))
                 );
-                assert_eq!(PageEntry::evicted(queue, stamp).readable(), None);
+                assert_eq!(PageEntry::evicted(origin, stamp).readable(), None);
             }
-            assert_eq!(PageEntry::evicted(queue, 0).state(), EntryState::Absent(Some((queue, 1))));
+            assert_eq!(PageEntry::evicted(origin, 0).state(), EntryState::Absent(Some((origin, 1))));
         }
         assert_eq!(PageEntry::NEVER_SEEN.state(), EntryState::Absent(None));
     }
@@ -159,7 +174,7 @@ mod tests {
         assert_eq!(seen, expected);
         let settled: Vec<_> = seen.iter().map(|entry| entry.settled()).collect();
         assert_eq!(settled, [None, None, None, Some(9), Some(9), Some(9)]);
-        for other in [PageEntry::loading(9), PageEntry::evicted(Queue::Small, 3), PageEntry::NEVER_SEEN] {
+        for other in [PageEntry::loading(9), PageEntry::evicted(Origin::Small, 3), PageEntry::NEVER_SEEN] {
             assert_eq!(other.touched(), other);
             assert_eq!(other.settled(), None);
         }

@@ -172,8 +172,9 @@ impl Pool {
             let replace = |with: PageEntry| {
                 entry.compare_exchange(seen, with.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             };
-            if frequency > 0 && steps > 0 {
-                let left = if queue == Queue::Small { 0 } else { frequency - 1 };
+            if steps > 0
+                && let Some(left) = state.s3fifo.spare(queue, frequency)
+            {
                 passed += 1;
                 if replace(PageEntry::resident(frame, left)) {
                     state.queues.move_to(Queue::Main, frame);
@@ -190,7 +191,7 @@ impl Pool {
                 continue;
             }
             let mut s3fifo = state.s3fifo.clone();
-            if replace(s3fifo.evict(queue)) {
+            if replace(s3fifo.evict(queue, frequency)) {
                 state.s3fifo = s3fifo;
                 state.queues.remove(frame);
                 state.counts.evictions += 1;

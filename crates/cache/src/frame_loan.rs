@@ -171,12 +171,28 @@ impl Pool {
             let end = before.saturating_sub(AT_ONCE).max(frames);
             state.limit = end;
             state.free.keep_below(end);
-            for frame in end..before.min(state.free.first_unused()) {
+            let unused = state.free.first_unused();
+            for frame in end..before.min(unused) {
                 self.loan(state, frame);
             }
+            let kept = end.max(unused);
+            for frame in kept..state.cleared {
+                self.give_back(frame);
+            }
+            state.cleared = state.cleared.min(kept);
         }
         state.s3fifo.set_frames(state.limit);
         frames == before
+    }
+
+    /// The frames below `end` were cleared before anybody used them. Those that are not to be used any more go back to the kernel.
+    pub(crate) fn note_cleared(&self, end: u32) {
+        let mut state = self.lock();
+        let kept = state.limit.max(state.free.first_unused()).min(end);
+        for frame in kept..end {
+            self.give_back(frame);
+        }
+        state.cleared = state.cleared.max(kept);
     }
 
     /// Loans a frame, now or when it is free.
@@ -225,8 +241,8 @@ impl Pool {
 
     /// Gives a frame's memory back to the kernel. The frame is in no entry, and nobody accesses it.
     pub(super) fn give_back(&self, frame: u32) {
-        // SAFETY: only called for a frame that is free, or is becoming free (invariant 3 of the pool), under the lock:
-        // nobody reads it, and nobody can begin to load into it.
+        // SAFETY: only called for a frame that is free, is becoming free (invariant 3 of the pool), or was never used, under the
+        // lock: nobody reads it, and nobody can begin to load into it.
         unsafe { self.arena.drop_memory(frame) };
     }
 }

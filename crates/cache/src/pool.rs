@@ -128,6 +128,8 @@ pub(super) struct PoolState {
     pub(super) s3fifo: S3Fifo,
     /// Ready for use.
     pub(super) free: FreeFrames,
+    /// Frames that were never used have memory below this one.
+    pub(super) cleared: u32,
     /// Frames from this one on are on loan, or will be when they are free.
     pub(super) limit: u32,
     /// Taken out of their entries, with no grace period begun yet.
@@ -181,6 +183,7 @@ impl Pool {
             queues: Queues::new(frames),
             s3fifo: S3Fifo::new(frames),
             free: FreeFrames::new(frames),
+            cleared: 0,
             limit: frames,
             removed: Vec::new(),
             retired: VecDeque::new(),

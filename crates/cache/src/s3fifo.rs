@@ -1,8 +1,9 @@
 //! What to keep and what to evict: S3-FIFO (Yang et al., SOSP 2023) without a ghost queue, and with a small queue whose
-//! size follows the hits that a little more of either queue would have brought. Plain numbers: no frames, no locks.
+//! size follows the hits that a little more of either queue would have brought, and which keeps pages that were read again once or
+//! twice, by what becomes of them. Plain numbers: no frames, no locks.
 //!
-//! A page that is loaded goes to the back of the small queue. At its front, one that was read again moves on to the main
-//! queue, any other is evicted, and its entry keeps a stamp: the small queue's clock, which counts these evictions. A page
+//! A page that is loaded goes to the back of the small queue. At its front, one that was read again often enough moves on to the
+//! main queue, any other is evicted, and its entry keeps a stamp: the small queue's clock, which counts these evictions. A page
 //! that is missed while its stamp is young is loaded into the main queue. In the main queue each pass costs a page one
 //! of its frequency; without any left it is evicted, stamped by the main queue's own clock. Until the first eviction what
 //! the small queue has no room for goes to the main queue at once.
@@ -10,10 +11,22 @@
 //! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit had that queue been that much longer: the
 //! target size of the small queue ([`S3Fifo::target`]) moves a step towards it, up for the small, down for the main queue.
 //!
+//! A page that was read again once is evicted at first, and of those that are missed soon after there is an account. Where they are more than
+//! one in three ([`RETURN_WEIGHT`]) such pages move on, too, but for every eighth, which keeps the account.
+//!
 //! Invariants: all is O(1); the target stays within 1 % and 50 % of the frames; a hit changes nothing here. Which
 //! parameters, and how well they do, was found on published traces: `bench/README.md` shows how it is measured again.
 
-use crate::entry::{PageEntry, Queue, STAMPS};
+use crate::entry::{Origin, PageEntry, Queue, STAMPS};
+
+/// A page that was read again so often moves on from the small queue in any case.
+const MOVES_ON_AT: u32 = 2;
+
+/// A page that was read again once, was evicted and is missed soon weighs as many as so many that are not.
+const RETURN_WEIGHT: i64 = 2;
+
+/// Where pages that were read again once move on, every so manieth does not.
+const SAMPLED: u32 = 8;
 
 /// The target is kept in parts of a page, so that a step down can be 5/4 of a step up.
 const PARTS: u64 = 4;
@@ -31,6 +44,10 @@ pub(crate) struct S3Fifo {
     target: u64,
     /// Nothing was evicted yet: all that is loaded has room.
     filling: bool,
+    /// The account of pages that were evicted after they were read again once; above zero too few of them are missed.
+    unmissed: i64,
+    /// Such pages that moved on, modulo [`SAMPLED`].
+    moved_on: u32,
 }
 
 /// How many evictions from `clock`'s queue came after the one stamped `stamp`.
@@ -42,7 +59,16 @@ impl S3Fifo {
     pub(crate) fn new(frames: u32) -> Self {
         let frames = u64::from(frames);
         // The first stamp is 1.
-        let mut s3fifo = Self { frames, small_clock: 1, main_clock: 1, target: 0, filling: true };
+        let mut s3fifo = Self {
+            frames,
+            small_clock: 1,
+            main_clock: 1,
+            target: 0,
+            filling: true,
+            unmissed: 0,
+            moved_on: 0,
+        };
+        s3fifo.count_unmissed(s3fifo.most_unmissed());
         s3fifo.set_target(frames * PARTS / 10);
         s3fifo
     }
@@ -61,7 +87,17 @@ impl S3Fifo {
 
     /// How many evictions long a stamp of the small queue speaks for its page.
     fn memory(&self) -> u64 {
-        self.frames * 5 / 4
+        (self.frames * 5 / 4).min(u64::from(STAMPS / 4 * 3))
+    }
+
+    /// The account of pages that were read again once goes so far either way, that it can turn.
+    fn most_unmissed(&self) -> i64 {
+        (self.frames / 16).max(16).cast_signed() * RETURN_WEIGHT
+    }
+
+    fn count_unmissed(&mut self, more: i64) {
+        let most = self.most_unmissed();
+        self.unmissed = (self.unmissed + more).clamp(-most, most);
     }
 
     /// How much longer a queue is imagined to be, in evictions, when the target is moved.
@@ -79,16 +115,22 @@ impl S3Fifo {
     }
 
     /// Which queue a page that is missed goes to, by what its entry remembers, while the small queue has `small` pages.
-    pub(crate) fn admit(&mut self, evicted: Option<(Queue, u32)>, small: usize) -> Queue {
+    pub(crate) fn admit(&mut self, evicted: Option<(Origin, u32)>, small: usize) -> Queue {
         match evicted {
-            Some((Queue::Small, stamp)) => {
+            Some((origin @ (Origin::Small | Origin::SmallReadOnce), stamp)) => {
                 let age = age(self.small_clock, stamp);
                 if age < self.edge() {
                     self.set_target(self.target + self.step() * PARTS);
                 }
-                if age < self.memory() { Queue::Main } else { Queue::Small }
+                if age >= self.memory() {
+                    return Queue::Small;
+                }
+                if origin == Origin::SmallReadOnce {
+                    self.count_unmissed(-RETURN_WEIGHT);
+                }
+                Queue::Main
             }
-            Some((Queue::Main, stamp)) => {
+            Some((Origin::Main, stamp)) => {
                 if age(self.main_clock, stamp) < self.edge() {
                     self.set_target(self.target.saturating_sub(self.step() * (PARTS + 1)));
                 }
@@ -100,6 +142,23 @@ impl S3Fifo {
         }
     }
 
+    /// The frequency that a page is left with which is not evicted yet, though its turn has come; `None` if it is.
+    pub(crate) fn spare(&mut self, queue: Queue, frequency: u32) -> Option<u32> {
+        if queue == Queue::Main {
+            return frequency.checked_sub(1);
+        }
+        let moves_on = match frequency {
+            0 => false,
+            1..MOVES_ON_AT if self.unmissed > 0 => false,
+            1..MOVES_ON_AT => {
+                self.moved_on = (self.moved_on + 1) % SAMPLED;
+                self.moved_on != 0
+            }
+            _ => true,
+        };
+        moves_on.then_some(0)
+    }
+
     /// Which queue to take from, by the lengths of both.
     pub(crate) fn victim(&self, small: usize, main: usize) -> Queue {
         if small > 0 && (main == 0 || small as u64 * PARTS >= self.target) {
@@ -109,14 +168,22 @@ impl S3Fifo {
         }
     }
 
-    /// The entry of a page that is evicted from `queue` now.
-    pub(crate) fn evict(&mut self, queue: Queue) -> PageEntry {
+    /// The entry of a page that is evicted from `queue` now, with the frequency that it has.
+    pub(crate) fn evict(&mut self, queue: Queue, frequency: u32) -> PageEntry {
         self.filling = false;
+        let origin = match queue {
+            Queue::Small if frequency == 1 => Origin::SmallReadOnce,
+            Queue::Small => Origin::Small,
+            Queue::Main => Origin::Main,
+        };
+        if origin == Origin::SmallReadOnce {
+            self.count_unmissed(1);
+        }
         let clock = match queue {
             Queue::Small => &mut self.small_clock,
             Queue::Main => &mut self.main_clock,
         };
-        let entry = PageEntry::evicted(queue, *clock);
+        let entry = PageEntry::evicted(origin, *clock);
         *clock = (*clock + 1) % STAMPS;
         entry
     }
@@ -127,11 +194,15 @@ mod tests {
     use super::*;
     use crate::entry::EntryState;
 
-    fn stamp(s3fifo: &mut S3Fifo, queue: Queue) -> Option<(Queue, u32)> {
-        match s3fifo.evict(queue).state() {
+    fn evicted(entry: PageEntry) -> Option<(Origin, u32)> {
+        match entry.state() {
             EntryState::Absent(evicted) => evicted,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn stamp(s3fifo: &mut S3Fifo, queue: Queue) -> Option<(Origin, u32)> {
+        evicted(s3fifo.evict(queue, 0))
     }
 
     #[test]
@@ -143,7 +214,7 @@ mod tests {
     fn while_the_cache_fills_the_small_queue_is_no_longer_than_wished() {
         let mut s3fifo = S3Fifo::new(1000);
         assert_eq!(s3fifo.admit(None, 100), Queue::Main);
-        s3fifo.evict(Queue::Main);
+        s3fifo.evict(Queue::Main, 0);
         assert_eq!(s3fifo.admit(None, 100), Queue::Small);
     }
 
@@ -152,10 +223,10 @@ mod tests {
         let mut s3fifo = S3Fifo::new(1000);
         let evicted = stamp(&mut s3fifo, Queue::Small);
         for _ in 1..1249 {
-            s3fifo.evict(Queue::Small);
+            s3fifo.evict(Queue::Small, 0);
         }
         assert_eq!(s3fifo.clone().admit(evicted, 0), Queue::Main);
-        s3fifo.evict(Queue::Small);
+        s3fifo.evict(Queue::Small, 0);
         assert_eq!(s3fifo.admit(evicted, 0), Queue::Small);
     }
 
@@ -179,7 +250,7 @@ mod tests {
         // What is far past the edge moves nothing.
         let evicted = stamp(&mut s3fifo, Queue::Small);
         for _ in 0..40 {
-            s3fifo.evict(Queue::Small);
+            s3fifo.evict(Queue::Small, 0);
         }
         s3fifo.admit(evicted, 0);
         assert_eq!(s3fifo.target, start - 1);
@@ -201,6 +272,42 @@ mod tests {
     }
 
     #[test]
+    fn the_small_queue_keeps_what_was_read_again_twice_and_the_main_queue_counts_down() {
+        let mut s3fifo = S3Fifo::new(1000);
+        let mut spared = |queue| [0, 1, 2, 3].map(|frequency| s3fifo.spare(queue, frequency));
+        assert_eq!(spared(Queue::Small), [None, None, Some(0), Some(0)]);
+        assert_eq!(spared(Queue::Main), [None, Some(0), Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn pages_that_were_read_again_once_move_on_where_they_are_missed_and_no_more_where_they_are_not() {
+        let mut s3fifo = S3Fifo::new(1000);
+        let moves_on =
+            |s3fifo: &mut S3Fifo| (0..SAMPLED).filter(|_| s3fifo.spare(Queue::Small, 1).is_some()).count();
+        for _ in 0..2 {
+            assert_eq!(moves_on(&mut s3fifo), 0);
+            // Each is missed at once, and goes to the main queue as others that are.
+            for _ in 0..200 {
+                let evicted = evicted(s3fifo.evict(Queue::Small, 1));
+                assert_eq!(s3fifo.admit(evicted, 0), Queue::Main);
+            }
+            assert_eq!(moves_on(&mut s3fifo), SAMPLED as usize - 1);
+            // One in four is missed.
+            for number in 0..2000 {
+                let evicted = evicted(s3fifo.evict(Queue::Small, 1));
+                if number % 4 == 0 {
+                    s3fifo.admit(evicted, 0);
+                }
+            }
+        }
+        // What was never read again is no matter of the account.
+        let before = s3fifo.unmissed;
+        let evicted = evicted(s3fifo.evict(Queue::Small, 0));
+        s3fifo.admit(evicted, 0);
+        assert_eq!(s3fifo.unmissed, before);
+    }
+
+    #[test]
     fn the_small_queue_gives_when_it_is_over_its_target() {
         let s3fifo = S3Fifo::new(1000);
         assert_eq!(s3fifo.victim(100, 900), Queue::Small);
@@ -215,7 +322,7 @@ mod tests {
         s3fifo.small_clock = STAMPS - 2;
         let before = stamp(&mut s3fifo, Queue::Small);
         for _ in 0..4 {
-            s3fifo.evict(Queue::Small);
+            s3fifo.evict(Queue::Small, 0);
         }
         assert_eq!(s3fifo.admit(before, 0), Queue::Main);
     }
