@@ -2,6 +2,7 @@
 //!
 //! A value has a page of its own, which is found in the tree. Fails where the store does.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -70,11 +71,15 @@ impl Pages for Map {
 
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
-        for entry in self.tree.range(&txn, pages.start.to_be_bytes()..pages.end.to_be_bytes()) {
-            let (key, value) = entry?;
-            see(u64::from_be_bytes(key[..].try_into().context("a key is no number")?), &value)?;
-        }
-        Ok(())
+        let range = pages.start.to_be_bytes()..pages.end.to_be_bytes();
+        let seen = self.tree.scan_with(&txn, range, |key, value| {
+            let number = key.try_into().map(u64::from_be_bytes).context("a key is no number");
+            match number.and_then(|page| see(page, value)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => ControlFlow::Break(error),
+            }
+        })?;
+        seen.break_value().map_or(Ok(()), Err)
     }
 }
 

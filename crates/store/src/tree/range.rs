@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Bound;
 
 use super::error::at;
+use super::format::node::Node;
 use super::format::{Fault, MAX_KEY};
 use super::read::{Pages, load, node, value_of};
 use super::{TreeError, Value};
@@ -41,9 +42,40 @@ struct Level {
 
 /// From which end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Front,
     Back,
+}
+
+/// Where a range begins that begins with a key, from one end.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start<'k> {
+    /// The way down to its leaf.
+    pub(super) key: &'k [u8],
+    /// Behind the entry that has this very key.
+    is_behind: bool,
+}
+
+impl<'k> Start<'k> {
+    /// By the bound at this end; `None` if there is none.
+    pub(super) fn of(bound: Bound<&'k [u8]>, end: End) -> Option<Self> {
+        let (Bound::Included(key) | Bound::Excluded(key)) = bound else { return None };
+        // Keys that are longer than any stand behind the one that is as long as can be.
+        let is_cut = key.len() > MAX_KEY;
+        let is_behind = match end {
+            End::Front => is_cut || matches!(bound, Bound::Excluded(_)),
+            End::Back => is_cut || matches!(bound, Bound::Included(_)),
+        };
+        Some(Self { key: &key[..key.len().min(MAX_KEY)], is_behind })
+    }
+
+    /// How many entries of its leaf are before it.
+    pub(super) fn in_leaf(&self, leaf: &Node<'_>) -> Result<usize, Fault> {
+        Ok(match leaf.find(self.key)? {
+            Ok(entry) => entry + usize::from(self.is_behind),
+            Err(entry) => entry,
+        })
+    }
 }
 
 type Entry = (Vec<u8>, Value);
@@ -73,7 +105,8 @@ impl<'t, T: Pages> Range<'t, T> {
         };
         let Some((number, page, entry)) = self.advance(&mut cursor, end)? else { return Ok(None) };
         let key = node(number, &page)?.key(entry).map_err(at(number))?;
-        let (is_above, is_below) = (is_above(&key, &self.lower), is_below(&key, &self.upper));
+        let (is_above, is_below) =
+            (is_above(&key, as_slice(&self.lower)), is_below(&key, as_slice(&self.upper)));
         let (is_in_order, is_within, bound) = match end {
             End::Front => (is_above, is_below, &mut self.lower),
             End::Back => (is_below, is_above, &mut self.upper),
@@ -104,32 +137,20 @@ impl<'t, T: Pages> Range<'t, T> {
             End::Back => self.upper.clone(),
         };
         let mut cursor = Cursor::new();
-        let (Bound::Included(key) | Bound::Excluded(key)) = &bound else {
+        let Some(start) = Start::of(as_slice(&bound), end) else {
             self.descend(&mut cursor, end, self.root, None)?;
             return Ok(cursor);
         };
-        // Keys that are longer than any stand behind the one that is as long as can be.
-        let (key, is_cut) = (&key[..key.len().min(MAX_KEY)], key.len() > MAX_KEY);
         let (mut number, mut level) = (self.root, None);
         loop {
             let page = self.load(number, level)?;
             let found = node(number, &page)?;
             if found.is_leaf() {
-                let entry = match found.find(key).map_err(at(number))? {
-                    // Behind the entry itself?
-                    Ok(entry) => {
-                        let is_behind = match end {
-                            End::Front => is_cut || matches!(bound, Bound::Excluded(_)),
-                            End::Back => is_cut || matches!(bound, Bound::Included(_)),
-                        };
-                        entry + usize::from(is_behind)
-                    }
-                    Err(entry) => entry,
-                };
+                let entry = start.in_leaf(&found).map_err(at(number))?;
                 cursor.push(Level { number, page, at: entry });
                 return Ok(cursor);
             }
-            let entry = found.find_child(key).map_err(at(number))?;
+            let entry = found.find_child(start.key).map_err(at(number))?;
             let child = found.child(entry).map_err(at(number))?;
             level = Some(found.level() - 1);
             cursor.push(Level { number, page, at: entry });
@@ -211,18 +232,24 @@ impl<'t, T: Pages> Range<'t, T> {
     }
 }
 
-fn is_above(key: &[u8], lower: &Bound<Vec<u8>>) -> bool {
+pub(super) fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+#[inline]
+pub(super) fn is_above(key: &[u8], lower: Bound<&[u8]>) -> bool {
     match lower {
-        Bound::Included(lower) => key >= &lower[..],
-        Bound::Excluded(lower) => key > &lower[..],
+        Bound::Included(lower) => key >= lower,
+        Bound::Excluded(lower) => key > lower,
         Bound::Unbounded => true,
     }
 }
 
-fn is_below(key: &[u8], upper: &Bound<Vec<u8>>) -> bool {
+#[inline]
+pub(super) fn is_below(key: &[u8], upper: Bound<&[u8]>) -> bool {
     match upper {
-        Bound::Included(upper) => key <= &upper[..],
-        Bound::Excluded(upper) => key < &upper[..],
+        Bound::Included(upper) => key <= upper,
+        Bound::Excluded(upper) => key < upper,
         Bound::Unbounded => true,
     }
 }

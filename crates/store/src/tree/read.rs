@@ -86,7 +86,7 @@ pub(super) fn load(pages: &impl Pages, page: PageNo, level: Option<u8>) -> Resul
 
 /// The page, to be read, of this level if one is given.
 #[inline]
-fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<Node<'_>, TreeError> {
+pub(super) fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<Node<'_>, TreeError> {
     match Node::of_head(page) {
         Some(found) if level.is_none_or(|wanted| wanted == found.level()) => Ok(found),
         _ => Err(no_node(number, page, level)),
@@ -217,7 +217,7 @@ pub(super) fn get_with<T>(
     Ok(match find(pages, root, key, &mut once)? {
         Found::Nothing | Found::InLeaf(..) => None,
         Found::Read(found) => Some(found),
-        Found::Large(large) => value::read_with(pages, large, once)?,
+        Found::Large(large) => value::read_with(pages, large, &mut Vec::new(), once)?,
     })
 }
 

@@ -142,19 +142,34 @@ pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeErr
     if let Some(place) = in_one_page(&head, large) {
         return Ok(Value::in_page(head, place));
     }
-    let (extents, payload, len) = (extents(pages, large)?, head.len(), large.len as usize);
-    let mut bytes = Vec::with_capacity(len);
+    let mut bytes = Vec::new();
+    read_into(pages, large, head.len(), &mut bytes)?;
+    Ok(Value::of(bytes))
+}
+
+/// Copies the bytes of a value in place of what there is, whose pages have payloads of so many bytes.
+fn read_into(
+    pages: &impl Pages,
+    large: LargeRef,
+    payload: usize,
+    bytes: &mut Vec<u8>,
+) -> Result<(), TreeError> {
+    let (extents, len) = (extents(pages, large)?, large.len as usize);
+    bytes.clear();
+    bytes.reserve(len);
     for part in parts(&extents, len, payload) {
         let page = pages.short_page(part.page)?;
         bytes.extend_from_slice(page.get(part.place()).ok_or(Fault::Extent).map_err(at(part.page))?);
     }
-    Ok(Value::of(bytes))
+    Ok(())
 }
 
-/// Has the bytes of a value be read: in place, if they have one page.
+/// Has the bytes of a value be read: in place, if they have one page; else they are put together in `room`.
+#[inline]
 pub(super) fn read_with<T>(
     pages: &impl Pages,
     large: LargeRef,
+    room: &mut Vec<u8>,
     read_bytes: impl FnOnce(&[u8]) -> T,
 ) -> Result<T, TreeError> {
     if let Some(head) = pages.settled_page(large.page.into())
@@ -166,8 +181,10 @@ pub(super) fn read_with<T>(
     if let Some(place) = in_one_page(&head, large) {
         return Ok(read_bytes(&head[place]));
     }
+    let payload = head.len();
     drop(head);
-    Ok(read_bytes(&read(pages, large)?))
+    read_into(pages, large, payload, room)?;
+    Ok(read_bytes(room))
 }
 
 /// The pages of a value, each of which can be read, with nothing behind its end.

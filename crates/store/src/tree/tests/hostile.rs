@@ -41,6 +41,8 @@ fn use_all(store: &Store, tree: Tree, rng: &mut Rng) -> Result<(), TreeError> {
     note(tree.len(&txn).map(drop));
     note(tree.iter(&txn).try_for_each(|entry| entry.map(drop)));
     note(tree.iter(&txn).rev().try_for_each(|entry| entry.map(drop)));
+    note(tree.scan_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop));
+    note(tree.scan_back_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop));
     note(tree.check(&txn).map(drop));
     for _ in 0..12 {
         let number = rng.of(0..1600);
@@ -172,7 +174,12 @@ fn what_is_wrong_within_a_page_is_found() {
         let next = || if backwards { range.next_back() } else { range.next() };
         std::iter::from_fn(next).collect::<Result<Vec<_>, _>>()
     };
-    for done in [keys(false).map(drop), keys(true).map(drop), tree.check(&txn).map(drop)] {
+    let scanned = [
+        tree.scan_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop),
+        tree.scan_back_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop),
+    ];
+    let others = [keys(false).map(drop), keys(true).map(drop), tree.check(&txn).map(drop)];
+    for done in scanned.into_iter().chain(others) {
         assert!(done.unwrap_err().to_string().ends_with("is not in order"));
     }
 }
@@ -224,7 +231,12 @@ fn pages_that_are_there_over_and_over_end_every_way() {
     }
     Tree::create(&mut txn).unwrap();
     let tree = Tree::open(&txn, 0).unwrap();
-    for done in [tree.len(&txn).map(drop), tree.first(&txn).map(drop), tree.last(&txn).map(drop)] {
+    let scans = [
+        tree.scan_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop),
+        tree.scan_back_with::<&[u8], ()>(&txn, .., |_, _| ControlFlow::Continue(())).map(drop),
+    ];
+    let others = [tree.len(&txn).map(drop), tree.first(&txn).map(drop), tree.last(&txn).map(drop)];
+    for done in scans.into_iter().chain(others) {
         assert!(done.unwrap_err().to_string().ends_with("more pages than there are"));
     }
     assert!(tree.check(&txn).is_err() && tree.delete(&mut txn).is_err());

@@ -183,6 +183,19 @@ fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
     let backwards: Vec<_> =
         tree.range(&txn, ..=&longer[..]).rev().map(|entry| entry.unwrap().0.len()).collect();
     assert_eq!(backwards, [512, 0]);
+    let mut scanned = Vec::new();
+    let mut scan = |key: &[u8], _: &[u8]| -> ControlFlow<()> {
+        scanned.push(key.len());
+        ControlFlow::Continue(())
+    };
+    let ends = [
+        tree.scan_with(&txn, &longer[..].., &mut scan),
+        tree.scan_with(&txn, ..&longer[..], &mut scan),
+        tree.scan_back_with(&txn, ..=&longer[..], &mut scan),
+        tree.scan_back_with(&txn, ..&longest[..], &mut scan),
+    ];
+    assert!(ends.into_iter().all(|end| end.unwrap() == ControlFlow::Continue(())));
+    assert_eq!(scanned, [0, 512, 512, 0, 0]);
 }
 
 #[test]

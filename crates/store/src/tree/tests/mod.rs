@@ -7,7 +7,7 @@ mod search;
 mod space;
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -78,9 +78,44 @@ fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
     assert!(found.eq(model.iter().map(|(key, value)| (key.clone(), value.clone()))), "forwards");
     let found = tree.iter(pages).rev().map(|entry| entry.unwrap().0);
     assert!(found.eq(model.keys().rev().cloned()), "backwards");
+    compare_scan::<&[u8]>(tree, pages, .., model.iter(), usize::MAX);
     assert_eq!(tree.is_empty(pages).unwrap(), model.is_empty());
     let ends = [tree.first(pages), tree.last(pages)].map(|end| end.unwrap().map(|(key, _)| key));
     assert_eq!(ends, [model.keys().next().cloned(), model.keys().next_back().cloned()]);
+}
+
+/// Whether a scan in place gives so many of these entries, or all, and a scan back the same from the other end.
+fn compare_scan<'m, K: AsRef<[u8]>>(
+    tree: Tree,
+    pages: &impl Pages,
+    range: impl RangeBounds<K> + Clone,
+    model: impl DoubleEndedIterator<Item = (&'m Vec<u8>, &'m Vec<u8>)> + Clone,
+    most: usize,
+) {
+    let expected = model.clone().take(most);
+    let (mut forwards, mut backwards) = (expected, model.rev().take(most));
+    let mut left = most;
+    let mut flow = || {
+        left -= 1;
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let there = tree.scan_with(pages, range.clone(), |key, value| {
+        assert_eq!(forwards.next().map(|(key, value)| (&key[..], &value[..])), Some((key, value)));
+        flow()
+    });
+    assert_eq!(forwards.next(), None);
+    assert_eq!(there.unwrap().is_break(), left == 0);
+    left = most;
+    let mut flow = || {
+        left -= 1;
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let back = tree.scan_back_with(pages, range, |key, value| {
+        assert_eq!(backwards.next().map(|(key, value)| (&key[..], &value[..])), Some((key, value)));
+        flow()
+    });
+    assert_eq!(backwards.next(), None);
+    assert_eq!(back.unwrap().is_break(), left == 0);
 }
 
 /// The same for a range that is drawn, taken from both ends in turns.
@@ -105,6 +140,7 @@ fn compare_range(tree: Tree, pages: &impl Pages, model: &Model, rng: &mut Rng) {
         from && to
     };
     let mut expected = model.iter().filter(|(key, _)| is_within(key));
+    compare_scan(tree, pages, range.clone(), expected.clone(), rng.index(200) + 1);
     let mut found = tree.range(pages, range.clone());
     let most = rng.of(1..4000);
     for _ in 0..most {
