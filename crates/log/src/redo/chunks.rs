@@ -1,11 +1,14 @@
 //! Contiguous chunks of the log in memory.
 //!
-//! Invariant: there is no gap between them. Memory of which no part was given out is reused.
+//! Invariants: there is no gap between them. Memory is used again once nobody has a part of it any more: touching memory for the first time
+//! takes as long as reading it from a fast disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
+use pagekeeper_kernel::mutex::lock;
 
 use super::mapping::Mapping;
 use crate::convert::to_usize;
@@ -13,6 +16,36 @@ use crate::record::{self, HEADER, Header};
 
 /// Bytes of a chunk's memory.
 pub(super) const CHUNK: usize = 4 << 20;
+
+/// Memory of [`CHUNK`] bytes each that is of no more use.
+type Spare = Mutex<Vec<Mapping>>;
+
+/// Memory of a chunk of which parts were given out: it goes back when the last of them has gone, if anybody still reads.
+struct Lent {
+    /// There until it is dropped.
+    map: Option<Mapping>,
+    home: Weak<Spare>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some((map, home)) = self.map.take().zip(self.home.upgrade()) {
+            give_back(&home, map);
+        }
+    }
+}
+
+fn give_back(spare: &Spare, map: Mapping) {
+    if map.len() == CHUNK {
+        lock(spare).push(map);
+    }
+}
 
 /// Who owns the memory.
 #[derive(Debug)]
@@ -55,12 +88,20 @@ impl Chunk {
         &memory[self.offsets(lsns)]
     }
 
+    /// The same, to be kept: a part of its memory, if that is shared already.
+    pub(super) fn to_bytes(&self, lsns: &Range<u64>) -> Bytes {
+        match &self.memory {
+            Memory::Ours(_) => Bytes::copy_from_slice(self.part(lsns)),
+            Memory::Shared(bytes) => bytes.slice(self.offsets(lsns)),
+        }
+    }
+
     /// The same, without a copy: it outlives the chunk.
-    pub(super) fn share(&mut self, lsns: &Range<u64>) -> Bytes {
+    fn share(&mut self, lsns: &Range<u64>, home: &Arc<Spare>) -> Bytes {
         let offsets = self.offsets(lsns);
         let memory = std::mem::replace(&mut self.memory, Memory::Shared(Bytes::new()));
         let bytes = match memory {
-            Memory::Ours(map) => Bytes::from_owner(map),
+            Memory::Ours(map) => Bytes::from_owner(Lent { map: Some(map), home: Arc::downgrade(home) }),
             Memory::Shared(bytes) => bytes,
         };
         let part = bytes.slice(offsets);
@@ -78,8 +119,7 @@ impl Chunk {
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: VecDeque<Chunk>,
-    /// Memory of [`CHUNK`] bytes each that is of no more use.
-    spare: Vec<Mapping>,
+    spare: Arc<Spare>,
 }
 
 impl Chunks {
@@ -88,9 +128,11 @@ impl Chunks {
         debug_assert!(self.chunks.iter().is_sorted_by(|before, after| before.end() == after.start));
     }
 
-    /// Memory to read into.
-    pub(super) fn take_spare(&mut self) -> Vec<Mapping> {
-        std::mem::take(&mut self.spare)
+    /// Memory of so many chunks to read into, or as many as there are; what was used last comes first.
+    pub(super) fn take_spare(&self, count: usize) -> Vec<Mapping> {
+        let mut spare = lock(&self.spare);
+        let left = spare.len().saturating_sub(count);
+        spare.drain(left..).rev().collect()
     }
 
     /// Where the one is that has this byte.
@@ -104,10 +146,11 @@ impl Chunks {
         self.chunks.get(self.index(lsns.start)?).filter(|chunk| chunk.has(lsns))
     }
 
-    /// The same, to share it.
-    pub(super) fn one_with_mut(&mut self, lsns: &Range<u64>) -> Option<&mut Chunk> {
+    /// All of this, without a copy, if one chunk has it.
+    pub(super) fn share(&mut self, lsns: &Range<u64>) -> Option<Bytes> {
         let index = self.index(lsns.start)?;
-        self.chunks.get_mut(index).filter(|chunk| chunk.has(lsns))
+        let chunk = self.chunks.get_mut(index).filter(|chunk| chunk.has(lsns))?;
+        Some(chunk.share(lsns, &self.spare))
     }
 
     /// What there is of this, in order.
@@ -152,10 +195,8 @@ impl Chunks {
     pub(super) fn forget(&mut self, lsn: u64) {
         let behind = self.chunks.partition_point(|chunk| chunk.end() <= lsn);
         for chunk in self.chunks.drain(..behind) {
-            if let Memory::Ours(map) = chunk.memory
-                && map.len() == CHUNK
-            {
-                self.spare.push(map);
+            if let Memory::Ours(map) = chunk.memory {
+                give_back(&self.spare, map);
             }
         }
     }

@@ -45,8 +45,16 @@ pub struct Recovered {
     pub lsn: u64,
     /// Just past it: what its append returned.
     pub end: u64,
-    /// What was appended: a part of the memory that the log was read into, but for records that lie in two chunks of it.
+    /// What was appended: a part of the memory that the log was read into, but for records that lie in two chunks of it. What nobody
+    /// keeps of that memory is read into again.
     pub body: Bytes,
+}
+
+impl Recovered {
+    /// Where its body begins in the log.
+    pub fn body_lsn(&self) -> u64 {
+        self.lsn + HEADER as u64
+    }
 }
 
 /// What a step read.
@@ -107,8 +115,8 @@ impl Journal {
     /// The bytes from `lsn` on, which were loaded: a part of what is in memory.
     pub(super) fn bytes(&mut self, lsn: u64, len: usize) -> Option<Bytes> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
-        let joined = self.joined.as_mut().filter(|chunk| chunk.has(&lsns));
-        self.held.one_with_mut(&lsns).or(joined).map(|chunk| chunk.share(&lsns))
+        let joined = self.joined.as_ref().filter(|chunk| chunk.has(&lsns));
+        self.held.share(&lsns).or_else(|| joined.map(|chunk| chunk.to_bytes(&lsns)))
     }
 
     /// The one that has all of this.
@@ -129,7 +137,8 @@ impl Journal {
         } else {
             let lsns = self.next_step(limit);
             (self.asked, self.is_begun) = (lsns.end, true);
-            read(&self.source, lsns, self.held.take_spare())
+            let memory = self.held.take_spare(chunks(&lsns));
+            read(&self.source, lsns, memory)
         };
         self.read = step.chunks.last().map_or(self.read, Chunk::end);
         self.held.extend(step.chunks);
@@ -144,7 +153,8 @@ impl Journal {
             if lsns.is_empty() {
                 return;
             }
-            let (source, memory, end) = (Arc::clone(&self.source), self.held.take_spare(), lsns.end);
+            let (source, end) = (Arc::clone(&self.source), lsns.end);
+            let memory = self.held.take_spare(chunks(&lsns));
             let work = move || read(&source, lsns, memory);
             // Without a thread it is read when it is asked for.
             let Ok(coming) = Builder::new().name("log_reader".to_owned()).spawn(work) else { return };
@@ -274,6 +284,11 @@ impl Drop for Journal {
             let _ = coming.join();
         }
     }
+}
+
+/// How many whole chunks a step has.
+fn chunks(lsns: &Range<u64>) -> usize {
+    to_usize(lsns.end - lsns.start) / CHUNK
 }
 
 /// Reads a step into such memory, and more where that does not do.

@@ -1,5 +1,6 @@
 //! The redo log: a ring of preallocated files that many threads append to.
 
+mod again;
 mod begin;
 mod buffer;
 mod checkpoint;
@@ -29,6 +30,7 @@ mod tests;
 mod threads;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -39,6 +41,8 @@ pub use options::{Backpressure, FlushPolicy, RedoOptions};
 pub use read::{RedoReader, RedoRecord};
 pub use ring::Lsn;
 pub use salvage::Salvaged;
+
+use bytes::Bytes;
 
 use self::core::Core;
 
@@ -163,6 +167,37 @@ impl RedoLog {
     /// do not wait for syncs).
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
         RedoReader::new(&self.core, lsn)
+    }
+
+    /// What stands at these places of the log, in their order, read once more and all at once, past the page cache: parts of bodies that
+    /// [`RedoOptions::recover_into`] gave, for who kept where they stand in place of the bytes
+    /// ([`Recovered::body_lsn`]).
+    ///
+    /// Nothing is verified, since a place may be any part of a body: keep a checksum of your own. The bytes share memory, which is
+    /// there as long as one of them is.
+    ///
+    /// Fails as the disk does; with [`Error::NotInLog`] where a place is before the checkpoint, or behind what is durable, and with
+    /// [`Error::Overtaken`] where that came to be so meanwhile.
+    ///
+    /// ```
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// log.wait_flushed(log.append(b"as it was")?)?;
+    /// drop(log);
+    ///
+    /// let mut places = Vec::new();
+    /// let log = RedoLog::options().recover_into(dir, None, |record| {
+    ///     let body = record.body_lsn();
+    ///     places.push(body + 3..body + record.body.len() as u64);
+    /// })?;
+    /// assert_eq!(log.read_again(&places)?[0], &b"it was"[..]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn read_again(&self, places: &[Range<Lsn>]) -> Result<Vec<Bytes>, Error> {
+        again::read(&self.core, places)
     }
 
     /// Bytes of the longest body that can be appended: the smallest of log buffer, ring and

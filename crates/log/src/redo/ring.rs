@@ -167,10 +167,27 @@ impl RingSource {
         lsn: u64,
         parts: impl IntoIterator<Item = &'a mut [u8]>,
     ) -> (u64, Option<Error>) {
+        let mut end = lsn;
+        let parts = parts.into_iter().map(|part| {
+            let start = end;
+            end += part.len() as u64;
+            (start, part)
+        });
+        match self.read_parts(parts) {
+            Some((upto, error)) => (upto, Some(error)),
+            None => (end, None),
+        }
+    }
+
+    /// Fills parts that may stand apart, each from its LSN on, with all pieces at once. They must be before the end, and aligned. Says what
+    /// went wrong, and where first.
+    pub(super) fn read_parts<'a>(
+        &self,
+        parts: impl IntoIterator<Item = (u64, &'a mut [u8])>,
+    ) -> Option<(u64, Error)> {
         let mut reads = Vec::new();
         let mut starts = Vec::new();
-        let mut at = lsn;
-        for mut rest in parts {
+        for (mut at, mut rest) in parts {
             for (index, range) in self.geometry.pieces(at..at + rest.len() as u64) {
                 let mut offset = range.start;
                 while offset < range.end {
@@ -201,7 +218,7 @@ impl RingSource {
                 failed = Some((start, error));
             }
         });
-        failed.map_or((at, None), |(start, error)| (start, Some(error)))
+        failed
     }
 }
 

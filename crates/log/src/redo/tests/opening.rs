@@ -159,6 +159,84 @@ fn records_are_given_before_later_ones_are_read() {
     assert!((reads[0] - before) * 3 < (reads[599] - before) * 2, "{before}, {reads:?}");
 }
 
+#[test]
+fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
+    let disk = SimDisk::new();
+    let options = || RedoLog::options().files(3).file_bytes(64 * MIB).io(Arc::new(disk.clone()));
+    let log = options().create(dir()).unwrap();
+    for _ in 0..1500 {
+        log.append(&vec![7; 100_000]).unwrap();
+    }
+    log.close().unwrap();
+    let of = |body: &bytes::Bytes| body.as_ptr().addr() >> 22;
+    for options in [options(), options().without_threads()] {
+        let mut memory = std::collections::HashSet::new();
+        let log = options.recover_into(dir(), None, |record| drop(memory.insert(of(&record.body)))).unwrap();
+        // 143 MiB by steps of 32 and 16 MiB, of which three are there at once: chunks of 4 MiB, and what joins two of them.
+        assert!(memory.len() < 32, "{} pieces of memory", memory.len());
+        drop(log);
+    }
+    // One that is kept stays as it is.
+    let mut kept = Vec::new();
+    let take = |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn % 80 == 0));
+    drop(options().recover_into(dir(), None, take).unwrap());
+    assert!(kept.len() > 50 && kept.iter().all(|body| body.iter().all(|byte| *byte == 7)));
+}
+
+#[test]
+fn places_are_read_again_as_long_as_they_are_in_the_log() {
+    let disk = SimDisk::new();
+    let options = || small(&disk).file_bytes(64 * KIB).without_threads();
+    let log = options().create(dir()).unwrap();
+    let append = |log: &RedoLog, number: u64| {
+        let len = usize::try_from(number * 37 % 3000 + 2).unwrap();
+        log.append(&vec![number.to_le_bytes()[0]; len]).unwrap()
+    };
+    let mut released = 0;
+    for number in 0..300 {
+        let end = append(&log, number);
+        if log.end() - released > 64 * KIB {
+            released = end;
+            log.checkpoint(released).unwrap();
+        }
+    }
+    log.close().unwrap();
+    let (log, found) = options().recover(dir(), None).unwrap();
+    assert!(
+        found.len() > 10 && found.last().unwrap().end > 4 * 64 * KIB,
+        "the ring was filled more than once"
+    );
+    let mut places: Vec<_> = found
+        .iter()
+        .map(|record| record.body_lsn() + 1..record.body_lsn() + record.body.len() as u64)
+        .collect();
+    let mut bodies: Vec<_> = found.iter().map(|record| record.body.slice(1..)).collect();
+    places.push(places[0].start..places[0].start);
+    bodies.push(bytes::Bytes::new());
+    places.reverse();
+    bodies.reverse();
+    assert_eq!(log.read_again(&places).unwrap(), bodies);
+    assert_eq!(log.read_again(&[]).unwrap(), Vec::<bytes::Bytes>::new());
+    let before = disk.stats();
+    log.read_again(&places[1..2]).unwrap();
+    assert!(disk.stats().bytes - before.bytes <= 8192, "no more than its blocks");
+    // Behind the end, and before the checkpoint.
+    let behind = log.durable_lsn()..log.durable_lsn() + 1;
+    assert!(matches!(log.read_again(&[behind]), Err(Error::NotInLog { .. })));
+    let first = places.pop().unwrap();
+    places.remove(0);
+    log.checkpoint(found[1].lsn).unwrap();
+    let error = log.read_again(&[first.clone()]).unwrap_err();
+    assert!(matches!(error, Error::NotInLog { lsn, .. } if lsn == first.start), "{error}");
+    log.read_again(&places).unwrap();
+    // What the device can't read is an error, and of nothing else.
+    let (file, offset) = (found[1].body_lsn() / (64 * KIB) % 4, found[1].body_lsn() % (64 * KIB));
+    let path = format!("/redo/redo.{file:03}");
+    disk.damage(&path, &Damage::Unreadable(offset..offset + 1)).unwrap();
+    assert!(matches!(log.read_again(&places), Err(Error::Io(_))));
+    log.read_again(&places[..places.len() - 8]).unwrap();
+}
+
 fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
     let path = format!("/redo/redo.{:03}", lsn / file_bytes);
     let file = disk.open_writable(Path::new(&path), Access::Buffered, Create::Never).unwrap();
