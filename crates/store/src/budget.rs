@@ -65,6 +65,15 @@ pub(crate) fn unapplied_share(memory: u64) -> u64 {
     memory / 4
 }
 
+/// Bytes of the journal that an opening may keep in memory; of what is behind them places are kept.
+pub(crate) fn held_share(options: &StoreOptions) -> u64 {
+    #[cfg(test)]
+    if let Some(bytes) = options.held_journal_bytes {
+        return bytes;
+    }
+    unapplied_share(options.memory) / 4
+}
+
 /// Bytes that the page map may take up, beside what is to be written of it.
 pub(crate) fn map_share(memory: u64) -> u64 {
     memory / 64

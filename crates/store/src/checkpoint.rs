@@ -148,7 +148,7 @@ impl Core {
         superblocks.write(superblock)
     }
 
-    /// Writes all pages as they were at `seq`, in page order.
+    /// Writes all pages as they were at `seq`, in page order; of what an opening left in the journal as much at a time as there is memory for.
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         if self.data.needs_atomic && !self.data.use_atomic()? {
             return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
@@ -164,38 +164,41 @@ impl Core {
         let mut damaged = None;
         let max_pages =
             if self.data.is_atomic() { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
-        for (at, page) in pages.iter().enumerate() {
-            if at % AHEAD == 0 {
-                self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
-            }
-            let (whole, of) = match self.to_apply(*page, seq) {
-                Ok(Some(found)) => found,
-                Ok(None) => continue,
-                // The others go on; the checkpoint does not count.
-                Err(error @ Error::Damaged { .. }) => {
-                    damaged.get_or_insert(error);
-                    continue;
+        for pages in self.batches(pages, seq) {
+            self.bring_in(&pages, seq);
+            for (at, page) in pages.iter().enumerate() {
+                if at % AHEAD == 0 {
+                    self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
                 }
-                Err(error) => return Err(error.into()),
-            };
-            if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == max_pages) {
-                runs.extend(run.take().map(|run| run.close(self.config.page_size)));
-            }
-            if runs.len() == TOGETHER {
-                if self.stopping() {
-                    return Err(Halt::Interrupted);
+                let (whole, of) = match self.to_apply(*page, seq) {
+                    Ok(Some(found)) => found,
+                    Ok(None) => continue,
+                    // The others go on; the checkpoint does not count.
+                    Err(error @ Error::Damaged { .. }) => {
+                        damaged.get_or_insert(error);
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == max_pages) {
+                    runs.extend(run.take().map(|run| run.close(self.config.page_size)));
                 }
-                self.start_writes(&writes, std::mem::take(&mut runs))?;
-                written.take(&mut writes, self);
-                // What waits for the sync takes up memory.
-                if written.bytes >= self.config.max_unapplied_bytes / 4 {
-                    writes.wait(0);
+                if runs.len() == TOGETHER {
+                    if self.stopping() {
+                        return Err(Halt::Interrupted);
+                    }
+                    self.start_writes(&writes, std::mem::take(&mut runs))?;
                     written.take(&mut writes, self);
-                    writes.check()?;
-                    report.applied(self.sync_written(&mut written)?);
+                    // What waits for the sync takes up memory.
+                    if written.bytes >= self.config.max_unapplied_bytes / 4 {
+                        writes.wait(0);
+                        written.take(&mut writes, self);
+                        writes.check()?;
+                        report.applied(self.sync_written(&mut written)?);
+                    }
                 }
+                run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
             }
-            run.get_or_insert_with(|| RunBuilder::at(*page)).push(whole, of);
         }
         runs.extend(run.map(|run| run.close(self.config.page_size)));
         self.start_writes(&writes, runs)?;
@@ -260,10 +263,10 @@ impl Core {
             return Ok(None);
         };
         let of = version.seq;
-        // Older ones that are kept can't be put together any more once it is written over. One that can't be now is damaged, and
-        // stays so for those who read it.
+        // Older ones that are kept can't be put together any more once it is written over, and the journal given up. One that can't be now
+        // is damaged, and stays so for those who read it.
         for older in self.index.replays_before(page, of) {
-            let _ = self.whole(page, older);
+            let _ = self.settled(page, older);
         }
         if injected!(self.config.options, SkippedByPage)
             && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
@@ -271,7 +274,7 @@ impl Core {
             self.index.applied(page, of, &self.snapshots.needed());
             return Ok(None);
         }
-        Ok(Some((self.whole(page, version)?, of)))
+        Ok(Some((self.settled(page, version)?, of)))
     }
 
     fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<Run>) -> Result<(), Error> {

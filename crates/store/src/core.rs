@@ -73,7 +73,7 @@ use crate::page_map::PageMap;
 use crate::reports::Reports;
 use crate::snapshots::{Live, Snapshots};
 use crate::superblocks::Superblocks;
-use crate::version::{Content, PageId, Version, Whole, kind_and_seq};
+use crate::version::{Content, PageId, Replay, Version, Whole, kind_and_seq};
 use crate::writer::Writer;
 use crate::{Error, PageNo, Seq};
 
@@ -312,6 +312,8 @@ impl Core {
         let (kind, seq) = kind_and_seq(&found)?;
         let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
         let is_it = is_data(kind) && seq <= live.seq && seq <= newest && !live.is_ended();
+        #[cfg(test)]
+        SETTLED_READS.set(SETTLED_READS.get() + u64::from(is_it));
         is_it.then(|| SettledPage::new(found))
     }
 
@@ -359,6 +361,32 @@ impl Core {
             Content::Whole(whole) => return Ok(whole),
             Content::Replay(replay) => replay,
         };
+        // What is put together would only grow where nothing is ever applied, or the journal has it; beyond its share it is put together
+        // anew for each read.
+        let may_grow = !self.config.options.is_read_only() && !replay.is_placed();
+        let stays = may_grow || self.index.bytes() <= self.config.max_unapplied_bytes;
+        let whole = self.put_together(page, version.seq, replay)?;
+        if stays {
+            self.index.settle(page, version.seq, Content::Whole(whole.clone()));
+        }
+        Ok(whole)
+    }
+
+    /// The same, and it stays so.
+    pub(crate) fn settled(&self, page: PageNo, version: Version) -> Result<Whole, Error> {
+        match version.content {
+            Content::Whole(whole) => Ok(whole),
+            Content::Replay(replay) => {
+                let whole = self.put_together(page, version.seq, replay)?;
+                self.index.settle(page, version.seq, Content::Whole(whole.clone()));
+                Ok(whole)
+            }
+        }
+    }
+
+    fn put_together(&self, page: PageNo, seq: Seq, replay: Arc<Replay>) -> Result<Whole, Error> {
+        let id = self.page_id(page, seq);
+        let replay = self.with_bytes(&id, replay)?;
         let mut bytes = self.buffers.zeroed();
         let room = bytes.make_mut();
         if replay.needs_base() {
@@ -371,15 +399,8 @@ impl Core {
                 }
             }
         }
-        let kind = replay.put_together(&self.page_id(page, version.seq), room)?;
-        let whole = Whole::new(kind, bytes);
-        // Where nothing is ever applied, what is put together would only grow.
-        let stays =
-            !self.config.options.is_read_only() || self.index.bytes() <= self.config.max_unapplied_bytes;
-        if stays {
-            self.index.settle(page, version.seq, Content::Whole(whole.clone()));
-        }
-        Ok(whole)
+        let kind = replay.put_together(&id, room)?;
+        Ok(Whole::new(kind, bytes))
     }
 
     /// Waits until `more` bytes go into the journal, and the index is within bounds.
@@ -463,6 +484,17 @@ impl Core {
         self.snapshots.set_checkpoint(Some(start.seq));
         start
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Pages that this thread found by [`Core::settled_page_of`].
+    static SETTLED_READS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+pub(crate) fn settled_reads() -> u64 {
+    SETTLED_READS.get()
 }
 
 /// What the cache asks of each page of the data file that it loads: that it is whole, and the one that was written last.

@@ -323,6 +323,7 @@ impl WriteTxn<'_> {
                 (kind, crc, true)
             }
             Change::Free { crc } => (PageKind::Free, crc, false),
+            Change::Placed(_) => unreachable!("what is shipped is all there"),
         };
         if page::seal(bytes.make_mut(), kind, page, seq, core.config.store_id) != crc {
             return Err(Error::Diverged { page, seq });

@@ -11,12 +11,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::snapshots::Needed;
 use super::sync::{AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
-use crate::version::{Content, Version};
+use crate::version::{Content, Replay, Version};
 use crate::{PageNo, Seq};
 
 /// Memory of an entry beside its pages, in bytes, about.
@@ -78,13 +79,16 @@ pub(crate) struct Index {
     bytes: AtomicU64,
     /// Recovery found a page that can only be put together with what the data file has of it. Without one nobody has to search for them.
     has_based: AtomicBool,
+    /// Recovery left bytes in the journal. As above.
+    has_placed: AtomicBool,
 }
 
 impl Default for Index {
     fn default() -> Self {
         let shard = |_| Shard { pages: RwLock::new(Pages::new()), len: AtomicU64::new(0) };
         let shards = (0..SHARDS).map(shard).collect();
-        Self { shards, bytes: AtomicU64::new(0), has_based: AtomicBool::new(false) }
+        let [has_based, has_placed] = [false; 2].map(AtomicBool::new);
+        Self { shards, bytes: AtomicU64::new(0), has_based, has_placed }
     }
 }
 
@@ -140,8 +144,8 @@ impl Index {
         in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
     ) -> Result<Option<T>, E> {
         let mut failed = None;
-        // Twice: it may be applied between the lookup here and the read.
-        for _ in 0..2 {
+        // Twice: it may be applied between the lookup here and the read. Once more: what it was to be put together with may have gone by then.
+        for _ in 0..3 {
             if let Some(version) = self.get(page, seq) {
                 match whole(version) {
                     Ok(found) => return Ok(Some(found)),
@@ -160,10 +164,11 @@ impl Index {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Versions of the page older than `seq` that take what the data file has to be put together.
+    /// Versions of the page older than `seq` that take what the data file or the journal has to be put together.
     pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<Version> {
         let needs = |version: &&Version| {
-            version.seq < seq && matches!(&version.content, Content::Replay(replay) if replay.needs_base())
+            version.seq < seq
+                && matches!(&version.content, Content::Replay(replay) if replay.needs_base() || replay.is_placed())
         };
         let shard = self.read(page);
         shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())
@@ -202,7 +207,7 @@ impl Index {
         // Most pages have one version until they are applied.
         let versions = shard.entry(page).or_insert_with(|| Vec::with_capacity(1));
         if versions.is_empty() {
-            let content = Content::Replay(std::sync::Arc::default());
+            let content = Content::Replay(Arc::default());
             versions.push(Version { seq, applied: false, content });
         } else if let Some(before) = versions.last() {
             self.shrunk(before);
@@ -211,16 +216,31 @@ impl Index {
         let Content::Replay(replay) = &mut version.content else {
             unreachable!("nothing is read while the journal is");
         };
-        let replay = std::sync::Arc::make_mut(replay);
+        let replay = Arc::make_mut(replay);
         replay.push(change);
         if replay.needs_base() {
             self.has_based.store(true, Ordering::Relaxed);
+        }
+        if replay.is_placed() {
+            self.has_placed.store(true, Ordering::Relaxed);
         }
         version.seq = seq;
         self.grown(version);
     }
 
-    /// A replay was put together.
+    /// What is to be applied of the page as of `seq`, where bytes of that have to be read from the journal first.
+    pub(crate) fn placed(&self, page: PageNo, seq: Seq) -> Option<(Seq, Arc<Replay>)> {
+        if !self.has_placed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let version = self.get(page, seq).filter(|version| !version.applied)?;
+        match version.content {
+            Content::Replay(replay) if replay.is_placed() => Some((version.seq, replay)),
+            Content::Replay(_) | Content::Whole(_) => None,
+        }
+    }
+
+    /// A replay was put together, or has its bytes.
     pub(crate) fn settle(&self, page: PageNo, seq: Seq, content: Content) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };

@@ -53,6 +53,7 @@ mod opening;
 mod options;
 mod page;
 mod page_map;
+mod places;
 mod read;
 mod repair;
 mod replay;

@@ -59,6 +59,9 @@ pub struct StoreOptions {
     pub(crate) disk: Option<DiskProfile>,
     #[cfg(test)]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
+    /// How much of the journal an opening keeps in memory, in place of a share of it.
+    #[cfg(test)]
+    pub(crate) held_journal_bytes: Option<u64>,
     /// How the journal is written: a simulated disk is not asked what is best.
     #[cfg(test)]
     pub(crate) journal_mode: pagekeeper_log::LogMode,
@@ -84,6 +87,8 @@ impl Default for StoreOptions {
             #[cfg(test)]
             injected_fault: None,
             #[cfg(test)]
+            held_journal_bytes: None,
+            #[cfg(test)]
             journal_mode: pagekeeper_log::LogMode::Auto,
         }
     }
@@ -105,8 +110,8 @@ impl StoreOptions {
     }
 
     /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
-    /// the log buffer are within it; the pages of transactions that are open are not, nor is the journal that an opening has read, as
-    /// long as pages of it are not applied. It is taken as it is needed: of a store that was just opened a few MiB are resident.
+    /// the log buffer are within it; the pages of transactions that are open are not, nor are some 64 MiB that an opening reads a long journal
+    /// through. It is taken as it is needed: of a store that was just opened a few MiB are resident.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;

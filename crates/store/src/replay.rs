@@ -1,5 +1,8 @@
 //! What the journal has that the data file may not have: read once, wide, and kept in the index.
 //!
+//! Of a long journal only its beginning is kept in memory; of all behind that the index has where it stands ([`crate::places`]). So an
+//! opening takes no more memory than its share, and what it reads it reads into memory that was touched before.
+//!
 //! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data
 //! file is read: whether it is newer or older does not matter.
 //!
@@ -12,7 +15,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::Io;
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
-use crate::budget::buffer_bytes;
+use crate::budget::{buffer_bytes, held_share};
 use crate::format::entry::{self, Change, EntryFault, EntryReader};
 use crate::format::page::HEADER;
 use crate::format::superblock::{Meta, Superblock};
@@ -73,7 +76,8 @@ pub(crate) fn read_journal(
     let began = Instant::now();
     let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
     // What one step of it says is taken in while the next ones are read.
-    let mut replay = Replay::new(newest, page_size, path);
+    let held_upto = newest.checkpoint_lsn.saturating_add(held_share(options));
+    let mut replay = Replay::new(newest, held_upto, page_size, path);
     let log = journal.recover_into(path, Some(newest.checkpoint_lsn), |record| replay.take(&record))?;
     if log.id() != newest.journal {
         let what = "it is the journal of another store".to_owned();
@@ -112,12 +116,14 @@ struct Replay<'a> {
     /// Why the first that says something that makes no sense makes none. Those behind it count for nothing.
     fault: Option<Error>,
     reader: EntryReader,
+    /// What ends before is kept in memory.
+    held_upto: u64,
     newest: &'a Superblock,
     path: &'a Path,
 }
 
 impl<'a> Replay<'a> {
-    fn new(newest: &'a Superblock, page_size: usize, path: &'a Path) -> Self {
+    fn new(newest: &'a Superblock, held_upto: u64, page_size: usize, path: &'a Path) -> Self {
         let found = Replayed {
             index: Index::default(),
             seq: newest.checkpoint_seq,
@@ -125,13 +131,13 @@ impl<'a> Replay<'a> {
             meta: newest.meta.clone(),
         };
         let reader = EntryReader::new(page_size - HEADER);
-        Self { found, end: newest.checkpoint_lsn, fault: None, reader, newest, path }
+        Self { found, end: newest.checkpoint_lsn, fault: None, reader, held_upto, newest, path }
     }
 
     fn take(&mut self, record: &Recovered) {
         self.end = record.end;
         if self.fault.is_none() {
-            self.fault = self.found.take(record, &mut self.reader, self.newest, self.path).err();
+            self.fault = self.take_sound(record).err();
         }
     }
 }
@@ -143,29 +149,29 @@ pub(crate) fn replay_to_fault(
     page_size: usize,
     path: &Path,
 ) -> (Replayed, Option<Error>) {
-    let mut replay = Replay::new(newest, page_size, path);
+    let mut replay = Replay::new(newest, u64::MAX, page_size, path);
     for record in records {
         replay.take(record);
     }
     (replay.found, replay.fault)
 }
 
-impl Replayed {
+impl Replay<'_> {
     /// Takes in a record; a commit, if that ends with it.
-    fn take(
-        &mut self,
-        record: &Recovered,
-        reader: &mut EntryReader,
-        newest: &Superblock,
-        path: &Path,
-    ) -> Result<(), Error> {
+    fn take_sound(&mut self, record: &Recovered) -> Result<(), Error> {
+        let Self { found, reader, held_upto, newest, path, .. } = self;
         let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
         if record.body.is_empty() {
             // It says nothing: the end was marked.
-            self.lsn = record.end;
+            found.lsn = record.end;
             return Ok(());
         }
-        let read = reader.read(&record.body).map_err(|fault| match fault {
+        let read = if record.end <= *held_upto {
+            reader.read(&record.body)
+        } else {
+            reader.read_places(&record.body, record.body_lsn())
+        };
+        let read = read.map_err(|fault| match fault {
             EntryFault::Version(version) if version > entry::VERSION => Error::UnknownVersion {
                 path: path.to_path_buf(),
                 version: version.into(),
@@ -174,12 +180,11 @@ impl Replayed {
             fault => corrupt(format!("at LSN {}: {fault}", record.lsn)),
         })?;
         let Some(entry) = read else { return Ok(()) };
-        if entry.seq != self.seq + 1 {
-            let (lsn, due) = (record.lsn, self.seq + 1);
+        if entry.seq != found.seq + 1 {
+            let (lsn, due) = (record.lsn, found.seq + 1);
             return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));
         }
-        let is_part = |change: &Change| matches!(change, Change::Diff { .. });
-        let lacks = |(page, change): &&(PageNo, Change)| is_part(change) && !self.index.has(*page);
+        let lacks = |(page, change): &&(PageNo, Change)| change.is_part() && !found.index.has(*page);
         if !newest.first_diffs
             && let Some((page, _)) = entry.changes.iter().find(lacks)
         {
@@ -189,9 +194,9 @@ impl Replayed {
             )));
         }
         for (page, change) in entry.changes {
-            self.index.replay(page, entry.seq, change);
+            found.index.replay(page, entry.seq, change);
         }
-        (self.seq, self.lsn, self.meta) = (entry.seq, record.end, entry.meta);
+        (found.seq, found.lsn, found.meta) = (entry.seq, record.end, entry.meta);
         Ok(())
     }
 }

@@ -1,9 +1,12 @@
 //! A page as one commit left it, in memory.
 //!
 //! Invariants: a whole page has its header and checksum already; a replayed page must match its last checksum, else reading it is an
-//! error.
+//! error: also where the bytes that it takes were read from the journal a second time.
 
+use std::ops::Range;
 use std::sync::Arc;
+
+use bytes::Bytes;
 
 use crate::buffers::PageBuf;
 use crate::format::entry::Change;
@@ -49,40 +52,64 @@ pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
 pub(crate) struct Replay {
     /// In order; a full-page image or a free page can only be the first.
     changes: Vec<Change>,
+    /// Bytes of memory that they take up, about.
+    size: u64,
+}
+
+fn size(change: &Change) -> u64 {
+    (size_of::<Change>() + change.held_bytes()) as u64
 }
 
 impl Replay {
     /// One more change: what replaces the page as a whole makes those before it forgotten.
     pub(crate) fn push(&mut self, change: Change) {
-        if !matches!(change, Change::Diff { .. }) {
+        if !change.is_part() {
             self.changes.clear();
+            self.size = 0;
         }
         if self.changes.is_empty() {
             // Most pages are changed once.
             self.changes.reserve_exact(1);
         }
+        self.size += size(&change);
         self.changes.push(change);
     }
 
     /// Whether the page as it stands in the data file is needed.
     pub(crate) fn needs_base(&self) -> bool {
-        matches!(self.changes.first(), Some(Change::Diff { .. }))
+        self.changes.first().is_some_and(Change::is_part)
+    }
+
+    /// Whether bytes of it have to be read from the journal.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.changes.iter().any(|change| matches!(change, Change::Placed(_)))
+    }
+
+    /// Where those bytes stand.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.changes.iter().filter_map(|change| match change {
+            Change::Placed(place) => Some(place.lsns()),
+            Change::FullPageImage { .. } | Change::Diff { .. } | Change::Free { .. } => None,
+        })
+    }
+
+    /// The same with those bytes, as many as there are places; `None` where they can't be what was there.
+    pub(crate) fn with_bytes(&self, bytes: &[Bytes], payload: usize) -> Option<Self> {
+        let mut bytes = bytes.iter();
+        let with_bytes = |change: &Change| match change {
+            Change::Placed(place) => place.with_bytes(bytes.next()?.clone(), payload),
+            change => Some(change.clone()),
+        };
+        let changes: Vec<Change> = self.changes.iter().map(with_bytes).collect::<Option<_>>()?;
+        Some(Self { size: changes.iter().map(size).sum(), changes })
     }
 
     /// The checksum of the page after each change.
     pub(crate) fn checksums(&self) -> Vec<u32> {
-        let crc = |change: &Change| match change {
-            Change::FullPageImage { crc, .. } | Change::Diff { crc, .. } | Change::Free { crc } => *crc,
-        };
-        self.changes.iter().map(crc).collect()
+        self.changes.iter().map(Change::crc).collect()
     }
 
-    /// What it takes up beside the journal's own bytes, about.
-    pub(crate) fn overhead(&self) -> u64 {
-        (self.changes.len() * size_of::<Change>()) as u64
-    }
-
-    /// Puts the page together in `bytes`, which hold the page as the data file has it if that is needed.
+    /// Puts the page together in `bytes`, which hold the page as the data file has it if that is needed. Nothing of it may be placed.
     pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
         let mut kind = PageKind::Data;
         let mut crc = 0;
@@ -106,6 +133,7 @@ impl Replay {
                     payload.fill(0);
                     (kind, crc) = (PageKind::Free, *after);
                 }
+                Change::Placed(_) => unreachable!("it was read again"),
             }
         }
         if page::seal(bytes, kind, id.page, id.seq, id.store) == crc {
@@ -140,11 +168,11 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// Bytes of memory, about; slices of the journal's buffers count where the buffers do.
+    /// Bytes of memory, about.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Whole(whole) => whole.bytes.len() as u64,
-            Self::Replay(replay) => replay.overhead(),
+            Self::Replay(replay) => replay.size,
         }
     }
 }

@@ -79,4 +79,73 @@ pub(crate) enum Change {
     Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: Ranges },
     /// The page is free, its payload zeros.
     Free { crc: u32 },
+    /// One of the first two, whose bytes are to be read from the journal again: only where the reader was asked for places.
+    Placed(Place),
+}
+
+/// Where in the journal the bytes of a change stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) kind: PageKind,
+    pub(crate) crc: u32,
+    /// Where in the payload an image's bytes begin; `None` of a diff.
+    pub(crate) first: Option<u32>,
+    /// Of the first byte.
+    pub(crate) lsn: u64,
+    /// How many, one or more.
+    pub(crate) len: u32,
+}
+
+impl Change {
+    /// Whether it changes a part of the page.
+    pub(crate) fn is_part(&self) -> bool {
+        matches!(self, Self::Diff { .. } | Self::Placed(Place { first: None, .. }))
+    }
+
+    /// The page's checksum after it.
+    pub(crate) fn crc(&self) -> u32 {
+        match self {
+            Self::FullPageImage { crc, .. } | Self::Diff { crc, .. } | Self::Free { crc } => *crc,
+            Self::Placed(place) => place.crc,
+        }
+    }
+
+    /// Bytes that it has in memory.
+    pub(crate) fn held_bytes(&self) -> usize {
+        match self {
+            Self::FullPageImage { bytes, .. } => bytes.len(),
+            Self::Diff { ranges, .. } => ranges.encoded().len(),
+            Self::Free { .. } | Self::Placed(_) => 0,
+        }
+    }
+
+    /// The same without its bytes, which end before `end` in the journal.
+    fn placed(self, end: u64) -> Self {
+        let (kind, crc, first, len) = match &self {
+            Self::FullPageImage { kind, crc, first, bytes } => (*kind, *crc, Some(*first), bytes.len()),
+            Self::Diff { kind, crc, ranges, .. } => (*kind, *crc, None, ranges.encoded().len()),
+            Self::Free { .. } | Self::Placed(_) => return self,
+        };
+        match u32::try_from(len) {
+            Ok(len) if len > 0 => Self::Placed(Place { kind, crc, first, lsn: end - u64::from(len), len }),
+            _ => self,
+        }
+    }
+}
+
+impl Place {
+    /// The bytes' LSNs.
+    pub(crate) fn lsns(&self) -> std::ops::Range<u64> {
+        self.lsn..self.lsn + u64::from(self.len)
+    }
+
+    /// The change with its bytes, in a page whose payload has so many; `None` if they are not those of one.
+    pub(crate) fn with_bytes(self, bytes: Bytes, payload: usize) -> Option<Change> {
+        let Self { kind, crc, first, .. } = self;
+        Some(match first {
+            Some(first) => Change::FullPageImage { kind, crc, first, bytes },
+            // What applies to it is known by the page's checksum.
+            None => Change::Diff { kind, crc, base_seq: 0, ranges: Ranges::new(bytes, payload)? },
+        })
+    }
 }

@@ -173,12 +173,14 @@ impl World {
     }
 
     pub(super) fn options(&self) -> StoreOptions {
-        let Setting { journal_bytes, memory, journal_mode, warm, .. } = self.setting;
+        let Setting { journal_bytes, memory, max_pages, journal_mode, warm, .. } = self.setting;
         let io = Arc::new(Prompt::new(self.disk(), self.meanwhile.clone()));
         let options = Store::options().journal_bytes(journal_bytes).memory(memory).warm(warm).io(io);
         let mut options = options.without_threads();
         options.injected_fault = self.injected_fault;
         options.journal_mode = journal_mode;
+        // Of every other one all that an opening finds in the journal is read again.
+        options.held_journal_bytes = max_pages.is_multiple_of(2).then_some(0);
         options
     }
 

@@ -32,6 +32,11 @@ impl Ranges {
         Some(Self(encoded))
     }
 
+    /// As they are encoded.
+    pub(super) fn encoded(&self) -> &Bytes {
+        &self.0
+    }
+
     /// Where each begins in the payload, and its bytes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let (mut rest, mut end) = (&self.0[..], 0);

@@ -88,9 +88,20 @@ impl EntryReader {
     ///
     /// After a fault nothing more can be read.
     pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<Entry>, EntryFault> {
+        self.read_part(body, None)
+    }
+
+    /// The same of a body that stands at `lsn`: of what changes hold their places are given, but for items that were cut, so that none
+    /// of the body is kept.
+    pub(crate) fn read_places(&mut self, body: &Bytes, lsn: u64) -> Result<Option<Entry>, EntryFault> {
+        self.read_part(body, Some(lsn))
+    }
+
+    fn read_part(&mut self, body: &Bytes, lsn: Option<u64>) -> Result<Option<Entry>, EntryFault> {
         let PartHeader { goes_on, ordinal, seq } = PartHeader::of(body)?;
         let mut unfinished = self.begun(seq, ordinal)?;
-        unfinished.items(body.slice(PART_HEADER..), self.payload)?;
+        let end = lsn.map(|lsn| lsn + body.len() as u64);
+        unfinished.items(body.slice(PART_HEADER..), end, self.payload)?;
         if goes_on {
             unfinished.due = ordinal.checked_add(1).ok_or(EntryFault::Truncated)?;
             self.unfinished = Some(unfinished);
@@ -134,16 +145,17 @@ impl EntryReader {
 }
 
 impl Unfinished {
-    /// Takes what a part holds.
-    fn items(&mut self, mut bytes: Bytes, payload: usize) -> Result<(), EntryFault> {
+    /// Takes what a part holds, and ends before `end` in the journal if places are wanted.
+    fn items(&mut self, mut bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
         while !bytes.is_empty() {
             if self.cut.is_empty() {
                 let whole = varint::get(&bytes).and_then(|(len, len_len)| {
                     let len = usize::try_from(len).ok()?.checked_add(len_len)?;
                     (len <= bytes.len()).then_some((len_len, len))
                 });
-                if let Some((start, end)) = whole {
-                    self.item(bytes.split_to(end).slice(start..), payload)?;
+                if let Some((start, len)) = whole {
+                    let item = bytes.split_to(len).slice(start..);
+                    self.item(item, end.map(|end| end - bytes.len() as u64), payload)?;
                     continue;
                 }
             }
@@ -161,14 +173,14 @@ impl Unfinished {
                 && usize::try_from(len).is_ok_and(|len| len_len.checked_add(len) == Some(self.cut.len()))
             {
                 let item = Bytes::from(std::mem::take(&mut self.cut));
-                self.item(item.slice(len_len..), payload)?;
+                self.item(item.slice(len_len..), None, payload)?;
             }
         }
         Ok(())
     }
 
-    /// Takes an item.
-    fn item(&mut self, bytes: Bytes, payload: usize) -> Result<(), EntryFault> {
+    /// Takes an item, which ends before `end` in the journal if its place is wanted.
+    fn item(&mut self, bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
         if self.meta.is_none() {
             self.meta = Some(meta(Input(bytes)).ok_or(EntryFault::Meta(self.seq))?);
             return Ok(());
@@ -176,7 +188,9 @@ impl Unfinished {
         let mut input = Input(bytes);
         let (what, page) = input.byte().zip(input.number()).ok_or(EntryFault::NoPage(self.seq))?;
         let change = change(what, input, self.seq, payload);
-        self.changes.push((page, change.ok_or(EntryFault::Change { seq: self.seq, page })?));
+        let change = change.ok_or(EntryFault::Change { seq: self.seq, page })?;
+        let change = if let Some(end) = end { change.placed(end) } else { change };
+        self.changes.push((page, change));
         Ok(())
     }
 }

@@ -43,6 +43,7 @@ fn write(entry: &Entry, longest: usize) -> Vec<Bytes> {
                 writer.diff(*page, *kind, *crc, *base_seq, &ranges(change));
             }
             Change::Free { crc } => writer.free(*page, *crc),
+            Change::Placed(place) => panic!("{place:?}"),
         }
     }
     writer.finish(longest).into_iter().map(Bytes::from).collect()
@@ -103,6 +104,64 @@ fn nothing_is_copied_of_what_fits_into_a_record() {
             let Change::FullPageImage { bytes, .. } = change else { panic!("{change:?}") };
             assert!(ranges.iter().any(|range| range.contains(&bytes.as_ptr())));
         }
+    }
+}
+
+/// Whatever the length of records: where bytes stand is given for all that is not cut, and with them the change is what it was.
+#[test]
+fn places_are_where_the_bytes_stand() {
+    let finish = |longest| {
+        let mut writer = EntryWriter::new(7, &meta());
+        let mut payload = vec![0; PAYLOAD];
+        for page in 1..40_u64 {
+            let byte = page.to_le_bytes()[0];
+            payload[200..900].fill(byte);
+            writer.full_page_image(page, PageKind::Data, 1, &payload);
+            writer.diff(page + 100, PageKind::Trunk, 2, 3, &[(1, b"x"), (34, &[byte; 200])]);
+            writer.free(page + 200, 3);
+        }
+        writer.full_page_image(250, PageKind::Data, 4, &[0; PAYLOAD]);
+        writer.finish(longest).into_iter().map(Bytes::from).collect::<Vec<_>>()
+    };
+    let (mut placed, mut cut) = (0, 0);
+    for longest in [1 << 20, 5000, 600] {
+        let bodies = finish(longest);
+        // As the bodies stand in a journal, each behind a header.
+        let (mut log, mut reader, mut found) = (vec![0xee; 1000], EntryReader::new(PAYLOAD), None);
+        for body in &bodies {
+            log.extend([0xee; 24]);
+            found = reader.read_places(body, log.len() as u64).unwrap();
+            log.extend(body);
+        }
+        let (found, whole) = (found.unwrap(), read(&bodies).unwrap().unwrap());
+        assert_eq!((found.meta, found.changes.len()), (whole.meta, whole.changes.len()));
+        for ((page, found), (of, whole)) in found.changes.into_iter().zip(whole.changes) {
+            assert_eq!((page, found.crc(), found.is_part()), (of, whole.crc(), whole.is_part()));
+            let Change::Placed(place) = found else {
+                cut += u64::from(found.held_bytes() > 0);
+                assert_eq!(found, whole);
+                continue;
+            };
+            placed += 1;
+            assert_eq!(found.held_bytes(), 0);
+            let bytes = place.lsns().map(|lsn| log[usize::try_from(lsn).unwrap()]).collect::<Vec<_>>();
+            let base = if let Change::Diff { base_seq, .. } = &whole { *base_seq } else { 0 };
+            let mut again = place.with_bytes(bytes.into(), PAYLOAD).unwrap();
+            if let Change::Diff { base_seq, .. } = &mut again {
+                *base_seq = base;
+            }
+            assert_eq!(again, whole);
+        }
+    }
+    assert!(placed > 180 && cut > 30, "{placed} {cut}");
+}
+
+#[test]
+fn ranges_that_are_others_when_they_are_read_again_are_none() {
+    let place = Place { kind: PageKind::Data, crc: 1, first: None, lsn: 8, len: 3 };
+    assert!(place.with_bytes(Bytes::from_static(&[1, 1, 7]), PAYLOAD).is_some());
+    for bytes in [&[1, 0, 7][..], &[1, 9, 7], &[0xff, 0xff, 0xff]] {
+        assert_eq!(place.with_bytes(Bytes::copy_from_slice(bytes), PAYLOAD), None);
     }
 }
 

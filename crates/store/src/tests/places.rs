@@ -1,0 +1,251 @@
+//! What an opening leaves in the journal and reads again: it is what it was, or an error that says what is wrong; snapshots have it after the
+//! journal was given up, and a checkpoint reads it in few pieces.
+
+use std::sync::Arc;
+
+use pagekeeper_io::{Damage, Fault, Persistence, SimDisk, Times};
+use pagekeeper_testing::Seed;
+
+use super::disk::{Meanwhile, Prompt};
+use super::world::dir;
+use crate::page::Page;
+use crate::{Durability, Error, FullPageImages, PageNo, Store, StoreOptions};
+
+/// Pages that are changed before the crash.
+const PAGES: u64 = 300;
+const RING: &str = "/store/journal/redo.000";
+
+fn disk() -> SimDisk {
+    SimDisk::builder().by_steps().build()
+}
+
+/// Of the journal nothing is kept in memory.
+fn options(disk: &SimDisk) -> StoreOptions {
+    let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
+    let options = Store::options().journal_bytes(4 << 20).memory(1 << 20).io(io).warm(false);
+    let mut options = options.full_page_images(FullPageImages::Always).without_threads();
+    options.held_journal_bytes = Some(0);
+    options
+}
+
+fn open(disk: &SimDisk) -> Store {
+    options(disk).open(dir()).expect("nothing fails")
+}
+
+/// What a page holds after so many rounds.
+fn content(page: PageNo, round: u64, payload: &mut [u8]) {
+    for (at, bytes) in payload.chunks_mut(8).enumerate() {
+        // The second half alone changes in later rounds.
+        let round = if at < 254 { 0 } else { round };
+        let number = (page << 32 | round << 16).wrapping_add(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        bytes.copy_from_slice(&number.to_le_bytes()[..bytes.len()]);
+    }
+}
+
+fn has(found: &Page, page: PageNo, round: u64) -> bool {
+    let mut expected = vec![0; found.len()];
+    content(page, round, &mut expected);
+    found[..] == expected[..]
+}
+
+fn write(store: &Store, pages: impl Iterator<Item = PageNo>, round: u64) {
+    let mut txn = store.begin().expect("nothing fails");
+    let mut whole = vec![0; store.payload_size()];
+    for page in pages {
+        content(page, round, &mut whole);
+        if round == 0 {
+            txn.write(page, &whole).expect("it is there");
+        } else {
+            txn.page_mut(page).expect("it is there").copy_from_slice(&whole);
+        }
+    }
+    txn.commit(Durability::Sync).expect("nothing fails");
+}
+
+/// A store that was killed: each page in the journal as a whole, and of every third one two changes of a part behind that; none is
+/// applied.
+fn crashed() -> SimDisk {
+    let disk = disk();
+    let mut options = options(&disk).memory(64 << 20);
+    options.held_journal_bytes = None;
+    let store = options.open(dir()).expect("nothing fails");
+    let mut txn = store.begin().expect("nothing fails");
+    assert_eq!(txn.allocate_run(PAGES).expect("there is room"), 0);
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
+    for from in (0..PAGES).step_by(25) {
+        write(&store, (from..from + 25).map(|page| page * 7 % PAGES), 0);
+    }
+    for round in 1..3 {
+        write(&store, (0..PAGES).step_by(3), round);
+    }
+    let found = disk.after_kill();
+    drop(store);
+    found
+}
+
+/// The last round of a page.
+fn round(page: PageNo) -> u64 {
+    if page.is_multiple_of(3) { 2 } else { 0 }
+}
+
+/// Where page 1's bytes stand in the ring's first file.
+fn place_of_page_1(disk: &SimDisk) -> u64 {
+    use pagekeeper_io::{Access, Io};
+    let file = disk.open(RING.as_ref(), Access::Buffered).expect("it is there");
+    let mut bytes = vec![0; usize::try_from(file.stat().expect("it is open").size).expect("it is small")];
+    file.read_at(0, &mut bytes).expect("nothing fails");
+    let mut payload = vec![0; 4064];
+    content(1, 0, &mut payload);
+    let at = bytes.windows(64).position(|window| window == &payload[64..128]).expect("it is there");
+    at as u64 - 64
+}
+
+#[test]
+fn all_is_found_and_applied_though_nothing_of_it_is_in_memory() {
+    let disk = crashed();
+    let store = open(&disk);
+    assert_eq!((store.stat().opening.pages, store.stat().unapplied_pages), (PAGES, PAGES));
+    // A few bytes for each, of a journal of more than 1 MiB.
+    assert!(store.stat().opening.journal_bytes > 1 << 20 && store.stat().unapplied_bytes < 100 << 10);
+    for page in (0..PAGES).step_by(5) {
+        let before = disk.stats();
+        let read = store.begin_read().expect("nothing fails").read(page).expect("it is there");
+        assert!(has(&read, page, round(page)), "{page}");
+        assert!(disk.stats().reads - before.reads <= 3);
+    }
+    // No more than its share is kept of what was put together.
+    assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+    let before = disk.stats().reads;
+    assert!(store.step().expect("nothing fails"));
+    // In pieces of 64 KiB at the least, not page by page.
+    assert!(disk.stats().reads - before < 100, "{} reads", disk.stats().reads - before);
+    assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
+    let read = store.begin_read().expect("nothing fails");
+    assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
+    drop(read);
+    assert!(store.verify().expect("nothing fails").is_sound());
+}
+
+#[test]
+fn a_place_that_rots_after_the_opening_is_an_error_until_the_page_is_written() {
+    let disk = crashed();
+    let at = place_of_page_1(&disk);
+    let store = open(&disk);
+    disk.damage(RING, &Damage::Bit { at: at + 777, bit: 3 }).expect("it is there");
+    let read = store.begin_read().expect("nothing fails");
+    let error = read.read(1).expect_err("it is rotten");
+    assert!(matches!(error, Error::Damaged { page: 1, .. }), "{error}");
+    assert!(error.to_string().contains("put together from the journal it has another checksum"), "{error}");
+    assert!((2..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
+    // The checkpoint applies the others, does not count, and gives nothing up.
+    let lsn = store.core().journal.checkpoint_lsn();
+    assert!(matches!(store.step(), Err(Error::Damaged { page: 1, .. })));
+    assert_eq!((store.core().journal.checkpoint_lsn(), store.stat().unapplied_pages), (lsn, 1));
+    drop(read);
+    // An opening finds it at once.
+    let error = options(&disk.after_kill()).open(dir()).expect_err("it is rotten");
+    assert!(matches!(error, Error::Journal(pagekeeper_log::Error::Corrupt { .. })), "{error}");
+    write(&store, [1].into_iter(), 0);
+    store.sync().expect("nothing is wrong any more");
+    assert!(has(&store.begin_read().expect("nothing fails").read(1).expect("it is there"), 1, 0));
+    assert!(store.verify().expect("nothing fails").is_sound());
+}
+
+#[test]
+fn a_place_that_cannot_be_read_is_an_error_of_the_disk() {
+    let disk = crashed();
+    let at = place_of_page_1(&disk);
+    let store = open(&disk);
+    let read = store.begin_read().expect("nothing fails");
+    disk.inject(RING, at..at + 4064, Fault::EIO, Times::Always).expect("it is there");
+    let error = read.read(1).expect_err("it can't be read");
+    assert_eq!(error.errno(), Some(libc::EIO), "{error}");
+    disk.heal(RING).expect("it is there");
+    assert!(has(&read.read(1).expect("it can be read again"), 1, 0));
+    drop(read);
+    // A checkpoint that can't read one ends the store, and loses nothing.
+    disk.inject(RING, 0..4 << 20, Fault::EIO, Times::Always).expect("it is there");
+    assert!(matches!(store.step(), Err(Error::Poisoned { .. })));
+    let found = disk.after_kill();
+    found.heal_all();
+    drop(store);
+    let read = open(&found);
+    let read = read.begin_read().expect("nothing fails");
+    assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
+}
+
+/// The journal is written over while a snapshot reads what stood there.
+#[test]
+fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
+    let disk = crashed();
+    // Enough memory for the snapshot: else it would be ended.
+    let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
+    let read = store.begin_read().expect("nothing fails");
+    let kept = 0..20;
+    // As a whole: nobody reads what was there before.
+    let write_over = |round| {
+        let mut txn = store.begin().expect("nothing fails");
+        let mut payload = vec![0; store.payload_size()];
+        for page in kept.clone() {
+            content(page, round, &mut payload);
+            txn.write(page, &payload).expect("it is there");
+        }
+        txn.commit(Durability::Sync).expect("nothing fails");
+        store.sync().expect("nothing fails");
+    };
+    (3..80).for_each(write_over);
+    assert!(store.core().journal.end() > store.core().journal.capacity(), "it was written over");
+    for page in kept.clone() {
+        assert!(has(&read.read(page).expect("it is kept"), page, round(page)), "{page}");
+    }
+    drop(read);
+    // The next checkpoint lets go of it.
+    write_over(80);
+    assert_eq!(store.stat().unapplied_bytes, 0);
+}
+
+#[test]
+fn a_power_cut_at_any_time_while_places_are_applied_loses_nothing() {
+    let made = crashed();
+    let ops = {
+        let disk = made.after_kill();
+        let store = open(&disk);
+        let before = disk.ops();
+        store.sync().expect("nothing fails");
+        disk.ops() - before
+    };
+    let mut rng = Seed::new().rng(0);
+    let mut cuts = 0;
+    for cut in (0..ops).step_by(7) {
+        let disk = made.after_kill();
+        let store = open(&disk);
+        write(&store, (0..10).map(|page| page * 3 + 1), 0);
+        disk.cut_power_at(disk.ops() + cut);
+        cuts += u64::from(store.sync().is_err());
+        let persistence = Persistence::ALL[rng.index(Persistence::ALL.len())];
+        let found = disk.after_power_cut(persistence, rng.number());
+        drop(store);
+        let store = open(&found);
+        let read = store.begin_read().expect("nothing fails");
+        assert!(
+            (0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))),
+            "{cut}"
+        );
+        drop(read);
+        store.sync().expect("nothing fails");
+        assert!(store.verify().expect("nothing fails").is_sound());
+    }
+    assert!(cuts > 10, "{cuts} of {ops}");
+}
+
+#[test]
+fn who_only_reads_reads_places_over_and_over() {
+    let disk = crashed();
+    let store = options(&disk).read_only(true).open(dir()).expect("nothing fails");
+    for _ in 0..2 {
+        let read = store.begin_read().expect("nothing fails");
+        assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
+    }
+    assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+}

@@ -1,0 +1,111 @@
+//! The shortest way of a read: taken where it can be, and only there. Nothing else shows whether it is: all ways find the same.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use pagekeeper_io::SimDisk;
+
+use super::disk::{Meanwhile, Prompt};
+use super::world::dir;
+use crate::core::settled_reads;
+use crate::tree::Tree;
+use crate::{Durability, PageNo, ReadTxn, Store};
+
+/// How many reads take it while something is done.
+fn shortest(what: impl FnOnce()) -> u64 {
+    let before = settled_reads();
+    what();
+    settled_reads() - before
+}
+
+fn store() -> Store {
+    let io = Arc::new(Prompt::new(SimDisk::builder().by_steps().build(), Meanwhile::default()));
+    let options = Store::options().journal_bytes(1 << 20).memory(8 << 20).io(io).warm(false);
+    options.without_threads().open(dir()).expect("nothing fails")
+}
+
+/// Reads a page until it has been read some times.
+fn warm(read: &ReadTxn<'_>, page: PageNo) {
+    for _ in 0..8 {
+        read.read_with(page, |_| ()).expect("it is there");
+    }
+}
+
+#[test]
+fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
+    let store = store();
+    let mut txn = store.begin().expect("nothing fails");
+    let [page, other] = [0; 2].map(|_| txn.allocate().expect("there is room"));
+    txn.page_mut(page).expect("it is there")[0] = 1;
+    txn.commit(Durability::Sync).expect("nothing fails");
+    let read_with = |times: u64, expected: u8| {
+        let read = store.begin_read().expect("nothing fails");
+        for _ in 0..times {
+            assert_eq!(read.read_with(page, |payload| payload[0]).expect("it is there"), expected);
+        }
+    };
+    assert_eq!(shortest(|| read_with(20, 1)), 0, "it is not applied");
+    store.sync().expect("nothing fails");
+    warm(&store.begin_read().expect("nothing fails"), page);
+    assert_eq!(shortest(|| read_with(20, 1)), 20);
+    // As another commit left it.
+    let before = store.begin_read().expect("nothing fails");
+    let mut txn = store.begin().expect("nothing fails");
+    txn.page_mut(page).expect("it is there")[0] = 2;
+    txn.commit(Durability::Sync).expect("nothing fails");
+    assert_eq!(shortest(|| read_with(20, 2)), 0, "it is not applied");
+    store.sync().expect("nothing fails");
+    let read_before = || {
+        assert_eq!(before.read_with(page, |payload| payload[0]).expect("it is kept"), 1);
+    };
+    assert_eq!(shortest(read_before), 0, "it is newer than the snapshot");
+    drop(before);
+    // The next checkpoint lets go of what was kept for it.
+    let mut txn = store.begin().expect("nothing fails");
+    txn.page_mut(other).expect("it is there")[0] = 1;
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
+    warm(&store.begin_read().expect("nothing fails"), page);
+    assert_eq!(shortest(|| read_with(20, 2)), 20);
+    // A page that is free.
+    let mut txn = store.begin().expect("nothing fails");
+    txn.free(other).expect("it is there");
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
+    let read = store.begin_read().expect("nothing fails");
+    assert_eq!(shortest(|| (0..20).for_each(|_| assert!(read.read_with(other, |_| ()).is_err()))), 0);
+}
+
+#[test]
+fn a_tree_is_read_and_scanned_by_the_shortest_way() {
+    let store = store();
+    let mut txn = store.begin().expect("nothing fails");
+    let tree = Tree::create(&mut txn).expect("there is room");
+    for key in 0..100_u32 {
+        // Each with a page of its own.
+        tree.insert(&mut txn, &key.to_be_bytes(), &[7; 4000]).expect("there is room");
+    }
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
+    let read = store.begin_read().expect("nothing fails");
+    let height = tree.check(&read).expect("it is sound").inner_pages.min(1) + 1;
+    let get = || {
+        let len = tree.get_with(&read, &50_u32.to_be_bytes(), <[u8]>::len).expect("nothing fails");
+        assert_eq!(len, Some(4000));
+    };
+    let scan = || {
+        let mut seen = 0;
+        let range = 10_u32.to_be_bytes()..60_u32.to_be_bytes();
+        let ended = tree.scan_with(&read, range, |_, value| {
+            seen += value.len();
+            ControlFlow::<()>::Continue(())
+        });
+        assert!(ended.expect("nothing fails").is_continue() && seen == 50 * 4000);
+    };
+    for _ in 0..8 {
+        get();
+        scan();
+    }
+    assert_eq!(shortest(get), height + 1, "the levels, and the value");
+    assert_eq!(shortest(scan), height + 50, "the levels, and the values");
+}
