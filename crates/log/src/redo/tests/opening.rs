@@ -171,14 +171,15 @@ fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
     let of = |body: &bytes::Bytes| body.as_ptr().addr() >> 22;
     for options in [options(), options().without_threads()] {
         let mut memory = std::collections::HashSet::new();
-        let log = options.recover_into(dir(), None, |record| drop(memory.insert(of(&record.body)))).unwrap();
+        let take = |record: crate::Recovered| memory.extend([of(&record.body)]);
+        let log = options.recover_into(dir(), None, take).unwrap();
         // 143 MiB by steps of 32 and 16 MiB, of which three are there at once: chunks of 4 MiB, and what joins two of them.
         assert!(memory.len() < 32, "{} pieces of memory", memory.len());
         drop(log);
     }
     // One that is kept stays as it is.
     let mut kept = Vec::new();
-    let take = |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn % 80 == 0));
+    let take = |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn.is_multiple_of(80)));
     drop(options().recover_into(dir(), None, take).unwrap());
     assert!(kept.len() > 50 && kept.iter().all(|body| body.iter().all(|byte| *byte == 7)));
 }
@@ -226,7 +227,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     let first = places.pop().unwrap();
     places.remove(0);
     log.checkpoint(found[1].lsn).unwrap();
-    let error = log.read_again(&[first.clone()]).unwrap_err();
+    let error = log.read_again(std::slice::from_ref(&first)).unwrap_err();
     assert!(matches!(error, Error::NotInLog { lsn, .. } if lsn == first.start), "{error}");
     log.read_again(&places).unwrap();
     // What the device can't read is an error, and of nothing else.
