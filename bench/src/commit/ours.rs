@@ -77,7 +77,9 @@ impl Pages for Ours {
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let txn = self.store.begin_read()?;
         for page in pages {
-            see(page, txn.read(self.first + page)?.get(..VALUE).context("a page is too short")?)?;
+            txn.read_with(self.first + page, |payload| {
+                see(page, payload.get(..VALUE).context("a page is too short")?)
+            })??;
         }
         Ok(())
     }

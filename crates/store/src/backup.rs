@@ -206,6 +206,7 @@ impl<S: Sink> Copy<'_, S> {
 
     fn copy_some(&mut self, live: &Live, due: Vec<Range<PageNo>>) -> Result<(), Error> {
         let page_size = self.core.config.page_size;
+        let brought_in = self.core.bring_in(due.iter().cloned().flatten(), live.seq);
         // Before they are read: what the index gives up meanwhile was newer than what is read.
         let newer: Vec<bool> = due.iter().cloned().flatten().map(|page| self.core.index.has(page)).collect();
         let mut pieces: Vec<_> =
@@ -236,6 +237,7 @@ impl<S: Sink> Copy<'_, S> {
             }
             read.push(Piece { first, bytes, crcs });
         }
+        drop(brought_in);
         self.sink.write(read)
     }
 

@@ -165,7 +165,7 @@ impl Core {
         let max_pages =
             if self.data.is_atomic() { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
         for pages in self.batches(pages, seq) {
-            self.bring_in(&pages, seq);
+            self.bring_in(pages.iter().copied(), seq).keep();
             for (at, page) in pages.iter().enumerate() {
                 if at % AHEAD == 0 {
                     self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);

@@ -361,12 +361,9 @@ impl Core {
             Content::Whole(whole) => return Ok(whole),
             Content::Replay(replay) => replay,
         };
-        // What is put together would only grow where nothing is ever applied, or the journal has it; beyond its share it is put together
-        // anew for each read.
-        let may_grow = !self.config.options.is_read_only() && !replay.is_placed();
-        let stays = may_grow || self.index.bytes() <= self.config.max_unapplied_bytes;
         let whole = self.put_together(page, version.seq, replay)?;
-        if stays {
+        // Beyond its share it is put together anew for each read.
+        if self.index.bytes() <= self.config.max_unapplied_bytes {
             self.index.settle(page, version.seq, Content::Whole(whole.clone()));
         }
         Ok(whole)

@@ -5,13 +5,13 @@
 //! 1. A place is behind the checkpoint LSN, so that nothing writes over it, as long as its page is not applied. An older version that a
 //!    snapshot needs is put together before that ([`crate::index::Index::replays_before`]).
 //! 2. What is read again is checked again: by the checksum that its commit gave the page as a whole.
-//! 3. A checkpoint reads places in the order of the journal, wide, and no more of them at once than its share of memory.
+//! 3. A checkpoint reads places in the order of the journal, wide, and no more of them at once than its share of memory. Who reads all
+//!    pages reads those of many at once, and keeps none of them.
 //!
 //! Fails as reading the journal does; a page that does not become what it was is damaged.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use pagekeeper_log::Error as LogError;
 
 use crate::core::Core;
@@ -69,22 +69,47 @@ impl Core {
         batches
     }
 
-    /// Reads at once what the journal has of these pages. A failure is reported where the page is used.
-    pub(crate) fn bring_in(&self, pages: &[PageNo], seq: Seq) {
+    /// Reads at once what the journal has of these pages, as of `seq`, into memory. A failure is reported where the page is used.
+    pub(crate) fn bring_in(&self, pages: impl IntoIterator<Item = PageNo>, seq: Seq) -> BroughtIn<'_> {
         let (mut due, mut places) = (Vec::new(), Vec::new());
         for page in pages {
-            if let Some((of, replay)) = self.index.placed(*page, seq) {
+            if let Some((of, replay)) = self.index.placed(page, seq) {
                 let from = places.len();
                 places.extend(replay.places());
-                due.push((*page, of, replay, from..places.len()));
+                due.push((page, of, replay, from..places.len()));
             }
         }
-        let Ok(bytes) = self.journal.read_again(&places) else { return };
+        let mut brought = BroughtIn { core: self, replays: Vec::with_capacity(due.len()) };
+        let Ok(bytes) = self.journal.read_again(&places) else { return brought };
         for (page, of, replay, own) in due {
-            let own: &[Bytes] = &bytes[own];
-            if let Some(whole) = replay.with_bytes(own, self.payload_size()) {
+            if let Some(whole) = replay.with_bytes(&bytes[own], self.payload_size()) {
                 self.index.settle(page, of, Content::Replay(whole.into()));
+                brought.replays.push((page, of, replay));
             }
+        }
+        brought
+    }
+}
+
+/// What was brought in, and leaves memory again with this: but for pages that somebody has put together meanwhile.
+#[must_use]
+pub(crate) struct BroughtIn<'a> {
+    core: &'a Core,
+    /// As they were before.
+    replays: Vec<(PageNo, Seq, Arc<Replay>)>,
+}
+
+impl BroughtIn<'_> {
+    /// It stays, since it is to be applied.
+    pub(crate) fn keep(mut self) {
+        self.replays.clear();
+    }
+}
+
+impl Drop for BroughtIn<'_> {
+    fn drop(&mut self) {
+        for (page, of, replay) in self.replays.drain(..) {
+            self.core.index.settle(page, of, Content::Replay(replay));
         }
     }
 }

@@ -147,7 +147,9 @@ impl Core {
         let at_once = (buf.len() / self.config.page_size) as u64;
         for first in (0..pages).step_by(buf.len() / self.config.page_size) {
             let end = pages.min(first + at_once);
-            let InFile { newer, got } = self.read_wide(&*file, first..end, &mut buf);
+            // What is brought in goes when these pages were looked at.
+            let InFile { newer, got, brought_in: _brought_in } =
+                self.read_wide(&*file, first..end, live.seq, &mut buf);
             let places = (0..).step_by(self.config.page_size);
             for ((page, newer), at) in (first..end).zip(newer).zip(places) {
                 let at: usize = at;

@@ -249,3 +249,37 @@ fn who_only_reads_reads_places_over_and_over() {
     }
     assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
 }
+
+#[test]
+fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
+    let disk = crashed();
+    for read_only in [true, false] {
+        let store = options(&disk).read_only(read_only).open(dir()).expect("nothing fails");
+        let all: [&dyn Fn(); 3] = [
+            &|| assert!(store.verify().expect("nothing fails").is_sound()),
+            &|| assert_eq!(store.inspect(0..PAGES).expect("nothing fails").len() as u64, PAGES),
+            &|| {
+                let to = format!("/copy-{read_only}");
+                assert_eq!(store.backup(to.as_ref()).expect("nothing fails").pages, PAGES);
+                let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
+                let copy = Store::options().io(io).without_threads().warm(false).open(to.as_ref());
+                let copy = copy.expect("nothing fails");
+                let read = copy.begin_read().expect("nothing fails");
+                assert!((0..PAGES).all(|page| has(
+                    &read.read(page).expect("it is there"),
+                    page,
+                    round(page)
+                )));
+            },
+        ];
+        for (which, read_all) in all.into_iter().enumerate() {
+            let before = disk.stats().reads;
+            read_all();
+            let reads = disk.stats().reads - before;
+            // Reading the copy is a read for each of its pages.
+            let most = if which == 2 { PAGES + 100 } else { 100 };
+            assert!(reads < most, "{which}: {reads} reads");
+            assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+        }
+    }
+}

@@ -179,7 +179,8 @@ fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
     }
     // One that is kept stays as it is.
     let mut kept = Vec::new();
-    let take = |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn.is_multiple_of(80)));
+    let take =
+        |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn.is_multiple_of(80)));
     drop(options().recover_into(dir(), None, take).unwrap());
     assert!(kept.len() > 50 && kept.iter().all(|body| body.iter().all(|byte| *byte == 7)));
 }
