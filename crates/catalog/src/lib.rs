@@ -38,6 +38,6 @@ pub use profile::{
     BUILT_IN, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
     find_profile,
 };
-pub use rule::rules_by_class;
+pub use rule::Rules;
 pub use spelled::Spelled;
 pub use streaming::{STREAMING_PROGRAMS, streaming_programs};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use pagekeeper_policy::{DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rule};
+use pagekeeper_policy::{DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rule};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -25,7 +25,7 @@ const RULES: [(&str, Rule); 7] = {
         named(Rule::ReleaseOnRotation),
         named(Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
         named(Rule::ReleaseBeforeCheckpoint { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
-        named(Rule::Budget { bytes: 0 }),
+        named(Rule::Budget { bytes: 0, total: DEFAULT_TOTAL }),
         named(Rule::Direct),
     ]
 };
@@ -50,6 +50,7 @@ struct RuleKeys {
     slack: Option<Spelled<Size>>,
     near_files: Option<u64>,
     budget: Option<Spelled<Size>>,
+    total: Option<Spelled<Size>>,
 }
 
 impl RuleKeys {
@@ -65,9 +66,11 @@ impl RuleKeys {
                 *slack = self.slack.take().map_or(*slack, |size| size.0.0);
                 *near_files = self.near_files.take().unwrap_or(*near_files);
             }
-            Rule::Budget { bytes } => {
+            Rule::Budget { bytes, total } => {
                 let missing = "the rule \"budget\" needs the key \"budget\", a size like 64M";
                 *bytes = self.budget.take().ok_or_else(|| E::custom(missing))?.0.0;
+                // One log may have all that was given for one.
+                *total = self.total.take().map_or(*bytes.max(total), |size| size.0.0);
             }
         }
         // What the rule has not taken.
@@ -75,6 +78,7 @@ impl RuleKeys {
             ("slack", self.slack.is_some()),
             ("near_files", self.near_files.is_some()),
             ("budget", self.budget.is_some()),
+            ("total", self.total.is_some()),
         ];
         match left.iter().find(|(_, given)| *given) {
             Some((key, _)) => {
@@ -132,6 +136,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for OwnKeys<'_, A> {
                 Some(Key::Slack) => self.keys.slack = Some(self.map.next_value()?),
                 Some(Key::NearFiles) => self.keys.near_files = Some(self.map.next_value()?),
                 Some(Key::Budget) => self.keys.budget = Some(self.map.next_value()?),
+                Some(Key::Total) => self.keys.total = Some(self.map.next_value()?),
             }
         }
     }
@@ -146,6 +151,7 @@ enum Key<K> {
     Slack,
     NearFiles,
     Budget,
+    Total,
     /// Another one, which the seed was asked for.
     Own(K),
 }
@@ -163,6 +169,7 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
             "slack" => Key::Slack,
             "near_files" => Key::NearFiles,
             "budget" => Key::Budget,
+            "total" => Key::Total,
             _ => {
                 let seed = self.0.take().expect("a seed is used for one key");
                 Key::Own(seed.deserialize(name.into_deserializer())?)
@@ -171,31 +178,121 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
     }
 }
 
-/// Reads rules by file class: tables that have nothing but the keys of a rule. For `serde(deserialize_with)`.
-pub fn rules_by_class<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<BTreeMap<FileClass, Rule>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Nothing {}
+/// Rules that replace those of profiles: of all logs of a class, or of those of one profile.
+///
+/// As a table: `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys of a rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    by_class: BTreeMap<FileClass, Rule>,
+    by_profile: BTreeMap<String, BTreeMap<FileClass, Rule>>,
+}
 
-    let tables = BTreeMap::<FileClass, WithRule<Nothing>>::deserialize(deserializer)?;
-    Ok(tables.into_iter().map(|(class, WithRule { rule, table: Nothing {} })| (class, rule)).collect())
+impl Rules {
+    /// The rule for logs of a class in a profile, if there is one: the profile's own before that of the class.
+    pub fn of(&self, profile: &str, class: FileClass) -> Option<Rule> {
+        let own = self.by_profile.get(profile).and_then(|own| own.get(&class));
+        own.or_else(|| self.by_class.get(&class)).copied()
+    }
+
+    /// The profiles that have rules of their own.
+    pub fn profiles(&self) -> impl Iterator<Item = &str> {
+        self.by_profile.keys().map(String::as_str)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_class.is_empty() && self.by_profile.is_empty()
+    }
+}
+
+/// A table that has nothing but the keys of a rule.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+impl<'de> Deserialize<'de> for Rules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tables;
+
+        impl<'de> Visitor<'de> for Tables {
+            type Value = Rules;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("rules by class, or by profile and class")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Rules, A::Error> {
+                let mut rules = Rules::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    if let Some(class) = class_of(&name) {
+                        let WithRule { rule, table: Nothing {} } = map.next_value()?;
+                        rules.by_class.insert(class, rule);
+                    } else {
+                        let own = map.next_value_seed(OfProfile(&name))?;
+                        rules.by_profile.insert(name, own);
+                    }
+                }
+                Ok(rules)
+            }
+        }
+
+        deserializer.deserialize_map(Tables)
+    }
+}
+
+/// The rules of a profile of this name.
+struct OfProfile<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for OfProfile<'_> {
+    type Value = BTreeMap<FileClass, Rule>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for OfProfile<'_> {
+    type Value = BTreeMap<FileClass, Rule>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rules of the profile \"{}\" by class", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut rules = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let class = class_of(&name).ok_or_else(|| {
+                let name = self.0;
+                A::Error::custom(format!(
+                    "\"{name}\" is no class of files (redo, binlog, relay, wal, data or temp); rules of a profile \
+                     that is called so are [rules.{name}.CLASS]"
+                ))
+            })?;
+            let WithRule { rule, table: Nothing {} } = map.next_value()?;
+            rules.insert(class, rule);
+        }
+        Ok(rules)
+    }
+}
+
+fn class_of(name: &str) -> Option<FileClass> {
+    FileClass::ALL.into_iter().find(|class| class.as_str() == name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[derive(Deserialize)]
+    #[derive(Debug, Deserialize)]
     struct Config {
-        #[serde(deserialize_with = "rules_by_class")]
-        rules: BTreeMap<FileClass, Rule>,
+        rules: Rules,
     }
 
     fn rule(text: &str) -> Result<Rule, String> {
         let config = toml::from_str::<Config>(&format!("[rules.wal]\n{text}\n"));
-        config.map(|config| config.rules[&FileClass::Wal]).map_err(|error| error.to_string())
+        config
+            .map(|config| config.rules.of("kafka", FileClass::Wal).unwrap())
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -221,10 +318,29 @@ mod tests {
                 "rule = \"release-before-checkpoint\"\nslack = \"1M\"",
                 Rule::ReleaseBeforeCheckpoint { near_files: 3, slack: 1 << 20 },
             ),
-            ("rule = \"budget\"\nbudget = \"64M\"", Rule::Budget { bytes: 64 << 20 }),
+            ("rule = \"budget\"\nbudget = \"64M\"", Rule::Budget { bytes: 64 << 20, total: 1 << 30 }),
+            ("rule = \"budget\"\nbudget = \"2G\"", Rule::Budget { bytes: 2 << 30, total: 2 << 30 }),
+            (
+                "rule = \"budget\"\nbudget = \"16M\"\ntotal = \"256M\"",
+                Rule::Budget { bytes: 16 << 20, total: 256 << 20 },
+            ),
         ] {
             assert_eq!(rule(text), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn a_profiles_own_rule_comes_before_that_of_the_class() {
+        let text = "[rules.wal]\nrule = \"keep\"\n[rules.kafka.wal]\nrule = \"budget\"\nbudget = \"16M\"\n";
+        let rules = toml::from_str::<Config>(text).unwrap().rules;
+        let budget = Rule::Budget { bytes: 16 << 20, total: 1 << 30 };
+        assert_eq!(rules.of("kafka", FileClass::Wal), Some(budget));
+        assert_eq!(rules.of("etcd", FileClass::Wal), Some(Rule::Keep));
+        assert_eq!(rules.of("kafka", FileClass::Redo), None);
+        assert_eq!(rules.profiles().collect::<Vec<_>>(), ["kafka"]);
+        let error = toml::from_str::<Config>("[rules.binlock]\nrule = \"keep\"\n").unwrap_err().to_string();
+        assert!(error.contains("\"binlock\" is no class of files"), "{error}");
+        assert!(error.contains("[rules.binlock.CLASS]"), "{error}");
     }
 
     #[test]
@@ -236,6 +352,7 @@ mod tests {
             ("rule = \"budget\"", "line 1", "needs the key \"budget\""),
             ("rule = \"keep\"\nslack = \"4M\"", "line 1", "\"slack\" has no meaning for the rule \"keep\""),
             ("rule = \"release-behind-writer\"\nnear_files = 1", "line 1", "\"near_files\" has no meaning"),
+            ("rule = \"keep\"\ntotal = \"1G\"", "line 1", "\"total\" has no meaning"),
             ("rule = \"keep\"\nslack = \"x\"", "line 3", "not a size"),
             ("rule = \"keep\"\nfoo = 1", "line 3", "foo"),
         ] {

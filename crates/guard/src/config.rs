@@ -3,7 +3,6 @@
 //!
 //! What can't be read is refused with file, line and key.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +10,9 @@ use std::time::Duration;
 use globset::{Glob, GlobMatcher};
 use pagekeeper_catalog::units::Period;
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, Spelled, disks, find_profile, rules_by_class, streaming_programs,
+    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, streaming_programs,
 };
-use pagekeeper_policy::{DiskProfile, FileClass, Rule};
+use pagekeeper_policy::{DiskProfile, Rule};
 use serde::Deserialize;
 
 use crate::targets::{Selector, Targets};
@@ -37,8 +36,8 @@ pub struct Options {
     pub profile: Option<String>,
     /// The profiles there are; the built-in ones last.
     pub profiles: Vec<Profile>,
-    /// Rules that replace those of every profile, by file class.
-    pub rules: BTreeMap<FileClass, Rule>,
+    /// Rules that replace those of the profiles.
+    pub rules: Rules,
     /// What `pagekeeper probe` measured of disks, beside what is saved in [`disks::DIRECTORY`]: whether leftover pages
     /// of a file in direct I/O are worth a warning.
     pub disk_profiles: Vec<DiskProfile>,
@@ -76,7 +75,7 @@ impl Default for Options {
             directories: Vec::new(),
             profile: None,
             profiles: Profile::built_in(),
-            rules: BTreeMap::new(),
+            rules: Rules::default(),
             disk_profiles: Vec::new(),
             streams: Streams::default(),
             targets: Targets::default(),
@@ -134,8 +133,8 @@ struct ConfigText {
     profile: Option<String>,
     #[serde(default)]
     profiles: Vec<PathBuf>,
-    #[serde(default, deserialize_with = "rules_by_class")]
-    rules: BTreeMap<FileClass, Rule>,
+    #[serde(default)]
+    rules: Rules,
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     streams: Option<StreamsText>,
@@ -144,9 +143,9 @@ struct ConfigText {
 }
 
 impl Options {
-    /// The rule for a log of one of the profiles.
-    pub fn rule_of(&self, log: &LogSpec) -> Rule {
-        *self.rules.get(&log.class).unwrap_or(&log.rule)
+    /// The rule for a log of one of the profiles, which has this name.
+    pub fn rule_of(&self, profile: &str, log: &LogSpec) -> Rule {
+        self.rules.of(profile, log.class).unwrap_or(log.rule)
     }
 
     /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
@@ -169,6 +168,9 @@ impl Options {
         }
         let own: Vec<String> = profiles.iter().map(|profile: &Profile| profile.name.clone()).collect();
         profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
+        for name in text.rules.profiles() {
+            find_profile(&profiles, name).map_err(|error| refuse(format!("[rules.{name}]: {error}")))?;
+        }
         if let Some(name) = &text.profile {
             find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
         }
@@ -210,7 +212,7 @@ impl Settings {
         }
         let in_force = |mut profile: Profile| {
             for log in &mut profile.logs {
-                log.rule = options.rule_of(log);
+                log.rule = options.rule_of(&profile.name, log);
             }
             Arc::new(profile)
         };
@@ -234,6 +236,7 @@ impl Settings {
 mod tests {
     use super::*;
     use pagekeeper_catalog::STREAMING_PROGRAMS;
+    use pagekeeper_policy::FileClass;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))
@@ -275,7 +278,16 @@ mod tests {
     #[test]
     fn rules_replace_those_of_a_class() {
         let options = parse("[rules.binlog]\nrule = \"release-behind-writer\"\nslack = \"16M\"\n").unwrap();
-        assert_eq!(options.rules[&FileClass::Binlog], Rule::ReleaseBehindWriter { slack: 16 << 20 });
+        let rule = Rule::ReleaseBehindWriter { slack: 16 << 20 };
+        assert_eq!(options.rules.of("mysql", FileClass::Binlog), Some(rule));
+        let options = parse("[rules.postgresql.wal]\nrule = \"keep\"\n").unwrap();
+        let settings = Settings::new(options).unwrap();
+        let rule_in = |name: &str, class| {
+            let profile = settings.profiles.iter().find(|profile| profile.name == name).unwrap();
+            profile.logs.iter().find(|log| log.class == class).unwrap().rule
+        };
+        assert_eq!(rule_in("postgresql", FileClass::Wal), Rule::Keep);
+        assert_ne!(rule_in("mongodb", FileClass::Wal), Rule::Keep);
     }
 
     #[test]
@@ -284,7 +296,8 @@ mod tests {
             ("tick = \"500ms\"\ntock = 1\n", "line 2", "tock"),
             ("tick = \"half a second\"\n", "line 1", "500ms"),
             ("tick = 5\n", "line 1", "string"),
-            ("[rules.binlock]\nrule = \"keep\"\n", "line 1", "binlock"),
+            ("[rules.binlock]\nrule = \"keep\"\n", "line", "\"binlock\" is no class of files"),
+            ("[rules.kafka.wal]\nrule = \"keep\"\n", "[rules.kafka]", "no profile is called \"kafka\""),
             ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),

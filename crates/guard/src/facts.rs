@@ -13,11 +13,12 @@ use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{
-    Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, RewriteSource,
+    DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
+    RewriteSource,
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{Directory, Entry, Log};
+use crate::directory::{DatabaseKey, Directory, Entry, Log};
 
 /// The descriptors of each file.
 pub(crate) type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
@@ -93,6 +94,7 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
             group.latest = entry;
         }
     }
+    let database = database_id(&directory.database());
     for (log, mut group) in logs {
         let spec = directory.spec(log);
         let rewrite = directory.logs[&log].rewrite;
@@ -114,6 +116,7 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
             }
             facts.files.push(FileFacts {
                 id: entry.id,
+                database,
                 log,
                 sequence: entry.sequence,
                 class: spec.class,
@@ -125,6 +128,13 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
             });
         }
     }
+}
+
+/// Which database it is, for the policy.
+fn database_id(key: &DatabaseKey) -> DatabaseId {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    DatabaseId(hasher.finish())
 }
 
 /// The files of a log that its writer may be writing; they become active ones.

@@ -185,7 +185,7 @@ impl<'a> Allowance<'a> {
             | Rule::ReleaseBeforeCheckpoint { near_files, slack } => {
                 (Reserve::behind_writer(writer, size, slack), near_files, None)
             }
-            Rule::Budget { bytes } => {
+            Rule::Budget { bytes, .. } => {
                 let reserve = match Reserve::behind_writer(writer, size, 0) {
                     Reserve::From { tail, .. } => Reserve::Window(tail),
                     other => other,

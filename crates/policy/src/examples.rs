@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite, Rule,
-    StepState, WINDOW, Warning, Window, step,
+    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
+    Rewrite, Rule, StepState, WINDOW, Warning, Window, step,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -23,6 +23,7 @@ pub(crate) fn dirty(number: u64) -> Window {
 pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> FileFacts {
     FileFacts {
         id: FileId(number),
+        database: DatabaseId(1),
         log: LogId(1),
         sequence: number,
         class: FileClass::Binlog,
@@ -225,7 +226,7 @@ fn what_a_near_follower_needs_is_written_but_not_released() {
 
 #[test]
 fn a_budget_keeps_the_newest() {
-    let rule = Rule::Budget { bytes: 6 * MIB };
+    let rule = Rule::Budget { bytes: 6 * MIB, total: u64::MAX };
     let facts = log_of([
         file(1, rule, 4 * MIB, &all_clean(2)),
         file(2, rule, 8 * MIB, &all_clean(4)),
@@ -236,9 +237,42 @@ fn a_budget_keeps_the_newest() {
 
 #[test]
 fn a_budget_of_nothing_leaves_the_tail_window() {
-    let rule = Rule::Budget { bytes: 0 };
+    let rule = Rule::Budget { bytes: 0, total: u64::MAX };
     let facts = log_of([written_at(Position::At(3 * MIB), file(1, rule, 8 * MIB, &all_clean(4)))]);
     assert_eq!(first_step(&facts), [release(1, 0..1), release(1, 2..4)]);
+}
+
+#[test]
+fn a_database_keeps_no_more_of_all_its_logs_than_the_total_of_their_budget() {
+    let rule = Rule::Budget { bytes: 16 * MIB, total: 40 * MIB };
+    let of = |log: u64, database: u64, windows: u64| FileFacts {
+        id: FileId(log),
+        database: DatabaseId(database),
+        log: LogId(log),
+        ..written_at(Position::At(32 * MIB), file(1, rule, 32 * MIB, &all_clean(windows)))
+    };
+    let kept = |facts: &Facts| {
+        let acts = first_step(facts);
+        let gone = acts.iter().map(|act| match act {
+            Act::Release { range, .. } => range.end - range.start,
+            other => panic!("{other:?}"),
+        });
+        facts.resident() - gone.sum::<u64>()
+    };
+    assert_eq!(kept(&log_of([of(1, 1, 12)])), 16 * MIB);
+    assert_eq!(kept(&log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 2)])), 36 * MIB, "all that each may");
+    // Each has a share, and what one does not need is the others': 4, and 12 of each of the others.
+    let four = log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 12), of(4, 1, 2)]);
+    assert_eq!(kept(&four), 40 * MIB);
+    let many = log_of((1..=5).map(|log| of(log, 1, 12)));
+    assert_eq!(kept(&many), 40 * MIB);
+    let others = log_of((1..=5).map(|log| of(log, log, 12)));
+    assert_eq!(kept(&others), 80 * MIB, "each is another database's");
+    // Nothing goes again and again.
+    let mut state = StepState::default();
+    step(&mut state, &many);
+    step(&mut state, &many);
+    assert_eq!(step(&mut state, &many), []);
 }
 
 #[test]

@@ -13,6 +13,10 @@ pub struct FileId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogId(pub u64);
 
+/// Names one database: its logs share the total of a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DatabaseId(pub u64);
+
 /// Names one follower (a reader that tails a log) for as long as it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FollowerId(pub u64);
@@ -47,6 +51,8 @@ pub struct Window {
 pub struct FileFacts {
     /// Which file this is.
     pub id: FileId,
+    /// The database it is of.
+    pub database: DatabaseId,
     /// The log it belongs to.
     pub log: LogId,
     /// Its place in the log: a larger one is newer. In a ring, its slot.

@@ -67,11 +67,12 @@ pub use act::{Act, Warning};
 pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
 #[cfg(feature = "std")]
 pub use facts::{
-    CheckpointFacts, Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window,
+    CheckpointFacts, DatabaseId, Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window,
 };
 pub use recovery::Checkpoint;
 pub use rule::{
-    BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rewrite, RewriteSource, Rule, number,
+    BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rewrite, RewriteSource, Rule,
+    number,
 };
 #[cfg(feature = "std")]
 pub use state::StepState;

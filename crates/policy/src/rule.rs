@@ -13,6 +13,10 @@ pub const DEFAULT_SLACK: u64 = 2 * WINDOW;
 /// Files behind the writer up to which a follower is near, where a rule does not say.
 pub const DEFAULT_NEAR_FILES: u64 = 3;
 
+/// Bytes that all logs of one database with the same budget keep together, where a rule does not say, unless one log
+/// may keep more: 1 GiB.
+pub const DEFAULT_TOTAL: u64 = 1 << 30;
+
 /// What a file is to its database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
@@ -32,6 +36,9 @@ pub enum FileClass {
 }
 
 impl FileClass {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Redo, Self::Binlog, Self::Relay, Self::Wal, Self::Data, Self::Temp];
+
     /// Its name, as configurations give it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -93,10 +100,13 @@ pub enum Rule {
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// Let the log keep `bytes` resident, newest first; release the oldest beyond it.
+    /// Let the log keep `bytes` resident, newest first, and all logs of a database that have this rule no more than `total`;
+    /// release the oldest beyond it.
     Budget {
         /// Bytes of the whole log that may stay resident.
         bytes: u64,
+        /// Bytes of all such logs of one database together that may: each has a share. Who sees one log alone does not go by it.
+        total: u64,
     },
     /// The database uses direct I/O on this file: resident pages are leftovers, released and warned of.
     Direct,
@@ -134,7 +144,7 @@ impl Rule {
             b"release-on-rotation" => Self::ReleaseOnRotation,
             b"release-behind-followers" => Self::ReleaseBehindFollowers { near_files: 0, slack: 0 },
             b"release-before-checkpoint" => Self::ReleaseBeforeCheckpoint { near_files: 0, slack: 0 },
-            b"budget" => Self::Budget { bytes: 0 },
+            b"budget" => Self::Budget { bytes: 0, total: 0 },
             b"direct" => Self::Direct,
             _ => return None,
         };
@@ -146,7 +156,10 @@ impl Rule {
                 *near_files = number(words.next()?)?;
                 *slack = number(words.next()?)?;
             }
-            Self::Budget { bytes } => *bytes = number(words.next()?)?,
+            Self::Budget { bytes, total } => {
+                *bytes = number(words.next()?)?;
+                *total = number(words.next()?)?;
+            }
         }
         words.next().is_none().then_some(rule)
     }
@@ -160,7 +173,7 @@ impl fmt::Display for Rule {
             Self::ReleaseBehindWriter { slack } => write!(f, ":{slack}"),
             Self::ReleaseBehindFollowers { near_files, slack }
             | Self::ReleaseBeforeCheckpoint { near_files, slack } => write!(f, ":{near_files}:{slack}"),
-            Self::Budget { bytes } => write!(f, ":{bytes}"),
+            Self::Budget { bytes, total } => write!(f, ":{bytes}:{total}"),
         }
     }
 }
@@ -323,7 +336,7 @@ mod tests {
                 .prop_map(|(near_files, slack)| Rule::ReleaseBehindFollowers { near_files, slack }),
             any::<(u64, u64)>()
                 .prop_map(|(near_files, slack)| Rule::ReleaseBeforeCheckpoint { near_files, slack }),
-            any::<u64>().prop_map(|bytes| Rule::Budget { bytes }),
+            any::<(u64, u64)>().prop_map(|(bytes, total)| Rule::Budget { bytes, total }),
         ]
     }
 
@@ -348,9 +361,10 @@ mod tests {
             "kep",
             "budget",
             "budget:",
-            "budget:1:2",
-            "budget:-1",
-            "budget:99999999999999999999",
+            "budget:1",
+            "budget:1:2:3",
+            "budget:-1:2",
+            "budget:99999999999999999999:1",
         ] {
             assert_eq!(Rule::from_text(text.as_bytes()), None, "{text}");
         }

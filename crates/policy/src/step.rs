@@ -20,9 +20,10 @@ use crate::allowance::{Allowance, Verdict, Writer, align_down};
 use crate::followed::FollowedLog;
 use crate::history::{Action, History, ResidentWindow, decide};
 use crate::recovery::Needed;
+use crate::shares::shares;
 use crate::state::{FileHistory, FollowerPosition, StepState};
 use crate::tail_inference::TailInference;
-use crate::{Act, Checkpoint, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
+use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
 ///
@@ -31,7 +32,7 @@ use crate::{Act, Checkpoint, Facts, FileFacts, LogId, Position, Rule, WINDOW, Wa
 ///
 /// ```
 /// use pagekeeper_policy::{
-///     Act, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
+///     Act, DatabaseId, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
 /// };
 ///
 /// // A log of 5 MiB, all of it resident and written; its writer appends at the end.
@@ -43,6 +44,7 @@ use crate::{Act, Checkpoint, Facts, FileFacts, LogId, Position, Rule, WINDOW, Wa
 /// let mut facts = Facts {
 ///     files: vec![FileFacts {
 ///         id: FileId(7),
+///         database: DatabaseId(1),
 ///         log: LogId(1),
 ///         sequence: 1,
 ///         class: FileClass::Wal,
@@ -89,6 +91,7 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     busy.sort_unstable_by_key(|file| (file.log, file.sequence, file.id));
 
     let newer = resident_in_newer(&busy);
+    let shares = shares_of_totals(&busy);
     let checkpoints = checkpoints(facts);
     let mut acts = Vec::new();
     for (file, newer) in busy.into_iter().zip(newer) {
@@ -97,6 +100,10 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
             followed: logs.get(&file.log),
             checkpoint: checkpoints.get(&file.log).copied(),
             newer,
+            rule: match (file.rule, shares.get(&file.log)) {
+                (Rule::Budget { total, .. }, Some(&bytes)) => Rule::Budget { bytes, total },
+                (rule, _) => rule,
+            },
         };
         step_file(&mut known, file, &log, facts.retry, &mut acts);
         if !known.is_empty() {
@@ -132,12 +139,41 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
     newer
 }
 
+/// What logs may keep where their database has more resident in all of the same budget than its total.
+fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
+    let mut groups: BTreeMap<(DatabaseId, u64, u64), BTreeMap<LogId, u64>> = BTreeMap::new();
+    for file in files {
+        if let Rule::Budget { bytes, total } = file.rule {
+            let logs = groups.entry((file.database, bytes, total)).or_default();
+            let of_log = logs.entry(file.log).or_default();
+            *of_log = file.windows.iter().fold(*of_log, |sum, window| sum.saturating_add(window.resident));
+        }
+    }
+    let mut all = BTreeMap::new();
+    for ((_, bytes, total), logs) in groups {
+        let wanted: Vec<usize> = logs.values().map(|resident| in_memory((*resident).min(bytes))).collect();
+        let together = wanted.iter().fold(0, |sum: usize, wanted| sum.saturating_add(*wanted));
+        if together as u64 > total {
+            let shares = shares(in_memory(total), &wanted);
+            all.extend(logs.into_keys().zip(shares).map(|(log, share)| (log, share as u64)));
+        }
+    }
+    all
+}
+
+/// Bytes of memory, as this machine counts them.
+fn in_memory(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// What is known of the log that a file is of.
 struct LogFacts<'a> {
     followed: Option<&'a FollowedLog>,
     checkpoint: Option<CheckpointOfLog>,
     /// What newer files under a budget have resident.
     newer: u64,
+    /// Its rule, with its share of a total.
+    rule: Rule,
 }
 
 /// Where recovery of a log starts, and the newest file that its writer may be in.
@@ -215,7 +251,7 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
         Some(Position::At(offset)) => Writer::At(offset),
         Some(Position::Unknown) => traces.as_deref().map_or(Writer::Somewhere, Writer::Within),
     };
-    let mut allowance = Allowance::new(file.rule, writer, file.size);
+    let mut allowance = Allowance::new(log.rule, writer, file.size);
     if let Some(followed) = log.followed {
         allowance = allowance.followed(file.rule, file.sequence, followed.followers());
     }

@@ -155,7 +155,7 @@ fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
     let logs = profile.logs.iter().map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
-        action: log_action(options.rule_of(log), log),
+        action: log_action(options.rule_of(&profile.name, log), log),
     });
     let files = profile
         .files

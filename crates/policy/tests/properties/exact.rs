@@ -6,8 +6,8 @@ use std::ops::Range;
 use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer, is_near};
 use pagekeeper_policy::exact::{Watermarks, due, releases};
 use pagekeeper_policy::{
-    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, READ_AHEAD,
-    Rewrite, Rule, StepState, WINDOW, Window, step,
+    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
+    READ_AHEAD, Rewrite, Rule, StepState, WINDOW, Window, step,
 };
 use proptest::prelude::*;
 
@@ -87,6 +87,7 @@ impl Log {
         };
         let files = self.files().map(|(sequence, size, writer)| FileFacts {
             id: FileId(sequence),
+            database: DatabaseId(1),
             log,
             sequence,
             class: FileClass::Binlog,

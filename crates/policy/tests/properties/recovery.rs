@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use pagekeeper_policy::{
-    Checkpoint, CheckpointFacts, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId,
-    Position, Rewrite, Rule, StepState, WINDOW, Window, step,
+    Checkpoint, CheckpointFacts, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId,
+    LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
 };
 use proptest::prelude::*;
 
@@ -44,6 +44,7 @@ impl Log {
     fn facts(&self, rule: Rule) -> Facts {
         let files = (0..FILES).map(|sequence| FileFacts {
             id: FileId(sequence),
+            database: DatabaseId(1),
             log: LogId(1),
             sequence,
             class: FileClass::Wal,

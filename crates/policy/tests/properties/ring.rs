@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use pagekeeper_policy::{
-    Checkpoint, CheckpointFacts, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule,
-    StepState, WINDOW, step,
+    Checkpoint, CheckpointFacts, DatabaseId, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite,
+    Rule, StepState, WINDOW, step,
 };
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     prop_oneof![
         3 => (0..2 * WINDOW).prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
         1 => Just(Rule::ReleaseBehindFollowers { near_files: 2, slack: 0 }),
-        1 => (0..8 * MIB).prop_map(|bytes| Rule::Budget { bytes }),
+        1 => (0..8 * MIB).prop_map(|bytes| Rule::Budget { bytes, total: u64::MAX }),
     ]
 }
 
@@ -155,6 +155,7 @@ impl Ring {
     fn facts(&self) -> Facts {
         let file = FileFacts {
             id: FileId(1),
+            database: DatabaseId(1),
             log: LogId(1),
             sequence: 0,
             class: FileClass::Redo,
@@ -335,7 +336,8 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
 /// after.
 #[test]
 fn windows_that_resist_before_the_end_of_the_file() {
-    let mut ring = Ring::new(Rule::Budget { bytes: WINDOW }, Rewrite::Never, 1, &[], 45_778_987);
+    let mut ring =
+        Ring::new(Rule::Budget { bytes: WINDOW, total: u64::MAX }, Rewrite::Never, 1, &[], 45_778_987);
     ring.pages.grips.insert(24, Grip::Part);
     for op in [
         Op::Write(4_780_515),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use pagekeeper_policy::{
-    Act, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, READ_AHEAD,
-    Rewrite, Rule, StepState, WINDOW, Window, step,
+    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
+    READ_AHEAD, Rewrite, Rule, StepState, WINDOW, Window, step,
 };
 use proptest::prelude::*;
 
@@ -68,7 +68,7 @@ fn rule() -> impl Strategy<Value = Rule> {
         4 => (0..5 * MIB).prop_map(|slack| Rule::ReleaseBehindWriter { slack }),
         8 => (0..4_u64, 0..5 * MIB)
             .prop_map(|(near_files, slack)| Rule::ReleaseBehindFollowers { near_files, slack }),
-        4 => (0..20 * MIB).prop_map(|bytes| Rule::Budget { bytes }),
+        4 => (0..20 * MIB).prop_map(|bytes| Rule::Budget { bytes, total: u64::MAX }),
     ]
 }
 
@@ -214,6 +214,7 @@ impl Log {
     pub(crate) fn facts(&self) -> Facts {
         let file = |(&sequence, pages): (&u64, &Pages)| FileFacts {
             id: FileId(1000 - sequence),
+            database: DatabaseId(1),
             log: LogId(1),
             sequence,
             class: FileClass::Binlog,
@@ -333,7 +334,7 @@ impl Log {
             let kept = self.kept(file);
             for window in file.windows.iter().rev() {
                 newer += window.resident;
-                let in_budget = matches!(self.rule, Rule::Budget { bytes } if newer <= bytes);
+                let in_budget = matches!(self.rule, Rule::Budget { bytes, .. } if newer <= bytes);
                 let overlaps = |kept: &Range<u64>| kept.start < window.end && window.start < kept.end;
                 let stays = in_budget || kept.iter().any(overlaps);
                 let released = covers(releases(acts), file.id, window);
@@ -375,7 +376,7 @@ impl Log {
 
     /// No more than the budget is left, but for the tail window and what is being written.
     fn check_budget(&self, facts: &Facts, acts: &[Act]) -> Result<(), TestCaseError> {
-        let Rule::Budget { bytes } = self.rule else {
+        let Rule::Budget { bytes, .. } = self.rule else {
             return Ok(());
         };
         if self.held || self.rewrite == Rewrite::SubPages {

@@ -51,7 +51,7 @@ impl LogRule {
         let (slack, near_files) = match rule {
             Rule::ReleaseBehindWriter { slack } => (slack, 0),
             Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
-            Rule::Budget { bytes } => (bytes, 0),
+            Rule::Budget { bytes, .. } => (bytes, 0),
             // Nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
             Rule::ReleaseOnRotation => (DEFAULT_SLACK, 0),
             // Where the checkpoint is can't be seen from inside a write.
@@ -417,7 +417,7 @@ mod tests {
         };
         assert_eq!(figures(Rule::ReleaseBehindWriter { slack: 7 }), Some((7, 0)));
         assert_eq!(figures(Rule::ReleaseBehindFollowers { near_files: 3, slack: 7 }), Some((7, 3)));
-        assert_eq!(figures(Rule::Budget { bytes: 9 }), Some((9, 0)));
+        assert_eq!(figures(Rule::Budget { bytes: 9, total: 9 }), Some((9, 0)));
         assert_eq!(figures(Rule::ReleaseOnRotation), Some((DEFAULT_SLACK, 0)));
         assert_eq!((figures(Rule::Keep), figures(Rule::Direct)), (None, None));
         let before_checkpoint = Rule::ReleaseBeforeCheckpoint { near_files: 3, slack: 7 };
