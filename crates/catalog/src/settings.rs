@@ -33,27 +33,21 @@ pub fn size_option(command_line: &[OsString], name: &str) -> Option<u64> {
     })
 }
 
-/// Whether a file beside the log says that the log's files are recycled.
-pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> bool {
-    let Some(name) = newest(names, &spec.file) else {
-        return false;
-    };
-    let Ok(file) =
-        InspectedFile::open_in(directory.as_fd(), name, Expected::Any, Path::new(name).to_path_buf())
-    else {
-        return false;
-    };
+/// Whether a file beside the log says that the log's files are recycled; `None` where there is no such file, or the database
+/// has no such setting.
+pub fn are_recycled(directory: BorrowedFd<'_>, names: &[OsString], spec: &RecycledIf) -> Option<bool> {
+    let name = newest(names, &spec.file)?;
+    let path = Path::new(name).to_path_buf();
+    let file = InspectedFile::open_in(directory.as_fd(), name, Expected::Any, path).ok()?;
     if file.size() > MAX_LEN {
-        return false;
+        return None;
     }
     let mut text = Vec::new();
-    if file.file().take(MAX_LEN).read_to_end(&mut text).is_err() {
-        return false;
-    }
-    unescaped_bytes(&text).lines().any(|line| {
-        line.split_once('=')
-            .is_some_and(|(key, value)| key.trim() == spec.key && !matches!(value.trim(), "" | "0" | "false"))
-    })
+    file.file().take(MAX_LEN).read_to_end(&mut text).ok()?;
+    let text = unescaped_bytes(&text);
+    let set = text.lines().filter_map(|line| line.split_once('='));
+    let values = set.filter(|(key, _)| key.trim() == spec.key);
+    values.map(|(_, value)| !matches!(value.trim(), "" | "0" | "false")).reduce(|one, other| one || other)
 }
 
 fn newest<'a>(names: &'a [OsString], pattern: &Pattern) -> Option<&'a OsStr> {
@@ -94,9 +88,12 @@ mod tests {
         let names = || -> Vec<OsString> {
             std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
         };
-        assert!(are_recycled(fd.as_fd(), &names(), &spec));
+        assert_eq!(are_recycled(fd.as_fd(), &names(), &spec), Some(true));
         write("OPTIONS-000009", "[DBOptions]\n  recycle_log_file_num=0\n");
-        assert!(!are_recycled(fd.as_fd(), &names(), &spec));
-        assert!(!are_recycled(fd.as_fd(), &[], &spec));
+        assert_eq!(are_recycled(fd.as_fd(), &names(), &spec), Some(false));
+        assert_eq!(are_recycled(fd.as_fd(), &[], &spec), None);
+        // Pebble recycles its logs, and has no such setting.
+        write("OPTIONS-000010", "[Version]\n  pebble_version=0.1\n\n[Options]\n  bytes_per_sync=524288\n");
+        assert_eq!(are_recycled(fd.as_fd(), &names(), &spec), None);
     }
 }

@@ -153,6 +153,8 @@ pub(crate) struct Log {
     pub(crate) spec: usize,
     /// How its writer comes back to old bytes, as far as has been seen.
     pub(crate) rewrite: Rewrite,
+    /// Whether the database has the setting that the profile's hint speaks of.
+    pub(crate) has_setting: bool,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
     pub(crate) segment_size: Option<SegmentSize>,
 }
@@ -451,8 +453,8 @@ impl Directory {
     /// Takes up a log file; of which log.
     fn add(&mut self, file: NewFile, ids: &Ids) -> LogId {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
-        let (spec, rewrite) = (file.spec, file.rewrite);
-        self.logs.entry(log).or_insert(Log { spec, rewrite, segment_size: None });
+        let (spec, rewrite, has_setting) = (file.spec, file.rewrite, file.has_setting);
+        self.logs.entry(log).or_insert(Log { spec, rewrite, has_setting, segment_size: None });
         let entry = Entry {
             id: FileId(ids.next()),
             log,

@@ -183,6 +183,8 @@ pub(crate) struct NewFile {
     pub(crate) size: u64,
     /// What is known of its log before anything was seen of the writer.
     pub(crate) rewrite: Rewrite,
+    /// Whether the database has the setting that the profile's hint speaks of.
+    pub(crate) has_setting: bool,
 }
 
 impl NewFile {
@@ -209,9 +211,9 @@ impl Inspection<'_> {
     pub(crate) fn run(&self, names: &mut Vec<OsString>, turn: &Turn) -> Vec<NewFile> {
         let mut found = Vec::new();
         let mut indexed = HashMap::new();
-        let mut rewrites = HashMap::new();
+        let mut at_first = HashMap::new();
         while let Some(name) = names.pop() {
-            found.extend(self.inspect(&name, &mut indexed, &mut rewrites));
+            found.extend(self.inspect(&name, &mut indexed, &mut at_first));
             if turn.step() {
                 break;
             }
@@ -223,7 +225,7 @@ impl Inspection<'_> {
         &self,
         name: &OsStr,
         indexed: &mut HashMap<OsString, bool>,
-        rewrites: &mut HashMap<usize, Rewrite>,
+        at_first: &mut HashMap<usize, (Rewrite, bool)>,
     ) -> Option<NewFile> {
         let path = self.path.join(name);
         let (spec, matched) = self.profile.log_of(&path)?;
@@ -242,7 +244,8 @@ impl Inspection<'_> {
             return None;
         }
         let inode = ownership::inode(&stat);
-        let rewrite = *rewrites.entry(spec).or_insert_with(|| self.rewrite_at_first(log, inode.dev));
+        let (rewrite, has_setting) =
+            *at_first.entry(spec).or_insert_with(|| self.known_at_first(log, inode.dev));
         Some(NewFile {
             name: name.to_os_string(),
             spec,
@@ -254,22 +257,25 @@ impl Inspection<'_> {
             changed: ownership::nanoseconds(stat.stx_mtime),
             size: stat.stx_size,
             rewrite,
+            has_setting,
         })
     }
 
-    /// What is known of a log before anything was seen of its writer.
-    fn rewrite_at_first(&self, spec: &LogSpec, dev: u64) -> Rewrite {
-        match spec.rewrite_on(page_size()) {
+    /// What is known of a log before anything was seen of its writer; and whether the database has the setting that says so,
+    /// where the profile names one.
+    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, bool) {
+        let recycled = spec.recycled_if.as_ref();
+        let recycled = recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled));
+        let rewrite = match spec.rewrite_on(page_size()) {
             RewriteSource::Known(rewrite) => rewrite,
             RewriteSource::DeviceBlocks => {
                 let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
                 let option = spec.block_option.as_ref().and_then(|name| size_option(self.command_line, name));
                 Rewrite::of_blocks(device.max(option.unwrap_or(0)), page_size())
             }
-            RewriteSource::Detect => match &spec.recycled_if {
-                Some(recycled) if are_recycled(self.fd, self.settings, recycled) => Rewrite::SubPages,
-                _ => Rewrite::Never,
-            },
-        }
+            RewriteSource::Detect if recycled == Some(Some(true)) => Rewrite::SubPages,
+            RewriteSource::Detect => Rewrite::Never,
+        };
+        (rewrite, recycled != Some(None))
     }
 }

@@ -69,6 +69,10 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
     settings.read_from.push(path.clone());
     let prefix = if settings.myrocks { "rocksdb_" } else { "" };
     for entry in options::entries(&text) {
+        if entry.name == "pebble_version" && settings.engine == Engine::RocksDb {
+            // Its files are called as RocksDB's are, and its options are others.
+            settings.engine = Engine::Other;
+        }
         if entry.name == "rocksdb_version" {
             if !settings.myrocks {
                 settings.version = Some(entry.value);
@@ -225,6 +229,20 @@ mod tests {
         assert_eq!(settings.get("cf.num_levels").unwrap().value, "7");
         assert_eq!(settings.version.as_deref(), Some("7.8.3"));
         assert_eq!(settings.unread, []);
+    }
+
+    #[test]
+    fn no_option_of_rocksdb_is_offered_to_pebble() {
+        let dir = tempfile::tempdir().unwrap();
+        let text =
+            "[Version]\n  pebble_version=0.1\n\n[Options]\n  bytes_per_sync=524288\n  max_open_files=1000\n";
+        std::fs::write(dir.path().join("OPTIONS-000007"), text).unwrap();
+        let mut settings = Settings::new(Engine::RocksDb);
+        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
+        assert_eq!(settings.engine, Engine::Other);
+        for goal in [crate::Goal::SteadyWriteback, crate::Goal::LogsOutOfCache, crate::Goal::NoMixedIo] {
+            assert_eq!(crate::advise(goal, &settings).fixes, []);
+        }
     }
 
     #[test]

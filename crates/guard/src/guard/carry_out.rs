@@ -49,10 +49,9 @@ pub(super) fn carry_out(
     settings: &Settings,
     report: &mut Report,
 ) -> CarriedOut {
-    let warnings = decision.warnings.into_iter();
-    report
-        .events
-        .extend(warnings.map(|warning| Event::Warning { path: warning.path, warning: warning.text }));
+    for warning in decision.warnings {
+        report.warning(warning.path, warning.text);
+    }
     let mut carried_out = CarriedOut::default();
     let is_done = |act: &FileAct| !settings.options.dry_run && watched.directories[act.directory].acts;
     let (done, only_reported): (Vec<_>, Vec<_>) = decision.acts.into_iter().partition(is_done);

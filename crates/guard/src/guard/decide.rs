@@ -156,7 +156,9 @@ impl Decider {
                 Act::Warn { warning, .. } => {
                     let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
                     if let Some(mut text) = text_of(warning, leftovers) {
-                        if let Some(hint) = &spec.hint {
+                        if let Some(hint) =
+                            spec.hint.as_ref().filter(|_| directory.logs[&entry.log].has_setting)
+                        {
                             text = format!("{text}; {hint}");
                         }
                         decision.warnings.push(FileWarning { path, inode, warning, text });

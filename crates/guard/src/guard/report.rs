@@ -29,6 +29,8 @@ pub(super) struct Report {
     problems: HashSet<(PathBuf, String)>,
     in_part: HashSet<(DatabaseKey, Budget)>,
     refused: HashSet<(Option<u32>, PathBuf, Refusal)>,
+    /// Directories and what was warned of in them.
+    warned: HashSet<(PathBuf, String)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -44,6 +46,7 @@ impl Report {
             problems: HashSet::new(),
             in_part: HashSet::new(),
             refused: HashSet::new(),
+            warned: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),
         }
@@ -55,6 +58,14 @@ impl Report {
         if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert((path.clone(), problem.clone()))
         {
             self.events.push(Event::Problem { path, problem });
+        }
+    }
+
+    /// Warns of a file, once for each directory: a log has ever new ones.
+    pub(super) fn warning(&mut self, path: PathBuf, warning: String) {
+        let directory = path.parent().unwrap_or(&path).to_path_buf();
+        if self.warned.len() < PROBLEMS_REMEMBERED && self.warned.insert((directory, warning.clone())) {
+            self.events.push(Event::Warning { path, warning });
         }
     }
 
@@ -95,6 +106,7 @@ impl Report {
         self.problems.clear();
         self.in_part.clear();
         self.refused.clear();
+        self.warned.clear();
     }
 
     /// Gives the caller all events since the last call.

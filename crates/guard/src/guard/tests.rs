@@ -47,6 +47,54 @@ fn what_a_tick_did_is_reported_by_directory_and_class() {
     assert!(guard.done().is_empty(), "the next tick had nothing to do");
 }
 
+/// What a guard warns of in a directory of a `RocksDB` with these options, in which logs are used again under later numbers.
+fn warnings_of_recycled_logs(options: &str) -> Vec<String> {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap();
+    std::fs::write(path.join("OPTIONS-000001"), options).unwrap();
+    let name = |number: u64| path.join(format!("{number:06}.log"));
+    for number in 3..=5 {
+        std::fs::write(name(number), vec![1; 4 << 20]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let options = Options {
+        find: false,
+        directories: vec![path.clone()],
+        profile: Some("rocksdb".to_owned()),
+        dry_run: true,
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let mut warnings = Vec::new();
+    for number in 6..=9 {
+        std::fs::rename(name(number - 3), name(number)).unwrap();
+        // A listing is not repeated at once.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        guard.tick(&mut |event| {
+            if let Event::Warning { warning, .. } = event {
+                warnings.push(warning.clone());
+            }
+        });
+    }
+    warnings
+}
+
+#[test]
+fn logs_that_are_used_again_and_again_are_warned_of_once() {
+    let rocksdb = "[Version]\n  rocksdb_version=9.11.2\n[DBOptions]\n  recycle_log_file_num=2\n";
+    let warnings = warnings_of_recycled_logs(rocksdb);
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].contains("recycle_log_file_num=0"), "{warnings:#?}");
+}
+
+#[test]
+fn a_setting_is_not_offered_to_a_database_that_has_none_of_that_name() {
+    let pebble = "[Version]\n  pebble_version=0.1\n[Options]\n  bytes_per_sync=524288\n";
+    let warnings = warnings_of_recycled_logs(pebble);
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(!warnings[0].contains("recycle_log_file_num"), "{warnings:#?}");
+}
+
 #[test]
 fn what_is_decided_is_left_to_the_caller() {
     let dir = disk_dir();
