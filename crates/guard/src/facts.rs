@@ -57,6 +57,33 @@ pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) 
     overwritten
 }
 
+/// Takes logs for relay logs that are called as binary logs are: a server writes its binary log by descriptors that can't
+/// read, and its relay log by such as can, whatever an operator called it.
+pub(crate) fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
+    let logs = &directory.profile.logs;
+    let Some(relay) = logs.iter().position(|log| log.class == FileClass::Relay && log.indexed) else {
+        return;
+    };
+    let may_be = |log: &Log| logs[log.spec].class == FileClass::Binlog && logs[log.spec].indexed;
+    let reads_too = |file: &FileId| {
+        let descriptors = by_file.get(file).into_iter().flatten();
+        descriptors
+            .filter(|descriptor| Some(descriptor.pid) == directory.owner)
+            .any(|descriptor| descriptor.access == Access::ReadWrite)
+    };
+    let found: Vec<LogId> = directory
+        .entries
+        .values()
+        .filter(|entry| directory.logs.get(&entry.log).is_some_and(may_be) && reads_too(&entry.id))
+        .map(|entry| entry.log)
+        .collect();
+    for log in found {
+        if let Some(log) = directory.logs.get_mut(&log) {
+            log.spec = relay;
+        }
+    }
+}
+
 /// Where a file's writer is, if that is short of the end that the file had in the sample before.
 fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     let descriptors = by_file.get(&entry.id)?.iter();
@@ -180,7 +207,7 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
     let position = match descriptor.access {
         Access::ReadOnly => Position::At(descriptor.position),
         // The threads of a replica share one descriptor while the reader keeps up; its position is either's.
-        Access::ReadWrite if spec.class == FileClass::Relay => Position::Unknown,
+        Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => Position::Unknown,
         Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
     };
     let mut hasher = DefaultHasher::new();
@@ -285,6 +312,29 @@ mod tests {
             facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
         assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
         assert_eq!(seen.followers[0].position, Position::Unknown);
+    }
+
+    #[test]
+    fn a_relay_log_of_any_name_is_one_by_how_it_is_open() {
+        let dir = pagekeeper_testing::disk_dir();
+        for name in ["received.000001", "received.000002", "received.index", "bin.000001", "bin.index"] {
+            std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
+        }
+        let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+        // A process's, and not one that was named.
+        directory.owner = Some(1);
+        let descriptors = [
+            descriptor(&directory, "received.000002", Access::ReadWrite, 700),
+            descriptor(&directory, "bin.000001", Access::WriteOnly, 9000),
+        ];
+        recognise_relay_logs(&mut directory, &by_file(descriptors.iter()));
+        let seen = facts(&directory, &descriptors);
+        let mut classes: Vec<_> = seen.files.iter().map(|file| (file.sequence, file.class)).collect();
+        classes.sort_unstable();
+        let expected = [(1, FileClass::Binlog), (1, FileClass::Relay), (2, FileClass::Relay)];
+        assert_eq!(classes, expected);
+        assert_eq!(seen.followers.len(), 1, "what has yet to be applied is waited for");
+        assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (2, Position::Unknown));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::directory::{DatabaseKey, Directory, Entry};
 use crate::disks::{self, Leftovers};
-use crate::facts::{add, by_file, follower_in_title, overwritten_logs};
+use crate::facts::{add, by_file, follower_in_title, overwritten_logs, recognise_relay_logs};
 use crate::follower_history::FollowerHistory;
 
 /// What resisted a release is tried again this often.
@@ -69,6 +69,7 @@ impl Decider {
             for log in overwritten_logs(directory, &by_file) {
                 directory.overwrites(log);
             }
+            recognise_relay_logs(directory, &by_file);
             add(directory, &by_file, &mut facts);
             self.checkpoints.add(directory, &mut facts);
         }
