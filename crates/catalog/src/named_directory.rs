@@ -9,12 +9,23 @@ use pagekeeper_kernel::{Expected, Handle, Links, first_names, stat_of_name};
 
 use crate::profile::Profile;
 
+/// What a directory that the user named was taken for.
+#[derive(Debug, Clone)]
+pub struct LogsBelow {
+    /// The profile.
+    pub profile: Arc<Profile>,
+    /// The directories to watch: itself, and those right below that the profile's patterns name.
+    pub directories: Vec<PathBuf>,
+    /// Whether a file in them is a log of the profile.
+    pub has_logs: bool,
+}
+
 /// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
 /// and the directories to watch. With one candidate, that one, whatever is there yet.
 ///
 /// Whoever owns `path` put there what lies below: a directory of another user is not looked into, by a link or otherwise, unless
 /// `path` is root's. It is among those returned all the same, for the caller to refuse and report.
-pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profile>, Vec<PathBuf>)> {
+pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow> {
     let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
         .iter()
@@ -35,7 +46,7 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<(Arc<Profi
             }
         }
     }
-    Some((Arc::clone(profile), directories))
+    Some(LogsBelow { profile: Arc::clone(profile), directories, has_logs: kinds > 0 })
 }
 
 /// Names of a directory by which it is judged: one may have any number.
@@ -104,8 +115,18 @@ mod tests {
             std::fs::write(path, b"").unwrap();
         }
         let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
-        logs_below(dir.path(), &profiles)
-            .map(|(profile, directories)| (profile.name.clone(), directories.len()))
+        logs_below(dir.path(), &profiles).map(|found| (found.profile.name.clone(), found.directories.len()))
+    }
+
+    #[test]
+    fn a_profile_that_was_asked_for_is_taken_without_a_log_and_that_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("passwd"), b"").unwrap();
+        let mariadb: Vec<Arc<Profile>> = Profile::built_in().into_iter().take(1).map(Arc::new).collect();
+        let has_logs = || logs_below(dir.path(), &mariadb).unwrap().has_logs;
+        assert!(!has_logs());
+        std::fs::write(dir.path().join("ib_logfile0"), b"").unwrap();
+        assert!(has_logs());
     }
 
     #[test]
@@ -136,9 +157,8 @@ mod tests {
         std::fs::write(secret.join("000000010000000000000001"), b"").unwrap();
         std::os::unix::fs::symlink(&secret, named.join("pg_wal")).unwrap();
         let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
-        let found = || {
-            logs_below(&named, &profiles).map(|(profile, directories)| (profile.name.clone(), directories))
-        };
+        let found =
+            || logs_below(&named, &profiles).map(|found| (found.profile.name.clone(), found.directories));
         let both = vec![named.clone(), named.join("pg_wal")];
         assert_eq!(found(), Some(("postgresql".to_owned(), both.clone())), "a link of root's");
         std::os::unix::fs::chown(&named, Some(1234), None).unwrap();

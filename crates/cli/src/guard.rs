@@ -142,6 +142,13 @@ impl Args {
         Ok(options)
     }
 
+    /// What is wrong with what was given, and what of it may be missing.
+    fn refused(&self, error: &ProfileError) -> UsageError {
+        let own = matches!(error, ProfileError::Unknown { .. }) && self.config.is_none();
+        let hint = "; a profile of your own is known by a file for --config that lists it under \"profiles\"";
+        UsageError(format!("{error}{}", if own { hint } else { "" }))
+    }
+
     /// Fails where the address can't be had.
     fn start_metrics(&self, options: &Options) -> anyhow::Result<Option<Metrics>> {
         let top = usize::from(self.metrics_files.unwrap_or(0));
@@ -157,9 +164,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let reload = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGHUP, Arc::clone(&reload)).context("catch SIGHUP")?;
-    let options = args.options().map_err(|error| UsageError(error.to_string()))?;
-    let mut guard =
-        Guard::new(options.clone(), ProcRoot::default()).map_err(|error| UsageError(error.to_string()))?;
+    let options = args.options().map_err(|error| args.refused(&error))?;
+    let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(|error| args.refused(&error))?;
     let metrics = args.start_metrics(&options)?;
     let mut printer = Printer::new(args.json);
     let began = Instant::now();

@@ -89,7 +89,7 @@ impl Subject {
 
     /// A directory that no process was found for yet, with the profile that its logs fit.
     fn of_directory(directory: PathBuf, profiles: &[Arc<Profile>]) -> Result<Self, ObserveError> {
-        let fits = logs_below(&directory, profiles).map(|(profile, _)| profile);
+        let fits = logs_below(&directory, profiles).map(|found| found.profile);
         let profile = fits.or_else(|| fallback(profiles)).ok_or(ObserveError::NoProfile)?;
         Ok(Self {
             pid: None,

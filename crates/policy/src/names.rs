@@ -236,7 +236,9 @@ pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
     }
     for directory in above.into_iter().flat_map(|above| above.split(|&byte| byte == b'/')) {
         if directory.is_empty() || directory.contains(&b'{') || matches!(directory, b"." | b"..") {
-            return Err("before a / goes the name of a directory, in which only * has a meaning");
+            return Err(
+                "before a / goes the name of a directory, in which only * has a meaning: a number orders the files of one directory",
+            );
         }
         check_name(directory)?;
     }

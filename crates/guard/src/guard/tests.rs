@@ -96,6 +96,43 @@ fn a_setting_is_not_offered_to_a_database_that_has_none_of_that_name() {
 }
 
 #[test]
+fn a_named_directory_without_a_log_is_said_to_have_none() {
+    let dir = disk_dir();
+    std::fs::write(dir.path().join("passwd"), "").unwrap();
+    let options = Options {
+        find: false,
+        directories: vec![dir.path().to_owned()],
+        profile: Some("mariadb".to_owned()),
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let mut said = Vec::new();
+    (0..2).for_each(|_| guard.tick(&mut |event| said.push(event.clone())));
+    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("no file in it is called as a log"));
+    assert_eq!(said.iter().filter(is_said).count(), 1, "{said:#?}");
+}
+
+#[test]
+fn a_named_process_without_a_log_is_said_to_have_none() {
+    let options = Options {
+        find: false,
+        pids: vec![std::process::id()],
+        profile: Some("mongodb".to_owned()),
+        profiles: vec![pagekeeper_catalog::Profile::parse(
+            "name = \"mongodb\"\n[[log]]\nclass = \"wal\"\nfiles = \"nobody-has-this.{n}\"\nrule = \"keep\"\n",
+            std::path::Path::new("own.toml"),
+        )
+        .unwrap()],
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let mut said = Vec::new();
+    (0..3).for_each(|_| guard.tick(&mut |event| said.push(event.clone())));
+    let is_said = |event: &&Event| matches!(event, Event::Warning { warning, .. } if warning.contains("has no file open that is called as a log"));
+    assert_eq!(said.iter().filter(is_said).count(), 1, "{said:#?}");
+}
+
+#[test]
 fn what_is_decided_is_left_to_the_caller() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();

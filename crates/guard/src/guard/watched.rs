@@ -65,6 +65,11 @@ impl Database {
         self.claimant.right()
     }
 
+    /// Whether it claims nothing: it has no log open, and its profile names no directory.
+    pub(super) fn shows_no_log(&self) -> bool {
+        self.claims.is_empty() && !self.claimant.waits()
+    }
+
     /// Whether it is watched, or may yet be: not all that it claims was refused.
     pub(super) fn is_watched(&self) -> bool {
         self.claims.is_empty() || self.claims.values().any(|claim| !matches!(claim, Claim::Refused(_)))
@@ -339,9 +344,10 @@ impl Watched {
                 // The profile that was chosen once stays: its files may all be purged by now.
                 let chosen = known.into_iter().find(|(other, _)| *other == path);
                 let chosen = chosen.map_or(candidates, |(_, profile)| vec![profile]);
-                let found = logs_below(&path, &chosen).map(|(profile, directories)| {
+                let found = logs_below(&path, &chosen).map(|found| {
                     let right = |directory: PathBuf| (Right::below(&path, &directory), directory);
-                    (profile, directories.into_iter().map(right).collect::<Vec<_>>())
+                    let directories: Vec<_> = found.directories.into_iter().map(right).collect();
+                    (found.profile, directories, found.has_logs)
                 });
                 Ok::<_, (PathBuf, std::io::Error)>((path, found))
             });
@@ -353,7 +359,7 @@ impl Watched {
                 }
                 None => continue,
             };
-            let Some((profile, mut found)) = found else {
+            let Some((profile, mut found, has_logs)) = found else {
                 report.problem(
                     path,
                     &"no file in it looks like a log of any profile (directories of other users that it links to \
@@ -381,6 +387,13 @@ impl Watched {
                 profile: profile.name.clone(),
                 directories: found.iter().map(|(_, path)| path.clone()).collect(),
             });
+            if !has_logs {
+                let warning = format!(
+                    "no file in it is called as a log of the profile \"{}\" is: it is watched in case one comes",
+                    profile.name
+                );
+                report.events.push(Event::Warning { path, warning });
+            }
             for (right, directory) in found {
                 let acts = settings.options.targets.acts_on(None, &directory);
                 let mut named =
