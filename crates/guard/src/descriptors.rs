@@ -84,11 +84,21 @@ pub(crate) struct Schedule {
     earliest: Instant,
     /// Whether the listing that is under way was asked for; none if there is none.
     running: Option<bool>,
+    /// How many have ended.
+    #[cfg(test)]
+    pub(crate) ended: usize,
 }
 
 impl Schedule {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { due: now, asked: true, earliest: now, running: None }
+        Self {
+            due: now,
+            asked: true,
+            earliest: now,
+            running: None,
+            #[cfg(test)]
+            ended: 0,
+        }
     }
 
     /// Asks for a listing at the next tick.
@@ -112,6 +122,10 @@ impl Schedule {
 
     /// Ends a listing that took so much processor time.
     pub(crate) fn end(&mut self, cost: Duration) {
+        #[cfg(test)]
+        {
+            self.ended += 1;
+        }
         let now = Instant::now();
         self.running = None;
         self.due = now + (cost * SHARE).clamp(LEAST, MOST);
