@@ -4,6 +4,7 @@
 //! remembered; there is a bound on how many files are.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{PageCounts, ReclaimCounts};
@@ -44,8 +45,17 @@ pub(super) struct FileFlow {
     pub(super) total: Flow,
     pub(super) last: Flow,
     pub(super) tick: u32,
-    /// Who brought how many bytes in, largest first.
-    pub(super) bringers: Vec<(u32, u64)>,
+    /// Who brought it in, the most first.
+    pub(super) bringers: Vec<Bringer>,
+}
+
+/// A process that brought pages in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bringer {
+    pub(super) pid: u32,
+    pub(super) bytes: u64,
+    /// What tracing called it: it may have ended before anybody looked.
+    pub(super) name: Arc<str>,
 }
 
 /// Those of all files.
@@ -99,7 +109,7 @@ impl Flows {
             let (sum, by) = now.entry(inode).or_default();
             sum.merge(flow);
             if let Some(task) = counts.task.as_ref().filter(|_| flow.added > 0) {
-                of_file.brought(task.process, flow.added);
+                of_file.brought(task.process, &task.name, flow.added);
                 by.push(task.process);
             }
         }
@@ -121,17 +131,23 @@ impl Flows {
 
     /// Every process that brought something in.
     pub(super) fn processes(&self) -> HashSet<u32> {
-        self.by_file.values().flat_map(|flow| flow.bringers.iter().map(|(pid, _)| *pid)).collect()
+        self.by_file.values().flat_map(|flow| flow.bringers.iter().map(|bringer| bringer.pid)).collect()
     }
 }
 
 impl FileFlow {
-    fn brought(&mut self, pid: u32, bytes: u64) {
-        match self.bringers.iter_mut().find(|(known, _)| *known == pid) {
-            Some((_, sum)) => *sum += bytes,
-            None => self.bringers.push((pid, bytes)),
+    fn brought(&mut self, pid: u32, name: &str, bytes: u64) {
+        match self.bringers.iter_mut().find(|bringer| bringer.pid == pid) {
+            Some(bringer) => {
+                bringer.bytes += bytes;
+                // Of a thread that had ended tracing may have had no name before.
+                if *bringer.name != *name && !name.is_empty() {
+                    bringer.name = name.into();
+                }
+            }
+            None => self.bringers.push(Bringer { pid, bytes, name: name.into() }),
         }
-        self.bringers.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        self.bringers.sort_by_key(|bringer| std::cmp::Reverse(bringer.bytes));
         self.bringers.truncate(BRINGERS);
     }
 }
@@ -174,10 +190,11 @@ mod tests {
         let inode = Inode { dev: 1, ino: 5 };
         assert_eq!(now, HashMap::from([(inode, (expected, vec![7]))]));
         let flow = flows.of(inode).unwrap();
-        assert_eq!((flow.total, flow.last, flow.bringers.as_slice()), (expected, expected, &[(7, 100)][..]));
+        let reader = Bringer { pid: 7, bytes: 100, name: "reader".into() };
+        assert_eq!((flow.total, flow.last, flow.bringers.as_slice()), (expected, expected, &[reader][..]));
         flows.add(2, &[counts(5, task(9, "b"), 200, 0)], &[], ours);
         let flow = flows.of(inode).unwrap();
-        assert_eq!((flow.total.added, flow.last.added, flow.bringers[0]), (300, 200, (9, 200)));
+        assert_eq!((flow.total.added, flow.last.added, flow.bringers[0].pid), (300, 200, 9));
         assert_eq!(flows.processes(), HashSet::from([7, 9]));
     }
 

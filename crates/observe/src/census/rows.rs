@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::text::unescaped;
@@ -13,7 +14,7 @@ use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_policy::FileClass;
 
 use super::Census;
-use super::flow::{FileFlow, Flow};
+use super::flow::{Bringer, FileFlow, Flow};
 use super::processes::{Use, shown_cgroup};
 use super::table::{Entry, Name};
 
@@ -265,7 +266,7 @@ impl Census {
                     .files
                     .flows
                     .of(entry.inode)
-                    .is_some_and(|flow| flow.bringers.iter().any(|(bringer, _)| *bringer == pid))
+                    .is_some_and(|flow| flow.bringers.iter().any(|bringer| bringer.pid == pid))
         });
         of_process && (matcher.text.is_empty() || matcher.matches(&self.label(entry)))
     }
@@ -367,22 +368,28 @@ impl Census {
     /// Who has a file or brought it in: first who brought in most, then who may write to it.
     fn owners(&self, inode: Inode) -> Vec<Owner> {
         let bringers = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
+        let name_of = |bringer: &Bringer| Arc::clone(&bringer.name);
         let users = self.processes.openers.of(inode);
         let used = |pid: u32| users.iter().find(|(user, _)| *user == pid).map(|(_, used)| *used);
-        let mut owners: Vec<Owner> =
-            bringers.iter().map(|(pid, brought)| self.owner(*pid, used(*pid), *brought)).collect();
+        let mut owners: Vec<Owner> = bringers
+            .iter()
+            .map(|one| self.owner(one.pid, used(one.pid), one.bytes, Some(name_of(one))))
+            .collect();
         let mut others: Vec<_> =
-            users.iter().filter(|(user, _)| !bringers.iter().any(|(pid, _)| pid == user)).collect();
+            users.iter().filter(|(user, _)| !bringers.iter().any(|bringer| bringer.pid == *user)).collect();
         others.sort_by_key(|(pid, used)| (Reverse(used.writes), *pid));
-        owners.extend(others.into_iter().take(8).map(|(pid, used)| self.owner(*pid, Some(*used), 0)));
+        owners.extend(others.into_iter().take(8).map(|(pid, used)| self.owner(*pid, Some(*used), 0, None)));
         owners
     }
 
-    fn owner(&self, pid: u32, used: Option<Use>, brought: u64) -> Owner {
+    /// `traced` is what tracing called it: of one that ended before it was looked at nothing else is known.
+    fn owner(&self, pid: u32, used: Option<Use>, brought: u64, traced: Option<Arc<str>>) -> Owner {
         let process = self.processes.known.get(&pid);
+        let known = process.map(|process| Arc::clone(&process.name));
+        let name = known.or(traced.filter(|name| !name.is_empty()));
         Owner {
             pid,
-            name: process.map_or_else(|| "?".to_owned(), |process| process.name.to_string()),
+            name: name.map_or_else(|| "?".to_owned(), |name| name.to_string()),
             cgroup: process.map_or_else(|| "?".to_owned(), |process| shown_cgroup(&process.cgroup)),
             used,
             brought,

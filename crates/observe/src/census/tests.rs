@@ -68,6 +68,31 @@ fn files_come_grow_and_go() {
 }
 
 #[test]
+fn a_program_that_has_ended_keeps_its_name() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let path = dir.path().join("read");
+    written(&path, 1 << 20);
+    let file = pagekeeper_kernel::InspectedFile::open(&path, Links::Refuse).unwrap();
+    release(&file, 0..u64::MAX, &ReleaseOptions::default()).unwrap();
+    drop(file);
+    let mut census = Census::start(options(dir.path())).unwrap();
+    census.tick().unwrap();
+    if !census.has_events() {
+        pagekeeper_testing::skip("a_program_that_has_ended_keeps_its_name: events can't be traced");
+        return;
+    }
+    let reader = std::process::Command::new("cat").arg(&path).stdout(std::process::Stdio::null()).spawn();
+    let mut reader = reader.unwrap();
+    let pid = reader.id();
+    reader.wait().unwrap();
+    let name = eventually(&mut census, |census, _| {
+        let row = row_of(census, "/read").filter(|row| row.resident == 1 << 20)?;
+        row.owners.iter().find(|owner| owner.pid == pid).map(|owner| owner.name.clone())
+    });
+    assert_eq!(name, "cat");
+}
+
+#[test]
 fn a_closed_file_that_comes_back_is_named_by_its_directory() {
     let dir = tempfile::tempdir_in(".").unwrap();
     std::fs::create_dir(dir.path().join("deep")).unwrap();
