@@ -3,11 +3,11 @@
 //! Invariants: no figure is kept for a file, but for as many as were asked for; a database's name is the same from sample
 //! to sample and from start to start, as long as it lives in the same place.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
-use std::path::{Component, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
@@ -37,14 +37,61 @@ impl Name {
         Self { database: "other".to_owned(), directory: String::new(), cgroup: String::new() }
     }
 
-    fn of(database: &Database, proc: &ProcRoot) -> Self {
-        let directory = database.directories.first().map(label);
+    /// `with_data` are the directories of its own in which it has data.
+    fn of(database: &Database, with_data: &BTreeSet<&Path>, proc: &ProcRoot) -> Self {
+        let works_in = |pid| Some(proc.as_seen_by(pid, &proc.working_directory(pid).ok()?));
+        let works_in = database.pid.and_then(works_in);
+        let directory = data_directory(&database.directories, works_in.as_deref(), with_data).map(label);
         let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
             database: database.profile.name.clone(),
             directory: directory.unwrap_or_default(),
             cgroup: cgroup.unwrap_or_default(),
+        }
+    }
+}
+
+/// The directory that a database is known by: the one it works in, as servers of SQL do in that of their data; else the first
+/// in which it has data, and not that of a log, which several may share.
+fn data_directory<'a>(
+    directories: &'a [PathBuf],
+    works_in: Option<&Path>,
+    with_data: &BTreeSet<&Path>,
+) -> Option<&'a PathBuf> {
+    let own = || directories.iter();
+    own()
+        .find(|directory| Some(directory.as_path()) == works_in)
+        .or_else(|| own().find(|directory| with_data.contains(directory.as_path())))
+        .or_else(|| directories.first())
+}
+
+/// The directories of databases in which data is, by the index of the database.
+fn with_data(snapshot: &Snapshot) -> Vec<BTreeSet<&Path>> {
+    let mut directories: Vec<HashSet<&Path>> = Vec::with_capacity(snapshot.databases.len());
+    for database in &snapshot.databases {
+        directories.push(database.directories.iter().map(PathBuf::as_path).collect());
+    }
+    let mut with_data = vec![BTreeSet::new(); directories.len()];
+    for file in snapshot.files.iter().filter(|file| file.class == Some(FileClass::Data)) {
+        let Some(index) = file.database.filter(|index| *index < directories.len()) else { continue };
+        let around = file.path.ancestors().skip(1).find(|above| directories[index].contains(above));
+        with_data[index].extend(around);
+    }
+    with_data
+}
+
+/// Gives those a number that would have the same name otherwise: each series is of one database. The first keeps its name.
+fn distinguish(databases: &mut [Seen]) {
+    let mut order: Vec<usize> = (0..databases.len()).collect();
+    order.sort_by_key(|index| databases[*index].pid);
+    let mut met: HashMap<Name, usize> = HashMap::new();
+    for index in order {
+        let seen = &mut databases[index];
+        let count = met.entry(seen.name.clone()).or_default();
+        *count += 1;
+        if *count > 1 {
+            seen.name.directory = bounded(format!("{} ({count})", seen.name.directory));
         }
     }
 }
@@ -179,8 +226,9 @@ impl Digest {
         let mut databases: Vec<Seen> = snapshot
             .databases
             .iter()
-            .map(|database| Seen {
-                name: Name::of(database, proc),
+            .zip(with_data(snapshot))
+            .map(|(database, with_data)| Seen {
+                name: Name::of(database, &with_data, proc),
                 pid: database.pid,
                 user: database.pid.and_then(|pid| proc.users(pid).ok()).map_or(0, |users| users.real),
                 directories: database.directories.clone(),
@@ -188,6 +236,7 @@ impl Digest {
                 mixed: 0,
             })
             .collect();
+        distinguish(&mut databases);
         for file in &snapshot.files {
             if let Some(seen) = file.database.and_then(|index| databases.get_mut(index)) {
                 seen.mixed += u64::from(is_mixed(&file.openers));
@@ -386,6 +435,36 @@ mod tests {
         let top = most_resident(&files, &[seen], 2);
         let listed: Vec<_> = top.iter().map(|top| (top.path.as_str(), top.resident)).collect();
         assert_eq!(listed, [("/tmp/removed", 8192), ("/small", 1024)]);
+    }
+
+    #[test]
+    fn a_database_is_known_by_the_directory_of_its_data() {
+        let paths = ["/srv/binlog", "/srv/data", "/srv/more"].map(PathBuf::from);
+        let (data, more) = (Path::new("/srv/data"), Path::new("/srv/more"));
+        let chosen = |works_in, with_data: &[&'static Path]| {
+            let with_data = with_data.iter().copied().collect();
+            data_directory(&paths, works_in, &with_data).unwrap().to_str().unwrap()
+        };
+        assert_eq!(chosen(Some(data), &[more]), "/srv/data", "where it works");
+        assert_eq!(chosen(Some(Path::new("/")), &[more, data]), "/srv/data", "the first with data");
+        assert_eq!(chosen(None, &[]), "/srv/binlog");
+        assert_eq!(data_directory(&[], Some(data), &BTreeSet::new()), None);
+    }
+
+    #[test]
+    fn no_two_databases_have_the_same_name() {
+        let of = |pid, directory: &str| Seen {
+            name: Name { database: "mariadb".into(), directory: directory.into(), cgroup: String::new() },
+            pid: Some(pid),
+            user: 0,
+            directories: Vec::new(),
+            classes: BTreeMap::new(),
+            mixed: 0,
+        };
+        let mut databases = [of(9, "/d"), of(7, "/d"), of(8, "/e")];
+        distinguish(&mut databases);
+        let names = databases.map(|seen| seen.name.directory);
+        assert_eq!(names, ["/d (2)", "/d", "/e"]);
     }
 
     #[test]
