@@ -6,10 +6,11 @@
 //! of the host holds those of tasks at the limit of *their cgroup*, too: it is the host's only where tasks had to reclaim
 //! the host's memory (`allocstall`, which leaves out reclaim for a cgroup).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
 use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::Database;
@@ -18,10 +19,11 @@ use pagekeeper_trace::{Durations, ReclaimKind};
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
+use crate::attribution::database_of;
 use crate::observation::Observation;
 use crate::phrases::{number, percent, time};
 use crate::phrases::{per_second, rate};
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer, Terms};
 
 /// Waiting below this share of the time is not reported: a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
@@ -235,9 +237,8 @@ fn group(
     let share = waited.map_or(0.0, |all| share_of(all.total(), observation.period()));
     let unwritten = group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0);
     let much_unwritten = unwritten >= limit / UNWRITTEN_PART;
-    let refaulted = observation.refaulted_in_group(database).filter(|bytes| *bytes > 0);
-    let read_again = refaulted.and_then(|bytes| per_second(bytes, observation.period()));
-    let much_again = read_again.filter(|rate| *rate >= READ_AGAIN);
+    let again = Again::of(observation, index, database);
+    let much_again = again.much();
     let costly = much_unwritten || much_again.is_some();
     let severity = severity_of(share).max(if costly { Severity::Warning } else { Severity::Note });
     let logs = Logs::of(observation, index);
@@ -246,16 +247,7 @@ fn group(
         evidence.push(waits_evidence(&waits, "memory of the cgroup"));
     }
     evidence.extend(pressed(observation));
-    evidence.extend(refaulted.map(|bytes| {
-        let text = format!(
-            "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup",
-            Size(bytes),
-            rate(read_again.unwrap_or_default())
-        );
-        Evidence::new(text)
-            .with("refaulted_bytes", bytes)
-            .with("refaulted_bytes_per_second", read_again)
-    }));
+    evidence.extend(again.evidence());
     let mut costs: Vec<String> = Vec::new();
     if much_unwritten {
         costs.push(
@@ -265,6 +257,14 @@ fn group(
     if let Some(again) = much_again {
         let why = if stream.is_some() { "a stream took its memory" } else { "the data does not fit" };
         costs.push(format!("{} are read from storage again because {why}.", rate(again)));
+    }
+    if let Some(others) = again.much_of_others() {
+        let named = neighbours(observation, index, group);
+        let by = if named.is_empty() { String::new() } else { format!(", by {}", named.join(", ")) };
+        costs.push(format!(
+            "{} are read from storage again in its memory cgroup that are not the database's{by}: its own data fits.",
+            rate(others)
+        ));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
         costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
@@ -280,7 +280,7 @@ fn group(
             "first fix the stream ({}): how much memory the data needs shows only without it",
             stream.title
         )),
-        (true, None) => fixes.push(more(observation, index, group, limit, refaulted.unwrap_or(0))),
+        (true, None) => fixes.push(more(observation, index, group, limit, again.of_database())),
     }
     let releasable = logs.guard_may_release().filter(|releasable| *releasable >= RELEASABLE_MIN);
     Some(Finding {
@@ -300,6 +300,96 @@ fn group(
             )
         }),
     })
+}
+
+/// What was read in again in the memory cgroup of a database, after it had been reclaimed.
+struct Again {
+    /// Bytes, of whomever; `None` if there were none, or that was not counted.
+    all: Option<u64>,
+    /// Of those the database's, at most; `None` where that was not traced, or not all of it.
+    own: Option<u64>,
+    period: Duration,
+}
+
+impl Again {
+    fn of(observation: &Observation<'_>, index: usize, database: &Database) -> Self {
+        let all = observation.refaulted_in_group(database).filter(|bytes| *bytes > 0);
+        let own = all.and_then(|bytes| Some(bytes.min(brought_in(observation, index)?)));
+        Self { all, own, period: observation.period() }
+    }
+
+    /// The database's, as far as that is known, in bytes.
+    fn of_database(&self) -> u64 {
+        self.own.or(self.all).unwrap_or(0)
+    }
+
+    fn rate_of(&self, bytes: Option<u64>) -> Option<u64> {
+        bytes.and_then(|bytes| per_second(bytes, self.period)).filter(|rate| *rate >= READ_AGAIN)
+    }
+
+    /// The rate, if so much is read in again of the database that it costs something.
+    fn much(&self) -> Option<u64> {
+        self.rate_of(self.own.or(self.all))
+    }
+
+    /// The rate, if so much is read in again in its group and next to nothing of it is the database's.
+    fn much_of_others(&self) -> Option<u64> {
+        let others = self.all.zip(self.own).map(|(all, own)| all - own);
+        self.rate_of(others).filter(|_| self.much().is_none())
+    }
+
+    fn evidence(&self) -> Option<Evidence> {
+        let bytes = self.all?;
+        let whose = match self.own {
+            Some(own) if own < bytes => format!("; of those, {} at most are the database's", Size(own)),
+            Some(_) => String::new(),
+            None => "; whose they are was not traced".to_owned(),
+        };
+        let per_second = per_second(bytes, self.period);
+        let text = format!(
+            "the kernel counted {} of files read in again after it had been reclaimed, {}, in the memory cgroup{whose}",
+            Size(bytes),
+            rate(per_second.unwrap_or_default())
+        );
+        let evidence =
+            Evidence::new(text).with("refaulted_bytes", bytes).with("refaulted_bytes_per_second", per_second);
+        Some(match self.own {
+            Some(own) => evidence.with("refaulted_own_bytes", own),
+            None => evidence,
+        })
+    }
+}
+
+/// Bytes of a database's own files that came into the page cache while watching, and so the most of them that can have come
+/// back; `None` where that was not traced, or not all of it.
+fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
+    let trace = observation.trace().filter(|trace| trace.losses.total() == 0)?;
+    let own: HashSet<Inode> = observation.files_of(index).map(|file| file.inode).collect();
+    let of_own = trace.pages.as_ref()?.iter().filter(|counts| own.contains(&counts.file));
+    Some(of_own.map(|counts| counts.flow.added.bytes).sum())
+}
+
+/// Who else brings pages in that the group of this database pays for, the most first: those in it, and all those that have
+/// ended.
+fn neighbours(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Vec<String> {
+    let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
+    let mut all: BTreeMap<u32, (&str, u64)> = BTreeMap::new();
+    for counts in pages.into_iter().flatten() {
+        let Some(task) = &counts.task else { continue };
+        let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
+        let is_in = |other: &MemoryCgroup| other.directory.starts_with(&group.directory);
+        let pays = |streamer: &Streamer| streamer.cgroup.as_ref().map_or(streamer.title.is_empty(), is_in);
+        if streamer.is_some_and(pays) && database_of(observation, task) != Some(index) {
+            let (_, bytes) = all.entry(task.process).or_insert((&task.name, 0));
+            *bytes += counts.flow.added.bytes;
+        }
+    }
+    let mut all: Vec<_> = all.into_iter().filter(|(_, (_, bytes))| *bytes >= READ_AGAIN).collect();
+    all.sort_by_key(|(pid, (_, bytes))| (std::cmp::Reverse(*bytes), *pid));
+    let named = |(pid, (name, bytes)): (u32, (&str, u64))| {
+        format!("{name} (process {pid}), which brought in {}", Size(bytes))
+    };
+    all.into_iter().take(NAMED).map(named).collect()
 }
 
 /// A limit with room for what the database was seen to miss: what came back while watching, or was taken not long ago. All
@@ -398,12 +488,12 @@ fn held(logs: &Logs<'_>) -> Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StreamerFile;
     use crate::observation::Releasable;
     use crate::testing::{DEV, GIB, MIB, cgroup, change, file, pages, residency, sample};
     use crate::{FixKind, examine};
-    use crate::{Streamer, StreamerFile};
+    use pagekeeper_kernel::Residency;
     use pagekeeper_kernel::process::Access;
-    use pagekeeper_kernel::{Inode, Residency};
     use pagekeeper_observe::{HostChange, Snapshot};
     use pagekeeper_trace::{ReclaimCounts, Task};
 
@@ -527,6 +617,13 @@ mod tests {
         before.databases[0].cgroup = Some(cgroup(GIB, GIB));
         let pages = 20 * MIB / pagekeeper_kernel::page_size();
         after.databases[0].cgroup = Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) });
+        // Nobody was seen to bring its files in: what came back is not its own.
+        let found = find(&Observation::new(&before, &after));
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Note));
+        let table = file("/var/lib/mysql/db/t.ibd", FileClass::Data, 8 * GIB, 0);
+        let brought = crate::testing::pages(table.inode, 100, "mariadbd", 3 * GIB, 0);
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(vec![brought]);
+        after.files = vec![table];
         let found = find(&Observation::new(&before, &after));
         assert_eq!((found.len(), found[0].severity), (1, Severity::Warning));
         assert!(found[0].evidence[2].text.starts_with("3.0 s of 10.0 s at least one task"), "{found:?}");
@@ -555,7 +652,6 @@ mod tests {
         assert!(found[0].fixes.last().unwrap().act.starts_with(&format!("echo {} > ", 3 * GIB)), "{found:?}");
         *after.databases[0].cgroup.as_mut().unwrap() =
             MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) };
-        after.files.clear();
 
         // A little is read again whatever the limit.
         after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
@@ -566,6 +662,46 @@ mod tests {
         after.change.as_mut().unwrap().machine.allocation_stalls = None;
         let found = find(&Observation::new(&before, &after));
         assert_eq!(found[0].database, None, "whose memory they waited for is not known: {found:?}");
+    }
+
+    #[test]
+    fn what_a_neighbour_reads_again_is_not_the_databases() {
+        const BIG: Inode = Inode { dev: DEV, ino: 1 };
+        let again = |bytes: u64| {
+            let pages = bytes / pagekeeper_kernel::page_size();
+            Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) })
+        };
+        let mut before = sample();
+        before.databases[0].cgroup = again(0);
+        let table = file("/var/lib/mysql/db/t.MYD", FileClass::Data, GIB, 500 * MIB);
+        let mut after = after(Vec::new());
+        after.databases[0].cgroup = again(520 * MIB);
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages = Some(vec![
+            pages(BIG, 77, "tar", 2000 * MIB, 1700 * MIB),
+            pages(table.inode, 100, "mariadbd", 2 * MIB, 0),
+        ]);
+        after.files = vec![table];
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![Streamer {
+            pid: 77,
+            title: "tar -cf - /big".to_owned(),
+            cgroup: again(0),
+            group_beside: None,
+            files: vec![StreamerFile { inode: BIG, path: "/big/1".into(), access: Access::ReadOnly }],
+        }];
+        let found = find(&observation);
+        assert_eq!(found[0].severity, Severity::Note, "{found:#?}");
+        assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:#?}");
+        let by = "not the database's, by tar (process 77), which brought in";
+        assert!(found[0].cost.text.contains(by), "{found:#?}");
+        let last = &found[0].evidence.last().unwrap();
+        assert!(last.text.ends_with("of those, 2 MiB at most are the database's"), "{last:?}");
+        // Where some events were lost it is not known whose they are.
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.overrun = 1;
+        let found = find(&Observation::new(&before, &after));
+        assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
+        assert_eq!(found[0].severity, Severity::Warning);
     }
 
     #[test]
@@ -601,7 +737,7 @@ mod tests {
         let found = find(&observation);
         assert_eq!(
             found[0].cost.text,
-            "52 MiB/s are read from storage again because a stream took its memory."
+            "20 MiB/s are read from storage again because a stream took its memory."
         );
         assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:?}");
         let first = found[0].remarks.last().unwrap();
