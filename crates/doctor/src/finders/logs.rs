@@ -102,6 +102,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         None => String::new(),
     };
     let wasted = logs.releasable.unwrap_or(logs.resident - logs.next_start);
+    let wasted = wasted.min(logs.resident - charged_elsewhere(&logs, database));
     let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
@@ -259,11 +260,28 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
         ),
         None => String::new(),
     };
+    let elsewhere = charged_elsewhere(logs, database);
+    let charged = if elsewhere == 0 {
+        String::new()
+    } else {
+        format!(
+            " {} of it at least are charged to another memory cgroup, as pages are that were brought in by who is not \
+             there any more (a container that was started anew) or is elsewhere: they count against that one's limit, \
+             if it is still there.",
+            Size(elsewhere)
+        )
+    };
     format!(
         "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
-         throughput: releasing it gains none.{unwritten}",
-        percent(logs.resident, memory)
+         throughput: releasing it gains none.{charged}{unwritten}",
+        percent(logs.resident - elsewhere, memory)
     )
+}
+
+/// What the logs have resident beyond all the page cache that is charged to the database's memory cgroup, in bytes.
+fn charged_elsewhere(logs: &Logs<'_>, database: &Database) -> u64 {
+    let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
+    limited.map_or(0, |group| logs.resident.saturating_sub(group.file))
 }
 
 #[cfg(test)]
@@ -407,6 +425,25 @@ mod tests {
         let last = &found[0].evidence.last().unwrap().text;
         assert_eq!(last, "binlog.000001: recycled log written in parts of pages");
         assert_eq!(found[0].pagekeeper, None);
+    }
+
+    #[test]
+    fn pages_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
+        let (before, mut after) = logs_of(10);
+        // Of 1280 MiB of logs the group has 100 MiB at most: the rest was brought in before it was made.
+        let group = crate::testing::cgroup(400 * MIB, GIB);
+        after.databases[0].cgroup =
+            Some(pagekeeper_kernel::pressure::MemoryCgroup { file: 100 * MIB, ..group });
+        let mut observation = Observation::new(&before, &after);
+        observation.releasable = releasable(&after, 100);
+        let found = find(&observation);
+        let cost = &found[0].cost.text;
+        assert!(cost.starts_with("10 % of the memory"), "{cost}");
+        assert!(cost.contains("1.2 GiB of it at least are charged to another memory cgroup"), "{cost}");
+        after.databases[0].cgroup = None;
+        let mut observation = Observation::new(&before, &after);
+        observation.releasable = releasable(&after, 100);
+        assert!(!find(&observation)[0].cost.text.contains("another memory cgroup"));
     }
 
     #[test]
