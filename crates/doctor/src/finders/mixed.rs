@@ -5,7 +5,7 @@
 //! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
 //! database and kind of use beside direct I/O, the costly kind first; a file is in one of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::Access;
@@ -139,7 +139,7 @@ fn found(
     };
     let Advised { mut fixes, remarks } =
         index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
-    fixes.extend(fix(mixed_with, &files));
+    fixes.extend(fix(observation, mixed_with, &files));
     Finding {
         kind: Kind::MixedIo,
         severity,
@@ -195,6 +195,12 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     }
     if mixed_with == MixedWith::Writer && is_written(observation, file) {
         parts.push("written so while watching".to_owned());
+    }
+    if mixed_with == MixedWith::Leftover {
+        let named: Vec<String> = brought_in_by(observation, &[file]).iter().map(Reader::named).collect();
+        if !named.is_empty() {
+            parts.push(format!("brought in through the page cache while watching by {}", named.join(", ")));
+        }
     }
     let stretches = observation.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
     let place = match stretches.filter(|all| !all.is_empty() && resident(file) > 0) {
@@ -253,6 +259,46 @@ fn is_written(observation: &Observation<'_>, file: &File) -> bool {
         })
     };
     unwritten(file) || observation.before(file.inode).is_some_and(unwritten) || brought_in()
+}
+
+/// Who brought pages of files in that nobody has open through the page cache by now.
+struct Reader<'a> {
+    name: &'a str,
+    pids: BTreeSet<u32>,
+    bytes: u64,
+}
+
+impl Reader<'_> {
+    /// "cat (process 7)", "cat (12 processes)".
+    fn named(&self) -> String {
+        match (self.pids.first(), self.pids.len()) {
+            (Some(pid), 1) => format!("{} (process {pid})", self.name),
+            (_, many) => format!("{} ({many} processes)", self.name),
+        }
+    }
+}
+
+/// Those who brought in pages of these files while watching, as tracing saw it, the most first: programs that come and go in a
+/// loop are in no list of who has a file open.
+fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Reader<'a>> {
+    let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
+    let mut readers: BTreeMap<&str, Reader<'_>> = BTreeMap::new();
+    for counts in pages.into_iter().flatten().filter(|counts| counts.flow.added.bytes > 0) {
+        let Some(task) = &counts.task else { continue };
+        if files.iter().all(|file| file.inode != counts.file) {
+            continue;
+        }
+        let reader = readers.entry(&task.name).or_insert_with(|| Reader {
+            name: &task.name,
+            pids: BTreeSet::new(),
+            bytes: 0,
+        });
+        reader.pids.insert(task.process);
+        reader.bytes += counts.flow.added.bytes;
+    }
+    let mut readers: Vec<Reader<'_>> = readers.into_values().collect();
+    readers.sort_by_key(|reader| (std::cmp::Reverse(reader.bytes), reader.name));
+    readers
 }
 
 /// How much it matters, and what it costs in a sentence.
@@ -336,20 +382,21 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
     )
 }
 
-fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
-    let wanted: fn(&Opener) -> bool = match mixed_with {
-        MixedWith::Writer => may_write,
-        MixedWith::Reader => may_read,
-        MixedWith::Leftover => return None,
+fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
+    let openers = |wanted: fn(&Opener) -> bool| {
+        let openers = files.iter().flat_map(|file| &file.openers).filter(|opener| wanted(opener));
+        openers.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect()
     };
-    let mut named: Vec<String> = files
-        .iter()
-        .flat_map(|file| &file.openers)
-        .filter(|opener| wanted(opener))
-        .map(|opener| format!("{} (process {})", opener.name, opener.pid))
-        .collect();
+    let mut named: Vec<String> = match mixed_with {
+        MixedWith::Writer => openers(may_write),
+        MixedWith::Reader => openers(may_read),
+        MixedWith::Leftover => brought_in_by(observation, files).iter().map(Reader::named).collect(),
+    };
     named.sort();
     named.dedup();
+    if named.is_empty() {
+        return None;
+    }
     Some(Fix::advice(
         format!("let {} use O_DIRECT too, or stop it", named.join(", ")),
         match mixed_with {
@@ -358,7 +405,7 @@ fn fix(mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
         },
         Terms::anywhere(
             Confidence::Measured,
-            "it was seen to have the same file open through the page cache",
+            "it was seen to use the same file through the page cache",
             "it reads and writes at the speed of the disk",
             "start it again as before",
         ),
@@ -467,6 +514,26 @@ mod tests {
             assert_eq!(found[0].severity, severity, "{found:?}");
             assert!(found[0].cost.text.starts_with(words), "{found:?}");
         }
+    }
+
+    #[test]
+    fn who_reads_leftovers_and_is_gone_is_named() {
+        let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
+        let mut change = change();
+        let (a, b) = (after.files[0].inode, after.files[1].inode);
+        let counts = |file, pid| crate::testing::pages(file, pid, "cat", 64 << 10, 0);
+        // Five of them, one after the other, and none has the file open now.
+        let of_b = crate::testing::pages(b, 900, "scrub", MIB, 0);
+        change.trace.as_mut().unwrap().pages =
+            Some((800..805).map(|pid| counts(a, pid)).chain([of_b]).collect());
+        let found = find_in(&Snapshot { change: Some(change), ..after }, None);
+        let texts: Vec<&str> = found[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
+        assert!(texts[0].contains("brought in through the page cache while watching by cat (5 processes);"));
+        assert!(texts[1].contains("while watching by scrub (process 900);"), "{texts:?}");
+        assert_eq!(
+            found[0].fixes[0].act,
+            "let cat (5 processes), scrub (process 900) use O_DIRECT too, or stop it"
+        );
     }
 
     #[test]
