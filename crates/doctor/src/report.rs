@@ -3,13 +3,15 @@
 //! Invariants: findings come with the most severe first; each gap is reported once; text fits 80 columns where no
 //! word and no command is longer.
 
+use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_observe::{Database, VisibilityGap};
+use pagekeeper_observe::{Database, File, VisibilityGap};
 use serde::Serialize;
 
 use crate::observation::{Observation, called};
@@ -112,8 +114,11 @@ pub struct InspectedDatabase {
     pub pid: Option<u32>,
     /// The profile that it goes by.
     pub profile: String,
-    /// Its directories.
+    /// Its directories, as it sees them.
     pub directories: Vec<String>,
+    /// Where its root is, if that is another than this process's: a container or a chroot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
     /// Its files.
     pub files: usize,
     /// The files that its settings were read from, as it sees them.
@@ -148,6 +153,15 @@ impl Report {
     }
 }
 
+/// The root of a database whose paths mean something else to this process, by how its files are reached.
+fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
+    let elsewhere = |file: &File| {
+        let root = file.reach.as_os_str().as_bytes().strip_suffix(file.path.as_os_str().as_bytes())?;
+        (!root.is_empty()).then(|| escaped(Path::new(OsStr::from_bytes(root))).to_string())
+    };
+    observation.files_of(index).find_map(elsewhere)
+}
+
 impl Inspected {
     fn of(observation: &Observation<'_>) -> Self {
         let snapshot = observation.after;
@@ -158,6 +172,7 @@ impl Inspected {
                 pid: database.pid,
                 profile: database.profile.name.clone(),
                 directories: texts(&database.directories),
+                root: root_of(observation, index),
                 files: snapshot.files.iter().filter(|file| file.database == Some(index)).count(),
                 settings_from: settings.map(|read| texts(&read.read_from)).unwrap_or_default(),
                 settings_unread: settings.map(not_read).unwrap_or_default(),
@@ -271,7 +286,10 @@ impl fmt::Display for Inspected {
             ),
         )?;
         for database in &self.databases {
-            wrapped(f, "  ", 4, &format!("{}: {}", database.name, database.directories.join(", ")))?;
+            let root = database.root.as_ref();
+            let root = root.map(|root| format!(" (inside its own root, {root})")).unwrap_or_default();
+            let directories = database.directories.join(", ");
+            wrapped(f, "  ", 4, &format!("{}: {directories}{root}", database.name))?;
             if !database.settings_from.is_empty() {
                 labelled(f, "  settings", &database.settings_from.join(", "))?;
             }
@@ -328,6 +346,20 @@ mod tests {
             remarks: vec!["no setting does ".repeat(8)],
             pagekeeper: Some("pagekeeper guard --pid 100".to_owned()),
         }
+    }
+
+    #[test]
+    fn paths_inside_another_root_are_said_to_be_so() {
+        let mut after = sample();
+        after.files.push(crate::testing::file("/var/lib/mysql/ibdata1", FileClass::Data, 8 << 20, 4 << 20));
+        let of = |after: &pagekeeper_observe::Snapshot| {
+            Report::new(&Observation::new(after, after), Vec::new(), "x").inspected.databases[0].root.clone()
+        };
+        assert_eq!(of(&after), None);
+        after.files[0].reach = "/proc/100/root/var/lib/mysql/ibdata1".into();
+        assert_eq!(of(&after).as_deref(), Some("/proc/100/root"));
+        let text = Report::new(&Observation::new(&after, &after), Vec::new(), "x").to_string();
+        assert!(text.contains("inside its own root"), "{text}");
     }
 
     #[test]

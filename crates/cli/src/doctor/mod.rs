@@ -196,6 +196,7 @@ mod tests {
             pid,
             profile: "mariadb".to_owned(),
             directories: Vec::new(),
+            root: None,
             files,
             settings_from: Vec::new(),
             settings_unread: Vec::new(),
