@@ -4,11 +4,11 @@
 //! and ends with 1 also if a file's figures are not for this user; what changed since a snapshot is reported, and is no
 //! failure. SIGINT and SIGTERM end the reading with a report of what was loaded; with `--lock` they end the lock.
 
+mod part;
 mod report;
 mod restore;
 mod work;
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{WarmOptions, WarmRate};
 
@@ -23,7 +24,8 @@ use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
-use crate::size::{parse_range, parse_size};
+use crate::size::{Size, parse_size};
+use part::{Part, parse_part};
 use report::Report;
 use work::{Item, Wanted, WarmRun};
 
@@ -41,9 +43,9 @@ It skips pages that are resident and holes of sparse files; when it returns, the
 pub(crate) struct Args {
     #[command(flatten)]
     tree: TreeArgs,
-    /// Only these bytes of each file: A..B, A.. or ..B, in sizes like 64M
-    #[arg(long, value_name = "RANGE", value_parser = parse_range, default_value = "..", hide_default_value = true)]
-    range: Range<u64>,
+    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file like ..90%
+    #[arg(long, value_name = "RANGE", value_parser = parse_part, default_value = "..", hide_default_value = true)]
+    range: Part,
     /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
           conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range",
@@ -82,6 +84,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(snapshot) => restore::items(snapshot)?,
         None => listed(args, &problems)?,
     };
+    if args.lock {
+        let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
+        let group = MemoryCgroup::of(&SysRoots::default(), std::process::id()).ok().flatten();
+        if let Some(warning) = group.and_then(|group| too_much_to_lock(total, &group)) {
+            output::complain(warning);
+        }
+    }
     let options = WarmOptions {
         width: usize::from(args.jobs),
         rate: args.rate.map(WarmRate::new),
@@ -109,6 +118,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(exit_code(&report))
 }
 
+/// What there is to say before so many bytes are locked in a memory cgroup whose limit they don't fit in: the kernel kills who
+/// is over it, and says nothing.
+fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
+    let limit = group.effective_limit?;
+    // What is used and can't be reclaimed by dropping pages of files.
+    let taken = group.usage.saturating_sub(group.file);
+    (bytes.saturating_add(taken) > limit).then(|| {
+        format!(
+            "{} are to be locked, and the memory cgroup of this process may have {} ({}): unless others pay for their \
+             pages, the kernel will kill this process; lock less, or raise memory.max (version 1: \
+             memory.limit_in_bytes)",
+            Size(bytes),
+            Size(limit),
+            escaped(&group.directory)
+        )
+    })
+}
+
 fn exit_code(report: &Report) -> ExitCode {
     let Report { errors, total, .. } = report;
     let fine = errors.is_empty() && !total.cancelled && total.unknown_files == 0;
@@ -121,11 +148,12 @@ fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
     let found = Mutex::new(Vec::new());
     tree.walk(None, &|visited| match visited {
         Ok(file) => {
-            let bytes = args.range.end.min(file.size()).saturating_sub(args.range.start);
+            let range = args.range.of(file.size());
+            let bytes = range.end.min(file.size()).saturating_sub(range.start);
             let item = Item {
                 path: file.path().to_path_buf(),
                 bytes,
-                wanted: Wanted::Range { range: args.range.clone(), inode: file.inode() },
+                wanted: Wanted::Range { range, inode: file.inode() },
             };
             lock(&found).push(item);
         }
@@ -157,6 +185,33 @@ fn bar_name(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_locks_more_than_its_group_may_have_is_warned() {
+        const GIB: u64 = 1 << 30;
+        let group = |usage, file, effective_limit| MemoryCgroup {
+            version: pagekeeper_kernel::pressure::CgroupVersion::V2,
+            directory: "/sys/fs/cgroup/db".into(),
+            usage,
+            limit: effective_limit,
+            effective_limit,
+            file,
+            shmem: None,
+            dirty: None,
+            writeback: None,
+            inactive_file: 0,
+            active_file: 0,
+            file_refaults: None,
+        };
+        let warning = too_much_to_lock(2 * GIB, &group(0, 0, Some(GIB))).unwrap();
+        assert!(
+            warning.contains("2 GiB are to be locked") && warning.contains("may have 1 GiB"),
+            "{warning}"
+        );
+        assert!(too_much_to_lock(GIB / 2, &group(GIB, GIB / 4, Some(GIB))).is_some(), "what it has besides");
+        assert_eq!(too_much_to_lock(GIB / 2, &group(GIB, GIB, Some(GIB))), None, "the page cache can go");
+        assert_eq!(too_much_to_lock(2 * GIB, &group(0, 0, None)), None);
+    }
 
     #[test]
     fn rates_are_read() {

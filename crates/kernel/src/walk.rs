@@ -315,7 +315,10 @@ impl Walker<'_> {
             });
         if let Err(error) = followed {
             // A dangling link was there to be followed: unlike a vanished file, worth a word.
-            (self.visit)(Err(error));
+            let dangles = error.is_gone();
+            let nothing =
+                || Error::Unsupported { path: parent.join(name), reason: "it is a link to nothing" };
+            (self.visit)(Err(if dangles { nothing() } else { error }));
         }
     }
 }
@@ -394,6 +397,8 @@ mod tests {
         let (found, problems) = names(&roots, &options);
         assert_eq!(found, ["file"]);
         assert_eq!(problems.len(), 2, "dangling and self: {problems:?}");
+        let dangling = problems.iter().find(|problem| problem.path().ends_with("dangling")).unwrap();
+        assert!(dangling.to_string().contains("a link to nothing"), "the link is there: {dangling}");
     }
 
     #[test]

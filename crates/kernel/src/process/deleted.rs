@@ -77,9 +77,14 @@ pub(super) fn beneath(root: &Path, path: &[u8]) -> PathBuf {
 }
 
 /// Whether a path shown by the kernel can't be a file with a page cache of its own: sockets, pipes, anonymous inodes
-/// (none of which start with a slash) and device nodes. `/dev/shm` holds files.
+/// (none of which start with a slash, but for rings of asynchronous I/O and buffers of devices) and device nodes. `/dev/shm`
+/// holds files.
 pub(super) fn is_no_file(text: &[u8]) -> bool {
-    !text.starts_with(b"/") || (text.starts_with(b"/dev/") && !text.starts_with(b"/dev/shm/"))
+    let name = strip_mark(text).unwrap_or(text);
+    !text.starts_with(b"/")
+        || (text.starts_with(b"/dev/") && !text.starts_with(b"/dev/shm/"))
+        || name == b"/[aio]"
+        || name.starts_with(b"/dmabuf:")
 }
 
 #[cfg(test)]
@@ -123,10 +128,12 @@ mod tests {
             b"anon_inode:[eventpoll]",
             b"/dev/null",
             b"/dev/zero (deleted)",
+            b"/[aio] (deleted)",
+            b"/dmabuf:",
         ] {
             assert!(is_no_file(text));
         }
-        for text in [&b"/dev/shm/x"[..], b"/var/lib/mysql/ibdata1", b"/memfd:x (deleted)"] {
+        for text in [&b"/dev/shm/x"[..], b"/var/lib/mysql/ibdata1", b"/memfd:x (deleted)", b"/d/[aio]"] {
             assert!(!is_no_file(text));
         }
     }

@@ -1,0 +1,93 @@
+//! Which part of each file is wanted: as sizes, or in percent of the file, since of several each has its own.
+
+use std::ops::Range;
+
+use crate::size::parse_size;
+
+/// A part of each file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    start: Place,
+    end: Place,
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In bytes from its start.
+    At(u64),
+    /// In percent of its size, at most 100.
+    Percent(u64),
+}
+
+impl Place {
+    fn parse(text: &str) -> Result<Self, String> {
+        let Some(number) = text.trim().strip_suffix('%') else { return parse_size(text).map(Self::At) };
+        let percent = number.trim().parse().ok().filter(|percent| *percent <= 100);
+        percent.map(Self::Percent).ok_or_else(|| format!("\"{text}\" is no share of a file: give 0% to 100%"))
+    }
+
+    fn of(self, size: u64) -> u64 {
+        match self {
+            Self::At(offset) => offset,
+            Self::Percent(100) => size,
+            Self::Percent(percent) => size / 100 * percent + size % 100 * percent / 100,
+        }
+    }
+}
+
+impl Part {
+    /// The bytes of a file of this size; none where its end is not after its start.
+    pub(crate) fn of(self, size: u64) -> Range<u64> {
+        let (start, end) = (self.start.of(size), self.end.of(size));
+        start..end.max(start)
+    }
+}
+
+/// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each in a size or in percent of the file.
+pub(super) fn parse_part(text: &str) -> Result<Part, String> {
+    let (start, end) = text
+        .split_once("..")
+        .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M or ..90%"))?;
+    let start = if start.trim().is_empty() { Place::At(0) } else { Place::parse(start)? };
+    let end = if end.trim().is_empty() { Place::At(u64::MAX) } else { Place::parse(end)? };
+    let is_empty = match (start, end) {
+        (Place::At(start), Place::At(end)) | (Place::Percent(start), Place::Percent(end)) => start >= end,
+        (Place::Percent(100), _) | (_, Place::At(0) | Place::Percent(0)) => true,
+        (Place::At(_), Place::Percent(_)) | (Place::Percent(_), Place::At(_)) => false,
+    };
+    if is_empty {
+        return Err(format!("the range \"{text}\" is empty: its end is not after its start"));
+    }
+    Ok(Part { start, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_of_each_file_by_itself() {
+        for (text, size, expected) in [
+            ("..", 1000, 0..u64::MAX),
+            ("..90%", 1000, 0..900),
+            ("10%..", 1000, 100..u64::MAX),
+            ("50%..100%", 7, 3..7),
+            ("1K..90%", 1000, 1024..1024),
+            ("0..64M", 5, 0..64 << 20),
+            ("..90%", u64::MAX, 0..u64::MAX / 100 * 90 + 13),
+        ] {
+            assert_eq!(parse_part(text).unwrap().of(size), expected, "{text}");
+        }
+        for (text, why) in [
+            ("90%", "not a range"),
+            ("..101%", "give 0% to 100%"),
+            ("90%..10%", "is empty"),
+            ("2..1", "is empty"),
+            ("..0%", "is empty"),
+            ("0..x", "not a size"),
+        ] {
+            assert!(parse_part(text).unwrap_err().contains(why), "{text}");
+        }
+    }
+}
