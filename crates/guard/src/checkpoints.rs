@@ -223,8 +223,16 @@ impl Checkpoints {
     }
 }
 
+/// Whether a rule for a log of this directory goes by checkpoints.
+pub(crate) fn are_asked_for(directory: &Directory) -> bool {
+    directory.profile.logs.iter().any(|log| matches!(log.rule, Rule::ReleaseBeforeCheckpoint { .. }))
+}
+
 /// The logs of a directory whose rule asks for their checkpoint, and of which enough is resident, with their files.
 fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
+    if !are_asked_for(directory) {
+        return Vec::new();
+    }
     let asked =
         |known: &Log| matches!(directory.profile.logs[known.spec].rule, Rule::ReleaseBeforeCheckpoint { .. });
     let logs = directory.logs.iter().filter(|(_, known)| asked(known));

@@ -5,12 +5,11 @@
 //! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
 //! [`SHARE`] of the time, at least every [`MOST`], as far as there is [`ListingTime`]. It goes in slices of processor time, so a
 //! process with very many takes some ticks, and keeps no other waiting. In between only the descriptors known to be of log
-//! files are read, at most [`POLLED`] in one tick, by shares. No more of one process than [`DESCRIPTORS`] are kept in mind,
+//! files are read, at most [`POLLED`] in one tick, by shares, and of many those first that moved. No more of one process than [`DESCRIPTORS`] are kept in mind,
 //! and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one
 //! that may not be inspected is reported by its error.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,10 +21,12 @@ use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
 
 use crate::budget::{DESCRIPTORS, DESCRIPTORS_OF_OTHERS, ListingTime};
-use crate::directory::{Directory, Entry};
+use crate::directory::Directory;
+use crate::ids::IdSet;
+use crate::known_names::KnownNames;
 
 /// A listing that takes a millisecond is repeated after this many.
-const SHARE: u32 = 500;
+const SHARE: u32 = 1000;
 /// One that is asked for, after this many.
 const URGENT_SHARE: u32 = 50;
 /// The least time between two listings that nothing asked for.
@@ -34,6 +35,8 @@ const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(15);
 /// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
 pub(crate) const POLLED: usize = 256;
+/// Of a process with more than [`FEW_HELD`], so many that did not move are read in one tick.
+const RESTING: usize = 64;
 /// The files of a process with no more descriptors are sampled at each tick, whether these are seen to move or not: not all
 /// that is written moves one.
 const FEW_HELD: usize = 64;
@@ -53,15 +56,17 @@ pub(crate) struct Descriptor {
     pub(crate) position: u64,
     /// Whether it was seen elsewhere at this tick than before, or for the first time.
     pub(crate) moved: bool,
+    /// The same of when it was looked at last.
+    pub(crate) lively: bool,
 }
 
 /// At which files processes are.
 #[derive(Debug, Default)]
 pub(crate) struct FilesInUse {
     /// To be sampled at each tick.
-    pub(crate) busy: HashSet<FileId>,
+    pub(crate) busy: IdSet<FileId>,
     /// Open, but of a process with very many, and no descriptor was seen to move at this tick.
-    pub(crate) held: HashSet<FileId>,
+    pub(crate) held: IdSet<FileId>,
 }
 
 impl FilesInUse {
@@ -147,7 +152,7 @@ impl Descriptors {
     }
 
     /// Knows those of the listed descriptors that are of watched files.
-    pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &Names<'_>) {
+    pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &KnownNames) {
         let before: HashMap<RawFd, (FileId, u64)> =
             self.known.iter().map(|known| (known.fd, (known.file, known.position))).collect();
         self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
@@ -236,7 +241,7 @@ impl Others {
         &mut self,
         proc: &ProcRoot,
         pids: impl Iterator<Item = u32>,
-        directories: &[Directory],
+        (directories, names): (&[Directory], &mut KnownNames),
         now: Instant,
     ) {
         if self.schedule.begin(now) {
@@ -249,7 +254,8 @@ impl Others {
         }
         let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return };
         let before = thread_cpu_time();
-        let names = Names::of(directories);
+        names.update(directories);
+        let names = &*names;
         let wanted = |_: u32, path: &Path| names.has(path);
         let kept = |file: &OpenFile| {
             file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
@@ -260,7 +266,7 @@ impl Others {
         for done in lister.done {
             self.cost += done.cost;
             let descriptors: Vec<Descriptor> =
-                done.open.iter().filter_map(|file| descriptor(done.pid, file, &names)).collect();
+                done.open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
             if done.left_out {
                 self.left_out.push(done.pid);
             }
@@ -350,15 +356,19 @@ impl FdVisitor for Lister<'_> {
     }
 }
 
-/// Reads so many positions again, in turns; whether one is closed or became another file, which is forgotten.
+/// Reads so many positions again; whether one is closed or became another file, which is forgotten. Of many, those that moved
+/// when they were looked at last come first, and of the rest some in turns.
 fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> bool {
     let count = known.len();
+    let in_turn = if count > FEW_HELD { share.min(RESTING) } else { share };
     // Some have been forgotten since.
     let first = if *turn < count { *turn } else { 0 };
-    *turn = if count > share { (first + share) % count } else { 0 };
-    let (mut at, mut changed) = (0, false);
+    *turn = if count > in_turn { (first + in_turn) % count } else { 0 };
+    let (mut at, mut changed, mut lively) = (0, false, share.saturating_sub(in_turn));
     known.retain_mut(|descriptor| {
-        let is_due = (at + count - first) % count < share;
+        let is_in_turn = (at + count - first) % count < in_turn;
+        let is_due = is_in_turn || (descriptor.lively && lively > 0);
+        lively -= usize::from(is_due && !is_in_turn);
         at += 1;
         descriptor.moved = false;
         if !is_due {
@@ -372,6 +382,7 @@ fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: u
         changed |= same.is_none();
         if let Some(info) = &same {
             descriptor.moved = descriptor.position != info.position;
+            descriptor.lively = descriptor.moved;
             descriptor.position = info.position;
             descriptor.access = info.access();
         }
@@ -380,59 +391,72 @@ fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: u
     changed
 }
 
-/// Where there are more directories, it takes an index to find a name in all of them.
-const FEW: usize = 16;
-
-/// The names of all watched files, and which files they are.
-pub(crate) struct Names<'a> {
-    directories: &'a [Directory],
-    /// Of many directories, the files that each name is of.
-    index: Option<HashMap<&'a OsStr, HashMap<Inode, &'a Entry>>>,
-}
-
-impl<'a> Names<'a> {
-    pub(crate) fn of(directories: &'a [Directory]) -> Self {
-        let index = (directories.len() > FEW).then(|| {
-            let mut index: HashMap<&OsStr, HashMap<Inode, &Entry>> = HashMap::new();
-            for (name, entry) in directories.iter().flat_map(|directory| &directory.entries) {
-                index.entry(name).or_default().entry(entry.inode).or_insert(entry);
-            }
-            index
-        });
-        Self { directories, index }
-    }
-
-    /// Whether a watched file has the name that a path ends in.
-    pub(crate) fn has(&self, path: &Path) -> bool {
-        path.file_name().is_some_and(|name| match &self.index {
-            Some(index) => index.contains_key(name),
-            None => self.directories.iter().any(|directory| directory.entries.contains_key(name)),
-        })
-    }
-
-    /// The watched file of this name that is this one.
-    fn find(&self, name: &OsStr, inode: Inode) -> Option<&'a Entry> {
-        let entry_in = |directory: &'a Directory| {
-            directory.entries.get(name).filter(|entry: &&Entry| entry.inode == inode)
-        };
-        match &self.index {
-            Some(index) => index.get(name)?.get(&inode).copied(),
-            None => self.directories.iter().find_map(entry_in),
-        }
-    }
-}
-
 /// A descriptor of one of the log files; `None` if another file has such a name.
-fn descriptor(pid: u32, file: &OpenFile, names: &Names<'_>) -> Option<Descriptor> {
-    let entry = names.find(file.path.file_name()?, file.inode)?;
+fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descriptor> {
+    let id = names.find(file.path.file_name()?, file.inode)?;
     Some(Descriptor {
         pid,
         fd: file.fd,
-        file: entry.id,
+        file: id,
         shown_inode: file.shown_inode,
         inode: file.inode,
         access: file.access,
         position: file.position,
         moved: true,
+        lively: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_policy::FileId;
+
+    #[test]
+    fn of_many_descriptors_those_that_move_are_read_at_each_tick() {
+        let tree = tempfile::tempdir().unwrap();
+        let infos = tree.path().join("7/fdinfo");
+        std::fs::create_dir_all(&infos).unwrap();
+        let put = |fd: RawFd, position: u64| {
+            let text = format!("pos:\t{position}\nflags:\t01\nmnt_id:\t9\nino:\t{fd}\n");
+            std::fs::write(infos.join(fd.to_string()), text).unwrap();
+        };
+        let of = |fd: RawFd| Descriptor {
+            pid: 7,
+            fd,
+            file: FileId(1),
+            shown_inode: u64::try_from(fd).ok(),
+            inode: Inode { dev: 1, ino: 1 },
+            access: Access::WriteOnly,
+            position: 0,
+            moved: false,
+            lively: false,
+        };
+        let count = 300;
+        (0..count).for_each(|fd| put(fd, 0));
+        let mut known: Vec<Descriptor> = (0..count).map(of).collect();
+        let (proc, mut turn) = (ProcRoot::at(tree.path()), 0);
+        let mut seen_at = Vec::new();
+        for tick in 0..40 {
+            // One moves all the time, and is met in its turn at first.
+            put(299, tick + 1);
+            // Others rest; one of them wakes once.
+            if tick == 20 {
+                put(10, 1);
+            }
+            assert!(!poll(&mut known, &mut turn, &proc, POLLED));
+            seen_at.push((known[299].position, known[10].position));
+        }
+        let first = seen_at.iter().position(|(position, _)| *position > 0).unwrap();
+        assert!(first < 5, "{first}");
+        assert!(
+            seen_at.iter().enumerate().skip(first).all(|(tick, (position, _))| *position == tick as u64 + 1)
+        );
+        let woken = seen_at.iter().position(|(_, position)| *position > 0).unwrap();
+        assert!((20..25).contains(&woken), "{woken}");
+        // One that is another file by now is forgotten, whenever its turn comes.
+        std::fs::write(infos.join("5"), "pos:\t0\nflags:\t01\nmnt_id:\t9\nino:\t77\n").unwrap();
+        let changed = (0..6).filter(|_| poll(&mut known, &mut turn, &proc, POLLED)).count();
+        assert_eq!((changed, known.len()), (1, 299));
+    }
 }

@@ -5,7 +5,8 @@
 //!    file system can be unmounted.
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
 //!    reused.
-//! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks.
+//! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
+//!    [`MANY`] one without resident pages at least every [`EMPTY`].
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
 //!
@@ -38,11 +39,19 @@ use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample
 
 /// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
+/// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen.
+const EMPTY: u32 = 128;
+/// So many files are sampled together, which takes opening their directory once.
+const TOGETHER: u64 = 16;
 /// And of one that is open in a process with very many of them: a half to all of so many.
 const HELD: u32 = 8;
+/// The same where its database has many.
+const HELD_OF_MANY: u32 = 16;
 /// A directory in which no file is sampled is opened every so many ticks, to see whether its path still leads to it.
 const CHECKED: u64 = 16;
-/// In a directory of more log files than this, one with nothing resident and no process at it is sampled
+/// The same where a database has many.
+const CHECKED_OF_MANY: u64 = 64;
+/// Of a database with more log files than this, one with nothing resident and no process at it is sampled
 /// seldom from the first.
 const MANY: usize = 256;
 /// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
@@ -60,6 +69,12 @@ impl Ids {
     pub(crate) fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
+}
+
+/// A number that was never given before.
+fn new_version() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Which database a directory is of: the unit of budgets.
@@ -121,6 +136,10 @@ pub(crate) struct Directory {
     list_earliest: Instant,
     /// Ticks in which no file of it was due.
     ticks: u64,
+    /// How many files its database has.
+    database_files: usize,
+    /// Another one each time that files come or go; never used twice.
+    version: u64,
     /// Behind which name sampling goes on, where there was no time for all.
     sampled_to: Option<OsString>,
 }
@@ -193,25 +212,27 @@ impl Entry {
         self.interval = 1;
     }
 
-    /// Takes in what was seen; whether it is another than before.
-    fn take(&mut self, seen: FileSample, among_many: bool) -> bool {
+    /// Takes in what was seen; whether it is another than before. Files with the same `turn` that fall quiet are sampled in the
+    /// same ticks later.
+    fn take(&mut self, seen: FileSample, among_many: bool, turn: u64) -> bool {
         let before = self.interval;
         let FileSample { size, sample: found, next, .. } = seen;
         let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
         self.from = next.unwrap_or(0);
+        let most = if among_many && found.resident == 0 { EMPTY } else { SELDOM };
         self.interval = if !same {
             1
-        } else if among_many && found.resident == 0 {
-            SELDOM
+        } else if most == EMPTY {
+            EMPTY
         } else {
             (self.interval * 2).min(SELDOM)
         };
         self.previous_size = self.size;
         self.size = size;
         self.sample = found;
-        self.due = if before < SELDOM && self.interval == SELDOM {
+        self.due = if before < most && self.interval == most {
             // Files that fell quiet together are spread over the ticks.
-            1 + u32::try_from(self.id.0 % u64::from(SELDOM)).expect("it is less than SELDOM")
+            1 + u32::try_from(turn % u64::from(most)).expect("it is less than the most")
         } else {
             self.interval
         };
@@ -249,6 +270,8 @@ impl Directory {
             list_cost: Duration::ZERO,
             list_earliest: Instant::now(),
             ticks: 0,
+            database_files: 0,
+            version: new_version(),
             sampled_to: None,
         }
     }
@@ -318,7 +341,10 @@ impl Directory {
 
     /// Forgets its files: it is gone, or out of reach for now.
     pub(crate) fn forget_files(&mut self) {
-        self.entries.clear();
+        if !self.entries.is_empty() {
+            self.entries.clear();
+            self.version = new_version();
+        }
         self.listing = None;
         self.new_names.clear();
     }
@@ -336,6 +362,9 @@ impl Directory {
         };
         // Even if there is a file of this name again, and of the same inode, it is another.
         let known = self.entries.remove(name).is_some();
+        if known {
+            self.version = new_version();
+        }
         // It may be a log file's, or decide whether another is one.
         let relevant =
             || name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some();
@@ -383,7 +412,11 @@ impl Directory {
             let names = self.listing.take().map(Listing::finish).unwrap_or_default();
             self.left_out = names.left_out;
             listed.left_out = names.left_out > 0;
+            let before = self.entries.len();
             self.entries.retain(|name, _| names.logs.contains(name));
+            if self.entries.len() < before {
+                self.version = new_version();
+            }
             self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
             self.settings = names.settings;
             // The newest last, which are taken up first: none is taken for the writer's while newer ones wait.
@@ -472,6 +505,7 @@ impl Directory {
             from: 0,
         };
         self.entries.insert(file.name, entry);
+        self.version = new_version();
         log
     }
 
@@ -539,21 +573,44 @@ impl Directory {
     pub(crate) fn is_checked_now(&mut self) -> bool {
         self.ticks = self.ticks.wrapping_add(1);
         // Not all in the same tick.
-        let number = self.pin.map_or(0, |pin| pin.inode.ino);
-        self.entries.is_empty() || self.ticks.wrapping_add(number).is_multiple_of(CHECKED)
+        let often = if self.is_among_many() { CHECKED_OF_MANY } else { CHECKED };
+        self.entries.is_empty() || self.ticks.wrapping_add(self.place()).is_multiple_of(often)
+    }
+
+    /// Which of the ticks is its own, so that not all directories have the same.
+    fn place(&self) -> u64 {
+        self.pin.map_or(0, |pin| pin.inode.ino % (1 << 32))
+    }
+
+    /// Takes note of how many files its database has.
+    pub(crate) fn of_database_with(&mut self, files: usize) {
+        self.database_files = files;
+    }
+
+    /// Whether its database has many.
+    fn is_among_many(&self) -> bool {
+        self.database_files.max(self.entries.len()) > MANY
+    }
+
+    /// Which files it has: another number each time that one came or went, in any directory.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// The files to be sampled now: those that are due, and those that some process is at. The one behind the last that was
     /// sampled comes first.
     pub(crate) fn due(&mut self, in_use: &FilesInUse) -> Vec<Due> {
+        let place = self.place();
+        let half = if self.is_among_many() { HELD_OF_MANY } else { HELD } / 2;
         for entry in self.entries.values_mut() {
             entry.due = entry.due.saturating_sub(1);
             if in_use.busy.contains(&entry.id) {
                 entry.sample_now();
             } else if in_use.held.contains(&entry.id) {
                 // Files that fell quiet together are spread over the ticks.
-                let spread = u32::try_from(entry.id.0 % u64::from(HELD / 2)).expect("it is less than HELD");
-                entry.due = entry.due.min(HELD / 2 + spread);
+                let turn = place + entry.id.0 / TOGETHER;
+                let spread = u32::try_from(turn % u64::from(half)).expect("it is less than a half");
+                entry.due = entry.due.min(half + spread);
             }
         }
         let due = |(name, entry): (&OsString, &Entry)| {
@@ -595,7 +652,8 @@ impl Directory {
         let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
         self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
-        let among_many = self.entries.len() > MANY;
+        let among_many = self.is_among_many();
+        let place = self.place();
         for Sampled { name, seen } in sampled {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
@@ -608,7 +666,8 @@ impl Directory {
                     }
                     all.unfinished |= seen.next.is_some();
                     all.no_room |= seen.no_room;
-                    all.changed |= entry.take(seen, among_many);
+                    let turn = place + entry.id.0 / TOGETHER;
+                    all.changed |= entry.take(seen, among_many, turn);
                 }
                 // Another file of that name: whether it counts is seen when the directory is listed.
                 Err(Error::OtherFile { .. }) => others.push(name),

@@ -6,7 +6,7 @@
 //! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says, unless its profile
 //! says that files are made at their full length and written by write(2).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
@@ -19,13 +19,14 @@ use pagekeeper_policy::{
 
 use crate::descriptors::Descriptor;
 use crate::directory::{DatabaseKey, Directory, Entry, Log};
+use crate::ids::IdMap;
 
 /// The descriptors of each file.
-pub(crate) type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
+pub(crate) type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
 
 /// Groups descriptors by file.
 pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> {
-    let mut grouped: ByFile<'a> = HashMap::new();
+    let mut grouped: ByFile<'a> = IdMap::default();
     for descriptor in descriptors {
         grouped.entry(descriptor.file).or_default().push(descriptor);
     }
@@ -268,7 +269,17 @@ mod tests {
     fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) -> Descriptor {
         let entry = &directory.entries[std::ffi::OsStr::new(name)];
         let inode = Inode { dev: 0, ino: 0 };
-        Descriptor { pid: 1, fd: 3, file: entry.id, shown_inode: None, inode, access, position, moved: false }
+        Descriptor {
+            pid: 1,
+            fd: 3,
+            file: entry.id,
+            shown_inode: None,
+            inode,
+            access,
+            position,
+            moved: false,
+            lively: false,
+        }
     }
 
     fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {

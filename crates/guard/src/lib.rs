@@ -17,6 +17,8 @@ mod event;
 mod facts;
 mod follower_history;
 mod guard;
+mod ids;
+mod known_names;
 mod listing;
 mod notify;
 mod ownership;

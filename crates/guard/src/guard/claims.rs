@@ -23,7 +23,6 @@ use super::room::{Room, room_for};
 use super::watched::{Database, Watched};
 use crate::budget::Budget;
 use crate::config::Settings;
-use crate::descriptors::Names;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
@@ -215,10 +214,11 @@ impl Watched {
         if !self.databases.iter().any(is_waiting) {
             return;
         }
-        let names = Names::of(&self.directories);
+        self.names.update(&self.directories);
+        let names = &self.names;
         for database in self.databases.iter_mut().filter(|database| is_waiting(database)) {
             let claimant = &mut database.claimant;
-            database.descriptors.settle(database.pid, &claimant.listed, &names);
+            database.descriptors.settle(database.pid, &claimant.listed, names);
             if claimant.todo.is_empty() {
                 claimant.listed = Vec::new();
             }

@@ -12,7 +12,7 @@ use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 use super::report::Report;
 use super::serve::Job;
 use super::watched::{Watched, title};
-use crate::checkpoints::{Checkpoints, Found};
+use crate::checkpoints::{self, Checkpoints, Found};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::directory::{DatabaseKey, Directory, Entry};
@@ -103,6 +103,9 @@ impl Decider {
 
     /// Reads what says where checkpoints are, as far as it may have changed.
     fn read_checkpoints(&mut self, watched: &mut Watched, now: Instant) {
+        if !watched.directories.iter().any(checkpoints::are_asked_for) {
+            return;
+        }
         let checkpoints = RefCell::new(&mut self.checkpoints);
         let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
             let of = |directory: &Directory| checkpoints.borrow().wanted(directory, now);

@@ -230,6 +230,7 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
             access: Access::WriteOnly,
             position: 0,
             moved,
+            lively: moved,
         };
         let descriptors: Vec<_> = (0..100).map(|number| at(number, files[number % files.len()])).collect();
         let mut in_use = FilesInUse::default();
@@ -244,4 +245,32 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
     let resting: usize = (0..64).map(|_| samples(directory, false)).sum();
     assert!((16..=40).contains(&resting), "{resting}");
     assert_eq!(samples(directory, true), 2, "at once when they move");
+}
+
+#[test]
+fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    guard.tick(&mut |_| {});
+    let directory = &mut guard.watched.directories[0];
+    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let endless = Duration::from_secs(3600);
+    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+    let samples = |directory: &mut Directory, ticks: usize| -> usize {
+        let mut count = 0;
+        for _ in 0..ticks {
+            let due = directory.due(&FilesInUse::default());
+            count += due.iter().filter(|due| due.name == "binlog.000001").count();
+            let mut room = Room { left: usize::MAX, least: 1 };
+            directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+        }
+        count
+    };
+    directory.of_database_with(10);
+    samples(directory, 200);
+    assert_eq!(samples(directory, 512), 16, "nothing is resident of it, and it is one of few");
+    directory.of_database_with(10_000);
+    samples(directory, 200);
+    assert_eq!(samples(directory, 512), 4);
 }

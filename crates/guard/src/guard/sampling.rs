@@ -19,7 +19,7 @@ use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, Names, POLLED};
+use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, POLLED};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
@@ -57,6 +57,15 @@ impl Watched {
 
     /// Goes on with listings, of all databases or of one.
     pub(super) fn list_stale(&mut self, report: &mut Report, now: Instant, only: Option<&DatabaseKey>) {
+        // How many names there may be in each changes with their number.
+        let is_due = |directory: &Directory| directory.stale || directory.is_listed_now();
+        let count = self.directories.len();
+        if only.is_none() && self.listed_of == count && !self.directories.iter().any(is_due) {
+            return;
+        }
+        if only.is_none() {
+            self.listed_of = count;
+        }
         let (mut grown, mut moved) = (Vec::new(), Vec::new());
         let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
             if only.is_some_and(|only| only != key) {
@@ -196,7 +205,7 @@ impl Watched {
             let is_known = |pid: u32| self.databases.iter().any(|database| database.pid == pid);
             let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
             let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
-            self.others.list(&self.proc, others, &self.directories, now);
+            self.others.list(&self.proc, others, (&self.directories, &mut self.names), now);
         }
         for pid in self.others.left_out() {
             let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
@@ -231,7 +240,8 @@ impl Watched {
         }
         let Some(slice) = self.listing_time.slice(wanted, now) else { return Vec::new() };
         let before = thread_cpu_time();
-        let names = Names::of(&self.directories);
+        self.names.update(&self.directories);
+        let names = &self.names;
         let profiles: HashMap<u32, &Profile> =
             self.databases.iter().map(|database| (database.pid, &*database.profile)).collect();
         let wanted = |pid: u32, path: &Path| {
@@ -267,6 +277,9 @@ impl Watched {
                 return None;
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
+            for directory in own.iter_mut() {
+                directory.of_database_with(files);
+            }
             let windows: usize = own.iter().map(Directory::windows).sum();
             let limit = watched.turns.windows(own);
             let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };

@@ -23,6 +23,7 @@ use crate::config::Settings;
 use crate::descriptors::{Descriptors, Listing, Others};
 use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
+use crate::known_names::KnownNames;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
@@ -87,6 +88,10 @@ pub(super) struct Watched {
     /// Databases' processes whose descriptors are being listed.
     pub(super) listings: FdRounds<Listing>,
     pub(super) listing_time: ListingTime,
+    /// The names of the watched files.
+    pub(super) names: KnownNames,
+    /// Of how many directories all were asked whether they are to be listed.
+    pub(super) listed_of: usize,
     pub(super) ids: Ids,
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
     pub(super) list_due: Instant,
@@ -115,6 +120,8 @@ impl Watched {
             others: Others::new(now),
             listings: FdRounds::default(),
             listing_time: ListingTime::new(now),
+            names: KnownNames::default(),
+            listed_of: 0,
             ids: Ids::default(),
             notifications: Notifications::new(),
             list_due: now + LIST_AGAIN,

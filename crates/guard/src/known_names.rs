@@ -1,0 +1,124 @@
+//! The names of all watched files, and which files they are: for descriptors, of which the kernel shows names first.
+//!
+//! Invariant: it is made anew only where files came or went since ([`Directory::version`]): with ten thousand files that takes as
+//! long as a whole tick may.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_policy::FileId;
+
+use crate::directory::Directory;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct KnownNames {
+    /// Which states of directories it was made of.
+    made_of: Option<(usize, u64)>,
+    files: HashMap<OsString, HashMap<Inode, FileId>>,
+    /// How often it was made.
+    #[cfg(test)]
+    made: usize,
+}
+
+impl KnownNames {
+    /// Takes in the files of these directories, unless it has them.
+    pub(crate) fn update(&mut self, directories: &[Directory]) {
+        // Versions are given once in all, so another state has another sum, but by a chance of one in 2^64.
+        let sum = |sum: u64, directory: &Directory| sum.wrapping_add(mixed(directory.version()));
+        let state = (directories.len(), directories.iter().fold(0, sum));
+        if self.made_of == Some(state) {
+            return;
+        }
+        self.made_of = Some(state);
+        self.files.clear();
+        #[cfg(test)]
+        {
+            self.made += 1;
+        }
+        for (name, entry) in directories.iter().flat_map(|directory| &directory.entries) {
+            if !self.files.contains_key(name) {
+                self.files.insert(name.clone(), HashMap::new());
+            }
+            if let Some(files) = self.files.get_mut(name) {
+                files.entry(entry.inode).or_insert(entry.id);
+            }
+        }
+    }
+
+    /// Whether a watched file has the name that a path ends in.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        path.file_name().is_some_and(|name| self.files.contains_key(name))
+    }
+
+    /// The watched file of this name that is this one.
+    pub(crate) fn find(&self, name: &OsStr, inode: Inode) -> Option<FileId> {
+        self.files.get(name)?.get(&inode).copied()
+    }
+}
+
+/// A number of which each bit depends on all of another's (splitmix64).
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::{Slice, Turn};
+    use crate::directory::Ids;
+    use crate::ownership::Right;
+    use pagekeeper_catalog::{Profile, find_profile};
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn names_are_taken_in_anew_where_files_came_or_went_alone() {
+        let dirs: Vec<_> = (0..3).map(|_| pagekeeper_testing::disk_dir()).collect();
+        let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
+        let (ids, endless) = (Ids::default(), Duration::from_secs(3600));
+        let list = |directory: &mut Directory| {
+            let fd = std::fs::File::open(&directory.path).unwrap();
+            directory.stale = true;
+            assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
+            let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+            directory.list(fd.as_fd(), &ids, &turn).unwrap();
+        };
+        let mut directories: Vec<Directory> = Vec::new();
+        for dir in &dirs {
+            std::fs::write(dir.path().join("000004.log"), "").unwrap();
+            let path = dir.path().to_path_buf();
+            let mut of = Directory::new(path, None, None, Arc::clone(&profile), Vec::new(), Right::Operator);
+            list(&mut of);
+            directories.push(of);
+        }
+        let mut names = KnownNames::default();
+        let inode = |directory: &Directory, name: &str| directory.entries[OsStr::new(name)].inode;
+        for _ in 0..100 {
+            names.update(&directories);
+            directories.iter_mut().for_each(list);
+        }
+        assert_eq!(names.made, 1);
+        for directory in &directories {
+            let found = names.find(OsStr::new("000004.log"), inode(directory, "000004.log"));
+            assert_eq!(found, Some(directory.entries[OsStr::new("000004.log")].id));
+        }
+        assert!(!names.has(Path::new("/d/000005.log")));
+        std::fs::write(dirs[1].path().join("000005.log"), "").unwrap();
+        list(&mut directories[1]);
+        names.update(&directories);
+        assert!(names.has(Path::new("/d/000005.log")) && names.made == 2);
+        let gone = inode(&directories[1], "000005.log");
+        directories[1].forget_files();
+        names.update(&directories);
+        assert_eq!((names.find(OsStr::new("000005.log"), gone), names.made), (None, 3));
+        directories.pop();
+        names.update(&directories);
+        assert_eq!(names.made, 4);
+    }
+}
