@@ -20,6 +20,11 @@ use crate::settings::Settings;
 use crate::wrapping::{INDENT, labelled, wrapped};
 use crate::{Confidence, Finding, FixKind, Severity, Terms};
 
+/// Page cache of other files is worth a word from so many bytes on …
+const ELSEWHERE_LEAST: u64 = 1 << 30;
+/// … and from this part of the memory.
+const ELSEWHERE_PART: u64 = 10;
+
 /// What an examination came to.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
@@ -42,6 +47,8 @@ pub struct Inspected {
     pub size_bytes: u64,
     /// How much of them is resident, in bytes, as far as that could be seen.
     pub resident_bytes: u64,
+    /// Page cache of the host that is of none of them, in bytes.
+    pub elsewhere_bytes: u64,
     /// The host's memory.
     pub memory: InspectedMemory,
     /// How long was watched.
@@ -138,11 +145,13 @@ impl Report {
         let mut visibility_gaps = observation.after.visibility_gaps.clone();
         visibility_gaps.sort();
         visibility_gaps.dedup();
+        let (memory, files) = (InspectedMemory::of(observation), Inspected::of(observation));
         let inspected = Inspected {
-            memory: InspectedMemory::of(observation),
+            elsewhere_bytes: memory.page_cache_bytes.saturating_sub(files.resident_bytes),
+            memory,
             seconds: observation.period().as_secs_f64(),
             traced: traced.to_string(),
-            ..Inspected::of(observation)
+            ..files
         };
         Self { findings, inspected, visibility_gaps }
     }
@@ -298,6 +307,14 @@ impl fmt::Display for Inspected {
             }
         }
         labelled(f, "memory", &self.memory.to_string())?;
+        if self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART) {
+            let text = format!(
+                "{} of the page cache are of files of no database that was inspected, as those of programs that no \
+                 profile knows; `pagekeeper top` names them",
+                Size(self.elsewhere_bytes)
+            );
+            labelled(f, "elsewhere", &text)?;
+        }
         labelled(f, "seen by", &self.traced)
     }
 }
@@ -346,6 +363,22 @@ mod tests {
             remarks: vec!["no setting does ".repeat(8)],
             pagekeeper: Some("pagekeeper guard --pid 100".to_owned()),
         }
+    }
+
+    #[test]
+    fn what_no_profile_knows_is_worth_a_word_where_it_is_much() {
+        let mut after = sample();
+        let report = |after: &pagekeeper_observe::Snapshot| {
+            Report::new(&Observation::new(after, after), Vec::new(), "x")
+        };
+        let found = report(&after);
+        assert_eq!(found.inspected.elsewhere_bytes, 14 << 30);
+        assert!(
+            found.to_string().contains("14 GiB of the page cache are of files of no database"),
+            "{found}"
+        );
+        after.host.memory.cached = 2 << 30;
+        assert!(!report(&after).to_string().contains("elsewhere"), "of 24 GiB that is little");
     }
 
     #[test]
