@@ -6,7 +6,7 @@
 //! is tried, and kept if the disk is as fast with it, as one that wants large requests is not.
 //!
 //! Invariants: what was begun under another lead than today's says nothing of today's; a lead never shrinks below [`LEAD_MIN`], nor
-//! grows beyond what the caller allows; a writer that never had to wait changes nothing but the end of a trial. Any mixture of the
+//! grows beyond what the caller allows, or what the disk, at the rate that is known of it, writes in [`QUEUED_MAX_NS`]; a writer that never had to wait changes nothing but the end of a trial. Any mixture of the
 //! words of two leads is a lead. Nothing here fails.
 
 use core::ops::Range;
@@ -23,9 +23,11 @@ pub const LEAD_MIN: u64 = 512 << 10;
 const LEAD_FIRST: u64 = 2 << 20;
 /// Bytes beyond which [`LEAD_NS`] alone is no reason: memory is worth more than the queue of a fast disk.
 const QUEUE_MAX: u64 = 8 << 20;
-/// Nanoseconds of a disk's work beyond which no longer lead is tried: a process that ends waits for what it wrote for two seconds, and what
-/// is not written then stays.
+/// Nanoseconds of a disk's work beyond which no longer lead is tried. Up to [`QUEUED_MAX_NS`] its rate may vary.
 pub const QUEUED_NS: u64 = 1_700_000_000;
+/// Nanoseconds of a disk's work that no lead exceeds: a process that ends waits so long for what it wrote, and what is not written then
+/// stays.
+pub const QUEUED_MAX_NS: u64 = 2_000_000_000;
 /// Writeback is begun in steps of half of the lead, within bounds: fewer requests at the ends of steps are small.
 const STEP_MAX: u64 = 4 << 20;
 const STEP_MIN: u64 = 64 << 10;
@@ -156,8 +158,13 @@ impl Lead {
     /// assert_eq!(lead.bytes(max), max);
     /// ```
     pub fn bytes(&self, max: u64) -> u64 {
-        let bytes = if self.bytes == 0 { LEAD_FIRST } else { self.bytes.max(LEAD_MIN) };
-        bytes.min(max)
+        let bytes = if self.bytes == 0 { LEAD_FIRST } else { self.bytes };
+        bytes.min(self.most(QUEUED_MAX_NS)).max(LEAD_MIN).min(max)
+    }
+
+    /// Bytes that the disk writes in so many nanoseconds, as far as its rate is known.
+    fn most(&self, ns: u64) -> u64 {
+        if self.rate == 0 { u64::MAX } else { written_in(ns, self.rate).max(LEAD_MIN) }
     }
 
     /// As words, for who keeps them in atomics: all zero of [`Lead::NEW`].
@@ -229,7 +236,8 @@ impl Lead {
         let (more, longer) = (timed.in_flight.saturating_sub(in_flight), timed.took.saturating_sub(took));
         let needed = (more / 2).saturating_mul(3).saturating_mul(took / 1000) / (longer / 1000).max(1);
         let bytes = self.bytes;
-        self.bytes = needed.clamp(bytes.saturating_mul(2), bytes.saturating_mul(16)).min(max);
+        let needed = needed.clamp(bytes.saturating_mul(2), bytes.saturating_mul(16));
+        self.bytes = needed.min(self.most(QUEUED_NS)).max(bytes).min(max);
         if self.bytes <= bytes {
             self.settle(false);
         }
@@ -281,9 +289,9 @@ impl Lead {
             // It is written in a shorter time.
             (self.bytes, self.good) = (queue, queue);
         }
-        let most = written_in(QUEUED_NS, self.rate).max(LEAD_FIRST);
-        if self.bytes / 2 > most {
-            // ... or in a much longer one: it isn't the disk that it was.
+        if self.bytes > self.most(QUEUED_MAX_NS) {
+            // ... or in a longer one: it isn't the disk that it was.
+            let most = self.most(QUEUED_NS);
             (self.bytes, self.good) = (most, most);
         }
         self.count = self.count.saturating_sub(1);
@@ -325,8 +333,7 @@ impl Lead {
 
     /// Tries a lead of so many times the good one.
     fn try_times(&mut self, times: u64, max: u64) {
-        let most = written_in(QUEUED_NS, self.rate).max(2 * LEAD_FIRST);
-        let more = self.good.saturating_mul(times).min(most).min(max);
+        let more = self.good.saturating_mul(times).min(self.most(QUEUED_NS)).min(max);
         if more <= self.good {
             return self.settle(true);
         }

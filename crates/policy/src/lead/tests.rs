@@ -175,6 +175,23 @@ fn a_lead_is_no_longer_than_the_disk_needs() {
     assert!(fast.bytes <= 2 * QUEUE_MAX, "{fast:?}");
 }
 
+/// As where the file system reads its own pages, or commits its journal, before it writes the first of a file.
+#[test]
+fn a_first_request_that_takes_long_makes_no_lead_that_the_disk_is_seconds_behind() {
+    for latency in [100 * MS, 500 * MS, 1000 * MS] {
+        for first in [latency, 2 * latency, 4 * latency] {
+            let mut lead = Lead::NEW;
+            let disk = Disk { latency, first, ..NARROW };
+            for total in [8 * MIB, 64 * MIB] {
+                let outcome = write(&mut lead, disk, total, 10 << 10, 0, 256 * MIB);
+                let queued = lead.bytes(256 * MIB) as f64 / (MIB as f64 / (latency as f64 / 1e9));
+                // What is known of a rate is an average.
+                assert!(queued <= 2.5, "{queued:.1} s of {disk:?}, {total}: {outcome:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_disk_that_changes_is_followed() {
     let mut lead = Lead::NEW;
@@ -229,6 +246,8 @@ proptest! {
             for &(in_flight, took, waited) in &timed {
                 let bytes = lead.bytes(max);
                 prop_assert!((LEAD_MIN..=max).contains(&bytes));
+                let written = (u128::from(lead.rate) * u128::from(QUEUED_MAX_NS) / 1_000_000_000).max(LEAD_MIN.into());
+                prop_assert!(lead.rate == 0 || u128::from(bytes) <= written, "{:?}", lead);
                 lead.timed(Timed { lead: bytes, in_flight, took, waited, is_exact: took % 3 > 0 }, max);
             }
         }

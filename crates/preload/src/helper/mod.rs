@@ -48,8 +48,8 @@ pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
 pub use start::{Find, set_up};
 
-/// Nanoseconds that the end of a process waits for the helper, at most.
-pub const DRAIN_MAX: u64 = 2_000_000_000;
+/// Nanoseconds that the end of a process waits for the helper, at most: what its writers had in flight is written by then.
+pub const DRAIN_MAX: u64 = pagekeeper_policy::lead::QUEUED_MAX_NS;
 
 /// Nanoseconds after which who waits for the helper checks whether it is still there.
 const DROP_POLL: u64 = 100_000_000;
