@@ -18,6 +18,8 @@ use crate::scratch::Stop;
 /// What has to be installed beside server and load.
 pub(crate) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
 
+/// Rows of a table that one statement makes.
+const FILLED_AT_ONCE: usize = 50_000;
 /// Size of the redo ring.
 const REDO_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
@@ -77,7 +79,8 @@ impl Server {
         self.child.id()
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Where clients on this host reach it.
+    pub(crate) fn socket(&self) -> PathBuf {
         self.home.join("run/socket")
     }
 
@@ -137,6 +140,25 @@ impl Server {
         self.query("CREATE DATABASE `load`")?;
         run_process(self.sysbench().arg("prepare"))?;
         Ok(())
+    }
+
+    /// Makes a table of which a dump has some `bytes` bytes, in a database of its own; its file. No binlog has it.
+    pub(crate) fn make_table(&self, database: &str, bytes: u64) -> Result<PathBuf> {
+        // With the number, quotes and brackets of a row in a dump.
+        let rows = bytes / 1006;
+        self.query(&format!(
+            "SET sql_log_bin=0; CREATE DATABASE `{database}`; CREATE TABLE `{database}`.rows_of_a_kib \
+             (id INT PRIMARY KEY, content VARCHAR(1000) CHARACTER SET latin1)"
+        ))?;
+        // A transaction of all would have to be kept in memory, or in the undo log.
+        for first in (1..=rows).step_by(FILLED_AT_ONCE) {
+            let last = (first + FILLED_AT_ONCE as u64 - 1).min(rows);
+            self.query(&format!(
+                "SET sql_log_bin=0; USE `{database}`; INSERT INTO rows_of_a_kib \
+                 SELECT seq, REPEAT(MD5(seq), 31) FROM seq_{first}_to_{last}"
+            ))?;
+        }
+        Ok(self.home.join("data").join(database).join("rows_of_a_kib.ibd"))
     }
 
     /// Starts `oltp_read_write` with more writes in each transaction than by default.

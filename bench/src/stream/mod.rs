@@ -99,6 +99,9 @@ pub(crate) struct Choice {
     /// Instead: what whole programs leave in memory, of what they read and wrote and of a hot file
     #[arg(long, conflicts_with_all = ["server", "case", "rate"])]
     programs: bool,
+    /// Of these programs alone, as the table names them
+    #[arg(long, value_name = "NAME", requires = "programs")]
+    program: Vec<String>,
     /// Instead: how fast programs write to slow disks, by latency and width
     #[arg(long, conflicts_with_all = ["server", "case", "rate", "programs"])]
     disks: bool,
@@ -122,7 +125,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     }
     let groups = Groups::find()?;
     if choice.programs {
-        return programs::run(run, &groups);
+        return programs::run(run, &groups, &choice.program);
     }
     run.scratch.require_space(setting.tree + 2 * setting.written() + 2 * GIB)?;
     run.note(&format!(

@@ -2,7 +2,7 @@
 //!
 //! Invariants: file and target are cold at the begin; the hot file is resident, read twice by a program of the group's own; the group
 //! has room for it, the program's heap and [`ROOM`], so that a stream that stays takes its place. What stays is counted by fincore,
-//! of a block device by the kernel's `Buffers`, and never by pagekeeper. The time ends when what was written is on disk: plain, most of it
+//! of a block device by the kernel's `Buffers`, and never by pagekeeper. Of a server that is dumped, it is its table's file. The time ends when what was written is on disk: plain, most of it
 //! would only be in memory. A program that is not installed is named as missing.
 //! Fails where a program fails.
 
@@ -10,16 +10,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::database::files_below;
 use super::{PLAIN, UNDER_RUN};
 use crate::Run;
 use crate::data::{MIB, make_cold, write_synced};
+use crate::guard::server::Server;
 use crate::peers::{Program, run as run_process};
 use crate::pressure::group::{Group, Groups};
 use crate::report::Unit;
 use crate::rounds::{Better, Samples, ratio};
+use crate::scratch::Stop;
 
 /// Bytes of the file that is read, and of the one that is hot.
 const SIZE: u64 = 512 * MIB;
@@ -29,7 +31,11 @@ const ROOM: u64 = 160 * MIB;
 /// A group of a run is gone, and what is written is on disk, after so long.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 
-/// A program, as it is called by a shell: `$RUN` is what runs it, `$FILE` is read, and `$NEW` is a directory to write to.
+/// The database that is dumped.
+const DUMPED: &str = "dumped";
+
+/// A program, as it is called by a shell: `$RUN` is what runs it, `$FILE`, `$DEVICE` or the server at `$SOCKET` is read, and `$NEW` is a
+/// directory to write to.
 struct Tool {
     name: &'static str,
     needs: &'static [&'static str],
@@ -42,7 +48,7 @@ const fn tool(name: &'static str, needs: &'static [&'static str], heap: u64, lin
     Tool { name, needs, line, heap: heap * MIB }
 }
 
-const TOOLS: [Tool; 15] = [
+const TOOLS: [Tool; 16] = [
     tool("cp", &[], 0, "$RUN cp \"$FILE\" \"$NEW\""),
     tool("rsync", &["rsync"], 0, "$RUN rsync --whole-file \"$FILE\" \"$NEW/\""),
     tool("tar", &[], 0, "$RUN tar -cPf \"$NEW/tar\" \"$FILE\""),
@@ -86,6 +92,12 @@ const TOOLS: [Tool; 15] = [
          curl -sf -o /dev/null \"http://127.0.0.1:48157/${FILE##*/}\"
          status=$?; kill \"$(cat \"$NEW/nginx.pid\")\"; wait \"$server\"; exit $status",
     ),
+    tool(
+        "mydumper",
+        &["mydumper", "mariadbd", "mariadb-install-db", "mariadb"],
+        32,
+        "$RUN mydumper --socket=\"$SOCKET\" --user=root --database=dumped --threads=2 --rows=65536 --outputdir=\"$NEW/dump\"",
+    ),
     tool("mbstream -c", &["mbstream"], 16, "cd \"${FILE%/*}\" && $RUN mbstream -c \"${FILE##*/}\" >\"$NEW/stream\""),
     tool(
         "cp by who does not own it",
@@ -114,11 +126,28 @@ struct Site<'a> {
     hot: PathBuf,
     new: PathBuf,
     device: Device,
+    served: Option<Served>,
 }
 
-/// Runs them all.
-pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
-    run.scratch.require_space(4 * SIZE + HOT)?;
+/// A server, outside of the group, with a table that is dumped.
+struct Served {
+    server: Server,
+    table: PathBuf,
+}
+
+impl Tool {
+    fn reads(&self, what: &str) -> bool {
+        self.line.contains(what)
+    }
+}
+
+/// Runs them all, or those of these names.
+pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()> {
+    let is_unknown = |name: &&String| !TOOLS.iter().any(|tool| tool.name == **name);
+    if let Some(name) = names.iter().find(is_unknown) {
+        bail!("there is no program {name}; there are: {}", TOOLS.map(|tool| tool.name).join("; "));
+    }
+    run.scratch.require_space(6 * SIZE + HOT)?;
     let home = run.scratch.path().to_path_buf();
     open_to_others(&home)?;
     // Where other users can start it, too.
@@ -129,7 +158,8 @@ pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
     write_synced(&hot, HOT)?;
     let group = groups.create(8 << 30)?;
     let device = Device::new(&home.join("device"))?;
-    let site = Site {
+    let mut site = Site {
+        served: None,
         group: &group,
         run: format!("{} run --as=stream --", program.display()),
         new: home.join("new"),
@@ -145,12 +175,16 @@ pub(super) fn run(run: &mut Run, groups: &Groups) -> Result<()> {
         ROOM / MIB
     ));
     let (mut most_left, mut least_hot, mut slowest) = (0.0_f64, 100.0_f64, f64::INFINITY);
-    for tool in &TOOLS {
+    for tool in TOOLS.iter().filter(|tool| names.is_empty() || names.iter().any(|name| name == tool.name)) {
         if let Some(missing) = tool.needs.iter().find(|name| Program::find(name).is_none()) {
             run.report.add_missing(missing);
             continue;
         }
         run.say(tool.name)?;
+        if tool.reads("$SOCKET") && site.served.is_none() {
+            let mariadbd = run.peer("mariadbd").context("mariadbd has gone")?;
+            site.served = Some(Served::start(&mariadbd, &home, &run.stop)?);
+        }
         let (mut under_run, mut plain) = (Stays::default(), Stays::default());
         for _ in 0..if run.quick { 1 } else { run.rounds.min(3) } {
             site.once(tool, true, &mut under_run)?;
@@ -189,6 +223,14 @@ fn open_to_others(path: &Path) -> Result<()> {
         .context("can't open the directory to others")
 }
 
+impl Served {
+    fn start(mariadbd: &Program, home: &Path, stop: &Stop) -> Result<Self> {
+        let server = Server::start(mariadbd, home, stop)?;
+        let table = server.make_table(DUMPED, SIZE)?;
+        Ok(Self { server, table })
+    }
+}
+
 impl Site<'_> {
     /// One program once.
     fn once(&self, tool: &Tool, under_run: bool, stays: &mut Stays) -> Result<()> {
@@ -198,7 +240,8 @@ impl Site<'_> {
         std::fs::create_dir(&self.new).context("can't make a directory")?;
         make_cold(&self.file)?;
         make_cold(&self.hot)?;
-        let device = tool.line.contains("$DEVICE").then_some(&self.device);
+        let device = tool.reads("$DEVICE").then_some(&self.device);
+        let served = self.served.as_ref().filter(|_| tool.reads("$SOCKET"));
         device.map(Device::make_cold).transpose()?;
         self.group.set_limit(HOT + tool.heap + ROOM)?;
         for _ in 0..2 {
@@ -212,6 +255,7 @@ impl Site<'_> {
             .env("NEW", &self.new)
             .env("RUN", if under_run { &self.run } else { "" });
         shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
+        shell.env("SOCKET", served.map_or(PathBuf::new(), |served| served.server.socket()));
         let began = Instant::now();
         run_process(&mut shell).with_context(|| tool.name)?;
         let written = files_below(&self.new)?;
@@ -220,13 +264,16 @@ impl Site<'_> {
         self.settle()?;
         let of_device =
             device.map_or(Ok(0), |_| Ok::<_, anyhow::Error>(buffers()?.saturating_sub(before)))?;
-        let of_file = fincore(std::slice::from_ref(&self.file))?;
+        let read = served.map_or(&self.file, |served| &served.table);
+        let of_file = fincore(std::slice::from_ref(read))?;
         stays.source_mib.push((of_file + of_device) as f64 / MIB as f64);
         // Of a program that writes nothing.
         let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
         stays.target_mib.push(of_written as f64 / MIB as f64);
         stays.hot_percent.push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT as f64 * 100.0);
-        stays.rate.push((SIZE / MIB) as f64 / seconds);
+        // A dump is as long as the server makes it.
+        let moved = if served.is_some() { size_of_all(&written)? } else { SIZE };
+        stays.rate.push(moved as f64 / MIB as f64 / seconds);
         Ok(())
     }
 
@@ -249,6 +296,11 @@ impl Site<'_> {
 fn sync(path: &Path) -> Result<()> {
     let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
     synced.with_context(|| format!("can't sync {}", path.display()))
+}
+
+fn size_of_all(files: &[PathBuf]) -> Result<u64> {
+    let size = |path: &PathBuf| path.metadata().map(|metadata| metadata.len());
+    files.iter().map(size).sum::<std::io::Result<u64>>().context("can't stat what was written")
 }
 
 /// Resident bytes, as fincore counts them.
