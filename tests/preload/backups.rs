@@ -1,5 +1,5 @@
-//! Programs that back up, under `pagekeeper run`: Python's (borg, bup), Go's (rclone), and those of a server's client (mydumper,
-//! myloader). What comes back is what was backed up, and little of what they read and wrote stays in memory, by `fincore`.
+//! Programs that back up, under `pagekeeper run`: Python's (borg, bup), Go's (rclone), those of a server's client (mydumper,
+//! myloader), and pgbackrest, which has several processes copy. What comes back is what was backed up, and little of what they read and wrote stays in memory, by `fincore`.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,6 +9,7 @@ use crate::support;
 use crate::support::command::{finish, pagekeeper};
 use crate::support::compare::files_below;
 use crate::support::mariadb::{Options, Server};
+use crate::support::postgresql;
 use crate::support::sysbench::Loaded as _;
 use crate::support::{MIB, eventually, evict, files_in, resident_bytes, size_bytes};
 
@@ -161,4 +162,44 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     little_stays("myloader", &[&dumped]);
     let sum = |table: &str| server.query(&format!("CHECKSUM TABLE {table}"))[0]["Checksum"].clone();
     assert_eq!(sum("a.t"), sum("again.t"));
+}
+
+/// Of a server that is not running: the files are read by pgbackrest's own processes.
+#[test]
+fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
+    let initdb = postgresql::program("initdb").display().to_string();
+    if !support::can_run("a backup by pgbackrest", &["pgbackrest", &initdb, "setpriv", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let here = scratch.path();
+    let make = format!(
+        "mkdir data; chown postgres: . data
+         setpriv --reuid=postgres --regid=postgres --clear-groups '{initdb}' --auth=trust --no-sync --pgdata=data
+         chown --recursive root: . data; mkdir -m 700 back"
+    );
+    good(&mut shell(&make), here);
+    // What it finds without a file of settings: each command takes only options of its own.
+    let pgbackrest = |pages: &str, what: &str| {
+        format!(
+            "pgbackrest --config=/dev/null --stanza=one --pg1-path=\"$PWD/{pages}\" --repo1-path=\"$PWD/repository\" \
+             --lock-path=\"$PWD/lock\" --log-level-file=off --log-level-console=error {what}"
+        )
+    };
+    good(&mut shell(&pgbackrest("data", "--no-online stanza-create")), here);
+    let (data, repository, back) = (here.join("data"), here.join("repository"), here.join("back"));
+    evict_all(&data);
+    let backup = pgbackrest("data", "--no-online --compress-type=none --process-max=2 backup");
+    good(&mut shell_under_run(&backup), here);
+    little_stays("pgbackrest's backup", &[&data, &repository]);
+    good(&mut shell_under_run(&pgbackrest("back", "--process-max=2 restore")), here);
+    little_stays("pgbackrest's restored files", &[&repository, &back]);
+    let of = |directory: &Path| {
+        let mut files = files_below(directory);
+        // The server makes these anew.
+        files.retain(|path, _| !path.starts_with("pg_subtrans"));
+        files
+    };
+    assert!(of(&back) == of(&data), "what comes back differs");
 }

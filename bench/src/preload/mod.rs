@@ -40,8 +40,8 @@ const STREAM: [&str; 4] = ["run", "--as", "stream", "--"];
 const STREAM_BYTES: u64 = 64 * MIB;
 /// Calls whose instructions are counted.
 const COUNTED: u32 = 100;
-/// Processes that are started in a batch.
-const STARTED: u32 = 5;
+/// Batches of starts in a round, of one process each: of several, one that lost its processor would count for all.
+const STARTS: u32 = 30;
 
 /// The files, and who is measured on them.
 struct Fixture<'a> {
@@ -56,7 +56,7 @@ struct Fixture<'a> {
 /// Of each subject, a value for each round.
 type Values = [Vec<f64>; SUBJECTS.len()];
 
-/// A call's times: medians and least ones of the batches of each round, in nanoseconds.
+/// Times of a call, in nanoseconds, or of a process, in microseconds: medians and least ones of the batches of each round.
 #[derive(Default)]
 struct Times {
     medians: Values,
@@ -91,7 +91,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     count_instructions(run, &place);
     run.say("timing calls")?;
     let mut times: Vec<Times> = Call::ALL.iter().map(|_| Times::default()).collect();
-    let mut starts = Small::ALL.map(|_| Values::default());
+    let mut starts = Small::ALL.map(|_| Times::default());
     let mut launches = Values::default();
     let mut streams = [(); 2].map(|()| Values::default());
     for _ in 0..rounds {
@@ -107,11 +107,9 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
             let ask = |subject: usize| Ok(children[subject].ask(&word, &number)? / f64::from(call.batch()));
             times[index].add(&in_turn(&SUBJECTS, batches, random, ask)?);
         }
-        let number = STARTED.to_string();
-        for (small, values) in Small::ALL.iter().zip(&mut starts) {
-            let ask =
-                |subject: usize| Ok(children[subject].ask(small.word(), &number)? / f64::from(STARTED) / 1e3);
-            add_medians(values, &in_turn(&SUBJECTS, 8, random, ask)?);
+        for (small, times) in Small::ALL.iter().zip(&mut starts) {
+            let ask = |subject: usize| Ok(children[subject].ask(small.word(), "1")? / 1e3);
+            times.add(&in_turn(&SUBJECTS, STARTS, random, ask)?);
         }
         drop(children);
         let launch = |subject: usize| place.launch(subject == 0);
@@ -123,8 +121,10 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         }
     }
     report_calls(run, &times);
-    for (small, values) in Small::ALL.iter().zip(&starts) {
-        plain_figure(run, small.title(), values, small.figure());
+    for (small, times) in Small::ALL.iter().zip(&starts) {
+        let (figure, least) = small.figures();
+        plain_figure(run, small.title(), &times.medians, figure);
+        plain_figure(run, &format!("{}, the quickest of a round", small.title()), &times.leasts, least);
     }
     plain_figure(run, "starting and ending /bin/true by the command itself", &launches, "shim_launch_us");
     let [warm, cold] = streams;
