@@ -45,6 +45,7 @@ pub struct Builder {
     io: Option<Arc<dyn Io>>,
     verifier: Option<Verifier>,
     reserve_tables: bool,
+    threads: bool,
 }
 
 impl Default for Builder {
@@ -58,6 +59,7 @@ impl Default for Builder {
             io: None,
             verifier: None,
             reserve_tables: false,
+            threads: true,
         }
     }
 }
@@ -113,6 +115,14 @@ impl Builder {
         self
     }
 
+    /// Starts no threads but those of the back-end: reads are verified where they end, in the order of their ends, and memory is cleared as it is
+    /// used. For tests whose order is to repeat, on a back-end of their own.
+    #[must_use]
+    pub fn without_threads(mut self) -> Self {
+        self.threads = false;
+        self
+    }
+
     /// Takes the whole table of a file out of the budget when it is opened, in place of what of it is touched [default: no].
     /// Then the capacity changes when files are opened and closed, and not as they are read.
     #[must_use]
@@ -158,7 +168,7 @@ impl Builder {
     ///
     /// [`BuildError`] says which setting is impossible and what is possible.
     pub fn build(self) -> Result<PageCache, BuildError> {
-        let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables } = self;
+        let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables, threads } = self;
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
             return Err(BuildError::PageSize { given: page_size });
         }
@@ -188,7 +198,10 @@ impl Builder {
         let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
         let parts_per_frame = page_size / 4096;
         let pool = Pool::new(arena, frames, parts_max.max(1)).loan_frames_to_tables(parts_per_frame);
-        Ok(PageCache::new(Settings { memory, page_shift, io, access, verifier, reserve_tables }, pool))
+        Ok(PageCache::new(
+            Settings { memory, page_shift, io, access, verifier, reserve_tables, threads },
+            pool,
+        ))
     }
 }
 

@@ -26,8 +26,7 @@ const SHARE: u32 = 16;
 pub(crate) struct ClearAhead {
     state: Arc<State>,
     thread: OnceLock<Thread>,
-    /// Frames of a step.
-    step: u32,
+    reach: Reach,
     process: Process,
 }
 
@@ -48,13 +47,15 @@ struct Reach {
 }
 
 impl ClearAhead {
-    /// For frames of so many bytes; does nothing where they are not in huge pages.
-    pub(crate) fn new(page_shift: u32, in_huge_pages: bool) -> Self {
+    /// For so many frames of `1 << page_shift` bytes. Does nothing where it is not wanted, and for a cache of which a sixteenth is no
+    /// huge page.
+    pub(crate) fn new(page_shift: u32, frames: u32, is_wanted: bool) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a huge page has few pages")]
-        let step = (STEP >> page_shift) as u32;
-        let mark = AtomicU32::new(if in_huge_pages { 0 } else { u32::MAX });
+        let (step, most) = ((STEP >> page_shift) as u32, (MAX_AHEAD >> page_shift) as u32);
+        let reach = Reach { step, ahead: most.min(frames / SHARE) };
+        let mark = AtomicU32::new(if is_wanted && reach.ahead >= step { 0 } else { u32::MAX });
         let state = State { mark, is_closed: AtomicBool::new(false), cleared: AtomicU32::new(0) };
-        Self { state: Arc::new(state), thread: OnceLock::new(), step, process: Process::current() }
+        Self { state: Arc::new(state), thread: OnceLock::new(), reach, process: Process::current() }
     }
 
     /// A frame is about to be used, or the first one soon.
@@ -71,7 +72,7 @@ impl ClearAhead {
         if !self.process.is_current() {
             return;
         }
-        let next = frame.saturating_add(self.step);
+        let next = frame.saturating_add(self.reach.step);
         if self.state.mark.fetch_max(next, Ordering::Relaxed) >= next {
             return;
         }
@@ -81,11 +82,7 @@ impl ClearAhead {
 
     /// Starts the thread; where that fails nothing is cleared ahead.
     fn start(&self, shared: &Arc<Shared>) -> Thread {
-        let (state, weak) = (Arc::clone(&self.state), Arc::downgrade(shared));
-        let frames = shared.pool.frames();
-        #[expect(clippy::cast_possible_truncation, reason = "few pages")]
-        let most = (MAX_AHEAD / STEP) as u32 * self.step;
-        let reach = Reach { step: self.step, ahead: most.min(frames / SHARE) };
+        let (state, weak, reach) = (Arc::clone(&self.state), Arc::downgrade(shared), self.reach);
         let named = std::thread::Builder::new().name("cache_clearer".to_owned());
         let started = named.spawn(move || {
             while !state.is_closed.load(Ordering::Acquire) {
@@ -168,7 +165,7 @@ mod tests {
     fn it_runs_a_sixteenth_of_the_cache_ahead_and_leaves_with_it() {
         let cache = PageCache::builder().memory(256 << 20).build().unwrap();
         let state = Arc::clone(&cache.shared.clear_ahead.state);
-        let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.step);
+        let (frames, step) = (cache.shared.pool.frames(), cache.shared.clear_ahead.reach.step);
         let ahead = (frames / SHARE) / step * step;
         assert_eq!(state.cleared.load(Ordering::Relaxed), 0);
         cache.shared.clear_ahead.note_use(&cache.shared, 0);
@@ -198,9 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_are_cleared_as_they_are_used() {
-        let cache = PageCache::builder().memory(64 << 20).huge_pages(HugePages::Off).build().unwrap();
-        cache.shared.clear_ahead.note_use(&cache.shared, 0);
-        assert!(cache.shared.clear_ahead.thread.get().is_none());
+    fn small_pages_and_those_of_small_caches_are_cleared_as_they_are_used() {
+        let builder = || PageCache::builder().memory(64 << 20);
+        for builder in
+            [builder().huge_pages(HugePages::Off), builder().memory(28 << 20), builder().without_threads()]
+        {
+            let cache = builder.build().unwrap();
+            cache.shared.clear_ahead.note_use(&cache.shared, 0);
+            assert!(cache.shared.clear_ahead.thread.get().is_none());
+        }
     }
 }

@@ -55,11 +55,12 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
         let bypasses = BypassQueue::new((pool.limit() / BYPASS_SHARE).clamp(1, MAX_BYPASSES) as usize);
-        let clear_ahead = ClearAhead::new(settings.page_shift, pool.arena.is_in_huge_pages());
+        let is_wanted = settings.threads && pool.arena.is_in_huge_pages();
+        let clear_ahead = ClearAhead::new(settings.page_shift, pool.frames(), is_wanted);
         Self {
             clear_ahead,
             bypasses,
-            settlers: Settlers::new(),
+            settlers: Settlers::new(settings.threads),
             settings,
             slots: Slots::new(Readers::new(Barrier::probe())),
             pool,

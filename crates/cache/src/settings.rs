@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) access: Access,
     pub(crate) verifier: Option<Verifier>,
     pub(crate) reserve_tables: bool,
+    /// It may have threads of its own.
+    pub(crate) threads: bool,
 }
 
 impl fmt::Debug for Settings {

@@ -48,12 +48,13 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Settlers {
-    pub(crate) fn new() -> Self {
+    /// One that has threads as they are needed, or none ever.
+    pub(crate) fn new(threads: bool) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             shared: Arc::default(),
             under_way: AtomicUsize::new(0),
-            max_threads: processors.min(MAX_THREADS),
+            max_threads: if threads { processors.min(MAX_THREADS) } else { 0 },
             process: Process::current(),
         }
     }
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn one_that_is_alone_is_settled_at_once_and_of_many_each_once() {
-        let settlers = Settlers::new();
+        let settlers = Settlers::new(true);
         let here = std::thread::current().id();
         settlers.begin(1);
         settlers.settle(move || assert_eq!(std::thread::current().id(), here));
@@ -157,8 +158,18 @@ mod tests {
     }
 
     #[test]
+    fn without_threads_each_is_settled_where_it_ends() {
+        let settlers = Settlers::new(false);
+        let here = std::thread::current().id();
+        settlers.begin(3);
+        for _ in 0..3 {
+            settlers.settle(move || assert_eq!(std::thread::current().id(), here));
+        }
+    }
+
+    #[test]
     fn one_that_panics_takes_no_thread_away() {
-        let mut settlers = Settlers::new();
+        let mut settlers = Settlers::new(true);
         settlers.max_threads = 1;
         let (done, settled) = channel();
         settlers.begin(3);
@@ -174,7 +185,7 @@ mod tests {
 
     #[test]
     fn threads_leave_with_the_pool() {
-        let settlers = Settlers::new();
+        let settlers = Settlers::new(true);
         let (done, settled) = channel::<()>();
         settlers.begin(2);
         settlers.settle(move || drop(done));

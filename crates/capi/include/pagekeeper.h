@@ -458,8 +458,9 @@ pk_status pk_store_backup_since(pk_store *store, pk_base base, const char *to, p
    an increment does not begin at the one before, PK_CORRUPT where one is not whole: then to is not there. */
 pk_status pk_store_restore(const char *backup, const char *const *increments, size_t count, const char *to, uint64_t *seq);
 
-/* Follows the store: its commits behind after, in order, as they become durable. PK_TOO_OLD where the next one is no longer in the journal: begin with a backup
-   again, and begin to follow before it is made. A follower that is open keeps the store open as a transaction does. */
+/* Follows the store: its commits behind after, in order, as they become durable. PK_NOT_FOUND where the store has not come as far as after, and
+   PK_TOO_OLD where the next one is no longer in the journal: begin with a backup again, and begin to follow before it is made. A follower that is
+   open keeps the store open as a transaction does. */
 typedef struct pk_store_follower pk_store_follower;
 pk_status pk_store_follow(pk_store *store, uint64_t after, pk_store_follower **follower);
 /* The next commit, as bytes to send: they live until the next call with this follower. seq, its number, may be NULL. Waits for nothing: PK_TIMED_OUT where none

@@ -59,6 +59,15 @@ fn pages(file: &OwnedFile, first: u64, bytes: usize) -> Result<u64, Failure> {
     }
 }
 
+/// Takes pages out of the cache, however many: some at a time.
+fn discard(file: &OwnedFile, pages: std::ops::Range<u64>) {
+    const AT_ONCE: usize = 4096;
+    let mut rest = pages;
+    while !rest.is_empty() {
+        file.discard_many(&rest.by_ref().take(AT_ONCE).collect::<Vec<_>>());
+    }
+}
+
 fn install_as(prefetched: std::ffi::c_int) -> InstallAs {
     if prefetched == 0 { InstallAs::Read } else { InstallAs::Prefetched }
 }
@@ -113,7 +122,7 @@ pub extern "C" fn pk_file_write_pages(
         });
         if let Err(error) = written {
             // Which of them the device has is not known.
-            file.discard_many(&(first..first + count).collect::<Vec<_>>());
+            discard(file, first..first + count);
             return Err(error.into());
         }
         for (number, content) in (first..).zip(bytes.chunks(page)) {
@@ -147,7 +156,7 @@ pub extern "C" fn pk_file_discard(file: Option<&File>, first: u64, count: u64) -
     call(|| {
         let file = &of_owner(file)?.file;
         let end = first.saturating_add(count).min(file.max_pages());
-        file.discard_many(&(first..end).collect::<Vec<_>>());
+        discard(file, first..end);
         Ok(())
     })
 }

@@ -144,6 +144,11 @@ def owned():
     check(pk.pk_file_read(file, c_uint64(8 * 4096), buffer, c_size_t(8192), None))
     assert buffer.raw[:8192] == b"z" * 8192
     check(pk.pk_file_sync(file))
+    # One that may become large: all of it is taken out at once.
+    check(pk.pk_file_open_owned(handle, path("large"), c_uint32(0), c_uint64(20_000_000), byref(other)))
+    check(pk.pk_file_write_pages(other, c_uint64(0), b"a" * 4096, c_size_t(4096), 0))
+    check(pk.pk_file_discard(other, c_uint64(0), c_uint64(2**64 - 1)))
+    pk.pk_file_close(other)
     # A file that does not change is not written to.
     check(pk.pk_file_open(handle, path("file"), byref(other)))
     check(pk.pk_file_write_pages(other, c_uint64(0), buffer, c_size_t(4096), 0), "PK_MISUSE")

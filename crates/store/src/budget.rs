@@ -94,7 +94,8 @@ pub(crate) fn cache(options: &StoreOptions, io: &Arc<dyn Io>, page_size: usize) 
     let rest = memory - others;
     // No cache works with less: of very large pages a small budget holds too few.
     let memory = rest.max(pagekeeper_cache::Builder::memory_for(64, page_size));
-    Ok(PageCache::builder().memory(memory).page_size(page_size).io(Arc::clone(io)).build()?)
+    let builder = PageCache::builder().memory(memory).page_size(page_size).io(Arc::clone(io));
+    Ok(if options.threads { builder } else { builder.without_threads() }.build()?)
 }
 
 /// Bytes of the log buffer: a thirty-second part of the budget, within reason, and a power of two.
