@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,12 @@ install-sqlite: ## the same, into lib/pagekeeper (PREFIX=/usr/local, DESTDIR=)
 
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"
+
+packages: ## a Debian package with its checksum, into target/packages (installs debhelper and lintian as root)
+	@scripts/build-packages.sh
+
+test-packages: ## that package built twice to the same bytes; installed, upgraded, removed and purged in a clean Debian, as root
+	@scripts/test-packages.sh
 
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
 	@scripts/install.sh
