@@ -13,11 +13,14 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "A package is installed into a Debian of its own, by chroot: run this as root" >&2
     exit 1
 fi
-scripts/packages.sh "a clean Debian: mmdebstrap"
+scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
 mkdir -p "$test"
 root=$test/root
-trap 'rm -rf "$root" "$test/elsewhere" "$test/target"' EXIT
-rm -rf "$root" "$test/elsewhere" "$test/target"
+discard() {
+    rm -rf "$root" "$test/elsewhere" "$test/target" "$test"/*.new
+}
+trap discard EXIT
+discard
 
 fail() {
     echo "test-packages: $*" >&2
@@ -44,11 +47,11 @@ rm -rf "$test/elsewhere" "$test/target"
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 clean=$test/debian-$codename.tar
-if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase "$codename" "$clean.new"; then
+if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase "$codename" "$test/debian.tar.new"; then
     echo "SKIPPED: installing, upgrading and purging, as no clean Debian could be made by mmdebstrap --variant=minbase $codename"
     exit 0
 fi
-[ -e "$clean" ] || mv "$clean.new" "$clean"
+[ -e "$clean" ] || mv "$test/debian.tar.new" "$clean"
 mkdir "$root"
 tar --extract --file "$clean" --directory "$root" --numeric-owner --xattrs
 
