@@ -51,6 +51,7 @@ fn try_writing(entry: &Entry) {
                 writer.diff(*page, *kind, *crc, *base_seq, &ranges);
             }
             Change::Free { crc } => writer.free(*page, *crc),
+            Change::Placed(_) => unreachable!("places are given to who asks for them"),
         }
     }
     // Some entries in many parts, some in one.
@@ -79,6 +80,7 @@ fn put_together(change: &Change) -> Vec<u8> {
             }
         }
         Change::Free { .. } => payload.fill(0),
+        Change::Placed(_) => unreachable!("places are given to who asks for them"),
     }
     payload
 }
