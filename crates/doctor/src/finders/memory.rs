@@ -258,13 +258,8 @@ fn group(
         let why = if stream.is_some() { "a stream took its memory" } else { "the data does not fit" };
         costs.push(format!("{} are read from storage again because {why}.", rate(again)));
     }
-    if let Some(others) = again.much_of_others() {
-        let named = neighbours(observation, index, group);
-        let by = if named.is_empty() { String::new() } else { format!(", by {}", named.join(", ")) };
-        costs.push(format!(
-            "{} are read from storage again in its memory cgroup that are not the database's{by}: its own data fits.",
-            rate(others)
-        ));
+    if let Some((others, bytes)) = again.much_of_others() {
+        costs.push(Neighbours::of(observation, index, group).cost(others, bytes));
     }
     if costs.is_empty() && share >= WAITED_LEAST {
         costs.push("The database's tasks reclaim memory themselves before they get some.".to_owned());
@@ -332,16 +327,21 @@ impl Again {
         self.rate_of(self.own.or(self.all))
     }
 
-    /// The rate, if so much is read in again in its group and next to nothing of it is the database's.
-    fn much_of_others(&self) -> Option<u64> {
+    /// The rate and the bytes, if so much is read in again in its group and next to nothing of it is the database's.
+    fn much_of_others(&self) -> Option<(u64, u64)> {
         let others = self.all.zip(self.own).map(|(all, own)| all - own);
-        self.rate_of(others).filter(|_| self.much().is_none())
+        self.rate_of(others).filter(|_| self.much().is_none()).zip(others)
     }
 
     fn evidence(&self) -> Option<Evidence> {
         let bytes = self.all?;
         let whose = match self.own {
-            Some(own) if own < bytes => format!("; of those, {} at most are the database's", Size(own)),
+            Some(own) if own < bytes => {
+                let own = Size(own);
+                format!(
+                    "; of those, {own} at most are of the database's files or were brought in by its processes"
+                )
+            }
             Some(_) => String::new(),
             None => "; whose they are was not traced".to_owned(),
         };
@@ -360,36 +360,86 @@ impl Again {
     }
 }
 
-/// Bytes of a database's own files that came into the page cache while watching, and so the most of them that can have come
-/// back; `None` where that was not traced, or not all of it.
+/// Bytes that came into the page cache while watching of a database's own files, or of any file by its own processes, and so
+/// the most of it that can have come back: its program and libraries are in no list of files, nor are those that were left out
+/// of it, or have been deleted. `None` where that was not traced, or not all of it, or not who it was.
 fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
     let trace = observation.trace().filter(|trace| trace.losses.total() == 0)?;
-    let own: HashSet<Inode> = observation.files_of(index).map(|file| file.inode).collect();
-    let of_own = trace.pages.as_ref()?.iter().filter(|counts| own.contains(&counts.file));
-    Some(of_own.map(|counts| counts.flow.added.bytes).sum())
+    let files: HashSet<Inode> = observation.files_of(index).map(|file| file.inode).collect();
+    let mut bytes = 0;
+    for counts in trace.pages.as_ref()?.iter().filter(|counts| counts.flow.added.bytes > 0) {
+        let is_own =
+            files.contains(&counts.file) || database_of(observation, counts.task.as_ref()?) == Some(index);
+        bytes += if is_own { counts.flow.added.bytes } else { 0 };
+    }
+    Some(bytes)
 }
 
-/// Who else brings pages in that the group of this database pays for, the most first: those in it, and all those that have
-/// ended.
-fn neighbours(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Vec<String> {
-    let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
-    let mut all: BTreeMap<u32, (&str, u64)> = BTreeMap::new();
-    for counts in pages.into_iter().flatten() {
-        let Some(task) = &counts.task else { continue };
-        let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
-        let is_in = |other: &MemoryCgroup| other.directory.starts_with(&group.directory);
-        let pays = |streamer: &Streamer| streamer.cgroup.as_ref().map_or(streamer.title.is_empty(), is_in);
-        if streamer.is_some_and(pays) && database_of(observation, task) != Some(index) {
-            let (_, bytes) = all.entry(task.process).or_insert((&task.name, 0));
-            *bytes += counts.flow.added.bytes;
+/// Who else brings pages in that the group of this database pays for, or may pay for.
+struct Neighbours {
+    /// Those that run in it, and what each brought in, the most first.
+    inside: Vec<String>,
+    /// What those brought in together, in bytes.
+    inside_bytes: u64,
+    /// Those that have ended: their groups are not known.
+    ended: Vec<String>,
+}
+
+impl Neighbours {
+    fn of(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Self {
+        let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
+        let (mut inside, mut ended) = (BTreeMap::new(), BTreeMap::new());
+        for counts in pages.into_iter().flatten() {
+            let Some(task) = &counts.task else { continue };
+            let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
+            let is_in = |other: &MemoryCgroup| other.directory.starts_with(&group.directory);
+            let list = match streamer {
+                Some(Streamer { cgroup: Some(other), .. }) if is_in(other) => &mut inside,
+                Some(Streamer { cgroup: None, title, .. }) if title.is_empty() => &mut ended,
+                _ => continue,
+            };
+            if database_of(observation, task) != Some(index) {
+                let (_, bytes) = list.entry(task.process).or_insert((task.name.as_str(), 0));
+                *bytes += counts.flow.added.bytes;
+            }
         }
+        let inside_bytes = inside.values().map(|(_, bytes)| bytes).sum();
+        let name =
+            |pid, name: &str, bytes| format!("{name} (process {pid}), which brought in {}", Size(bytes));
+        let name_ended = |pid, name: &str, bytes| {
+            let bytes = Size(bytes);
+            format!(
+                "{name} (process {pid}) brought in {bytes}, has ended meanwhile, and its cgroup is not known"
+            )
+        };
+        Self { inside: named(inside, name), inside_bytes, ended: named(ended, name_ended) }
     }
+
+    /// What it costs that so much a second is read again which is not known to be the database's, `bytes` in all.
+    fn cost(&self, rate_of: u64, bytes: u64) -> String {
+        let by =
+            if self.inside.is_empty() { String::new() } else { format!(", by {}", self.inside.join(", ")) };
+        let rate_of = rate(rate_of);
+        if self.inside_bytes >= bytes {
+            return format!(
+                "{rate_of} are read from storage again in its memory cgroup that are not the database's{by}: its own \
+                 data fits."
+            );
+        }
+        let ended =
+            if self.ended.is_empty() { String::new() } else { format!("; {}", self.ended.join("; ")) };
+        format!(
+            "{rate_of} are read from storage again in its memory cgroup that are not known to be the \
+             database's{by}{ended}."
+        )
+    }
+}
+
+/// Names those who brought in enough to matter, the most first.
+fn named(all: BTreeMap<u32, (&str, u64)>, name: impl Fn(u32, &str, u64) -> String) -> Vec<String> {
     let mut all: Vec<_> = all.into_iter().filter(|(_, (_, bytes))| *bytes >= READ_AGAIN).collect();
     all.sort_by_key(|(pid, (_, bytes))| (std::cmp::Reverse(*bytes), *pid));
-    let named = |(pid, (name, bytes)): (u32, (&str, u64))| {
-        format!("{name} (process {pid}), which brought in {}", Size(bytes))
-    };
-    all.into_iter().take(NAMED).map(named).collect()
+    all.into_iter().take(NAMED).map(|(pid, (own, bytes))| name(pid, own, bytes)).collect()
 }
 
 /// A limit with room for what the database was seen to miss: what came back while watching, or was taken not long ago. All
@@ -696,12 +746,68 @@ mod tests {
         let by = "not the database's, by tar (process 77), which brought in";
         assert!(found[0].cost.text.contains(by), "{found:#?}");
         let last = &found[0].evidence.last().unwrap();
-        assert!(last.text.ends_with("of those, 2 MiB at most are the database's"), "{last:?}");
+        assert!(last.text.contains("of those, 2 MiB at most are of the database's"), "{last:?}");
         // Where some events were lost it is not known whose they are.
         after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.overrun = 1;
         let found = find(&Observation::new(&before, &after));
         assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
         assert_eq!(found[0].severity, Severity::Warning);
+    }
+
+    #[test]
+    fn what_the_database_reads_of_files_in_no_list_is_its_own() {
+        const LIBRARY: Inode = Inode { dev: DEV, ino: 7 };
+        let again = |bytes: u64| {
+            let pages = bytes / pagekeeper_kernel::page_size();
+            Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) })
+        };
+        let mut before = sample();
+        before.databases[0].cgroup = again(0);
+        let mut after = after(Vec::new());
+        after.databases[0].cgroup = again(520 * MIB);
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages = Some(vec![pages(LIBRARY, 100, "mariadbd", 600 * MIB, 500 * MIB)]);
+        let found = find(&Observation::new(&before, &after));
+        assert_eq!(found[0].severity, Severity::Warning, "{found:#?}");
+        assert!(!found[0].cost.text.contains("its own data fits"), "{found:#?}");
+        assert_eq!(found[0].fixes.last().unwrap().kind, FixKind::System, "{found:#?}");
+        // Without tasks it is not known whose the pages of such a file are.
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages.as_mut().unwrap()[0].task = None;
+        let found = find(&Observation::new(&before, &after));
+        assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
+        assert_eq!(found[0].severity, Severity::Warning);
+    }
+
+    #[test]
+    fn one_that_has_ended_is_no_proof_that_the_databases_data_fits() {
+        const BIG: Inode = Inode { dev: DEV, ino: 1 };
+        let again = |bytes: u64| {
+            let pages = bytes / pagekeeper_kernel::page_size();
+            Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) })
+        };
+        let mut before = sample();
+        before.databases[0].cgroup = again(0);
+        let mut after = after(Vec::new());
+        after.databases[0].cgroup = again(520 * MIB);
+        let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
+        trace.pages =
+            Some(vec![pages(BIG, 77, "tar", 20 * MIB, 0), pages(BIG, 78, "cat", 2000 * MIB, 1700 * MIB)]);
+        let mut observation = Observation::new(&before, &after);
+        let streamer = |pid, title: &str, cgroup| Streamer {
+            pid,
+            title: title.to_owned(),
+            cgroup,
+            group_beside: None,
+            files: Vec::new(),
+        };
+        observation.streamers = vec![streamer(77, "tar -cf - /big", again(0)), streamer(78, "", None)];
+        let found = find(&observation);
+        let text = &found[0].cost.text;
+        assert!(!text.contains("its own data fits"), "{text}");
+        assert!(text.contains("by tar (process 77), which brought in 20 MiB"), "{text}");
+        let ended = "cat (process 78) brought in 2 GiB, has ended meanwhile, and its cgroup is not known";
+        assert!(text.contains(&ended.replace("2 GiB", &Size(2000 * MIB).to_string())), "{text}");
+        assert!(!found[0].fixes.iter().any(|fix| fix.kind == FixKind::System), "{found:#?}");
     }
 
     #[test]
