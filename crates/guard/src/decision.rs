@@ -59,6 +59,8 @@ pub struct FileWarning {
     pub warning: Warning,
     /// The same in a sentence, with what was measured of the disk and what helps.
     pub text: String,
+    /// Which of the watched directories it is in.
+    pub(crate) directory: usize,
 }
 
 /// What one sample of all log files led to.

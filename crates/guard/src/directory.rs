@@ -36,6 +36,7 @@ use crate::descriptors::FilesInUse;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
+use crate::warned::Warned;
 
 /// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
@@ -113,6 +114,8 @@ pub(crate) struct Directory {
     pub(crate) right: Right,
     /// Whether a file in it was refused.
     pub(crate) refused: bool,
+    /// What was warned of in it.
+    pub(crate) warned: Warned,
     /// Whether what is decided for it is done, and not only reported.
     pub(crate) acts: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
@@ -257,6 +260,7 @@ impl Directory {
             pin: None,
             right,
             refused: false,
+            warned: Warned::default(),
             acts: true,
             entries: BTreeMap::new(),
             logs: HashMap::new(),

@@ -162,7 +162,8 @@ pub enum Event {
         /// One past the last byte.
         end: u64,
     },
-    /// Something an operator should know about a file; said once.
+    /// Something an operator should know about a file; said once for each directory of each database, and again if the
+    /// database is started again.
     Warning {
         /// The file.
         #[serde(serialize_with = "lossy")]

@@ -28,6 +28,7 @@ mod streams;
 mod targets;
 mod usage;
 mod visibility;
+mod warned;
 
 pub use budget::Budget;
 pub use config::{Options, Streams};

@@ -530,7 +530,7 @@ impl Exposition {
         )?;
         sheet.counter(("guard_acts", None, "Releases and starts of writeback."), one(state.acts))?;
         sheet.counter(
-            ("guard_warnings", None, "Warnings about files, reported once each."),
+            ("guard_warnings", None, "Warnings about files, once for each directory of each database."),
             one(state.warnings),
         )?;
         sheet.counter(

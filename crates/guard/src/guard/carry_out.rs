@@ -50,7 +50,7 @@ pub(super) fn carry_out(
     report: &mut Report,
 ) -> CarriedOut {
     for warning in decision.warnings {
-        report.warning(warning.path, warning.text);
+        report.warning(&mut watched.directories[warning.directory].warned, warning.path, warning.text);
     }
     let mut carried_out = CarriedOut::default();
     let is_done = |act: &FileAct| !settings.options.dry_run && watched.directories[act.directory].acts;

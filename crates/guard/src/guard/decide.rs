@@ -165,7 +165,7 @@ impl Decider {
                         {
                             text = format!("{text}; {hint}");
                         }
-                        decision.warnings.push(FileWarning { path, inode, warning, text });
+                        decision.warnings.push(FileWarning { path, inode, warning, text, directory: index });
                     }
                     continue;
                 }

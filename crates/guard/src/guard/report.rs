@@ -11,6 +11,7 @@ use crate::decision::{Action, FileAct};
 use crate::directory::{DatabaseKey, Directory, Listed};
 use crate::event::{Done, Event, Refusal, Summary};
 use crate::usage;
+use crate::warned::Warned;
 
 /// Problems that are remembered, so that each is reported once.
 const PROBLEMS_REMEMBERED: usize = 10_000;
@@ -29,8 +30,6 @@ pub(super) struct Report {
     problems: HashSet<(PathBuf, String)>,
     in_part: HashSet<(DatabaseKey, Budget)>,
     refused: HashSet<(Option<u32>, PathBuf, Refusal)>,
-    /// Directories and what was warned of in them.
-    warned: HashSet<(PathBuf, String)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -46,7 +45,6 @@ impl Report {
             problems: HashSet::new(),
             in_part: HashSet::new(),
             refused: HashSet::new(),
-            warned: HashSet::new(),
             began: now,
             cpu_before: usage::cpu_time(),
         }
@@ -61,12 +59,10 @@ impl Report {
         }
     }
 
-    /// Warns of a file, once for each directory: a log has ever new ones.
-    pub(super) fn warning(&mut self, path: PathBuf, warning: String) {
-        let directory = path.parent().unwrap_or(&path).to_path_buf();
-        if self.warned.len() < PROBLEMS_REMEMBERED && self.warned.insert((directory, warning.clone())) {
-            self.events.push(Event::Warning { path, warning });
-        }
+    /// Warns of a file, once for each directory or process that `warned` is of: a log has ever new files.
+    pub(super) fn warning(&mut self, warned: &mut Warned, path: PathBuf, warning: String) {
+        let news = warned.news(warning);
+        self.events.extend(news.map(|warning| Event::Warning { path, warning }));
     }
 
     /// Reports that a database is served in part, once for each budget.
@@ -106,7 +102,6 @@ impl Report {
         self.problems.clear();
         self.in_part.clear();
         self.refused.clear();
-        self.warned.clear();
     }
 
     /// Gives the caller all events since the last call.

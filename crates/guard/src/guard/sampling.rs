@@ -188,14 +188,14 @@ impl Watched {
             }
             let is_read = listed.read.is_ok();
             self.note_claims(index, listed.open, settings, report, now);
-            let database = &self.databases[index];
+            let database = &mut self.databases[index];
             if is_read && database.shows_no_log() && settings.options.pids.contains(&database.pid) {
                 let (pid, profile) = (database.pid, &database.profile.name);
                 let warning = format!(
                     "process {pid} has no file open that is called as a log of the profile \"{profile}\" is, so far: \
                      nothing of it is watched until it does"
                 );
-                report.warning(self.proc.root(pid), warning);
+                report.warning(&mut database.warned, self.proc.root(pid), warning);
             }
         }
         self.examine_claims(settings, report, now);

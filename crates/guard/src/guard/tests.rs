@@ -1,16 +1,24 @@
 //! The guard as a whole, on directories.
 
-use pagekeeper_kernel::InspectedFile;
+use std::sync::Arc;
+use std::time::Instant;
+
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Inode, InspectedFile};
 use pagekeeper_kernel::{Links, residency};
 use pagekeeper_policy::{DiskProfile, FileClass, MixedProfile, Rule};
 use pagekeeper_testing::disk_dir;
 
 use super::Guard;
-use crate::config::Options;
-use crate::decision::{Action, Decision};
+use super::carry_out::carry_out;
+use super::report::Report;
+use super::watched::Watched;
+use crate::config::{Options, Settings};
+use crate::decision::{Action, Decision, FileWarning};
+use crate::directory::Directory;
 use crate::disks;
 use crate::event::{Done, Event};
+use crate::ownership::Right;
 
 #[test]
 fn what_a_tick_did_is_reported_by_directory_and_class() {
@@ -222,4 +230,42 @@ fn leftover_pages_are_released_on_every_disk_and_warned_of_where_they_cost() {
             None => assert!(warnings.is_empty(), "{warnings:?}"),
         }
     }
+}
+
+#[test]
+fn two_databases_with_the_same_path_are_warned_of_each() {
+    let path = std::path::PathBuf::from("/var/lib/mysql");
+    let profile = Arc::new(pagekeeper_catalog::Profile::built_in().remove(0));
+    let now = Instant::now();
+    let (mut watched, mut report) = (Watched::new(ProcRoot::default(), now), Report::new(now));
+    // Each in a mount namespace of its own.
+    for pid in [10, 11] {
+        let right = Right::Process(Arc::default());
+        watched.directories.push(Directory::new(
+            path.clone(),
+            Some(pid),
+            Some(pid),
+            Arc::clone(&profile),
+            Vec::new(),
+            right,
+        ));
+    }
+    let settings = Settings::new(Options { find: false, ..Options::default() }).unwrap();
+    let mut warn = |watched: &mut Watched, directory| {
+        let warning = FileWarning {
+            path: path.join("ib_logfile0"),
+            inode: Inode { dev: 1, ino: 1 },
+            warning: pagekeeper_policy::Warning::RecycledSubPages,
+            text: "it is kept".to_owned(),
+            directory,
+        };
+        let decision = Decision { warnings: vec![warning], ..Decision::default() };
+        carry_out(decision, watched, &settings, &mut report);
+        report.events.drain(..).count()
+    };
+    assert_eq!(warn(&mut watched, 0), 1);
+    assert_eq!(warn(&mut watched, 1), 1, "it is another's, whoever has the same path");
+    assert_eq!((warn(&mut watched, 0), warn(&mut watched, 1)), (0, 0), "once each");
+    watched.directories[1] = watched.directories[1].without_files();
+    assert_eq!(warn(&mut watched, 1), 1, "a database that was started again is warned of again");
 }

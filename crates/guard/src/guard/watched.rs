@@ -27,6 +27,7 @@ use crate::known_names::KnownNames;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
+use crate::warned::Warned;
 use pagekeeper_kernel::hang::Crew;
 
 /// Processor time for the inspection of processes in one tick while those are new that were there at the start, and how
@@ -58,6 +59,8 @@ pub(super) struct Database {
     pub(super) claims: BTreeMap<PathBuf, Claim>,
     /// Whether it was reported as found.
     pub(super) reported: bool,
+    /// What was warned of that is of no directory.
+    pub(super) warned: Warned,
 }
 
 impl Database {
@@ -331,6 +334,7 @@ impl Watched {
             claimant: Claimant::default(),
             claims: BTreeMap::new(),
             reported: false,
+            warned: Warned::default(),
         });
         self.others.schedule.ask();
     }
