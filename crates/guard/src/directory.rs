@@ -6,7 +6,8 @@
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
 //!    reused.
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
-//!    [`MANY`] one without resident pages at least every [`EMPTY`].
+//!    [`MANY`] one without resident pages at least every [`EMPTY`], if it had some or is no new one, is not the last of its
+//!    log, and it would be seen that its process opened it.
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
 //!
@@ -40,7 +41,8 @@ use crate::warned::Warned;
 
 /// Ticks between samples of a file where nothing happens.
 const SELDOM: u32 = 32;
-/// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen.
+/// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen. Not of
+/// one that is new, nor of the last of its log.
 const EMPTY: u32 = 128;
 /// So many files are sampled together, which takes opening their directory once.
 const TOGETHER: u64 = 16;
@@ -52,8 +54,7 @@ const HELD_OF_MANY: u32 = 16;
 const CHECKED: u64 = 16;
 /// The same where a database has many.
 const CHECKED_OF_MANY: u64 = 64;
-/// Of a database with more log files than this, one with nothing resident and no process at it is sampled
-/// seldom from the first.
+/// Of a database with more log files than this, those where nothing happens are sampled less often.
 const MANY: usize = 256;
 /// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
 const LIST_SHARE: u32 = 50;
@@ -141,6 +142,8 @@ pub(crate) struct Directory {
     ticks: u64,
     /// How many files its database has.
     database_files: usize,
+    /// Whether it is seen which files its database's process has open.
+    sees_openers: bool,
     /// Another one each time that files come or go; never used twice.
     version: u64,
     /// Behind which name sampling goes on, where there was no time for all.
@@ -204,6 +207,8 @@ pub(crate) struct Entry {
     due: u32,
     /// Ticks between samples.
     interval: u32,
+    /// Whether it was seen with resident pages.
+    had_pages: bool,
     /// Where the next sample begins, if the last one did not come to the end.
     from: u64,
 }
@@ -217,12 +222,15 @@ impl Entry {
 
     /// Takes in what was seen; whether it is another than before. Files with the same `turn` that fall quiet are sampled in the
     /// same ticks later.
-    fn take(&mut self, seen: FileSample, among_many: bool, turn: u64) -> bool {
+    fn take(&mut self, seen: FileSample, may_rest: bool, turn: u64) -> bool {
         let before = self.interval;
         let FileSample { size, sample: found, next, .. } = seen;
         let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
         self.from = next.unwrap_or(0);
-        let most = if among_many && found.resident == 0 { EMPTY } else { SELDOM };
+        // One that never had a page may be new, and be written next.
+        let is_known = self.had_pages || before >= SELDOM;
+        self.had_pages |= found.resident > 0;
+        let most = if may_rest && is_known && found.resident == 0 { EMPTY } else { SELDOM };
         self.interval = if !same {
             1
         } else if most == EMPTY {
@@ -275,6 +283,7 @@ impl Directory {
             list_earliest: Instant::now(),
             ticks: 0,
             database_files: 0,
+            sees_openers: true,
             version: new_version(),
             sampled_to: None,
         }
@@ -506,6 +515,7 @@ impl Directory {
             sample: Sample::default(),
             due: 0,
             interval: 1,
+            had_pages: false,
             from: 0,
         };
         self.entries.insert(file.name, entry);
@@ -586,9 +596,20 @@ impl Directory {
         self.pin.map_or(0, |pin| pin.inode.ino % (1 << 32))
     }
 
-    /// Takes note of how many files its database has.
-    pub(crate) fn of_database_with(&mut self, files: usize) {
+    /// Takes note of how many files its database has, and whether it is seen which of them its process has open.
+    pub(crate) fn of_database_with(&mut self, files: usize, sees_openers: bool) {
         self.database_files = files;
+        self.sees_openers = sees_openers;
+    }
+
+    /// Which file is the last of each log: where its writer goes on.
+    fn last_of_logs(&self) -> HashMap<LogId, u64> {
+        let mut last: HashMap<LogId, u64> = HashMap::with_capacity(self.logs.len());
+        for entry in self.entries.values() {
+            let last = last.entry(entry.log).or_default();
+            *last = entry.sequence.max(*last);
+        }
+        last
     }
 
     /// Whether its database has many.
@@ -656,7 +677,8 @@ impl Directory {
         let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
         self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
-        let among_many = self.is_among_many();
+        let may_rest = !sampled.is_empty() && self.sees_openers && self.is_among_many();
+        let last = may_rest.then(|| self.last_of_logs());
         let place = self.place();
         for Sampled { name, seen } in sampled {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
@@ -671,7 +693,9 @@ impl Directory {
                     all.unfinished |= seen.next.is_some();
                     all.no_room |= seen.no_room;
                     let turn = place + entry.id.0 / TOGETHER;
-                    all.changed |= entry.take(seen, among_many, turn);
+                    let is_last = |last: &HashMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
+                    let may_rest = last.as_ref().is_some_and(|last| !is_last(last));
+                    all.changed |= entry.take(seen, may_rest, turn);
                 }
                 // Another file of that name: whether it counts is seen when the directory is listed.
                 Err(Error::OtherFile { .. }) => others.push(name),

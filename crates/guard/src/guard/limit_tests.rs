@@ -17,7 +17,7 @@ use super::claim_tests::{Watch, scratch};
 use crate::budget::{DIRECTORIES, Slice, Turn};
 use crate::config::Options;
 use crate::descriptors::{Descriptor, FilesInUse};
-use crate::directory::{DatabaseKey, Directory};
+use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
 use crate::sample::Room;
 
@@ -267,10 +267,45 @@ fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
         }
         count
     };
-    directory.of_database_with(10);
+    directory.of_database_with(10, true);
     samples(directory, 200);
     assert_eq!(samples(directory, 512), 16, "nothing is resident of it, and it is one of few");
-    directory.of_database_with(10_000);
+    directory.of_database_with(10_000, true);
     samples(directory, 200);
     assert_eq!(samples(directory, 512), 4);
+}
+
+#[test]
+fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    for new in ["binlog.000003", "binlog.000004"] {
+        File::create_new(dir.path().join(new)).unwrap();
+    }
+    let directory = &mut guard.watched.directories[0];
+    let endless = Duration::from_secs(3600);
+    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+    let fd = directory.open(&ProcRoot::default()).unwrap();
+    assert!(directory.begin_listing(100, Instant::now()));
+    assert!(directory.list(fd.as_fd(), &Ids::default(), &turn).unwrap().grown);
+    let samples = |directory: &mut Directory, ticks: usize| -> [usize; 2] {
+        let mut counts = [0; 2];
+        for _ in 0..ticks {
+            let due = directory.due(&FilesInUse::default());
+            for (count, name) in counts.iter_mut().zip(["binlog.000003", "binlog.000004"]) {
+                *count += due.iter().filter(|due| due.name == name).count();
+            }
+            let mut room = Room { left: usize::MAX, least: 1 };
+            directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+        }
+        counts
+    };
+    directory.of_database_with(10_000, true);
+    let soon = samples(directory, 32);
+    assert!(soon.iter().all(|count| *count >= 5), "its first pages are seen soon: {soon:?}");
+    samples(directory, 400);
+    assert_eq!(samples(directory, 512), [4, 16], "the last file of a log is where its writer goes on");
+    directory.of_database_with(10_000, false);
+    samples(directory, 400);
+    assert_eq!(samples(directory, 512), [16, 16], "that it was opened would not be seen");
 }

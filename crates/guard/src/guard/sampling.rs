@@ -187,6 +187,7 @@ impl Watched {
                 report.database_in_part(key, profile, &root, Budget::Descriptors);
             }
             let is_read = listed.read.is_ok();
+            self.databases[index].sees_descriptors = is_read && !listed.left_out;
             self.note_claims(index, listed.open, settings, report, now);
             let database = &mut self.databases[index];
             if is_read && database.shows_no_log() && settings.options.pids.contains(&database.pid) {
@@ -277,8 +278,10 @@ impl Watched {
                 return None;
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
+            let process = watched.databases.iter().find(|database| Some(database.pid) == key.pid());
+            let sees_openers = process.is_none_or(|database| database.sees_descriptors);
             for directory in own.iter_mut() {
-                directory.of_database_with(files);
+                directory.of_database_with(files, sees_openers);
             }
             let windows: usize = own.iter().map(Directory::windows).sum();
             let limit = watched.turns.windows(own);

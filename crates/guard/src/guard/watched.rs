@@ -59,6 +59,8 @@ pub(super) struct Database {
     pub(super) claims: BTreeMap<PathBuf, Claim>,
     /// Whether it was reported as found.
     pub(super) reported: bool,
+    /// Whether all its descriptors could be listed last.
+    pub(super) sees_descriptors: bool,
     /// What was warned of that is of no directory.
     pub(super) warned: Warned,
 }
@@ -334,6 +336,7 @@ impl Watched {
             claimant: Claimant::default(),
             claims: BTreeMap::new(),
             reported: false,
+            sees_descriptors: false,
             warned: Warned::default(),
         });
         self.others.schedule.ask();
