@@ -5,9 +5,10 @@
 //! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
 //! database and kind of use beside direct I/O, the costly kind first; a file is in one of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_kernel::text::{shell_quoted, unescaped};
 use pagekeeper_observe::{File, Opener, OpenerKind};
@@ -15,11 +16,12 @@ use pagekeeper_policy::MixedProfile;
 
 use super::Earlier;
 use crate::advice::rocksdb::is_rocksdb;
+use crate::attribution::database_of;
 use crate::observation::Observation;
 use crate::phrases::{file_name, number};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
 
-/// Files that are listed of each database and kind.
+/// Files that are listed of each database and kind, and processes in one sentence.
 const NAMED: usize = 5;
 /// Stretches of resident pages that are listed of each file.
 const STRETCHES: usize = 3;
@@ -181,16 +183,16 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
         named.dedup();
         named
     };
-    let mut parts = vec![format!("O_DIRECT by {}", who(&is_direct).join(", "))];
+    let mut parts = vec![format!("O_DIRECT by {}", listed(who(&is_direct)))];
     for (wanted, how) in [(may_write as fn(&Opener) -> bool, "written"), (may_read, "read")] {
         let mapped = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Mapped { .. }));
         let buffered = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Buffered(_)));
         if !buffered.is_empty() {
-            parts.push(format!("may be {how} through the page cache by {}", buffered.join(", ")));
+            parts.push(format!("may be {how} through the page cache by {}", listed(buffered)));
         }
         if !mapped.is_empty() {
             let how = if how == "written" { " for writing" } else { "" };
-            parts.push(format!("mapped{how} by {}", mapped.join(", ")));
+            parts.push(format!("mapped{how} by {}", listed(mapped)));
         }
     }
     if mixed_with == MixedWith::Writer && is_written(observation, file) {
@@ -199,7 +201,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     if mixed_with == MixedWith::Leftover {
         let named: Vec<String> = brought_in_by(observation, &[file]).iter().map(Reader::named).collect();
         if !named.is_empty() {
-            parts.push(format!("brought in through the page cache while watching by {}", named.join(", ")));
+            parts.push(format!("brought in through the page cache while watching by {}", listed(named)));
         }
     }
     let stretches = observation.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
@@ -279,13 +281,15 @@ impl Reader<'_> {
 }
 
 /// Those who brought in pages of these files while watching, as tracing saw it, the most first: programs that come and go in a
-/// loop are in no list of who has a file open.
+/// loop are in no list of who has a file open. Not the database that a file is of.
 fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Reader<'a>> {
     let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
+    let inodes: HashSet<Inode> = files.iter().map(|file| file.inode).collect();
+    let owner = files.first().and_then(|file| file.database);
     let mut readers: BTreeMap<&str, Reader<'_>> = BTreeMap::new();
     for counts in pages.into_iter().flatten().filter(|counts| counts.flow.added.bytes > 0) {
         let Some(task) = &counts.task else { continue };
-        if files.iter().all(|file| file.inode != counts.file) {
+        if !inodes.contains(&counts.file) || owner.is_some() && database_of(observation, task) == owner {
             continue;
         }
         let reader = readers.entry(&task.name).or_insert_with(|| Reader {
@@ -299,6 +303,14 @@ fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Read
     let mut readers: Vec<Reader<'_>> = readers.into_values().collect();
     readers.sort_by_key(|reader| (std::cmp::Reverse(reader.bytes), reader.name));
     readers
+}
+
+/// The first of these in a sentence, and how many more there are: whoever starts very many programs does not fill the report.
+fn listed(mut named: Vec<String>) -> String {
+    let more = named.len().saturating_sub(NAMED);
+    named.truncate(NAMED);
+    let named = named.join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
 /// How much it matters, and what it costs in a sentence.
@@ -385,20 +397,20 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
 fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
     let openers = |wanted: fn(&Opener) -> bool| {
         let openers = files.iter().flat_map(|file| &file.openers).filter(|opener| wanted(opener));
-        openers.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect()
+        let named: BTreeSet<String> =
+            openers.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect();
+        named.into_iter().collect()
     };
-    let mut named: Vec<String> = match mixed_with {
+    let named: Vec<String> = match mixed_with {
         MixedWith::Writer => openers(may_write),
         MixedWith::Reader => openers(may_read),
         MixedWith::Leftover => brought_in_by(observation, files).iter().map(Reader::named).collect(),
     };
-    named.sort();
-    named.dedup();
     if named.is_empty() {
         return None;
     }
     Some(Fix::advice(
-        format!("let {} use O_DIRECT too, or stop it", named.join(", ")),
+        format!("let {} use O_DIRECT too, or stop it", listed(named)),
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             MixedWith::Reader | MixedWith::Leftover => "at once; a backup can read a snapshot instead",
@@ -532,8 +544,29 @@ mod tests {
         assert!(texts[1].contains("while watching by scrub (process 900);"), "{texts:?}");
         assert_eq!(
             found[0].fixes[0].act,
-            "let cat (5 processes), scrub (process 900) use O_DIRECT too, or stop it"
+            "let scrub (process 900), cat (5 processes) use O_DIRECT too, or stop it"
         );
+    }
+
+    #[test]
+    fn of_many_who_read_leftovers_few_are_named_and_never_the_database() {
+        let mut one = table("a.ibd", Vec::new());
+        one.database = Some(0);
+        let inode = one.inode;
+        let after = sample_of(vec![one]);
+        let mut change = change();
+        let hostile = (0..200).map(|pid| crate::testing::pages(inode, 800 + pid, &format!("x{pid}"), MIB, 0));
+        let own = crate::testing::pages(inode, 100, "mariadbd", 9 * MIB, 0);
+        change.trace.as_mut().unwrap().pages = Some(hostile.chain([own]).collect());
+        let found = find_in(&Snapshot { change: Some(change.clone()), ..after.clone() }, None);
+        let fix = &found[0].fixes[0].act;
+        assert!(fix.starts_with("let x0 (process 800), "), "{fix}");
+        assert!(fix.ends_with(" and 195 more use O_DIRECT too, or stop it"), "{fix}");
+        assert!(found[0].evidence[0].text.contains(" and 195 more;"), "{found:?}");
+        // Where nobody else did there is nobody to stop.
+        change.trace.as_mut().unwrap().pages.as_mut().unwrap().drain(..200);
+        let found = find_in(&Snapshot { change: Some(change), ..after }, None);
+        assert!(!found[0].fixes.iter().any(|fix| fix.act.contains("or stop it")), "{found:?}");
     }
 
     #[test]
