@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -68,17 +69,67 @@ fn data_directory<'a>(
 
 /// The directories of databases in which data is, by the index of the database.
 fn with_data(snapshot: &Snapshot) -> Vec<BTreeSet<&Path>> {
-    let mut directories: Vec<HashSet<&Path>> = Vec::with_capacity(snapshot.databases.len());
-    for database in &snapshot.databases {
-        directories.push(database.directories.iter().map(PathBuf::as_path).collect());
-    }
-    let mut with_data = vec![BTreeSet::new(); directories.len()];
+    let nested: Vec<Nested<'_>> =
+        snapshot.databases.iter().map(|database| Nested::new(&database.directories)).collect();
+    let mut with_data = vec![BTreeSet::new(); nested.len()];
     for file in snapshot.files.iter().filter(|file| file.class == Some(FileClass::Data)) {
-        let Some(index) = file.database.filter(|index| *index < directories.len()) else { continue };
-        let around = file.path.ancestors().skip(1).find(|above| directories[index].contains(above));
-        with_data[index].extend(around);
+        let Some(index) = file.database.filter(|index| *index < nested.len()) else { continue };
+        with_data[index].extend(nested[index].deepest_around(&file.path));
     }
     with_data
+}
+
+/// Directories, to find the deepest that a file is in at the cost of comparing a few paths, whatever they are: one of a
+/// hostile user can have two thousand components, and a database a thousand directories.
+struct Nested<'a> {
+    /// In the order of their bytes.
+    all: Vec<Nest<'a>>,
+}
+
+struct Nest<'a> {
+    directory: &'a Path,
+    /// Its path with one slash at the end: what the paths of the files in it begin with.
+    prefix: Vec<u8>,
+    /// The deepest that it is in itself.
+    around: Option<usize>,
+}
+
+impl<'a> Nested<'a> {
+    fn new(directories: &'a [PathBuf]) -> Self {
+        let nest = |directory: &'a PathBuf| {
+            let mut prefix = directory.as_os_str().as_bytes().to_vec();
+            prefix.truncate(prefix.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1));
+            prefix.push(b'/');
+            Nest { directory, prefix, around: None }
+        };
+        let mut all: Vec<Nest<'_>> = directories.iter().map(nest).collect();
+        all.sort_by(|a, b| a.prefix.cmp(&b.prefix));
+        for index in 1..all.len() {
+            let mut around = Some(index - 1);
+            while let Some(outer) = around.filter(|outer| !all[index].prefix.starts_with(&all[*outer].prefix))
+            {
+                around = all[outer].around;
+            }
+            all[index].around = around;
+        }
+        Self { all }
+    }
+
+    /// The deepest directory that a file is in. All that it is in are the last one before it in the order, if not another one
+    /// comes between, and those around that one.
+    fn deepest_around(&self, file: &Path) -> Option<&'a Path> {
+        let file = file.as_os_str().as_bytes();
+        let last = self.all.partition_point(|nest| nest.prefix.as_slice() <= file).checked_sub(1)?;
+        let same = self.all[last].prefix.iter().zip(file).take_while(|(a, b)| a == b).count();
+        let mut around = Some(last);
+        while let Some(nest) = around.map(|index| &self.all[index]) {
+            if nest.prefix.len() <= same {
+                return Some(nest.directory);
+            }
+            around = nest.around;
+        }
+        None
+    }
 }
 
 /// Gives those a number that would have the same name otherwise: each series is of one database. The first keeps its name.
@@ -340,7 +391,6 @@ fn traced(counts: &TraceCounts, snapshot: &Snapshot) -> Traced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::ffi::OsStrExt as _;
 
     use pagekeeper_kernel::Inode;
     use pagekeeper_kernel::Residency;
@@ -449,6 +499,34 @@ mod tests {
         assert_eq!(chosen(Some(Path::new("/")), &[more, data]), "/srv/data", "the first with data");
         assert_eq!(chosen(None, &[]), "/srv/binlog");
         assert_eq!(data_directory(&[], Some(data), &BTreeSet::new()), None);
+    }
+
+    #[test]
+    fn data_is_in_the_deepest_directory_around_it() {
+        let directories = ["/srv/data", "/", "/srv/data/deep/", "/srv/dat", "/srv/data/deep/x/y"];
+        let directories = directories.map(PathBuf::from);
+        let nested = Nested::new(&directories);
+        let around = |path: &str| nested.deepest_around(Path::new(path)).unwrap().to_str().unwrap();
+        assert_eq!(around("/srv/data/t.ibd"), "/srv/data");
+        assert_eq!(around("/srv/data/deep/t/t.ibd"), "/srv/data/deep/");
+        assert_eq!(around("/srv/data/deep/x/z"), "/srv/data/deep/", "another one comes between");
+        assert_eq!(around("/srv/data"), "/", "it is not in itself");
+        assert_eq!(around("/srv/database/t.ibd"), "/");
+        assert_eq!(Nested::new(&directories[..1]).deepest_around(Path::new("/x/t")), None);
+        assert_eq!(Nested::new(&directories[..1]).deepest_around(Path::new("/a")), None);
+        assert_eq!(Nested::new(&[]).deepest_around(Path::new("/a")), None);
+    }
+
+    #[test]
+    fn very_deep_paths_take_no_time_to_attribute() {
+        // Each ancestor of such a path was hashed: 10,000 open files took minutes.
+        let deep = PathBuf::from("/a".repeat(2031));
+        let directories: Vec<PathBuf> = deep.ancestors().skip(900).step_by(2).map(Path::to_owned).collect();
+        let nested = Nested::new(&directories);
+        for number in 0..10_000 {
+            let file = deep.join(number.to_string());
+            assert_eq!(nested.deepest_around(&file), Some(directories[0].as_path()));
+        }
     }
 
     #[test]
