@@ -11,6 +11,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use crate::profile::BUILT_IN;
 use crate::spelled::Spelled;
 use crate::units::Size;
 
@@ -262,10 +263,17 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
         let mut rules = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             let class = class_of(&name).ok_or_else(|| {
-                let name = self.0;
+                // Of a profile that there is, the error is in the class; another name may be a class that was mistyped.
+                let profile = self.0;
+                let is_profile = BUILT_IN.iter().any(|(built_in, _)| *built_in == profile);
+                let (wrong, of) = if is_profile {
+                    (name.as_str(), "this profile")
+                } else {
+                    (profile, "a profile that is called so")
+                };
                 A::Error::custom(format!(
-                    "\"{name}\" is no class of files (redo, binlog, relay, wal, data or temp); rules of a profile \
-                     that is called so are [rules.{name}.CLASS]"
+                    "\"{wrong}\" is no class of files (redo, binlog, relay, wal, data or temp); rules of {of} are \
+                     [rules.{profile}.CLASS]"
                 ))
             })?;
             let WithRule { rule, table: Nothing {} } = map.next_value()?;
@@ -341,6 +349,11 @@ mod tests {
         let error = toml::from_str::<Config>("[rules.binlock]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"binlock\" is no class of files"), "{error}");
         assert!(error.contains("[rules.binlock.CLASS]"), "{error}");
+        // Of a profile that there is, the typing error is in the class.
+        let error =
+            toml::from_str::<Config>("[rules.postgresql.wall]\nrule = \"keep\"\n").unwrap_err().to_string();
+        assert!(error.contains("\"wall\" is no class of files"), "{error}");
+        assert!(error.contains("[rules.postgresql.CLASS]"), "{error}");
     }
 
     #[test]
