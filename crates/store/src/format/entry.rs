@@ -127,9 +127,20 @@ impl Change {
             Self::Free { .. } | Self::Placed(_) => return self,
         };
         match u32::try_from(len) {
-            Ok(len) if len > 0 => Self::Placed(Place { kind, crc, first, lsn: end - u64::from(len), len }),
-            _ => self,
+            Ok(0) => self.without_memory(),
+            Ok(len) => Self::Placed(Place { kind, crc, first, lsn: end - u64::from(len), len }),
+            Err(_) => self,
         }
+    }
+
+    /// One that has no bytes, and no part in the memory where it was read.
+    fn without_memory(mut self) -> Self {
+        match &mut self {
+            Self::FullPageImage { bytes, .. } => *bytes = Bytes::new(),
+            Self::Diff { ranges, .. } => *ranges = Ranges::none(),
+            Self::Free { .. } | Self::Placed(_) => {}
+        }
+        self
     }
 }
 

@@ -32,6 +32,11 @@ impl Ranges {
         Some(Self(encoded))
     }
 
+    /// None.
+    pub(super) fn none() -> Self {
+        Self(Bytes::new())
+    }
+
     /// As they are encoded.
     pub(super) fn encoded(&self) -> &Bytes {
         &self.0

@@ -1,4 +1,5 @@
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -154,6 +155,36 @@ fn places_are_where_the_bytes_stand() {
         }
     }
     assert!(placed > 180 && cut > 30, "{placed} {cut}");
+}
+
+/// Pages of zeros, and diffs of nothing: of what was read they keep nothing, as those whose bytes have places.
+#[test]
+fn who_wants_places_keeps_no_memory_that_was_read() {
+    struct Read {
+        body: Vec<u8>,
+        _counted: Arc<()>,
+    }
+    impl AsRef<[u8]> for Read {
+        fn as_ref(&self) -> &[u8] {
+            &self.body
+        }
+    }
+
+    let mut writer = EntryWriter::new(7, &meta());
+    writer.full_page_image(1, PageKind::Data, 1, &[0; PAYLOAD]);
+    writer.diff(2, PageKind::Data, 2, 3, &[]);
+    writer.full_page_image(3, PageKind::Data, 1, &[3; PAYLOAD]);
+    writer.free(4, 3);
+    let owners = Arc::new(());
+    let bodies = writer.finish(1 << 20).into_iter();
+    let owned = |body| Bytes::from_owner(Read { body, _counted: Arc::clone(&owners) });
+    let bodies: Vec<_> = bodies.map(owned).collect();
+    let whole = read(&bodies).unwrap().unwrap();
+    let mut reader = EntryReader::new(PAYLOAD);
+    let found = reader.read_places(&bodies[0], 4096).unwrap().unwrap();
+    assert_eq!((bodies.len(), &found.changes[..2]), (1, &whole.changes[..2]));
+    drop((bodies, whole));
+    assert_eq!(Arc::strong_count(&owners), 1);
 }
 
 #[test]
