@@ -164,11 +164,12 @@ impl Index {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Versions of the page older than `seq` that take what the data file or the journal has to be put together.
+    /// Versions of the page older than `seq` that take what the data file or the journal has to be put together; also where memory has
+    /// that for now.
     pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<Version> {
+        let takes_more = |replay: &Replay| replay.needs_base() || replay.is_placed() || replay.is_passing();
         let needs = |version: &&Version| {
-            version.seq < seq
-                && matches!(&version.content, Content::Replay(replay) if replay.needs_base() || replay.is_placed())
+            version.seq < seq && matches!(&version.content, Content::Replay(replay) if takes_more(replay))
         };
         let shard = self.read(page);
         shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())

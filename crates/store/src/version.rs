@@ -54,6 +54,8 @@ pub(crate) struct Replay {
     changes: Vec<Change>,
     /// Bytes of memory that they take up, about.
     size: u64,
+    /// Bytes of it were brought in from the journal, and leave memory again.
+    is_passing: bool,
 }
 
 fn size(change: &Change) -> u64 {
@@ -85,6 +87,11 @@ impl Replay {
         self.changes.iter().any(|change| matches!(change, Change::Placed(_)))
     }
 
+    /// Whether those bytes are in memory for a while.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.is_passing
+    }
+
     /// Where those bytes stand.
     pub(crate) fn places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.changes.iter().filter_map(|change| match change {
@@ -101,7 +108,7 @@ impl Replay {
             change => Some(change.clone()),
         };
         let changes: Vec<Change> = self.changes.iter().map(with_bytes).collect::<Option<_>>()?;
-        Some(Self { size: changes.iter().map(size).sum(), changes })
+        Some(Self { size: changes.iter().map(size).sum(), changes, is_passing: true })
     }
 
     /// The checksum of the page after each change.

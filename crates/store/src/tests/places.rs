@@ -1,6 +1,7 @@
 //! What an opening leaves in the journal and reads again: it is what it was, or an error that says what is wrong; snapshots have it after the
 //! journal was given up, and a checkpoint reads it in few pieces.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use pagekeeper_io::{Damage, Fault, Persistence, SimDisk, Times};
@@ -82,6 +83,18 @@ fn crashed() -> SimDisk {
     let found = disk.after_kill();
     drop(store);
     found
+}
+
+/// Writes pages as a whole, so that nobody reads what was there before, and applies them.
+fn write_over(store: &Store, pages: Range<PageNo>, round: u64) {
+    let mut txn = store.begin().expect("nothing fails");
+    let mut payload = vec![0; store.payload_size()];
+    for page in pages {
+        content(page, round, &mut payload);
+        txn.write(page, &payload).expect("it is there");
+    }
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
 }
 
 /// The last round of a page.
@@ -183,26 +196,29 @@ fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
     let kept = 0..20;
-    // As a whole: nobody reads what was there before.
-    let write_over = |round| {
-        let mut txn = store.begin().expect("nothing fails");
-        let mut payload = vec![0; store.payload_size()];
-        for page in kept.clone() {
-            content(page, round, &mut payload);
-            txn.write(page, &payload).expect("it is there");
-        }
-        txn.commit(Durability::Sync).expect("nothing fails");
-        store.sync().expect("nothing fails");
-    };
-    (3..80).for_each(write_over);
+    (3..80).for_each(|round| write_over(&store, kept.clone(), round));
     assert!(store.core().journal.end() > store.core().journal.capacity(), "it was written over");
     for page in kept.clone() {
         assert!(has(&read.read(page).expect("it is kept"), page, round(page)), "{page}");
     }
     drop(read);
     // The next checkpoint lets go of it.
-    write_over(80);
+    write_over(&store, kept, 80);
     assert_eq!(store.stat().unapplied_bytes, 0);
+}
+
+/// What a backup has brought in is no replay that lacks anything, until it goes again.
+#[test]
+fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
+    let disk = crashed();
+    let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
+    let read = store.begin_read().expect("nothing fails");
+    let brought_in = store.core().bring_in(0..20, store.stat().seq);
+    write_over(&store, 0..20, 3);
+    drop(brought_in);
+    for page in 0..20 {
+        assert!(has(&read.read(page).expect("it is kept"), page, round(page)), "{page}");
+    }
 }
 
 #[test]
