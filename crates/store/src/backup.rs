@@ -206,7 +206,7 @@ impl<S: Sink> Copy<'_, S> {
 
     fn copy_some(&mut self, live: &Live, due: Vec<Range<PageNo>>) -> Result<(), Error> {
         let page_size = self.core.config.page_size;
-        let brought_in = self.core.bring_in(due.iter().cloned().flatten(), live.seq);
+        let mut brought_in = self.core.bring_in(due.clone().into_iter().flatten(), live.seq);
         // Before they are read: what the index gives up meanwhile was newer than what is read.
         let newer: Vec<bool> = due.iter().cloned().flatten().map(|page| self.core.index.has(page)).collect();
         let mut pieces: Vec<_> =
@@ -232,6 +232,7 @@ impl<S: Sink> Copy<'_, S> {
             for ((page, newer), (at, bytes)) in
                 pages.zip(&mut newer).zip((0..).step_by(page_size).zip(bytes.chunks_mut(page_size)))
             {
+                brought_in.reach(page);
                 let is_read = at + page_size <= got && !newer;
                 crcs.push(self.page(live, page, is_read, bytes)?);
             }

@@ -165,11 +165,12 @@ impl Core {
         let max_pages =
             if self.data.is_atomic() { 1 } else { (self.max_write_bytes() / self.config.page_size).max(1) };
         for pages in self.batches(pages, seq) {
-            self.bring_in(pages.iter().copied(), seq).keep();
+            let mut brought_in = self.bring_in(pages.iter().copied(), seq);
             for (at, page) in pages.iter().enumerate() {
                 if at % AHEAD == 0 {
                     self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
                 }
+                brought_in.reach(*page);
                 let (whole, of) = match self.to_apply(*page, seq) {
                     Ok(Some(found)) => found,
                     Ok(None) => continue,

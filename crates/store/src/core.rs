@@ -73,7 +73,7 @@ use crate::page_map::PageMap;
 use crate::reports::Reports;
 use crate::snapshots::{Live, Snapshots};
 use crate::superblocks::Superblocks;
-use crate::version::{Content, PageId, Replay, Version, Whole, kind_and_seq};
+use crate::version::{Assembly, Content, PageId, Replay, Version, Whole, kind_and_seq};
 use crate::writer::Writer;
 use crate::{Error, PageNo, Seq};
 
@@ -361,9 +361,9 @@ impl Core {
             Content::Whole(whole) => return Ok(whole),
             Content::Replay(replay) => replay,
         };
-        let whole = self.put_together(page, version.seq, replay)?;
-        // Beyond its share it is put together anew for each read.
-        if self.index.bytes() <= self.config.max_unapplied_bytes {
+        let whole = self.put_together(page, version.seq, &replay)?;
+        // Beyond its share it is put together anew for each read; and what is in memory for a while is so for who reads all pages.
+        if !replay.is_passing() && self.index.bytes() <= self.config.max_unapplied_bytes {
             self.index.settle(page, version.seq, Content::Whole(whole.clone()));
         }
         Ok(whole)
@@ -374,16 +374,15 @@ impl Core {
         match version.content {
             Content::Whole(whole) => Ok(whole),
             Content::Replay(replay) => {
-                let whole = self.put_together(page, version.seq, replay)?;
+                let whole = self.put_together(page, version.seq, &replay)?;
                 self.index.settle(page, version.seq, Content::Whole(whole.clone()));
                 Ok(whole)
             }
         }
     }
 
-    fn put_together(&self, page: PageNo, seq: Seq, replay: Arc<Replay>) -> Result<Whole, Error> {
+    fn put_together(&self, page: PageNo, seq: Seq, replay: &Replay) -> Result<Whole, Error> {
         let id = self.page_id(page, seq);
-        let replay = self.with_bytes(&id, replay)?;
         let mut bytes = self.buffers.zeroed();
         let room = bytes.make_mut();
         if replay.needs_base() {
@@ -396,7 +395,11 @@ impl Core {
                 }
             }
         }
-        let kind = replay.put_together(&id, room)?;
+        let mut assembly = Assembly::new(room);
+        for changes in replay.parts(self.brought_in_share()) {
+            assembly.apply(&self.with_bytes(&id, changes)?);
+        }
+        let kind = assembly.finish(&id)?;
         Ok(Whole::new(kind, bytes))
     }
 

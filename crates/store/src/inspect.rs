@@ -14,7 +14,6 @@ use crate::core::Core;
 use crate::format::page::{self, PageFault, PageKind};
 use crate::format::superblock::Found;
 use crate::format::trunk;
-use crate::places::BroughtIn;
 use crate::snapshots::Live;
 use crate::superblocks::{self, SlotRead, SlotsRead};
 use crate::{Error, PageNo, Seq, data};
@@ -97,13 +96,11 @@ pub struct SuperblockInfo {
 }
 
 /// What reading pages of the data file gave.
-pub(crate) struct InFile<'a> {
+pub(crate) struct InFile {
     /// Of each page, whether the index had a version of it.
     pub(crate) newer: Vec<bool>,
     /// Of each piece, how many bytes came.
     pub(crate) got: Vec<Result<usize, pagekeeper_io::Error>>,
-    /// What the journal has of them.
-    pub(crate) brought_in: BroughtIn<'a>,
 }
 
 impl Core {
@@ -121,30 +118,23 @@ impl Core {
         let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
         // What lies behind the end of the file was never written: zeros.
         let mut buf = AlignedBuf::new(pages.clone().count() * self.config.page_size);
-        let InFile { newer, got, brought_in } = self.read_wide(&*file, pages.clone(), live.seq, &mut buf);
+        let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
+        let mut brought_in = self.bring_in(pages.clone(), live.seq);
         let mut found = Vec::with_capacity(newer.len());
         for ((page, newer), (at, bytes)) in
             pages.zip(newer).zip((0..).step_by(self.config.page_size).zip(buf.chunks(self.config.page_size)))
         {
+            brought_in.reach(page);
             found.push(match &got[at / PIECE] {
                 Ok(_) => self.page_info(page, newer, bytes, live)?,
                 Err(error) => PageInfo::damaged(page, bytes, error.to_string()),
             });
         }
-        drop(brought_in);
         Ok(found)
     }
 
-    /// Reads pages of the data file into `buf`, which may be longer, in pieces of [`PIECE`] bytes, all at once; and what the journal has of
-    /// them as of `seq`.
-    pub(crate) fn read_wide(
-        &self,
-        file: &dyn IoFile,
-        pages: Range<PageNo>,
-        seq: Seq,
-        buf: &mut [u8],
-    ) -> InFile<'_> {
-        let brought_in = self.bring_in(pages.clone(), seq);
+    /// Reads pages of the data file into `buf`, which may be longer, in pieces of [`PIECE`] bytes, all at once.
+    pub(crate) fn read_wide(&self, file: &dyn IoFile, pages: Range<PageNo>, buf: &mut [u8]) -> InFile {
         let start = pages.start * self.config.page_size as u64;
         // Before they are read: what the index gives up meanwhile was newer than what is read.
         let newer = pages.map(|page| self.index.has(page)).collect();
@@ -155,7 +145,7 @@ impl Core {
             .collect();
         let mut got = vec![Ok(0); reads.len()];
         self.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
-        InFile { newer, got, brought_in }
+        InFile { newer, got }
     }
 
     /// The page as the snapshot has it, where these are its bytes in the data file.

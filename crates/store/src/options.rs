@@ -111,7 +111,8 @@ impl StoreOptions {
 
     /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
     /// the log buffer are within it; the pages of transactions that are open are not, nor are up to 80 MiB that an opening reads a long journal
-    /// through. It is taken as it is needed: of a store that was just opened a few MiB are resident.
+    /// through, up to 16 MiB that a backup or a verification reads through, and the pages of the data file that an inspection was asked for. It
+    /// is taken as it is needed: of a store that was just opened a few MiB are resident.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;

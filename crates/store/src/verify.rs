@@ -147,11 +147,11 @@ impl Core {
         let at_once = (buf.len() / self.config.page_size) as u64;
         for first in (0..pages).step_by(buf.len() / self.config.page_size) {
             let end = pages.min(first + at_once);
-            // What is brought in goes when these pages were looked at.
-            let InFile { newer, got, brought_in: _brought_in } =
-                self.read_wide(&*file, first..end, live.seq, &mut buf);
+            let InFile { newer, got } = self.read_wide(&*file, first..end, &mut buf);
+            let mut brought_in = self.bring_in(first..end, live.seq);
             let places = (0..).step_by(self.config.page_size);
             for ((page, newer), at) in (first..end).zip(newer).zip(places) {
+                brought_in.reach(page);
                 let at: usize = at;
                 let (piece, within) = (at / PIECE, at % PIECE);
                 let bytes = &buf[at..at + self.config.page_size];

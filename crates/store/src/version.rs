@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::buffers::PageBuf;
-use crate::format::entry::Change;
+use crate::format::entry::{Change, Place};
 use crate::format::page::{self, HEADER, PageKind};
 use crate::{Error, PageNo, Seq};
 
@@ -62,6 +62,13 @@ fn size(change: &Change) -> u64 {
     (size_of::<Change>() + change.held_bytes()) as u64
 }
 
+/// The same, once it has its bytes: the journal gives them with a seventh part more, and each for itself.
+fn size_with_bytes(change: &Change) -> u64 {
+    let of_place =
+        |place: &Place| u64::from(place.len) + u64::from(place.len) / 7 + size_of::<Bytes>() as u64;
+    size(change) + if let Change::Placed(place) = change { of_place(place) } else { 0 }
+}
+
 impl Replay {
     /// One more change: what replaces the page as a whole makes those before it forgotten.
     pub(crate) fn push(&mut self, change: Change) {
@@ -94,21 +101,33 @@ impl Replay {
 
     /// Where those bytes stand.
     pub(crate) fn places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.changes.iter().filter_map(|change| match change {
-            Change::Placed(place) => Some(place.lsns()),
-            Change::FullPageImage { .. } | Change::Diff { .. } | Change::Free { .. } => None,
-        })
+        places(&self.changes)
     }
 
     /// The same with those bytes, as many as there are places; `None` where they can't be what was there.
     pub(crate) fn with_bytes(&self, bytes: &[Bytes], payload: usize) -> Option<Self> {
-        let mut bytes = bytes.iter();
-        let with_bytes = |change: &Change| match change {
-            Change::Placed(place) => place.with_bytes(bytes.next()?.clone(), payload),
-            change => Some(change.clone()),
-        };
-        let changes: Vec<Change> = self.changes.iter().map(with_bytes).collect::<Option<_>>()?;
+        let changes = with_bytes(&self.changes, bytes, payload)?;
         Some(Self { size: changes.iter().map(size).sum(), changes, is_passing: true })
+    }
+
+    /// Bytes of memory that it takes up once it has all of its own, about.
+    pub(crate) fn size_with_bytes(&self) -> u64 {
+        self.changes.iter().map(size_with_bytes).sum()
+    }
+
+    /// Its changes by parts, in order: each takes up at most so many bytes with all of its own, or is one change.
+    pub(crate) fn parts(&self, max_bytes: u64) -> impl Iterator<Item = &[Change]> {
+        let mut rest = &self.changes[..];
+        std::iter::from_fn(move || {
+            let mut bytes = 0;
+            let fits = |change: &&Change| {
+                bytes += size_with_bytes(change);
+                bytes <= max_bytes
+            };
+            let (part, behind) = rest.split_at_checked(rest.iter().take_while(fits).count().max(1))?;
+            rest = behind;
+            Some(part)
+        })
     }
 
     /// The checksum of the page after each change.
@@ -118,33 +137,75 @@ impl Replay {
 
     /// Puts the page together in `bytes`, which hold the page as the data file has it if that is needed. Nothing of it may be placed.
     pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
-        let mut kind = PageKind::Data;
-        let mut crc = 0;
-        for change in &self.changes {
-            let payload = &mut bytes[HEADER..];
+        let mut assembly = Assembly::new(bytes);
+        assembly.apply(&self.changes);
+        assembly.finish(id)
+    }
+}
+
+/// Where bytes stand that changes need of the journal.
+pub(crate) fn places(changes: &[Change]) -> impl Iterator<Item = Range<u64>> + '_ {
+    changes.iter().filter_map(|change| match change {
+        Change::Placed(place) => Some(place.lsns()),
+        Change::FullPageImage { .. } | Change::Diff { .. } | Change::Free { .. } => None,
+    })
+}
+
+/// The changes with those bytes, as many as there are places; `None` where they can't be what was there.
+pub(crate) fn with_bytes(changes: &[Change], bytes: &[Bytes], payload: usize) -> Option<Vec<Change>> {
+    let mut bytes = bytes.iter();
+    let with_bytes = |change: &Change| match change {
+        Change::Placed(place) => place.with_bytes(bytes.next()?.clone(), payload),
+        change => Some(change.clone()),
+    };
+    changes.iter().map(with_bytes).collect()
+}
+
+/// A page that is being put together.
+pub(crate) struct Assembly<'a> {
+    bytes: &'a mut [u8],
+    kind: PageKind,
+    /// The checksum of the page after the last change.
+    crc: u32,
+}
+
+impl<'a> Assembly<'a> {
+    /// In `bytes`, which hold the page as the data file has it if the first change is one of a part.
+    pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
+        Self { bytes, kind: PageKind::Data, crc: 0 }
+    }
+
+    /// Does the next changes. None of them may be placed.
+    pub(crate) fn apply(&mut self, changes: &[Change]) {
+        for change in changes {
+            let payload = &mut self.bytes[HEADER..];
             match change {
                 Change::FullPageImage { kind: of, crc: after, first, bytes } => {
                     payload.fill(0);
                     let first = *first as usize;
                     payload[first..first + bytes.len()].copy_from_slice(bytes);
-                    (kind, crc) = (*of, *after);
+                    (self.kind, self.crc) = (*of, *after);
                 }
                 Change::Diff { kind: of, crc: after, ranges, .. } => {
                     for (at, changed) in ranges.iter() {
                         let at = at as usize;
                         payload[at..at + changed.len()].copy_from_slice(changed);
                     }
-                    (kind, crc) = (*of, *after);
+                    (self.kind, self.crc) = (*of, *after);
                 }
                 Change::Free { crc: after } => {
                     payload.fill(0);
-                    (kind, crc) = (PageKind::Free, *after);
+                    (self.kind, self.crc) = (PageKind::Free, *after);
                 }
                 Change::Placed(_) => unreachable!("it was read again"),
             }
         }
-        if page::seal(bytes, kind, id.page, id.seq, id.store) == crc {
-            return Ok(kind);
+    }
+
+    /// The page has all changes now, and its header; fails where it has another checksum than the last of them gave it.
+    pub(crate) fn finish(self, id: &PageId) -> Result<PageKind, Error> {
+        if page::seal(self.bytes, self.kind, id.page, id.seq, id.store) == self.crc {
+            return Ok(self.kind);
         }
         Err(id.damaged("put together from the journal it has another checksum than its commit gave it"))
     }

@@ -169,12 +169,14 @@ impl RedoLog {
         RedoReader::new(&self.core, lsn)
     }
 
-    /// What stands at these places of the log, in their order, read once more and all at once, past the page cache: parts of bodies that
+    /// What stands at these places of the log, in their order, read once more, past the page cache: parts of bodies that
     /// [`RedoOptions::recover_into`] gave, for who kept where they stand in place of the bytes
     /// ([`Recovered::body_lsn`]).
     ///
-    /// Nothing is verified, since a place may be any part of a body: keep a checksum of your own. The bytes share memory, which is
-    /// there as long as one of them is.
+    /// Blocks of 4 KiB are read, with what is between them where that is little: no more than `at_once` bytes at a time, but for a place
+    /// that is longer. What is given takes up no more than the bytes of the places and a seventh part more; they share
+    /// memory, which is there as long as one of them is. Nothing is verified, since a place may be any part of a body: keep a checksum
+    /// of your own.
     ///
     /// Fails as the disk does; with [`Error::NotInLog`] where a place is before the checkpoint, or behind what is durable, and with
     /// [`Error::Overtaken`] where that came to be so meanwhile.
@@ -193,11 +195,11 @@ impl RedoLog {
     ///     let body = record.body_lsn();
     ///     places.push(body + 3..body + record.body.len() as u64);
     /// })?;
-    /// assert_eq!(log.read_again(&places)?[0], &b"it was"[..]);
+    /// assert_eq!(log.read_again(&places, 1 << 20)?[0], &b"it was"[..]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_again(&self, places: &[Range<Lsn>]) -> Result<Vec<Bytes>, Error> {
-        again::read(&self.core, places)
+    pub fn read_again(&self, places: &[Range<Lsn>], at_once: usize) -> Result<Vec<Bytes>, Error> {
+        again::read(&self.core, places, at_once)
     }
 
     /// Bytes of the longest body that can be appended: the smallest of log buffer, ring and

@@ -213,7 +213,8 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     let disk = crashed();
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
-    let brought_in = store.core().bring_in(0..20, store.stat().seq);
+    let mut brought_in = store.core().bring_in(0..20, store.stat().seq);
+    brought_in.reach(0);
     write_over(&store, 0..20, 3);
     drop(brought_in);
     for page in 0..20 {
@@ -270,7 +271,9 @@ fn who_only_reads_reads_places_over_and_over() {
 fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
     let disk = crashed();
     for read_only in [true, false] {
-        let store = options(&disk).read_only(read_only).open(dir()).expect("nothing fails");
+        // Room in the index for all of them, as whole pages too.
+        let store = options(&disk).memory(16 << 20).read_only(read_only).open(dir()).expect("nothing fails");
+        let unapplied_bytes = store.stat().unapplied_bytes;
         let all: [&dyn Fn(); 3] = [
             &|| assert!(store.verify().expect("nothing fails").is_sound()),
             &|| assert_eq!(store.inspect(0..PAGES).expect("nothing fails").len() as u64, PAGES),
@@ -295,7 +298,93 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
             // Reading the copy is a read for each of its pages.
             let most = if which == 2 { PAGES + 100 } else { 100 };
             assert!(reads < most, "{which}: {reads} reads");
-            assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+            assert_eq!(store.stat().unapplied_bytes, unapplied_bytes, "{which}");
+        }
+    }
+}
+
+/// Pages of which small parts were changed, each by a commit that a block of the journal ends with.
+const SMALL: u64 = 100;
+const COMMITS: u64 = 2000;
+
+/// The page that a commit changes: page 0 every second one.
+fn small_of(commit: u64) -> PageNo {
+    if commit < SMALL || commit.is_multiple_of(2) { commit % SMALL } else { 0 }
+}
+
+/// The last commits of those pages.
+fn small_expected() -> Vec<u64> {
+    let last = |page| (0..COMMITS).rev().find(|commit| small_of(*commit) == page).expect("each is changed");
+    (0..SMALL).map(last).collect()
+}
+
+/// A store that was killed after those commits.
+fn small_changes() -> SimDisk {
+    let disk = disk();
+    let mut options = options(&disk).memory(64 << 20).journal_bytes(32 << 20);
+    options.held_journal_bytes = None;
+    let store = options.open(dir()).expect("nothing fails");
+    let mut txn = store.begin().expect("nothing fails");
+    assert_eq!(txn.allocate_run(SMALL).expect("there is room"), 0);
+    txn.commit(Durability::Sync).expect("nothing fails");
+    store.sync().expect("nothing fails");
+    let mut payload = vec![0; store.payload_size()];
+    for commit in 0..COMMITS {
+        let mut txn = store.begin().expect("nothing fails");
+        let of = small_of(commit);
+        payload[..8].copy_from_slice(&commit.to_le_bytes());
+        if commit < SMALL {
+            txn.write(of, &payload).expect("it is there");
+        } else {
+            txn.page_mut(of).expect("it is there")[..8].copy_from_slice(&commit.to_le_bytes());
+        }
+        txn.commit(Durability::Sync).expect("nothing fails");
+    }
+    let found = disk.after_kill();
+    drop(store);
+    found
+}
+
+/// However much has to be read for the few bytes that each of them has in a block, and for the page that has more of them than the share.
+#[test]
+fn no_more_is_brought_in_than_the_share_holds() {
+    let disk = small_changes();
+    let expected = small_expected();
+    let is_right = |store: &Store| {
+        let read = store.begin_read().expect("nothing fails");
+        (0..)
+            .zip(&expected)
+            .all(|(page, last)| read.read(page).expect("it is there")[..8] == last.to_le_bytes())
+    };
+    for read_only in [true, false] {
+        let options = options(&disk).journal_bytes(32 << 20).read_only(read_only);
+        let store = options.open(dir()).expect("nothing fails");
+        assert!(store.stat().opening.journal_bytes > COMMITS * 4096, "each commit has a block");
+        let (core, seq) = (store.core(), store.stat().seq);
+        let (_, largest) = core.index.placed(0, seq).expect("it has places");
+        assert!(largest.size_with_bytes() > core.brought_in_share());
+        let (before, read) = (core.index.bytes(), disk.stats().bytes);
+        let mut brought_in = core.bring_in(0..SMALL, seq);
+        let (mut most, mut times) = (0, 1);
+        for page in 0..SMALL {
+            let bytes = core.index.bytes();
+            brought_in.reach(page);
+            times += u64::from(core.index.bytes() < bytes);
+            most = most.max(core.index.bytes() - before);
+            assert_eq!(core.index.placed(page, seq).is_some(), page == 0, "{page}");
+        }
+        drop(brought_in);
+        assert!(core.index.bytes() == before && most > 0 && most <= core.brought_in_share(), "{most}");
+        let read = disk.stats().bytes - read;
+        assert!((2..20).contains(&times) && read < times * COMMITS * 4096 * 2, "{times} times, {read} bytes");
+        let batches = core.batches(core.index.unapplied(seq), seq);
+        assert!(batches.iter().map(Vec::len).sum::<usize>() as u64 == SMALL && batches.len() > 2);
+        assert!(store.verify().expect("nothing fails").is_sound());
+        assert!(core.index.bytes() <= before, "of page 0 alone a whole page is kept");
+        assert!(is_right(&store));
+        if !read_only {
+            assert!(store.step().expect("nothing fails"));
+            assert!(store.stat().unapplied_pages == 0 && is_right(&store));
         }
     }
 }

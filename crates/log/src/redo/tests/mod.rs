@@ -19,11 +19,11 @@ use super::{RedoLog, RedoOptions, RedoRecord};
 use crate::record::BLOCK;
 
 /// The smallest ring, of four files, with the smallest buffer.
-fn small(disk: &SimDisk) -> RedoOptions {
+pub(super) fn small(disk: &SimDisk) -> RedoOptions {
     RedoLog::options().files(4).file_bytes(16 << 10).buffer_bytes(32 << 10).io(Arc::new(disk.clone()))
 }
 
-fn dir() -> &'static Path {
+pub(super) fn dir() -> &'static Path {
     "/redo".as_ref()
 }
 

@@ -217,26 +217,34 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     bodies.push(bytes::Bytes::new());
     places.reverse();
     bodies.reverse();
-    assert_eq!(log.read_again(&places).unwrap(), bodies);
-    assert_eq!(log.read_again(&[]).unwrap(), Vec::<bytes::Bytes>::new());
+    for at_once in [1, 10_000, 1 << 20] {
+        assert_eq!(log.read_again(&places, at_once).unwrap(), bodies);
+    }
+    assert_eq!(log.read_again(&[], 1).unwrap(), Vec::<bytes::Bytes>::new());
+    // Small parts of what was read do not keep it.
+    let parts: Vec<_> = places[1..].iter().rev().map(|place| place.start..place.start + 1).collect();
+    let read = log.read_again(&parts, 1 << 20).unwrap();
+    assert!(read.iter().rev().zip(&bodies[1..]).all(|(read, body)| read[..] == body[..1]));
+    let ends = |bytes: &bytes::Bytes| bytes.as_ptr().wrapping_add(bytes.len());
+    assert!(read.windows(2).all(|pair| ends(&pair[0]) == pair[1].as_ptr()), "they are copied, side by side");
     let before = disk.stats();
-    log.read_again(&places[1..2]).unwrap();
+    log.read_again(&places[1..2], 1 << 20).unwrap();
     assert!(disk.stats().bytes - before.bytes <= 8192, "no more than its blocks");
     // Behind the end, and before the checkpoint.
     let behind = log.durable_lsn()..log.durable_lsn() + 1;
-    assert!(matches!(log.read_again(&[behind]), Err(Error::NotInLog { .. })));
+    assert!(matches!(log.read_again(&[behind], 1 << 20), Err(Error::NotInLog { .. })));
     let first = places.pop().unwrap();
     places.remove(0);
     log.checkpoint(found[1].lsn).unwrap();
-    let error = log.read_again(std::slice::from_ref(&first)).unwrap_err();
+    let error = log.read_again(std::slice::from_ref(&first), 1 << 20).unwrap_err();
     assert!(matches!(error, Error::NotInLog { lsn, .. } if lsn == first.start), "{error}");
-    log.read_again(&places).unwrap();
+    log.read_again(&places, 1 << 20).unwrap();
     // What the device can't read is an error, and of nothing else.
     let (file, offset) = (found[1].body_lsn() / (64 * KIB) % 4, found[1].body_lsn() % (64 * KIB));
     let path = format!("/redo/redo.{file:03}");
     disk.damage(&path, &Damage::Unreadable(offset..offset + 1)).unwrap();
-    assert!(matches!(log.read_again(&places), Err(Error::Io(_))));
-    log.read_again(&places[..places.len() - 8]).unwrap();
+    assert!(matches!(log.read_again(&places, 1 << 20), Err(Error::Io(_))));
+    log.read_again(&places[..places.len() - 8], 1 << 20).unwrap();
 }
 
 fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
