@@ -29,7 +29,7 @@ use crate::depth::{self, Depth};
 use crate::format::page;
 use crate::format::superblock::Superblock;
 use crate::page::Page;
-use crate::version::{Content, Whole};
+use crate::version::{Content, Version, Whole};
 use crate::{Error, PageNo, Progress, Seq};
 
 /// Maximum bytes of one write.
@@ -264,10 +264,9 @@ impl Core {
             return Ok(None);
         };
         let of = version.seq;
-        // Older ones that are kept can't be put together any more once it is written over, and the journal given up. One that can't be now
-        // is damaged, and stays so for those who read it.
+        // Older ones that are kept can't be put together any more once it is written over, and the journal given up.
         for older in self.index.replays_before(page, of) {
-            let _ = self.settled(page, older);
+            self.settle_older(page, &older, of)?;
         }
         if injected!(self.config.options, SkippedByPage)
             && self.page_in_file(page)?.is_some_and(|(_, in_file)| in_file >= of)
@@ -276,6 +275,19 @@ impl Core {
             return Ok(None);
         }
         Ok(Some((self.settled(page, version)?, of)))
+    }
+
+    /// Puts together what snapshots alone need, older than `newer`. What is damaged stays so for those who read it; where it can't be
+    /// read, those have to go.
+    fn settle_older(&self, page: PageNo, older: &Version, newer: Seq) -> Result<(), Error> {
+        loop {
+            match self.settled(page, older.clone()) {
+                Ok(_) | Err(Error::Damaged { .. }) => return Ok(()),
+                Err(_) if self.snapshots.oldest() >= newer => return Ok(()),
+                Err(error) if !self.snapshots.end_oldest() => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 
     fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<Run>) -> Result<(), Error> {

@@ -222,6 +222,22 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     }
 }
 
+/// A disk that can't read now what a snapshot alone needs: that snapshot ends, and nobody takes the page for damaged.
+#[test]
+fn a_snapshot_ends_whose_places_cannot_be_read_when_they_are_given_up() {
+    let disk = crashed();
+    let at = place_of_page_1(&disk);
+    let store = options(&disk).memory(64 << 20).open(dir()).expect("nothing fails");
+    let read = store.begin_read().expect("nothing fails");
+    disk.inject(RING, at..at + 4064, Fault::EIO, Times::Always).expect("it is there");
+    write_over(&store, 0..PAGES, 3);
+    disk.heal(RING).expect("it is there");
+    assert!(matches!(read.read(1), Err(Error::SnapshotTooOld)));
+    drop(read);
+    let read = store.begin_read().expect("nothing fails");
+    assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, 3)));
+}
+
 #[test]
 fn a_power_cut_at_any_time_while_places_are_applied_loses_nothing() {
     let made = crashed();
