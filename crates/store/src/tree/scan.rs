@@ -4,7 +4,8 @@
 //! numbers are known, and they are found again when the next leaf is due.
 //!
 //! Invariants: as of [`super::range`]: entries are given in order and within the range, or the scan ends in an error; no scan loads more
-//! pages than twice as many as there are.
+//! pages of the tree than twice as many as there are: each once on the way down, and the one above it once more for the next. Those of a
+//! large value are as many as its length says.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -71,10 +72,7 @@ where
     ) -> Result<Option<ControlFlow<B>>, TreeError> {
         let pages = self.pages;
         loop {
-            self.loaded += 1;
-            if self.loaded > pages.end().saturating_mul(2) {
-                return Err(at(number)(Fault::Cycle));
-            }
+            self.count(number)?;
             let (settled, short);
             let page: &[u8] = if let Some(found) = pages.settled_page(number) {
                 settled = found;
@@ -98,9 +96,17 @@ where
         }
     }
 
+    /// One more page is loaded.
+    fn count(&mut self, number: PageNo) -> Result<(), TreeError> {
+        self.loaded += 1;
+        let most = self.pages.end().saturating_mul(2);
+        if self.loaded > most { Err(at(number)(Fault::Cycle)) } else { Ok(()) }
+    }
+
     /// The page below which the next leaf is, and its level.
     fn next(&mut self) -> Result<Option<(PageNo, u8)>, TreeError> {
         while let Some(Step { page: number, at: entry }) = self.above.pop() {
+            self.count(number)?;
             let page = self.pages.short_page(number)?;
             let found = node_of(number, &page, None)?;
             let next = match self.end {
