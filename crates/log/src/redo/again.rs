@@ -162,9 +162,10 @@ mod tests {
         let disk = SimDisk::new();
         let log = small(&disk).file_bytes(64 << 10).without_threads().create(dir()).unwrap();
         log.wait_flushed(log.append(&[7; 100]).unwrap()).unwrap();
-        let steps = steps(&[30..40], 4096);
+        let places = std::slice::from_ref(&(30..40));
+        let steps = steps(places, 4096);
         let mut found = [Bytes::new()];
-        steps[0].give(&[30..40], steps[0].read(&log.core, log.durable_lsn()).unwrap(), &mut found);
+        steps[0].give(places, steps[0].read(&log.core, log.durable_lsn()).unwrap(), &mut found);
         assert_eq!(found[0], vec![7; 10]);
         let capacity = log.core.config.geometry.capacity();
         while log.end() < capacity + 4096 {
