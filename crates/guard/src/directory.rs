@@ -140,14 +140,19 @@ pub(crate) struct Directory {
     list_earliest: Instant,
     /// Ticks in which no file of it was due.
     ticks: u64,
-    /// How many files its database has.
-    database_files: usize,
-    /// Whether it is seen which files its database's process has open.
-    sees_openers: bool,
+    database: OfDatabase,
     /// Another one each time that files come or go; never used twice.
     version: u64,
     /// Behind which name sampling goes on, where there was no time for all.
     sampled_to: Option<OsString>,
+}
+
+/// What matters of its database to how often files are sampled.
+struct OfDatabase {
+    /// How many files it has.
+    files: usize,
+    /// Whether it is seen which of them its process has open.
+    sees_openers: bool,
 }
 
 /// What came of going on with a listing.
@@ -282,8 +287,7 @@ impl Directory {
             list_cost: Duration::ZERO,
             list_earliest: Instant::now(),
             ticks: 0,
-            database_files: 0,
-            sees_openers: true,
+            database: OfDatabase { files: 0, sees_openers: true },
             version: new_version(),
             sampled_to: None,
         }
@@ -598,8 +602,7 @@ impl Directory {
 
     /// Takes note of how many files its database has, and whether it is seen which of them its process has open.
     pub(crate) fn of_database_with(&mut self, files: usize, sees_openers: bool) {
-        self.database_files = files;
-        self.sees_openers = sees_openers;
+        self.database = OfDatabase { files, sees_openers };
     }
 
     /// Which file is the last of each log: where its writer goes on.
@@ -614,7 +617,7 @@ impl Directory {
 
     /// Whether its database has many.
     fn is_among_many(&self) -> bool {
-        self.database_files.max(self.entries.len()) > MANY
+        self.database.files.max(self.entries.len()) > MANY
     }
 
     /// Which files it has: another number each time that one came or went, in any directory.
@@ -677,7 +680,7 @@ impl Directory {
         let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
         self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
-        let may_rest = !sampled.is_empty() && self.sees_openers && self.is_among_many();
+        let may_rest = !sampled.is_empty() && self.database.sees_openers && self.is_among_many();
         let last = may_rest.then(|| self.last_of_logs());
         let place = self.place();
         for Sampled { name, seen } in sampled {
