@@ -18,6 +18,8 @@ for tool in dh_builddeb dpkg-shlibdeps lintian; do
     fi
 done
 
+scripts/require-rust.sh
+
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)-${PACKAGE_REVISION:-1}
 maintainer="${DEBFULLNAME:-The pagekeeper authors} <${DEBEMAIL:-root@localhost}>"
 if [ -z "${SOURCE_DATE_EPOCH:-}" ] && ! SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null); then

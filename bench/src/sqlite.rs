@@ -15,7 +15,7 @@ use crate::Run;
 use crate::data::MIB;
 use crate::peers::this_program;
 use crate::report::Unit;
-use crate::rounds::{Random, Subject};
+use crate::rounds::{Random, Samples, Subject};
 
 /// Rows that commits and reads choose from.
 const ROWS: u32 = 100_000;
@@ -128,11 +128,6 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     openings(run)
 }
 
-/// Seeds for each subject: all choose the same rows.
-fn same_seeds(run: &mut Run) -> Random {
-    Random::new(run.random.next_u64())
-}
-
 fn commits_and_reads(run: &mut Run) -> Result<()> {
     run.say("filling tables")?;
     let dir = run.scratch.path().to_path_buf();
@@ -141,36 +136,38 @@ fn commits_and_reads(run: &mut Run) -> Result<()> {
         connections.push((way, way.fill(&way.database(&dir, "rows"), ROWS, ROW)?));
     }
     let case = format!("commits of one of {ROWS} rows of {ROW} bytes");
-    run.say(&case)?;
-    let seeds = same_seeds(run);
-    let mut subjects = Vec::new();
-    for (way, connection) in &connections {
-        let mut random = seeds.clone();
-        subjects.push(Subject::new(way.name, move || commit_for(connection, &mut random)));
-    }
-    let samples = run.rounds(&mut subjects, 16)?;
-    drop(subjects);
-    run.report.add_case(&case, Unit::CommitsPerSecond, &samples);
+    let samples = compare(run, &connections, &case, Unit::CommitsPerSecond, 16, commit_for)?;
     run.report.add_ratio("sqlite_commits_vs_wal", Unit::CommitsPerSecond, &samples, OURS, WAL);
     run.report.add_ratio("sqlite_commits_vs_rollback", Unit::CommitsPerSecond, &samples, OURS, ROLLBACK);
-
     let case = format!("reads of one of {ROWS} rows by its key");
-    run.say(&case)?;
-    let seeds = same_seeds(run);
-    let mut subjects = Vec::new();
-    for (way, connection) in &connections {
-        let mut random = seeds.clone();
-        subjects.push(Subject::new(way.name, move || read_for(connection, &mut random)));
-    }
-    let samples = run.rounds(&mut subjects, 28)?;
-    drop(subjects);
-    run.report.add_case(&case, Unit::ReadsPerSecond, &samples);
+    let samples = compare(run, &connections, &case, Unit::ReadsPerSecond, 28, read_for)?;
     run.report.add_ratio("sqlite_reads_vs_wal", Unit::ReadsPerSecond, &samples, OURS, WAL);
     run.report.add_ratio("sqlite_reads_vs_rollback", Unit::ReadsPerSecond, &samples, OURS, ROLLBACK);
     for (way, connection) in connections {
         connection.close().map_err(|(_, error)| error).context(way.name)?;
     }
     Ok(())
+}
+
+/// Takes samples of each connection in turn; all choose the same rows.
+fn compare(
+    run: &mut Run,
+    connections: &[(Way, Connection)],
+    case: &str,
+    unit: Unit,
+    quick_end: u64,
+    measure: fn(&Connection, &mut Random) -> Result<f64>,
+) -> Result<Vec<Samples>> {
+    run.say(case)?;
+    let seed = run.random.next_u64();
+    let mut subjects = Vec::new();
+    for (way, connection) in connections {
+        let mut random = Random::new(seed);
+        subjects.push(Subject::new(way.name, move || measure(connection, &mut random)));
+    }
+    let samples = run.rounds(&mut subjects, quick_end)?;
+    run.report.add_case(case, unit, &samples);
+    Ok(samples)
 }
 
 fn row(random: &mut Random) -> u32 {

@@ -64,6 +64,7 @@ impl Ours {
     pub(super) fn new(pages: usize, frames: usize) -> Self {
         let least = (frames / 100).max(1) * QUARTERS;
         let most = (frames / 2).max(1) * QUARTERS;
+        let most_unmissed = (frames as u64 / 16).max(16).cast_signed() * RETURN_WEIGHT;
         Self {
             free: frames,
             batch: (frames / 128).clamp(1, 256),
@@ -76,8 +77,8 @@ impl Ours {
             target: (frames * QUARTERS / 10).clamp(least, most),
             bounds: (least, most),
             step: (frames / 4096).max(1),
-            unmissed: (frames / 16).max(16) as i64 * RETURN_WEIGHT,
-            most_unmissed: (frames / 16).max(16) as i64 * RETURN_WEIGHT,
+            unmissed: most_unmissed,
+            most_unmissed,
             moved_on: 0,
             place: vec![PageRecord::Never; pages],
             frequency: vec![0; pages],

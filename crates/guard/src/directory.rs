@@ -7,7 +7,7 @@
 //!    reused.
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
 //!    [`MANY`] one without resident pages at least every [`EMPTY`], if it had some or is no new one, is not the last of its
-//!    log, and it would be seen that its process opened it.
+//!    log, and all that its process has open is seen (but not what helpers of it have).
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
 //!
@@ -605,7 +605,7 @@ impl Directory {
         self.database = OfDatabase { files, sees_openers };
     }
 
-    /// Which file is the last of each log: where its writer goes on.
+    /// Which file is the last of each log: where its writer goes on, unless it uses older ones again.
     fn last_of_logs(&self) -> HashMap<LogId, u64> {
         let mut last: HashMap<LogId, u64> = HashMap::with_capacity(self.logs.len());
         for entry in self.entries.values() {

@@ -254,8 +254,15 @@ fn group(
             "Allocations wait until pages are written: 100 ms and more where that was measured.".to_owned(),
         );
     }
+    let is_traced = again.own.is_some();
     if let Some(again) = much_again {
-        let why = if stream.is_some() { "a stream took its memory" } else { "the data does not fit" };
+        let why = match (stream, is_traced) {
+            (Some(_), _) => "a stream took its memory",
+            (None, true) => "the data does not fit",
+            (None, false) => {
+                "the data does not fit, if it is the database that reads them: that was not traced"
+            }
+        };
         costs.push(format!("{} are read from storage again because {why}.", rate(again)));
     }
     if let Some((others, bytes)) = again.much_of_others() {

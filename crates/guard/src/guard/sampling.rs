@@ -279,7 +279,8 @@ impl Watched {
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
             let process = watched.databases.iter().find(|database| Some(database.pid) == key.pid());
-            let sees_openers = process.is_none_or(|database| database.sees_descriptors);
+            // Of a named directory it is not known who opens its files.
+            let sees_openers = process.is_some_and(|database| database.sees_descriptors);
             for directory in own.iter_mut() {
                 directory.of_database_with(files, sees_openers);
             }
