@@ -68,8 +68,13 @@ fn discard(file: &OwnedFile, pages: std::ops::Range<u64>) {
     }
 }
 
-fn install_as(prefetched: std::ffi::c_int) -> InstallAs {
-    if prefetched == 0 { InstallAs::Read } else { InstallAs::Prefetched }
+/// Puts whole pages into the cache.
+fn install(file: &OwnedFile, first: u64, bytes: &[u8], prefetched: std::ffi::c_int) -> Result<(), Failure> {
+    let how = if prefetched == 0 { InstallAs::Read } else { InstallAs::Prefetched };
+    for (number, content) in (first..).zip(bytes.chunks(file.page_size())) {
+        file.install(number, content, how)?;
+    }
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -125,10 +130,7 @@ pub extern "C" fn pk_file_write_pages(
             discard(file, first..first + count);
             return Err(error.into());
         }
-        for (number, content) in (first..).zip(bytes.chunks(page)) {
-            file.install(number, content, install_as(prefetched))?;
-        }
-        Ok(())
+        install(file, first, bytes, prefetched)
     })
 }
 
@@ -144,10 +146,7 @@ pub extern "C" fn pk_file_install(
         let file = &of_owner(file)?.file;
         let bytes = bytes.slice(size, "the pages")?;
         pages(file, first, size)?;
-        for (number, content) in (first..).zip(bytes.chunks(file.page_size())) {
-            file.install(number, content, install_as(prefetched))?;
-        }
-        Ok(())
+        install(file, first, bytes, prefetched)
     })
 }
 
