@@ -7,18 +7,19 @@ use std::ops::RangeInclusive;
 
 use pagekeeper_policy::{FollowerFacts, LogId};
 
+use crate::ids::IdMap;
+
 /// Ticks for which a follower that has no file open, as between two, is remembered.
 const REMEMBERED: u8 = 8;
 
-/// Where followers were.
+/// Where followers were, by log: there may be thousands of logs, each with few followers.
 #[derive(Debug, Default)]
 pub(crate) struct FollowerHistory {
-    seen: Vec<Seen>,
+    seen: IdMap<LogId, Vec<Seen>>,
 }
 
 #[derive(Debug)]
 struct Seen {
-    log: LogId,
     sequence: u64,
     /// Ticks since a follower was seen there.
     age: u8,
@@ -32,24 +33,31 @@ impl FollowerHistory {
         let mut moved = Vec::new();
         for follower in followers {
             let (log, sequence) = (follower.log, follower.sequence);
-            self.seen.push(Seen { log, sequence, age: 0 });
-            match before.iter().position(|seen| seen.log == log && seen.sequence == sequence) {
-                Some(at) => drop(before.swap_remove(at)),
+            self.seen.entry(log).or_default().push(Seen { sequence, age: 0 });
+            let of_log = before.get_mut(&log);
+            let at = of_log.as_ref().and_then(|seen| seen.iter().position(|seen| seen.sequence == sequence));
+            match of_log.zip(at) {
+                Some((of_log, at)) => drop(of_log.swap_remove(at)),
                 None => moved.push((log, sequence)),
             }
         }
         let mut passed = Vec::new();
         for (log, sequence) in moved {
-            let origins = before.iter().enumerate();
-            let nearest = origins
-                .filter(|(_, seen)| seen.log == log && seen.sequence < sequence)
-                .max_by_key(|(_, seen)| seen.sequence)
-                .map(|(at, _)| at);
-            let from = nearest.map_or(0, |at| before.swap_remove(at).sequence);
+            let mut from = 0;
+            if let Some(of_log) = before.get_mut(&log) {
+                let origins = of_log.iter().enumerate().filter(|(_, seen)| seen.sequence < sequence);
+                let nearest = origins.max_by_key(|(_, seen)| seen.sequence).map(|(at, _)| at);
+                from = nearest.map_or(0, |at| of_log.swap_remove(at).sequence);
+            }
             passed.push((log, from..=sequence));
         }
-        let absent = before.into_iter().filter(|seen| seen.age < REMEMBERED);
-        self.seen.extend(absent.map(|seen| Seen { age: seen.age + 1, ..seen }));
+        for (log, of_log) in before {
+            let absent = of_log.into_iter().filter(|seen| seen.age < REMEMBERED);
+            let mut absent = absent.map(|seen| Seen { age: seen.age + 1, ..seen }).peekable();
+            if absent.peek().is_some() {
+                self.seen.entry(log).or_default().extend(absent);
+            }
+        }
         passed
     }
 }
@@ -89,6 +97,16 @@ mod tests {
         history.passed(&at(&[2, 10]));
         assert_eq!(history.passed(&at(&[10, 10])), [(LogId(1), 2..=10)]);
         assert_eq!(history.passed(&at(&[10, 11])), [(LogId(1), 10..=11)]);
+    }
+
+    #[test]
+    fn a_log_that_nobody_follows_any_more_is_forgotten() {
+        let mut history = FollowerHistory::default();
+        history.passed(&at(&[3, 4]));
+        for _ in 0..=REMEMBERED {
+            history.passed(&[]);
+        }
+        assert!(history.seen.is_empty(), "{history:?}");
     }
 
     #[test]

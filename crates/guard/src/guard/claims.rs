@@ -68,11 +68,18 @@ pub(super) struct Claimant {
     listed: Vec<OpenFile>,
     /// Directories whose claims are to be examined, as it sees them.
     todo: BTreeSet<PathBuf>,
+    /// What these are examined by, until it shows something else.
+    examined: Option<Arc<Examined>>,
 }
 
 impl Claimant {
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         Arc::clone(&self.right)
+    }
+
+    /// What its claims are examined by is to be found out again.
+    pub(super) fn is_known_better(&mut self) {
+        self.examined = None;
     }
 
     /// Whether claims of it wait to be examined.
@@ -122,6 +129,7 @@ impl Watched {
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, now));
         database.claimant.todo = found.into_iter().filter(due).collect();
         database.claimant.listed = listed;
+        database.claimant.is_known_better();
         if selects_other {
             self.select_again(index, settings, report, now);
         }
@@ -169,12 +177,13 @@ impl Watched {
         let count = self.databases.len();
         let from = std::mem::take(&mut self.claims_from).min(count);
         for index in (from..count).chain(0..from) {
-            let todo = std::mem::take(&mut self.databases[index].claimant.todo);
-            let Some(claimant) = (!todo.is_empty()).then(|| Arc::new(Examined::of(self, index))) else {
+            let key = DatabaseKey::Process(self.databases[index].pid);
+            if !self.databases[index].claimant.waits() || self.turns.slice(&key).is_none() {
                 continue;
-            };
+            }
+            let claimant = self.examined(index);
+            let todo = std::mem::take(&mut self.databases[index].claimant.todo);
             let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
-            let key = DatabaseKey::Process(claimant.pid);
             for path in todo {
                 if began.elapsed() >= SLICE || self.turns.slice(&key).is_none() {
                     left.insert(path);
@@ -195,6 +204,9 @@ impl Watched {
                 self.claims_from = index + 1;
             }
             self.databases[index].claimant.todo = left;
+            if !self.databases[index].claimant.waits() {
+                self.databases[index].claimant.is_known_better();
+            }
             if !taken.is_empty() {
                 is_new = true;
                 self.list_stale(report, now, Some(&DatabaseKey::Process(claimant.pid)));
@@ -223,6 +235,14 @@ impl Watched {
                 claimant.listed = Vec::new();
             }
         }
+    }
+
+    /// What the claims of a database are examined by: made once for all that it showed, which may take more ticks than one.
+    fn examined(&mut self, index: usize) -> Arc<Examined> {
+        let known = self.databases[index].claimant.examined.take();
+        let examined = known.unwrap_or_else(|| Arc::new(Examined::of(self, index)));
+        self.databases[index].claimant.examined = Some(Arc::clone(&examined));
+        examined
     }
 
     /// Examines one claim; takes the directory up if it is good.
