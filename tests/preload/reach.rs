@@ -65,6 +65,67 @@ fn one_large_read_leaves_nothing() {
     }
 }
 
+/// Whether pages of a file went while one call that writes it was made.
+fn goes_while_it_is_written(words: &[&str], here: &Path, file: &Path, size: u64) -> bool {
+    let _ = std::fs::remove_file(file);
+    let mut child = stream(words, here).spawn().expect("start");
+    let mut went = false;
+    loop {
+        // In this order: pages that come in between can only hide that others went.
+        let written = std::fs::metadata(file).map_or(0, |stat| stat.len());
+        let cached = if written > 0 { resident(file) } else { 0 };
+        went |= written < size && cached + 32 * MIB < written;
+        if let Some(status) = child.try_wait().expect("wait") {
+            assert!(status.success(), "{words:?}: {status}");
+            return went;
+        }
+    }
+}
+
+#[test]
+fn one_large_write_is_released_while_it_is_made() {
+    if !support::can_start("one large write", &["dd", "python3", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let file = here.join("new");
+    for words in [
+        &["dd", "if=/dev/zero", "of=new", "bs=500M", "count=1", "status=none"][..],
+        &[
+            "dd",
+            "if=/dev/zero",
+            "of=new",
+            "bs=500M",
+            "count=1",
+            "status=none",
+            "oflag=append",
+            "conv=notrunc",
+        ],
+        &[
+            "python3",
+            "-c",
+            "import os; os.pwrite(os.open('new', os.O_CREAT | os.O_WRONLY), bytes(500 << 20), 0)",
+        ],
+    ] {
+        // How far the disk comes while the kernel copies is the machine's: once is enough.
+        let went = (0..8).any(|_| goes_while_it_is_written(words, here, &file, 500 * MIB));
+        assert!(went, "{words:?}: nothing goes before the call is over");
+        assert_eq!(std::fs::metadata(&file).expect("stat").len(), 500 * MIB);
+        let left = resident(&file);
+        assert!(left <= MIB, "{words:?}: {left} bytes of what was written stay");
+    }
+    // What others have in the page cache of a file that is written over is theirs until it is written.
+    let mut call = stream(
+        &["python3", "-c", "import os; os.pwrite(os.open('new', os.O_WRONLY), b'x' * (70 << 20), 5)"],
+        here,
+    );
+    finish(&mut call).fine();
+    let bytes = std::fs::read(&file).expect("read");
+    assert!(bytes[5..5 + (70 << 20)].iter().all(|&byte| byte == b'x') && bytes.len() as u64 == 500 * MIB);
+}
+
 /// The configuration by which every program is a stream, without a group, where other users may read it.
 fn streams_in(directory: &Path) -> std::path::PathBuf {
     let text = include_str!("streams.toml");

@@ -1,11 +1,12 @@
-//! One read of more than a stream's windows can tell of: which pages of its range were not resident before it, for as long as the one
-//! call takes.
+//! One call of more than a stream's windows can tell of, for as long as it takes: a read, with which pages of its range were not
+//! resident before it; or a write to behind the file's end, where all pages are the writer's.
 //!
-//! Such a call stays one, since the kernel holds the file's position for the whole of it. So all of its range is sampled first; the
-//! helper releases behind the call while it is made ([`crate::helper`]), and the reader what is left of it afterwards.
+//! Such a call stays one, since the kernel holds the file's position for the whole of it. So all that is read is sampled first; the
+//! helper releases behind the call while it is made ([`crate::helper`]), and the reader or writer what is left of it afterwards.
+//! A call of several buffers (`writev`) is not followed: they would have to be read to know how large it is.
 //!
-//! Invariants: a page is released only if it was not resident when it was sampled; what could not be sampled is left alone. The memory
-//! is the kernel's own, and goes with the last of its handles.
+//! Invariants: a page is released only if it was not resident when it was sampled, or if it lies behind where the file ended as the
+//! write began; what could not be sampled is left alone. The memory is the kernel's own, and goes with the last of its handles.
 
 #![allow(unsafe_code, reason = "memory that is shared with the helper")]
 
@@ -17,6 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::stream::PAGE;
 
+use crate::counters::Count;
 use crate::residency::Sampled;
 use crate::sys;
 
@@ -32,27 +34,41 @@ struct Shared {
     is_over: AtomicBool,
     start: u64,
     end: u64,
+    /// Counts the bytes that are released.
+    released: Count,
+    is_write: bool,
 }
 
-/// A handle of one such read.
-pub struct LargeRead(NonNull<Shared>);
+/// A handle of one such call.
+pub struct LargeCall(NonNull<Shared>);
 
 // SAFETY: what it points to is atomic, or never changed once the first handle is there.
-unsafe impl Send for LargeRead {}
+unsafe impl Send for LargeCall {}
 // SAFETY: likewise.
-unsafe impl Sync for LargeRead {}
+unsafe impl Sync for LargeCall {}
 
-impl LargeRead {
-    /// Of a range that begins at a window, of which nothing is known. `None`: there is no memory for it.
-    pub fn new(range: &Range<u64>) -> Option<Self> {
+impl LargeCall {
+    /// A read of a range that begins at a window, of which nothing is known. `None`: there is no memory for it.
+    pub fn read(range: &Range<u64>) -> Option<Self> {
+        Self::new(range, Count::StreamReleased, false)
+    }
+
+    /// A write to a range that begins at a window, behind the file's end. `None`: there is no memory for it.
+    pub fn write(range: &Range<u64>, released: Count) -> Option<Self> {
+        Self::new(range, released, true)
+    }
+
+    fn new(range: &Range<u64>, released: Count, is_write: bool) -> Option<Self> {
         const { assert!(align_of::<Shared>() == align_of::<AtomicU64>()) };
         #[allow(clippy::cast_ptr_alignment, reason = "it begins at a page")]
-        let memory = NonNull::new(sys::take_memory(Self::room(range)).ok()?.cast::<Shared>())?;
+        let memory = NonNull::new(sys::take_memory(Self::room(range, is_write)).ok()?.cast::<Shared>())?;
         let shared = Shared {
             handles: AtomicU32::new(1),
             is_over: AtomicBool::new(false),
             start: range.start,
             end: range.end,
+            released,
+            is_write,
         };
         // SAFETY: whole pages of new memory, which nobody else knows.
         unsafe { memory.write(shared) };
@@ -60,12 +76,13 @@ impl LargeRead {
     }
 
     /// Bytes that are taken for it.
-    fn room(range: &Range<u64>) -> usize {
-        size_of::<Shared>() + Self::words_of(range) * size_of::<u64>()
+    fn room(range: &Range<u64>, is_write: bool) -> usize {
+        size_of::<Shared>() + Self::words_of(range, is_write) * size_of::<u64>()
     }
 
-    fn words_of(range: &Range<u64>) -> usize {
-        range.end.saturating_sub(range.start).div_ceil(PAGE * EACH) as usize
+    /// Words of a bit for each page; of a write there are none.
+    fn words_of(range: &Range<u64>, is_write: bool) -> usize {
+        if is_write { 0 } else { range.end.saturating_sub(range.start).div_ceil(PAGE * EACH) as usize }
     }
 
     fn shared(&self) -> &Shared {
@@ -75,8 +92,9 @@ impl LargeRead {
 
     /// A bit for each page, the lowest first: set for one that may go.
     fn words(&self) -> &[AtomicU64] {
+        let count = Self::words_of(&self.range(), self.is_write());
         // SAFETY: `new` took room for so many words behind the head, all zero, and aligned as the head is.
-        unsafe { core::slice::from_raw_parts(self.0.add(1).cast().as_ptr(), Self::words_of(&self.range())) }
+        unsafe { core::slice::from_raw_parts(self.0.add(1).cast().as_ptr(), count) }
     }
 
     /// A second handle, for the other side.
@@ -107,7 +125,17 @@ impl LargeRead {
         self.shared().start..self.shared().end
     }
 
-    /// The call is over: from now on only the reader releases.
+    /// Whether it writes.
+    pub fn is_write(&self) -> bool {
+        self.shared().is_write
+    }
+
+    /// What counts the bytes that are released.
+    pub fn released(&self) -> Count {
+        self.shared().released
+    }
+
+    /// The call is over: from now on only the reader or writer releases.
     pub fn end(&self) {
         self.shared().is_over.store(true, Ordering::Release);
     }
@@ -167,9 +195,9 @@ impl LargeRead {
     }
 }
 
-impl Drop for LargeRead {
+impl Drop for LargeCall {
     fn drop(&mut self) {
-        let room = Self::room(&self.range());
+        let room = Self::room(&self.range(), self.is_write());
         if self.shared().handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: the last handle; it was taken with that size.
             unsafe { sys::give_back(self.0.cast().as_ptr(), room) };
@@ -177,7 +205,7 @@ impl Drop for LargeRead {
     }
 }
 
-impl Sampled for LargeRead {
+impl Sampled for LargeCall {
     fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
         let is_known = resident == 0 || resident >= range.end.saturating_sub(range.start);
         if is_known {
@@ -201,13 +229,13 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn own(read: &LargeRead, range: Range<u64>) -> Vec<Range<u64>> {
+    fn own(read: &LargeCall, range: Range<u64>) -> Vec<Range<u64>> {
         read.own(range).collect()
     }
 
     #[test]
     fn only_what_was_seen_not_to_be_resident_may_go() {
-        let mut read = LargeRead::new(&(4 * MIB..300 * MIB + 5)).unwrap();
+        let mut read = LargeCall::read(&(4 * MIB..300 * MIB + 5)).unwrap();
         assert_eq!(own(&read, 0..u64::MAX), []);
         assert!(!read.saw(&(4 * MIB..300 * MIB), MIB));
         assert!(read.saw(&(4 * MIB..100 * MIB), 0) && read.saw(&(200 * MIB..300 * MIB + 5), 0));
@@ -224,17 +252,25 @@ mod tests {
     }
 
     #[test]
+    fn of_a_write_nothing_is_noted_by_page() {
+        let write = LargeCall::write(&(0..300 * MIB), Count::BulkReleased).unwrap();
+        write.set(&(0..MIB), true);
+        assert_eq!(own(&write, 0..u64::MAX), []);
+        assert!(write.is_write() && write.released() == Count::BulkReleased);
+    }
+
+    #[test]
     fn the_last_handle_gives_the_memory_back() {
-        let read = LargeRead::new(&(0..MIB)).unwrap();
+        let read = LargeCall::read(&(0..MIB)).unwrap();
         let other = read.share().into_address();
         read.set(&(0..4096), true);
         read.end();
         drop(read);
         // SAFETY: given above.
-        let other = unsafe { LargeRead::from_address(other) }.unwrap();
+        let other = unsafe { LargeCall::from_address(other) }.unwrap();
         assert!(other.is_over());
         assert_eq!(own(&other, 0..MIB), [0..4096]);
         // SAFETY: null is none.
-        assert!(unsafe { LargeRead::from_address(core::ptr::null_mut()) }.is_none());
+        assert!(unsafe { LargeCall::from_address(core::ptr::null_mut()) }.is_none());
     }
 }

@@ -1,10 +1,12 @@
-//! Releases behind large reads while they are made ([`crate::large`]).
+//! Releases behind large reads and writes while they are made ([`crate::large`]).
 //!
-//! The file's position moves only as the call returns. How far it has come is seen by the pages that were not there before: what lies
-//! further back from the last of them than read-ahead goes was read. What comes in further ahead than that is somebody else's, and
-//! is left from then on.
+//! The file's position moves only as the call returns. How far a read has come is seen by the pages that were not there before: what
+//! lies further back from the last of them than read-ahead goes was read. What comes in further ahead than that is somebody else's, and
+//! is left from then on. How far a write has come the file's size says. What it wrote is begun to be written back at each check, and
+//! dropped at later ones. It can't be held up, since it is in the kernel: a disk that is slower than memory falls behind.
 //!
-//! Invariant: a read is forgotten as soon as its call is over: the rest is its reader's to release.
+//! Invariant: a call is forgotten as soon as it is over: the rest is its reader's or writer's to release. One that goes nowhere for
+//! [`PATIENCE`], as one that its program has jumped out of, is forgotten, too.
 
 use core::ops::Range;
 use core::ptr::null_mut;
@@ -12,25 +14,27 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::HORIZON;
 
-use super::{FileHash, drop_written};
-use crate::counters::Count;
-use crate::large::LargeRead;
+use super::{FileHash, drop_written, first_resident};
+use crate::large::LargeCall;
 use crate::residency::ResidencyProbe;
 use crate::{process, sys};
 
-/// Reads at a time; those beyond are released by their reader alone.
-const READS: usize = 4;
+/// Calls at a time; those beyond are released by who makes them alone.
+const CALLS: usize = 4;
 /// Nanoseconds between two checks.
 const SOON: u64 = 4_000_000;
+/// Nanoseconds without a step of a write.
+const PATIENCE: u64 = 10_000_000_000;
 
-/// Reads on their way to the helper.
-static GIVEN: [AtomicPtr<u8>; READS] = [const { AtomicPtr::new(null_mut()) }; READS];
+/// Calls on their way to the helper.
+static GIVEN: [AtomicPtr<u8>; CALLS] = [const { AtomicPtr::new(null_mut()) }; CALLS];
 
 /// Puts a handle where the helper takes it: where that is. `None`: there is no room.
-pub(super) fn give(read: &LargeRead) -> Option<u32> {
-    let mut address = read.share().into_address();
+pub(super) fn give(call: &LargeCall) -> Option<u32> {
+    let mut address = call.share().into_address();
     let is_free = |place: &AtomicPtr<u8>| {
         place.compare_exchange(null_mut(), address, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
@@ -42,14 +46,14 @@ pub(super) fn give(read: &LargeRead) -> Option<u32> {
 }
 
 /// Takes the handle from there.
-pub(super) fn take(place: u32) -> Option<LargeRead> {
+pub(super) fn take(place: u32) -> Option<LargeCall> {
     handle(GIVEN.get(place as usize)?.swap(null_mut(), Ordering::AcqRel))
 }
 
 #[allow(unsafe_code, reason = "takes an address for a handle")]
-fn handle(address: *mut u8) -> Option<LargeRead> {
+fn handle(address: *mut u8) -> Option<LargeCall> {
     // SAFETY: null, or put there by `give`, and taken out by this call alone.
-    unsafe { LargeRead::from_address(address) }
+    unsafe { LargeCall::from_address(address) }
 }
 
 /// In a child of fork, what its parent gave is the parent's.
@@ -59,42 +63,43 @@ pub(super) fn after_fork() {
     }
 }
 
-/// One read.
+/// One call.
 struct Followed {
-    read: LargeRead,
+    call: LargeCall,
     file: c_int,
     place: FileHash,
     probe: ResidencyProbe,
-    /// What lies before it was released; and how far the read was seen to have come.
+    /// What lies before it was released; and how far the call was seen to have come, and when.
     released: u64,
     reached: u64,
+    moved_at: u64,
 }
 
-/// Reads that are followed.
-pub(super) struct Behind([Option<Followed>; READS]);
+/// Calls that are followed.
+pub(super) struct Behind([Option<Followed>; CALLS]);
 
 impl Behind {
-    pub(super) const NONE: Self = Self([const { None }; READS]);
+    pub(super) const NONE: Self = Self([const { None }; CALLS]);
 
     /// Nanoseconds until the next check.
     pub(super) fn due(&self) -> Option<u64> {
         self.0.iter().any(Option::is_some).then_some(SOON)
     }
 
-    /// Follows the read that was put at that place, in a file of which `file` is our own descriptor.
+    /// Follows the call that was put at that place, in a file of which `file` is our own descriptor.
     pub(super) fn add(&mut self, given: u32, file: c_int, place: FileHash) {
         let free = self.0.iter_mut().find(|followed| followed.is_none());
-        let (Some(free), Some(read)) = (free, take(given)) else {
+        let (Some(free), Some(call)) = (free, take(given)) else {
             sys::close(file);
             return place.give_back();
         };
         let mut probe = ResidencyProbe::with(sys::has_counts(file));
         probe.learn(file);
-        let start = read.range().start;
-        *free = Some(Followed { read, file, place, probe, released: start, reached: start });
+        let (start, moved_at) = (call.range().start, sys::now());
+        *free = Some(Followed { call, file, place, probe, released: start, reached: start, moved_at });
     }
 
-    /// Releases what was read since.
+    /// Releases what was read or written since.
     pub(super) fn release(&mut self) {
         for followed in &mut self.0 {
             if followed.as_mut().is_some_and(|followed| !followed.release()) {
@@ -103,7 +108,7 @@ impl Behind {
         }
     }
 
-    /// Forgets the reads of files that are to be let go of.
+    /// Forgets the calls on files that are to be let go of.
     pub(super) fn let_go(&mut self) {
         for followed in &mut self.0 {
             if followed.as_ref().is_some_and(|followed| followed.place.is_unwanted()) {
@@ -116,10 +121,13 @@ impl Behind {
 impl Followed {
     /// `false`: the call is over.
     fn release(&mut self) -> bool {
-        if self.read.is_over() {
+        if self.call.is_over() {
             return false;
         }
-        let range = self.read.range();
+        if self.call.is_write() {
+            return self.release_written();
+        }
+        let range = self.call.range();
         while self.reached < range.end && self.has_own(self.reached..self.reached + WINDOW) != Some(false) {
             self.reached += WINDOW;
         }
@@ -129,7 +137,7 @@ impl Followed {
             while start < range.end {
                 let window = start..(start + WINDOW).min(range.end);
                 if self.has_own(window.clone()) == Some(true) {
-                    self.read.set(&window, false);
+                    self.call.set(&window, false);
                 }
                 start = window.end;
             }
@@ -138,18 +146,35 @@ impl Followed {
         if read > self.released {
             // The last window once more: a large folio may have reached beyond it.
             let from = self.released.saturating_sub(WINDOW);
-            for own in self.read.own(from..read) {
-                process::count(Count::StreamReleased, drop_written(self.file, own));
+            for own in self.call.own(from..read) {
+                process::count(self.call.released(), drop_written(self.file, own));
             }
             self.released = read;
         }
         true
     }
 
+    /// The same of a write.
+    fn release_written(&mut self) -> bool {
+        let Ok(stat) = sys::fstat(self.file) else { return false };
+        let now = sys::now();
+        let begun = self.reached;
+        let reached = align_down((stat.st_size.max(0) as u64).min(self.call.range().end));
+        if reached > begun {
+            let _ = sys::sync_file_range(self.file, begun..reached, libc::SYNC_FILE_RANGE_WRITE);
+            (self.reached, self.moved_at) = (reached, now);
+        }
+        if begun > self.released {
+            process::count(self.call.released(), drop_written(self.file, self.released..begun));
+            self.released = first_resident(self.file, self.released..begun);
+        }
+        now.saturating_sub(self.moved_at) < PATIENCE
+    }
+
     /// Whether pages of a range are resident that were not before; `None` where it had none that may go.
     fn has_own(&mut self, range: Range<u64>) -> Option<bool> {
         let mut has = None;
-        for own in self.read.own(range) {
+        for own in self.call.own(range) {
             if self.probe.resident(self.file, &own).unwrap_or(0) > 0 {
                 return Some(true);
             }

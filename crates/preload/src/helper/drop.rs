@@ -6,6 +6,7 @@
 use core::ops::Range;
 
 use libc::c_int;
+use pagekeeper_policy::WINDOW;
 
 use crate::counters::Count;
 use crate::process;
@@ -72,6 +73,15 @@ pub(crate) fn drop_written(file: c_int, range: Range<u64>) -> u64 {
         (Ok(before), Ok(after)) => before.saturating_sub(after),
         _ => 0,
     }
+}
+
+/// The first window of a range that has a resident page, as counts show it; its end if there is none.
+pub(super) fn first_resident(file: c_int, range: Range<u64>) -> u64 {
+    let mut at = range.start;
+    while at < range.end && sys::cachestat(file, at..at + WINDOW).is_ok_and(|seen| seen.cached == 0) {
+        at += WINDOW;
+    }
+    at
 }
 
 /// What went.

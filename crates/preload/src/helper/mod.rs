@@ -38,10 +38,11 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
 use crate::counters::Count;
-use crate::large::LargeRead;
+use crate::large::LargeCall;
 use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls, Waited};
+use drop::first_resident;
 pub(crate) use drop::{begin, drop_written, write_and_drop};
 pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
@@ -146,9 +147,9 @@ pub enum Job {
         /// Counts the bytes that were dropped.
         count: Count,
     },
-    /// Releases behind a read while it is made.
+    /// Releases behind a large read or write while it is made.
     Behind {
-        /// Where the read was put.
+        /// Where the call was put.
         place: u32,
     },
     /// Reads ahead of a reader.
@@ -158,10 +159,10 @@ pub enum Job {
     },
 }
 
-/// Has the helper release behind a read while it is made. `false`: it was not taken.
-pub fn follow_read(fd: c_int, read: &LargeRead) -> bool {
+/// Has the helper release behind a call while it is made. `false`: it was not taken.
+pub fn follow_call(fd: c_int, call: &LargeCall) -> bool {
     prepare()
-        && behind::give(read).is_some_and(|place| {
+        && behind::give(call).is_some_and(|place| {
             let sent = send(fd, &Job::Behind { place });
             if !sent {
                 drop(behind::take(place));

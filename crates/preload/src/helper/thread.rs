@@ -223,7 +223,7 @@ impl Hand<'_> {
                 }
             },
             Job::Later { range, count } => self.later.add(file, range, count, place),
-            Job::Behind { place: read } => self.behind.add(read, file, place),
+            Job::Behind { place: call } => self.behind.add(call, file, place),
             Job::Ahead { index } => self.readers.add(index, file, place),
         }
         super::done();

@@ -17,7 +17,7 @@ use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::closings::{self, CLOSED, Closed};
 use super::kept::Kept;
-use super::{FileHash, drop_written, write_and_drop};
+use super::{FileHash, drop_written, first_resident, write_and_drop};
 use crate::counters::Count;
 use crate::residency::{ResidencyProbe, STALE};
 use crate::temporary::{Keep, Temporary};
@@ -311,7 +311,7 @@ impl WatchedFile {
             }
             process::count(self.count, drop_written(self.file, range.clone()));
             if sys::cachestat(self.file, range.clone()).is_ok_and(|seen| seen.cached > 0) {
-                self.released = self.released.min(self.first_resident(range));
+                self.released = self.released.min(first_resident(self.file, range));
             }
         }
     }
@@ -350,16 +350,6 @@ impl WatchedFile {
                 let _ = sys::sync_file_range(self.file, own, libc::SYNC_FILE_RANGE_WRITE);
             }
         }
-    }
-
-    /// The first window of a range that has a resident page.
-    fn first_resident(&self, range: Range<u64>) -> u64 {
-        let mut at = range.start;
-        while at < range.end && sys::cachestat(self.file, at..at + WINDOW).is_ok_and(|seen| seen.cached == 0)
-        {
-            at += WINDOW;
-        }
-        at
     }
 
     /// Samples what the reader comes to next, `length` bytes and more. `reached`: a moment ago there was nothing; since then the reader has

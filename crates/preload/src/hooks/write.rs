@@ -4,18 +4,20 @@ use core::ffi::{c_int, c_void};
 
 use libc::iovec;
 
-use super::place;
 use super::read::OWN;
+use super::{keeping_errno, place};
 use crate::rules::Slot;
-use crate::{process, rules, sys};
+use crate::{large, process, rules, sys};
 
 /// A write of so many bytes that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file, and its position,
 /// for the whole of it, so that what several write to one open file does not mix.
 fn follow(slot: &Slot, fd: c_int, at: Option<i64>, length: usize, plain: &dyn Fn() -> isize) -> isize {
+    let Ok(at) = place(at, length) else { return plain() };
+    if length as u64 >= large::LEAST && process::is_on() {
+        keeping_errno(|| rules::before_write(slot, fd, at, length as u64));
+    }
     let result = plain();
-    if let Ok(at) = place(at, length)
-        && process::is_on()
-    {
+    if process::is_on() {
         rules::after_write(slot, fd, at, result);
     }
     result

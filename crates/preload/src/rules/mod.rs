@@ -254,6 +254,13 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     }
 }
 
+/// Before a write of `length` bytes, at `at` or at the file's position.
+pub fn before_write(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) {
+    if let Some(output) = slot.role().and_then(output_of) {
+        slot.with(|state| state.writer.before(fd, at, length, output));
+    }
+}
+
 /// After a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     if let Some(output) = slot.role().and_then(output_of) {

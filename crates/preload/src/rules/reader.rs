@@ -28,7 +28,7 @@ use super::pending::Pending;
 use super::{FILES, How};
 use crate::counters::Count;
 use crate::helper::{self, Ahead, Calls, Job, Waited};
-use crate::large::{self, LargeRead};
+use crate::large::{self, LargeCall};
 use crate::process::count;
 use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
 use crate::sys;
@@ -87,7 +87,7 @@ pub struct Reader {
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
     unseen: Option<(u64, u64)>,
     /// The large read that is being made.
-    large: Option<LargeRead>,
+    large: Option<LargeCall>,
     /// Reading ahead of uncached reads, and what was read in a row without.
     ahead: Option<Ahead>,
     is_plain: bool,
@@ -328,7 +328,7 @@ impl Reader {
             // A file without a size is made as it is read, by the kernel.
             count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
         }
-        let large = self.large.take().inspect(LargeRead::end);
+        let large = self.large.take().inspect(LargeCall::end);
         if self.is_shared && at.is_none() {
             // The next read sees how far all have come.
             return;
@@ -354,7 +354,7 @@ impl Reader {
     fn begin_large(&mut self, fd: c_int, at: u64, length: u64) -> bool {
         let end = at.saturating_add(length).saturating_add(HORIZON).min(self.size);
         let range = at / WINDOW * WINDOW..end;
-        let Some(mut large) = LargeRead::new(&range).filter(|_| self.large.is_none()) else { return false };
+        let Some(mut large) = LargeCall::read(&range).filter(|_| self.large.is_none()) else { return false };
         self.pass_unasked();
         // What the stream knows may have been read ahead for it since it was sampled.
         let known = self.stream.known();
@@ -369,13 +369,13 @@ impl Reader {
             }
         }
         self.sampled_at = sys::now();
-        helper::follow_read(fd, &large);
+        helper::follow_call(fd, &large);
         self.large = Some(large);
         true
     }
 
     /// The call has read that range: releases what of it is left, and goes on behind it.
-    fn end_large(&mut self, fd: c_int, large: &LargeRead, read: Range<u64>) {
+    fn end_large(&mut self, fd: c_int, large: &LargeCall, read: Range<u64>) {
         let start = sys::now();
         self.stream.forget();
         // The last window is the stream's to release, with what was read ahead.

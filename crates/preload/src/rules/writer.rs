@@ -13,6 +13,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::c_int;
+use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::exact::Due;
 use pagekeeper_policy::lead::Marks;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
@@ -22,6 +23,7 @@ use super::reader::inside;
 use super::{FILES, small};
 use crate::counters::Count;
 use crate::helper::{self, Job};
+use crate::large::{self, LargeCall};
 use crate::process::{count, plan};
 use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
@@ -60,6 +62,9 @@ pub struct Writer {
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
+    /// The large write that is being made, and whether the one that was just made was such.
+    large: Option<LargeCall>,
+    was_large: bool,
     /// A temporary file, that is kept.
     kept: Option<Temporary>,
     /// Whether the helper has one of this number, or had.
@@ -79,6 +84,8 @@ impl Writer {
         is_synced: false,
         is_hurried: false,
         is_blind: false,
+        large: None,
+        was_large: false,
         kept: None,
         was_kept: false,
     };
@@ -105,8 +112,34 @@ impl Writer {
         self.is_hurried = true;
     }
 
+    /// Before a write of `length` bytes: of a large one to behind the file's end the helper releases what is written while it is made.
+    pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64, output: Output) {
+        // One that was jumped out of.
+        self.end_large();
+        let (Some(released), None, true) = (output.released, &self.kept, length >= large::LEAST) else {
+            return;
+        };
+        let (Ok(stat), true) = (sys::fstat(fd), FILES.has_counts(fd)) else { return };
+        let Some(at) = at.or_else(|| sys::position(fd).ok()) else { return };
+        let end = at.saturating_add(length);
+        let first = at.max(stat.st_size.max(0) as u64).div_ceil(WINDOW).saturating_mul(WINDOW);
+        if sys::is_block_device(&stat) || end < first.saturating_add(large::LEAST / 2) {
+            return;
+        }
+        self.large = LargeCall::write(&(first..end), released);
+        if let Some(call) = &self.large {
+            helper::follow_call(fd, call);
+        }
+    }
+
+    fn end_large(&mut self) {
+        let call = self.large.take().inspect(LargeCall::end);
+        self.was_large = call.is_some();
+    }
+
     /// After a write that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize, output: Output) {
+        self.end_large();
         self.made(fd, at, done, output);
         self.is_hurried = false;
     }
@@ -159,6 +192,7 @@ impl Writer {
         let _ = self.take_kept().map(Temporary::into_number);
         self.was_kept = false;
         (self.marks, self.begun, self.unasked) = (Marks::NONE, false, 0);
+        self.large = None;
     }
 
     /// Before the process ends: begins to write what is left, without a wait.
@@ -271,7 +305,10 @@ impl Writer {
                 }
                 begun = end;
             }
-            self.marks.begun(range, lead, in_flight, now, self.waits);
+            // Most of a large write is written by now: how long that took is not known.
+            if !self.was_large {
+                self.marks.begun(range, lead, in_flight, now, self.waits);
+            }
         }
         if output.released.is_some() && !FILES.has_counts(fd) {
             // What is written there, it alone can see.
