@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS, after
-# the names of the tests that failed.
+# the names of the tests that failed, each with the beginning of what it said.
 # Fails if a test failed, if a test binary died without a result, or if no test ran.
 set -euo pipefail
 
@@ -9,6 +9,9 @@ awk -v status="$2" '
         passed += number("passed"); failed += number("failed"); ignored += number("ignored")
     }
     / \.\.\. FAILED$/ { names[++named] = $0 }
+    /^---- .* stdout ----$/ { of = $2; lines = 0; next }
+    /^(----|failures:|successes:|test result:)/ { of = "" }
+    of != "" && $0 != "" && lines < 12 { lines++; said[of] = said[of] "    " $0 "\n" }
     # The message of a panic is a failure, already counted.
     / panicked at / { panic = NR }
     /^SKIPPED: / && NR != panic + 1 && !seen[$0]++ { skipped++ }
@@ -22,7 +25,11 @@ awk -v status="$2" '
             failed = 1
         }
         if (!passed && !failed) print "no test ran"
-        for (i = 1; i <= named; i++) print names[i]
+        for (i = 1; i <= named; i++) {
+            print names[i]
+            split(names[i], words, " ")
+            printf "%s", said[words[2]]
+        }
         printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
         exit failed || !passed
     }

@@ -66,12 +66,19 @@ tests() {
     "$cargo" test --no-fail-fast "$@" -- --show-output 2>&1
 }
 
+# Notes when a part of it ended.
+timed() {
+    echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the begin" >>"$logs/times"
+}
+
 # Without what tests that passed have printed (panics that they asked for among it), but for what they skipped.
 shown() {
     awk '/^successes:$/ { passed = 1 } /^(failures:$|test result: )/ { passed = 0 } !passed || /^SKIPPED: / { print; fflush() }' "$@"
 }
 
+timed "checks ended"
 { "$cargo" test --workspace --no-run && "$cargo" test "${bench[@]}" --no-run; } 2>&1 | tee "$logs/built"
+timed "all was built"
 
 status=0
 {
@@ -79,15 +86,20 @@ status=0
     tests --workspace --exclude pagekeeper-guard "${crates[@]}" || crates_status=$?
     tests --workspace --doc || crates_status=$?
     tests "${bench[@]}" || crates_status=$?
+    timed "the crates' tests ended"
     exit "$crates_status"
 } >"$logs/crates" &
 beside[crates]=$!
 {
     chrt --idle --pid 0 "$BASHPID"
-    tests --workspace "${random[@]}"
+    random_status=0
+    tests --workspace "${random[@]}" || random_status=$?
+    timed "random input ended"
+    exit "$random_status"
 } >"$logs/random" &
 beside[random]=$!
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
+timed "users' stories ended"
 wait "${beside[crates]}" || status=$?
 unset 'beside[crates]'
 shown "$logs/crates"
@@ -96,6 +108,7 @@ shown "$logs/crates"
     alone_status=0
     tests -p pagekeeper-guard --lib || alone_status=$?
     tests --workspace "${alone[@]}" || alone_status=$?
+    timed "what runs alone ended"
     exit "$alone_status"
 } | tee "$logs/alone" | shown || status=$?
 wait "${beside[random]}" || status=$?
@@ -108,4 +121,5 @@ if [ "$built" != "$run" ]; then
     echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2
     status=1
 fi
+cat "$logs/times"
 scripts/count-tests.sh "$logs/all" "$status"
