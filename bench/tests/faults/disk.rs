@@ -157,10 +157,11 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(rng: Rng) -> Self {
+    /// One of which a power cut leaves so many bytes as a whole.
+    pub(crate) fn new(sector: usize, rng: Rng) -> Self {
         let dir = mount_point();
         let world = World {
-            medium: Medium::new(),
+            medium: Medium::new(sector),
             faults: Faults::default(),
             changes: 0,
             writes: 0,

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use pagekeeper_testing::Rng;
 
 pub(crate) const BLOCK: usize = 4096;
-const SECTOR: usize = 512;
+/// The least that a power cut leaves as a whole, where nothing else is promised.
+pub(crate) const SECTOR: usize = 512;
 
 type Block = [u8; BLOCK];
 
@@ -83,11 +84,11 @@ impl Image {
     }
 
     /// Makes a change but for some of its sectors.
-    fn make_torn(&mut self, change: &Change, rng: &mut Rng) {
+    fn make_torn(&mut self, change: &Change, sector: usize, rng: &mut Rng) {
         if let Change::Block(number, block) = change {
             let mut torn = self.block(*number);
-            for at in (0..BLOCK).step_by(SECTOR).filter(|_| rng.one_in(2)) {
-                torn[at..at + SECTOR].copy_from_slice(&block[at..at + SECTOR]);
+            for at in (0..BLOCK).step_by(sector).filter(|_| rng.one_in(2)) {
+                torn[at..at + sector].copy_from_slice(&block[at..at + sector]);
             }
             self.blocks.insert(*number, Arc::new(torn));
         } else if rng.one_in(2) {
@@ -124,7 +125,7 @@ impl File {
         }
     }
 
-    pub(crate) fn cut(&mut self, cut: Cut, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, cut: Cut, sector: usize, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         match cut {
             Cut::Nothing => {}
@@ -133,14 +134,14 @@ impl File {
                 let first = rng.index(pending.len() + 1);
                 pending[..first].iter().for_each(|change| self.synced.make(change));
                 if let Some(next) = pending.get(first) {
-                    self.synced.make_torn(next, rng);
+                    self.synced.make_torn(next, sector, rng);
                 }
             }
             Cut::Each(tenths) => {
                 let by_sector = rng.one_in(2);
                 for change in pending.iter().filter(|_| rng.of(0..10) < tenths).collect::<Vec<_>>() {
                     if by_sector {
-                        self.synced.make_torn(change, rng);
+                        self.synced.make_torn(change, sector, rng);
                     } else {
                         self.synced.make(change);
                     }

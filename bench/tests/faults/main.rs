@@ -5,6 +5,7 @@
 
 mod cycle;
 mod database;
+mod device;
 mod disk;
 mod file;
 mod medium;
@@ -51,6 +52,7 @@ fn add(sum: &mut Account, account: &Account) {
     sum.syncs += account.syncs;
     sum.lies += account.lies;
     sum.failed_syncs += account.failed_syncs;
+    sum.ruined += account.ruined;
 }
 
 /// Lives until there were so many cycles: all that was acknowledged must be there.
@@ -62,8 +64,8 @@ fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
     let mut sum = Account::default();
     let length = if place == Place::Files { LIFE } else { LIFE / 2 };
     for life in 0..cycles.div_ceil(length) {
-        let manner = if life % 2 == 1 { Manner::Failing } else { Manner::Honest };
         let seed = seed.wrapping_add(life);
+        let manner = if seed % 2 == 1 { Manner::Failing } else { Manner::Honest };
         let lived = Life::new(subject, place, manner, seed).run(length.min(cycles - sum.cycles));
         let account = lived.unwrap_or_else(|what| {
             panic!(
@@ -75,6 +77,7 @@ fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
     println!("{subject:?} on {place:?}: {sum:?} in {:.0?}", began.elapsed());
     assert!(sum.openings > cycles / 4 && sum.acknowledgements > 0, "hardly anything was committed: {sum:?}");
     assert!(sum.failed_syncs > 0 || cycles < 200, "no sync failed: {sum:?}");
+    assert!(sum.ruined <= 1 + cycles / 10, "hardly a file system lived: {sum:?}");
 }
 
 /// On a disk that lies the same check must fail, and soon.

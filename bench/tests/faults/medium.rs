@@ -1,8 +1,8 @@
 //! What a disk that lost power has: the files as they are now, as they were synced, and each change between the two.
 //!
 //! Invariants: what was synced stays, until it is changed again. At a power cut each change that was not synced is there, not
-//! there, or there in part, as a [`Cut`] says: data by sectors of 512 bytes or blocks of 4 KiB, in any order; lengths each by
-//! itself; names of a directory as far as any one change of them, in order, and each change as a whole. A file is synced by itself,
+//! there, or there in part, as a [`Cut`] says: data by sectors, as long as were promised, or blocks of 4 KiB, in any order; lengths
+//! each by itself; names of a directory as far as any one change of them, in order, and each change as a whole. A file is synced by itself,
 //! its name by its directory.
 
 use std::collections::{BTreeMap, HashMap};
@@ -69,6 +69,8 @@ enum Node {
 pub(crate) struct Medium {
     nodes: HashMap<u64, Node>,
     next: u64,
+    /// Bytes that a power cut leaves as a whole.
+    sector: usize,
 }
 
 /// What a node is.
@@ -79,9 +81,9 @@ pub(crate) enum Kind {
 }
 
 impl Medium {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(sector: usize) -> Self {
         let nodes = HashMap::from([(ROOT, Node::Directory(Directory::default()))]);
-        Self { nodes, next: ROOT + 1 }
+        Self { nodes, next: ROOT + 1, sector }
     }
 
     pub(crate) fn kind(&self, node: u64) -> Option<Kind> {
@@ -289,7 +291,7 @@ impl Medium {
         numbers.sort_unstable();
         for number in numbers {
             match self.nodes.get_mut(&number) {
-                Some(Node::File(file)) => file.cut(cut, rng),
+                Some(Node::File(file)) => file.cut(cut, self.sector, rng),
                 Some(Node::Directory(directory)) => directory.cut(cut, rng),
                 None => {}
             }
@@ -309,13 +311,18 @@ impl Medium {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::SECTOR;
 
     fn name() -> &'static OsStr {
         OsStr::new("file")
     }
 
     fn file() -> (Medium, u64) {
-        let mut medium = Medium::new();
+        of_sectors(SECTOR)
+    }
+
+    fn of_sectors(sector: usize) -> (Medium, u64) {
+        let mut medium = Medium::new(sector);
         let file = medium.make(ROOT, name(), false).unwrap();
         medium.sync(ROOT);
         (medium, file)
@@ -349,9 +356,28 @@ mod tests {
     }
 
     #[test]
+    fn a_sector_is_never_torn() {
+        let mut rng = Rng::from_seed(1);
+        for sector in [SECTOR, BLOCK] {
+            let mut is_torn = false;
+            for _ in 0..200 {
+                let (mut medium, file) = of_sectors(sector);
+                (1..9).for_each(|version| medium.write(file, 0, &[version; 2 * BLOCK]));
+                let cut = Cut::random(&mut rng);
+                medium.cut(cut, &mut rng);
+                let found = medium.read(file, 0, 2 * BLOCK).unwrap();
+                let is_whole = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]);
+                assert!(found.chunks(sector).all(is_whole), "{cut:?}");
+                is_torn |= !found.chunks(BLOCK).all(is_whole);
+            }
+            assert_eq!(is_torn, sector < BLOCK);
+        }
+    }
+
+    #[test]
     fn names_are_synced_by_their_directory() {
         let mut rng = Rng::from_seed(1);
-        let mut medium = Medium::new();
+        let mut medium = Medium::new(SECTOR);
         let file = medium.make(ROOT, name(), false).unwrap();
         medium.write(file, 0, b"text");
         medium.sync(file);
