@@ -50,30 +50,30 @@ const BACKUPS: [Backup; 3] = [
     },
 ];
 
-fn shell(line: &str) -> Command {
+pub(crate) fn shell(line: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-euc", &format!("{HOME}{line}")]);
     command
 }
 
-fn shell_under_run(line: &str) -> Command {
+pub(crate) fn shell_under_run(line: &str) -> Command {
     let mut command = pagekeeper();
     command.args(["run", "--require", "--", "sh", "-euc", &format!("{HOME}{line}")]);
     command
 }
 
 /// Runs a command in a directory to its end, which must be good, and about which nothing is said.
-fn good(command: &mut Command, directory: &Path) {
+pub(crate) fn good(command: &mut Command, directory: &Path) {
     let outcome = finish(command.current_dir(directory));
     assert!(outcome.code == 0 && !outcome.stderr.contains("pagekeeper: "), "{command:?}: {outcome:#?}");
 }
 
-fn resident_in(directories: &[&Path]) -> u64 {
+pub(crate) fn resident_in(directories: &[&Path]) -> u64 {
     directories.iter().map(|directory| resident_bytes(&files_in(directory))).sum()
 }
 
 /// Waits until no more than two percent of some directories is in memory, and a little.
-fn little_stays(what: &str, directories: &[&Path]) {
+pub(crate) fn little_stays(what: &str, directories: &[&Path]) {
     let size: u64 = directories.iter().map(|directory| size_bytes(&files_in(directory))).sum();
     assert!(size > 16 * MIB, "{what}: there are only {size} bytes");
     eventually(&format!("little of {what} stays"), SOON, || {

@@ -5,6 +5,7 @@ mod support;
 
 mod archives;
 mod backups;
+mod barman;
 mod calls;
 mod children;
 mod group;

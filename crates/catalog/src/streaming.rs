@@ -4,7 +4,7 @@ use globset::{Glob, GlobMatcher};
 
 /// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
 /// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
-pub const STREAMING_PROGRAMS: [&str; 54] = [
+pub const STREAMING_PROGRAMS: [&str; 58] = [
     "tar",
     "bsdtar",
     "cpio",
@@ -30,18 +30,21 @@ pub const STREAMING_PROGRAMS: [&str; 54] = [
     "pg_basebackup",
     "pg_dump",
     "pg_dumpall",
+    "pg_combinebacku",
     "pg_receivewal",
     "pg_verifybackup",
     "pg_checksums",
     "pgbackrest",
+    "pg_probackup*",
     "barman*",
-    "wal-g",
+    "wal-g*",
     "mariabackup",
     "mariadb-backup",
     "mariadb-dump",
     "mbstream",
     "mysqldump",
     "mysqlpump",
+    "mysqlbackup",
     "mydumper",
     "myloader",
     "mariadb",
@@ -53,6 +56,7 @@ pub const STREAMING_PROGRAMS: [&str; 54] = [
     "xbcloud",
     "xbcrypt",
     "mongodump",
+    "mongorestore",
     "restic",
     "borg",
     "bup",

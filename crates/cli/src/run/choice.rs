@@ -16,7 +16,7 @@ use crate::output::UsageError;
 
 /// Programs that stream when they are started by hand or by a script, beside those that the guard searches for among all processes: it has to
 /// leave these alone, which do other things, too.
-const MORE_STREAMS: [&str; 7] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore"];
+const MORE_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
 
 /// Bytes of a process's name that the kernel keeps.
 const COMM_MAX: usize = 15;
@@ -218,7 +218,17 @@ mod tests {
     fn each_program_is_known_by_its_name() {
         let text = text(&Choice::default());
         let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
-        for stream in ["tar", "cp", "pg_basebackup", "mariabackup", "mariadb-backup", "cat"] {
+        for stream in [
+            "tar",
+            "cp",
+            "pg_basebackup",
+            "pg_combinebacku",
+            "mariabackup",
+            "mariadb-backup",
+            "barman-wal-arch",
+            "wal-g-pg",
+            "cat",
+        ] {
             assert_eq!(plan(stream).part, Part::Stream, "{stream}");
         }
         assert_eq!(plan("sh").part, Part::None);
