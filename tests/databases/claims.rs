@@ -19,10 +19,10 @@ const DEADLINE: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_secs(180);
 
 /// A shell of this name, of a user who owns `directory`, where it has run `script`.
-struct Fake(Child);
+pub(crate) struct Fake(Child);
 
 impl Fake {
-    fn start(name: &str, directory: &Path, script: &str) -> Self {
+    pub(crate) fn start(name: &str, directory: &Path, script: &str) -> Self {
         let program = directory.join(name);
         symlink("/bin/sh", &program).expect("name a program");
         let status = Command::new("chown").args(["-R", "54321:54321"]).arg(directory).status();
@@ -43,7 +43,7 @@ impl Fake {
         Self(child)
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 }

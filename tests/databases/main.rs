@@ -1,4 +1,4 @@
-//! The guard beside real databases: MariaDB with a replica, PostgreSQL, MySQL, RocksDB, and in containers.
+//! The guard beside real databases: MariaDB with a replica, PostgreSQL, MySQL, RocksDB, etcd, and in containers.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -9,6 +9,7 @@ mod claims;
 mod containers;
 mod discovery;
 mod guard_life;
+mod logged;
 mod mariadb;
 mod metrics;
 mod mysql;

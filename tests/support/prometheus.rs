@@ -1,65 +1,14 @@
-//! A real `prometheus` with a configuration, data and port of its own, and plain HTTP to ask it and others.
+//! A real `prometheus` with a configuration, data and port of its own, that scrapes and follows rules.
 //!
 //! The server ends with its handle. Fails with what it said.
 
+#[allow(unused_imports, reason = "each test program uses its own part")]
+pub(crate) use pagekeeper_testing::http::{Answer, ask, free_port};
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-
-/// An answer of an HTTP server.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    /// Its status.
-    pub(crate) status: u16,
-    /// Its headers, names in lower case.
-    pub(crate) headers: Vec<(String, String)>,
-    /// What follows.
-    pub(crate) body: String,
-}
-
-impl Answer {
-    /// A header's value; panics without it.
-    pub(crate) fn header(&self, name: &str) -> &str {
-        let header = self.headers.iter().find(|(other, _)| other == name);
-        &header.unwrap_or_else(|| panic!("no {name} in {:?}", self.headers)).1
-    }
-}
-
-/// Asks the server at a port of this host; `None` if nobody listens.
-pub(crate) fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("set a time");
-    // Of version 1.0, so that the answer is in one piece and ends with the connection.
-    let mut head = format!("{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n");
-    for (name, value) in headers {
-        write!(head, "{name}: {value}\r\n").expect("memory");
-    }
-    head.push_str("\r\n");
-    // Who refuses a head may close before all of it is sent: the answer shows it.
-    let sent = stream.write_all(head.as_bytes());
-    let mut text = String::new();
-    // Then the end is a reset, behind the answer.
-    let read = stream.read_to_string(&mut text);
-    assert!(read.is_ok() || text.contains("\r\n\r\n"), "no answer: {sent:?}, {read:?}: {text:?}");
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-    let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status");
-    let header = |line: &str| {
-        let (name, value) = line.split_once(':').expect("a header");
-        (name.to_ascii_lowercase(), value.trim().to_owned())
-    };
-    Some(Answer { status, headers: lines.map(header).collect(), body: body.to_owned() })
-}
-
-/// A port that nobody listens at.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind to a free port");
-    listener.local_addr().expect("bound").port()
-}
 
 /// A running `prometheus`.
 pub(crate) struct Prometheus {

@@ -320,7 +320,7 @@ macro_rules! built_in {
 
 /// Name and text of each built-in profile; of two that fit a process or directory equally well, the first is taken.
 pub const BUILT_IN: &[(&str, &str)] =
-    built_in!["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "generic",];
+    built_in!["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "etcd", "generic",];
 
 /// Finds a profile by name.
 pub fn find_profile<'a>(profiles: &'a [Profile], name: &str) -> Result<&'a Profile, ProfileError> {
@@ -381,9 +381,26 @@ mod tests {
         assert_eq!(class("rocksdb", "/d/0000000000000007.raftlog"), Some(FileClass::Wal));
         assert_eq!(class("rocksdb", "/d/000124.sst"), None);
         assert_eq!(class("mongodb", "/d/journal/WiredTigerLog.0000000001"), Some(FileClass::Wal));
+        let segment = "/d/wal/0000000000000001-0000000000002f4a.wal";
+        assert_eq!(class("etcd", segment), Some(FileClass::Wal));
+        assert_eq!(class("etcd", "/d/wal/0000000000000001.wal"), None);
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));
         assert_eq!(class("generic", "/d/redo.003"), Some(FileClass::Redo));
         assert_eq!(class("generic", "/d/redo.control"), None);
+    }
+
+    #[test]
+    fn hexadecimal_numbers_order_the_segments_of_etcd() {
+        let profiles = Profile::built_in();
+        let etcd = find_profile(&profiles, "etcd").unwrap();
+        let sequence = |name: &str| {
+            let path = Path::new("/d/wal").join(name);
+            let (log, matched) = etcd.log_of(&path).unwrap();
+            (log, matched.stem().concat(), matched.number.sequence(None))
+        };
+        let first = sequence("000000000000000f-0000000000002f4a.wal");
+        let next = sequence("0000000000000010-00000000000101c3.wal");
+        assert_eq!((first.0, &first.1, first.2 + 1), (next.0, &next.1, next.2), "neighbours in one log");
     }
 
     #[test]
@@ -436,6 +453,11 @@ mod tests {
             ("mongodb", "collection-0-77.wt", Some(Data)),
             ("mongodb", "journal/WiredTigerPreplog.0000000002", Some(Wal)),
             ("mongodb", "_tmp/extsort.1", Some(Temp)),
+            ("etcd", "member/wal/1.tmp", Some(Wal)),
+            ("etcd", "member/snap/db", Some(Data)),
+            ("etcd", "member/snap/0000000000000002-0000000000002711.snap", Some(Data)),
+            ("etcd", "member/snap/0000000000002711.snap.db", Some(Data)),
+            ("etcd", "member/wal", None),
             ("generic", "x/000012.sst", Some(Data)),
             ("generic", "binlog.000003", Some(Binlog)),
         ] {

@@ -379,7 +379,7 @@ mod tests {
         // The older one first: a file that is older than the one before it in number is a recycled one.
         std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
         std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
-        let text = include_str!("../../catalog/tests/etcd.toml");
+        let text = include_str!("../../catalog/profiles/etcd.toml");
         // A writer short of the end is what "preallocated" says, whether or not recycling is to be detected.
         let detected = text.replace("rewrite = \"never\"", "rewrite = \"detect\"");
         assert_ne!(text, detected);

@@ -1,13 +1,15 @@
-//! What the tests of several crates need: directories on disks, random numbers that repeat, and a message for what can't be run.
-//! Not published.
+//! What the tests of several crates need: directories on disks, random numbers that repeat, real servers under a load, and a
+//! message for what can't be run. Not published.
 //!
 //! All of it panics where it fails, as tests do.
 
 mod hanging;
+pub mod http;
 mod mounted;
 mod opens;
 mod processes;
 mod rng;
+pub mod servers;
 
 use std::fmt::Display;
 use std::path::PathBuf;

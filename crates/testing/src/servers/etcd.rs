@@ -1,0 +1,175 @@
+//! An `etcd` of one member. Its client is its own gateway of JSON.
+
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
+use crate::http::{ask_with, free_port, send};
+
+/// Bytes of a value: a segment of the log has some 64 MB.
+const VALUE: usize = 512 << 10;
+
+/// A running `etcd`.
+#[derive(Debug)]
+pub struct Etcd {
+    home: PathBuf,
+    daemon: Daemon,
+    client: u16,
+    peer: u16,
+    /// How many values were put and acknowledged.
+    put: u64,
+}
+
+/// Who watches keys from the first change on.
+#[derive(Debug)]
+pub struct Watch(TcpStream);
+
+impl Etcd {
+    /// Programs that it needs.
+    pub const PROGRAMS: [&str; 2] = ["etcd", "setpriv"];
+
+    /// Starts one with its data below `home`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path) -> Self {
+        let (client, peer) = (free_port(), free_port());
+        let daemon = daemon(home, client, peer);
+        let mut server = Self { home: home.to_owned(), daemon, client, peer, put: 0 };
+        server.wait_until_ready();
+        server
+    }
+
+    fn wait_until_ready(&mut self) {
+        let port = self.client;
+        self.daemon.wait_for("etcd answers", || {
+            ask_with(port, "GET", "/health", &[], &[]).filter(|answer| answer.body.contains("true"))
+        });
+    }
+
+    fn ask(&self, path: &str, body: &str) -> String {
+        let answer = ask_with(self.client, "POST", path, &[], body.as_bytes()).expect("etcd runs");
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.body
+    }
+
+    /// Puts one small value.
+    ///
+    /// # Panics
+    ///
+    /// Where it is refused.
+    pub fn put_small(&self, key: &str, value: &str) {
+        let (key, value) = (STANDARD.encode(key), STANDARD.encode(value));
+        self.ask("/v3/kv/put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}"));
+    }
+
+    /// Forgets the history of all values that were put, so that its space is used again.
+    ///
+    /// # Panics
+    ///
+    /// Where it is refused.
+    pub fn compact(&self) {
+        let text = self.ask("/v3/kv/range", &format!("{{\"key\":\"{}\"}}", STANDARD.encode("none")));
+        let revision = text.split("\"revision\":\"").nth(1).and_then(|rest| rest.split('"').next());
+        let revision = revision.expect("each answer says at which revision it is");
+        self.ask("/v3/kv/compaction", &format!("{{\"revision\":\"{revision}\",\"physical\":true}}"));
+    }
+
+    /// Watches all keys that begin so from the first revision on. What comes waits in the connection until it is read.
+    ///
+    /// # Panics
+    ///
+    /// Where that can't be asked for.
+    pub fn watch(&self, prefix: &str) -> Watch {
+        let mut end = prefix.as_bytes().to_owned();
+        *end.last_mut().expect("a prefix") += 1;
+        let (from, to) = (STANDARD.encode(prefix), STANDARD.encode(end));
+        let request = format!(
+            "{{\"create_request\":{{\"key\":\"{from}\",\"range_end\":\"{to}\",\"start_revision\":\"1\"}}}}"
+        );
+        let mut stream = TcpStream::connect(("127.0.0.1", self.client)).expect("etcd runs");
+        stream.set_read_timeout(Some(DEADLINE)).expect("set a time");
+        send(&mut stream, self.client, "POST", "/v3/watch", &[], request.as_bytes()).expect("etcd listens");
+        Watch(stream)
+    }
+}
+
+impl Watch {
+    /// Reads until so many changes have come.
+    ///
+    /// # Panics
+    ///
+    /// Where they do not.
+    pub fn read(&mut self, changes: usize) {
+        const CHANGE: &str = "\"mod_revision\"";
+        let mut said = String::new();
+        let mut piece = [0; 1 << 13];
+        while said.matches(CHANGE).count() < changes {
+            let count = self.0.read(&mut piece).expect("etcd goes on");
+            assert!(count > 0, "it ended after {} of {changes}", said.matches(CHANGE).count());
+            said.push_str(&String::from_utf8_lossy(&piece[..count]));
+        }
+    }
+}
+
+fn daemon(home: &Path, client: u16, peer: u16) -> Daemon {
+    let url = |port| format!("http://127.0.0.1:{port}");
+    Daemon::start(home, "etcd", |command| {
+        command.args(["--data-dir", "data", "--quota-backend-bytes", "8000000000"]);
+        command.args(["--listen-client-urls", &url(client), "--advertise-client-urls", &url(client)]);
+        command.args(["--listen-peer-urls", &url(peer), "--initial-advertise-peer-urls", &url(peer)]);
+        command.args(["--initial-cluster", &format!("default={}", url(peer)), "--log-level", "error"]);
+    })
+}
+
+fn key(number: u64) -> String {
+    STANDARD.encode(format!("load/{number}"))
+}
+
+fn value(number: u64) -> String {
+    STANDARD.encode(text(number, VALUE))
+}
+
+impl LoggedServer for Etcd {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data/member/wal"), |path| {
+            path.extension().is_some_and(|end| end == "wal")
+        })
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data/member/snap"), |path| path.ends_with("db"))
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        let values = bytes.div_ceil(VALUE as u64);
+        for _ in 0..values {
+            let (key, value) = (key(self.put), value(self.put));
+            self.ask("/v3/kv/put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}"));
+            self.put += 1;
+        }
+        values * VALUE as u64
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.daemon.kill();
+        self.daemon = daemon(&self.home, self.client, self.peer);
+        self.wait_until_ready();
+    }
+
+    fn check_all(&mut self) {
+        for number in 0..self.put {
+            let found = self.ask("/v3/kv/range", &format!("{{\"key\":\"{}\"}}", key(number)));
+            assert!(found.contains(&value(number)), "value {number} of {} is not as it was put", self.put);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The guard beside other real servers with logs (etcd, …), by one story: nothing of old logs stays, the newest does, mapped files
+//! and data are left alone, a reader that lags gets all, and after a kill all that was acknowledged is there.
+//!
+//! Each needs root and its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+//! Residency is `fincore`'s.
+
+use crate::claims::Fake;
+use crate::support;
+use crate::support::guard::{Ended, Guard};
+use crate::support::{MIB, eventually, resident_bytes, size_bytes};
+use pagekeeper_testing::servers::{Etcd, LoggedServer};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(180);
+
+/// A server of this profile, which has yet to put anything, and its guard; both act below `scratch` alone.
+struct Story<'a, S> {
+    server: &'a mut S,
+    guard: Guard,
+    profile: &'static str,
+    /// What of the newest files stays at most, and of the last of them at least.
+    stays: (u64, u64),
+}
+
+impl<'a, S: LoggedServer> Story<'a, S> {
+    /// Without a guard all that was put stays; with one, what is old goes.
+    fn begin(
+        server: &'a mut S,
+        scratch: &Path,
+        (profile, more): (&'static str, &[&str]),
+        bytes: u64,
+        stays: (u64, u64),
+    ) -> Self {
+        server.put(bytes);
+        let resident = resident_bytes(&server.logs());
+        assert!(resident >= bytes, "only {resident} bytes of {profile}'s logs are resident without a guard");
+        let only = format!("dir:{}", scratch.to_str().expect("a path of this test's own"));
+        let guard = Guard::spawn(&[&["--tick", "100ms", "--only", &only], more].concat());
+        let pid = server.pid();
+        let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
+        assert_eq!(found["profile"], profile, "{found}");
+        let story = Self { server, guard, profile, stays };
+        story.only_the_newest_stays();
+        story
+    }
+
+    fn only_the_newest_stays(&self) {
+        let logs = self.server.logs();
+        let (newest, _) = logs.split_last().expect("a log");
+        eventually(&format!("old logs of {} are released: {logs:?}", self.profile), SOON, || {
+            (resident_bytes(&logs) <= self.stays.0).then_some(())
+        });
+        let left = resident_bytes(std::slice::from_ref(newest));
+        let least = self.stays.1.min(size_bytes(std::slice::from_ref(newest)));
+        assert!(left >= least, "only {left} bytes of {} stayed", newest.display());
+    }
+
+    /// Puts so many bytes more while the guard is at work; what is mapped, or data, loses no page.
+    fn go_on(&mut self, bytes: u64) {
+        let others = self.server.others();
+        let before = resident_bytes(&others);
+        self.server.put(bytes);
+        self.only_the_newest_stays();
+        let after = resident_bytes(&others);
+        assert!(after >= before, "{after} bytes of {before} are left of {others:?}");
+    }
+
+    /// After a kill all is there, and the server is found and served again.
+    fn survive(self, released: u64) -> Ended {
+        let before = self.server.pid();
+        self.server.kill_and_restart();
+        let pid = self.server.pid();
+        assert_ne!(pid, before);
+        let found = self.guard.wait_for("found", SOON, |event| event["pid"] == pid);
+        assert_eq!(found["profile"], self.profile, "{found}");
+        self.server.check_all();
+        self.server.put(8 * MIB);
+        self.only_the_newest_stays();
+        self.server.check_all();
+        let ended = self.guard.stop();
+        assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+        let troubles: Vec<_> = ended
+            .events
+            .iter()
+            .filter(|event| event["event"] == "problem" || event["event"] == "warning")
+            .collect();
+        assert!(troubles.is_empty(), "{troubles:#?}");
+        let by_class = ended.summary()["released_bytes"].as_object().expect("bytes by class").clone();
+        let all: u64 = by_class.values().map(|bytes| bytes.as_u64().expect("bytes")).sum();
+        assert!(all >= released, "{}", ended.summary());
+        println!("{}", ended.summary());
+        ended
+    }
+}
+
+#[test]
+fn the_wal_of_etcd_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside etcd", &Etcd::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = Etcd::start(&scratch.path().join("etcd"));
+    for number in 0..50 {
+        server.put_small(&format!("watched/{number}"), "first");
+    }
+    let mut lagging = server.watch("watched/");
+    let mut story = Story::begin(&mut server, scratch.path(), ("etcd", &[]), 70 * MIB, (10 * MIB, MIB));
+    story.go_on(60 * MIB);
+    for number in 0..50 {
+        story.server.put_small(&format!("watched/{number}"), "second");
+    }
+    lagging.read(100);
+    story.survive(100 * MIB);
+}
+
+#[test]
+fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
+    if !support::can_run("a fake beside etcd", &Etcd::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = Etcd::start(&scratch.path().join("etcd"));
+    server.put(8 * MIB);
+    // Anybody may read them.
+    for directory in ["etcd", "etcd/data", "etcd/data/member", "etcd/data/member/wal"] {
+        support::open_to_others(&scratch.path().join(directory));
+    }
+    let wal = server.logs().pop().expect("a segment");
+    std::fs::set_permissions(&wal, std::fs::Permissions::from_mode(0o644)).expect("set permissions");
+    let home = scratch.path().join("home");
+    std::fs::create_dir(&home).expect("make a directory");
+    let fake = Fake::start("etcd", &home, &format!("exec 3<{}", wal.display()));
+    // Beside it alone: nothing is released.
+    let pid = fake.pid();
+    let guard = Guard::spawn(&["--tick", "100ms", "--pid", &pid.to_string()]);
+    let refused = guard.wait_for("refused", SOON, |event| event["pid"] == pid);
+    assert_eq!((&refused["profile"], &refused["reason"]), (&"etcd".into(), &"not-owner".into()), "{refused}");
+    guard.wait_for_ticks(10);
+    let ended = guard.stop();
+    assert!(!ended.events.iter().any(|event| event["event"] == "released"), "{:#?}", ended.events);
+    assert!(resident_bytes(&[wal]) >= 8 * MIB);
+    server.check_all();
+}
