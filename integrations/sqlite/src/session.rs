@@ -179,6 +179,17 @@ impl Session {
         Ok(mark::of(&head))
     }
 
+    /// Whether all that there is of a file is the length that the mark gave an empty one: the power went before the mark was durable. SQLite
+    /// takes that for no database.
+    pub(crate) fn is_left_of_mark(file: &mut RealFile) -> Result<bool, Code> {
+        if !(1..=mark::SPAN as u64).contains(&file.size()?) {
+            return Ok(false);
+        }
+        let mut head: Head = [0; mark::SPAN];
+        file.read(&mut head, 0)?;
+        Ok(head.iter().all(|&byte| byte == 0))
+    }
+
     /// Sees to it that the file has room for so many bytes, before anything is said to be committed that needs them.
     pub(crate) fn reserve(&mut self, file: &mut RealFile, size: u64) -> Result<(), Code> {
         if size <= self.real {

@@ -123,13 +123,24 @@ impl State {
 
     /// Looks whether the file was left with commits in its log, and goes on with them. The keeper has just got its first lock.
     fn look(&mut self, places: &Places) -> Result<(), Code> {
-        let Some(mark) = Session::mark_of(&mut self.keeper)? else { return Ok(()) };
+        let Some(mark) = Session::mark_of(&mut self.keeper)? else {
+            if self.keeper.is_writable && Session::is_left_of_mark(&mut self.keeper)? {
+                self.lock_whole()?;
+                self.keeper.truncate(0)?;
+            }
+            return Ok(());
+        };
         if self.keeper.is_writable {
-            self.keeper.lock(Level::Exclusive as i32)?;
-            self.real = Level::Exclusive;
+            self.lock_whole()?;
         }
         let recovered = Session::recover(&mut self.keeper, places, mark);
         self.session = Some(self.noted(recovered)?);
+        Ok(())
+    }
+
+    fn lock_whole(&mut self) -> Result<(), Code> {
+        self.keeper.lock(Level::Exclusive as i32)?;
+        self.real = Level::Exclusive;
         Ok(())
     }
 

@@ -370,3 +370,20 @@ fn what_is_left_of_a_log_that_was_never_made_is_no_hindrance() {
     ));
     assert_eq!(found, "7");
 }
+
+/// The power goes when an empty file has the length of its first mark, and nothing of the mark.
+#[test]
+fn an_empty_file_that_only_got_longer_is_an_empty_database() {
+    let Some(library) = library() else { return };
+    for len in [1, 28] {
+        let dir = disk_dir();
+        let database = dir.path().join("a.db");
+        fs::write(&database, vec![0; len]).unwrap();
+        let table = "CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;";
+        assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "7");
+        // What is longer is somebody's.
+        fs::write(&database, vec![0; 4096]).unwrap();
+        said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
+        assert_eq!(fs::read(&database).unwrap(), vec![0; 4096]);
+    }
+}
