@@ -383,7 +383,9 @@ impl Core {
         if mode != WriteMode::Durable || began > from {
             self.sync_ring(from..upto).map_err(|error| self.poison(error))?;
         }
-        // Another's write may have failed meanwhile: what this sync says of its own is true all the same.
+        // A disk's cache is one for all files: a sync of the control file that failed meanwhile may have lost what was written for this one,
+        // which then had nothing left to fail for.
+        self.check()?;
         self.set_durable(upto);
         count(&self.counters.syncs);
         self.nudge_flusher();
