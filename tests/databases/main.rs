@@ -10,6 +10,7 @@ mod containers;
 mod discovery;
 mod guard_life;
 mod logged;
+mod hint;
 mod mariadb;
 mod metrics;
 mod mysql;

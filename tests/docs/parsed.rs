@@ -36,7 +36,8 @@ fn is_file_command(word: &str) -> bool {
 fn check_pagekeeper(words: &[&str], block: &Block) {
     // What stands behind -- is another program's.
     let words: Vec<&str> = words.iter().copied().take_while(|word| *word != "--").collect();
-    let Some((command, mut rest)) = words.split_first() else { panic!("{block}: pagekeeper what?") };
+    // By itself it says what to type.
+    let Some((command, mut rest)) = words.split_first() else { return };
     let mut arguments = vec![*command];
     if *command == "store" {
         arguments.push(rest.first().unwrap_or_else(|| panic!("{block}: store what?")));

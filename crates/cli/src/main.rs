@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod evict;
 mod guard;
+mod hint;
 mod manuals;
 mod metrics;
 mod output;
@@ -35,6 +36,7 @@ use pagekeeper_catalog::units as size;
     version,
     max_term_width = 100,
     after_help = "Examples:
+  pagekeeper                          databases found on this host, and what to type next
   pagekeeper guard                    keep log files of running databases out of the page cache
   pagekeeper run -- pg_dump shop      run a backup without evicting the database
   pagekeeper probe /var/lib/mysql     measure the disk and file system there, in a minute
@@ -50,7 +52,7 @@ Help on a command, with examples: pagekeeper help COMMAND"
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,7 +73,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let Some(command) = Cli::parse().command else {
+        return hint::run().unwrap_or_else(|error| output::exit_code(&error));
+    };
+    let done = match command {
         Command::Stat(args) => stat::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Warm(args) => warm::run(&args),

@@ -1,0 +1,151 @@
+//! `pagekeeper` by itself: what it says on a host with a real database, with none, with hidden processes, beside one who is hostile and beside
+//! a file system that does not answer.
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use pagekeeper_testing::Hanging;
+
+use crate::support;
+use crate::support::command::{Outcome, finish, pagekeeper, program};
+use crate::support::fake::Database;
+use crate::support::mariadb::{Options, PROGRAMS, Server};
+use crate::support::sysbench::Loaded as _;
+
+/// Far longer than it takes; without an end it would hang.
+const DEADLINE: &str = "60";
+
+/// A user that nobody is.
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups"];
+
+fn hint() -> Outcome {
+    finish(Command::new("timeout").args(["--signal=KILL", DEADLINE]).arg(program()))
+}
+
+/// In a process namespace of its own, after what a shell does there; as a user if `starter` says so.
+fn alone(line: &str, starter: &[&str]) -> Outcome {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
+    command.arg(format!("{line}\n{} \"$0\"", starter.join(" "))).arg(program());
+    finish(&mut command)
+}
+
+#[test]
+fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
+    if !support::can_run("the hint beside MariaDB", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start(scratch.path(), Options::primary());
+    server.execute(
+        "CREATE DATABASE a; CREATE TABLE a.t (b LONGBLOB); INSERT INTO a.t VALUES (REPEAT('x', 9000000))",
+    );
+    let text = hint().fine();
+    let data = scratch.path().join("primary/data").display().to_string();
+    let line = text.lines().find(|line| line.contains(&data)).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.starts_with(&format!("  mariadb, process {}, ", server.pid())), "{text}");
+    let logs = line.split_once("logs hold ").expect("a figure").1;
+    assert!(logs.contains(" MiB in memory"), "its binlog has 9 MB: {text}");
+    assert!(
+        text.contains("\n  pagekeeper guard --dry-run") && text.ends_with("pagekeeper --help\n"),
+        "{text}"
+    );
+    // Its files are another user's, its name is not.
+    let mut command = Command::new(NOBODY[0]);
+    let text = finish(command.args(&NOBODY[1..]).arg(copied_program(scratch.path()))).fine();
+    let unseen = format!("process {}: its files can't be seen", server.pid());
+    assert!(text.contains(&unseen) && text.contains("without root"), "{text}");
+    assert!(text.contains("\n  sudo pagekeeper guard --dry-run"), "{text}");
+}
+
+/// The program where others may start it.
+fn copied_program(scratch: &Path) -> std::path::PathBuf {
+    let to = scratch.join("pagekeeper");
+    support::copy_program(&program(), &to);
+    to
+}
+
+#[test]
+fn without_a_database_or_without_sight_of_one_it_says_so() {
+    if !support::can_run("the hint on a host of its own", &["unshare", "setpriv", "mount"]) {
+        return;
+    }
+    let none = alone("", &[]).fine();
+    assert!(none.contains("no database that it knows is running"), "{none}");
+    assert!(none.contains("\n  pagekeeper demo ") && !none.contains("guard"), "{none}");
+    let scratch = support::scratch();
+    let program = copied_program(scratch.path());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--mount-proc", "--", "sh", "-ec"]);
+    let line = format!("mount -o remount,hidepid=2 /proc\n{} \"$0\"", NOBODY.join(" "));
+    let hidden = finish(command.arg(line).arg(program)).fine();
+    assert!(hidden.contains("processes of other users are hidden"), "{hidden}");
+    assert!(hidden.contains("no database was found"), "{hidden}");
+    // Without /proc at all.
+    let blind = alone("umount --lazy /proc", &[]);
+    assert!(blind.code == 0 && blind.stdout.ends_with("pagekeeper --help\n"), "{blind:#?}");
+    // What nobody reads is no failure, and what can't be written is one.
+    let full = finish(Command::new("sh").args(["-c", "\"$0\" > /dev/full"]).arg(support::command::program()));
+    assert!(full.code == 1 && full.stderr.contains("standard output"), "{full:#?}");
+}
+
+#[test]
+fn a_hostile_neighbour_neither_steers_the_terminal_nor_holds_it_up() {
+    if !support::can_run("the hint beside a hostile user", &["setpriv", "bash", "timeout"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let odd = scratch.path().join(std::ffi::OsStr::from_bytes(b"\x1b[2Jodd\nNext: \xff"));
+    for number in 0..3000 {
+        let directory = odd.join(format!("{number}"));
+        std::fs::create_dir_all(&directory).expect("make a directory");
+        for name in ["binlog.000001", "binlog.index", "x"] {
+            std::fs::write(directory.join(name), b"1").expect("write");
+        }
+    }
+    for entry in [scratch.path(), &odd] {
+        support::open_to_others(entry);
+    }
+    let chown = Command::new("chown").args(["-R", "61234"]).arg(&odd).status().expect("run chown");
+    assert!(chown.success());
+    let gate = scratch.path().join("gate");
+    std::fs::write(&gate, b"").expect("write");
+    let hostile = Database::of_many(scratch.path(), &odd, 61234, &gate);
+    let line = format!(" process {}", hostile.pid());
+    support::eventually("it is found", std::time::Duration::from_secs(60), || {
+        let outcome = hint();
+        let text = outcome.fine();
+        let next = text.lines().filter(|line| line.starts_with("Next:")).count();
+        assert!(!text.contains('\x1b') && next == 1, "{text}");
+        text.contains(&line).then_some(())
+    });
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
+    if !support::can_run("the hint beside a file system that hangs", &["setpriv", "bindfs", "timeout"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let (below, point) = (scratch.path().join("below"), scratch.path().join("point"));
+    std::fs::create_dir(&below).expect("make a directory");
+    for name in ["binlog.000001", "binlog.index"] {
+        std::fs::write(below.join(name), vec![1; 1 << 20]).expect("write a log");
+    }
+    let hanging = Hanging::mount(&below, &point, "binlog.index");
+    let database = Database::start(scratch.path(), &point.join("binlog.000001"));
+    hanging.stop();
+    let outcome = hint();
+    hanging.go_on();
+    assert_ne!(outcome.code, 137, "it hangs: {outcome:#?}");
+    let text = outcome.fine();
+    let line = text.lines().find(|line| line.contains(&format!("process {}", database.pid())));
+    assert!(line.is_some_and(|line| line.contains("network") || line.contains("not counted")), "{text}");
+    drop(database);
+    // It takes options and arguments as before.
+    assert_eq!(finish(pagekeeper().arg("--no-such")).code, 2);
+}
