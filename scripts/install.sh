@@ -20,6 +20,7 @@ trap 'rm -rf "$generated"' EXIT
 "$program" man --dir "$generated"
 install -d "$root/share/man/man1"
 install --mode 644 "$generated"/*.1 "$root/share/man/man1/"
+install -D --mode 644 deploy/pagekeeper.toml.5 "$root/share/man/man5/pagekeeper.toml.5"
 
 completion() {
     "$program" completions "$1" >"$generated/completion"

@@ -86,6 +86,7 @@ inside pagekeeper demo --help | grep --quiet -- --seconds || fail "pagekeeper de
 for command in '' $(inside pagekeeper --help | awk '/^Commands:/ { on = 1; next } on && /^  [a-z]/ { print $1 } /^Options:/ { on = 0 }'); do
     [ "$command" = help ] || there "/usr/share/man/man1/pagekeeper${command:+-$command}.1.gz"
 done
+there /usr/share/man/man5/pagekeeper.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
 there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_completions.d/pagekeeper.fish \

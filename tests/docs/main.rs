@@ -113,6 +113,36 @@ fn configurations_are_accepted() {
     assert!(checked >= 2, "the blocks were found");
 }
 
+/// pagekeeper.toml(5) has each key of the shipped configuration, and its example is one.
+#[test]
+fn the_page_of_the_configuration_has_every_key() {
+    let read = |name: &str| std::fs::read_to_string(root().join("deploy").join(name)).expect("it is shipped");
+    let page = read("pagekeeper.toml.5");
+    let shipped = read("pagekeeper-guard.toml");
+    let key = |line: &str| {
+        let line = line.strip_prefix('#').unwrap_or(line).trim_start();
+        let (key, _) = line.split_once(" = ")?;
+        key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| key.to_owned())
+    };
+    let keys: std::collections::BTreeSet<String> = shipped.lines().filter_map(key).collect();
+    assert!(keys.len() >= 16, "{keys:?}");
+    for key in &keys {
+        assert!(page.lines().any(|line| line.starts_with(&format!(".BR {key} "))), "{key} has no entry");
+    }
+    let example =
+        page.split_once(".nf\n").and_then(|(_, rest)| rest.split_once(".fi")).expect("an example").0;
+    let scratch = support::scratch();
+    let (config, directory) = (scratch.path().join("guard.toml"), scratch.path().join("logs"));
+    std::fs::write(&config, example.replace("\\-", "-")).expect("write a configuration");
+    std::fs::create_dir(&directory).expect("make a directory");
+    std::fs::write(directory.join("binlog.000001"), b"log").expect("write a log");
+    std::fs::write(directory.join("binlog.index"), b"./binlog.000001\n").expect("write an index");
+    let mut guard = support::command::pagekeeper();
+    guard.args(["guard", "--once", "--dry-run", "--profile", "generic", "--config"]).arg(&config);
+    let outcome = finish(guard.arg("--dir").arg(&directory));
+    assert_eq!(outcome.code, 0, "{outcome:#?}");
+}
+
 #[test]
 fn links_lead_somewhere() {
     let wrong = links::wrong(&root());
