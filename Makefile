@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test-mysql: ## the guard beside MySQL 9, fetched into the target directory from 
 
 test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-advice.sh
+
+test-databases: ## the guard beside servers that Debian does not have: Kafka, fetched into the target directory
+	@scripts/keep-idle-pages.sh scripts/test-databases.sh
 
 test-hostile: ## ten minutes of a hostile user beside real databases, as root (ARGS=SECONDS)
 	@scripts/keep-idle-pages.sh scripts/test-hostile.sh $(ARGS)

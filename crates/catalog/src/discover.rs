@@ -378,6 +378,40 @@ mod tests {
     }
 
     #[test]
+    fn servers_of_queues_and_metrics_are_known_by_their_files() {
+        let proc = tempfile::tempdir().unwrap();
+        let data = tempfile::tempdir().unwrap();
+        let at = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
+        for (path, beside) in
+            [("topic-0", "00000000000000000000.timeindex"), ("wal", "0.tmp"), ("alone-0", "x")]
+        {
+            std::fs::create_dir(data.path().join(path)).unwrap();
+            std::fs::write(data.path().join(path).join(beside), "").unwrap();
+        }
+        let (segment, alone) =
+            (at("topic-0/00000000000000000000.log"), at("alone-0/00000000000000000000.log"));
+        let wal = at("wal/0000000000000000-0000000000000000.wal");
+        process(proc.path(), 50, "java", 1, &[&segment]);
+        process(proc.path(), 51, "java", 1, &[&alone]);
+        process(proc.path(), 52, "java", 1, &["/d/000012.log"]);
+        process(proc.path(), 53, "k3s-server", 1, &[&wal]);
+        process(proc.path(), 54, "mimir", 1, &["/d/tenant/chunks_head", "/d/tenant/wal/00000001"]);
+        process(proc.path(), 55, "loki", 1, &["/d/wal/00000001"]);
+        process(proc.path(), 56, "jetstream", 1, &["/d/jetstream/$G/streams/S/msgs/7.blk"]);
+        process(proc.path(), 57, "prometheus", 1, &["/d/wal/00000001"]);
+        process(proc.path(), 58, "prometheus-node", 1, &["socket:[7]"]);
+        let found = |pid| name_of(proc.path(), pid);
+        assert_eq!(found(50).as_deref(), Some("kafka"));
+        assert_eq!((found(51), found(52)), (None, None), "a java that is no broker");
+        assert_eq!(found(53).as_deref(), Some("etcd"));
+        assert_eq!(found(54).as_deref(), Some("prometheus"));
+        assert_eq!(found(55), None, "such a segment alone may be anybody's");
+        assert_eq!(found(56).as_deref(), Some("nats"));
+        assert_eq!(found(57).as_deref(), Some("prometheus"), "an agent, by its name");
+        assert_eq!(found(58), None);
+    }
+
+    #[test]
     fn a_marker_whose_directory_cannot_be_listed_is_nobodys() {
         let proc = tempfile::tempdir().unwrap();
         let data = rocksdb_directory();

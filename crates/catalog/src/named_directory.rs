@@ -20,8 +20,8 @@ pub struct LogsBelow {
     pub has_logs: bool,
 }
 
-/// The profile most of whose logs are found in `path` or in the directories right below that its patterns name,
-/// and the directories to watch. With one candidate, that one, whatever is there yet.
+/// The profile most of whose logs are found in `path` or in the directories right below that its patterns name, of equals
+/// one whose files of [`Profile::beside`] stand in `path`, and the directories to watch. With one candidate, that one, whatever is there yet.
 ///
 /// Whoever owns `path` put there what lies below: a directory of another user is not looked into, by a link or otherwise, unless
 /// `path` is root's. It is among those returned all the same, for the caller to refuse and report.
@@ -29,10 +29,13 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
     let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
         .iter()
-        .map(|profile| (below.kinds_found(profile), profile))
+        .map(|profile| {
+            let kinds = below.kinds_found(profile);
+            ((kinds, kinds > 0 && below.has_beside(profile)), profile)
+        })
         // Of equals the first: the particular profiles come before the generic.
         .reduce(|best, next| if next.0 > best.0 { next } else { best });
-    let (kinds, profile) = best?;
+    let ((kinds, _), profile) = best?;
     if kinds == 0 && candidates.len() > 1 {
         return None;
     }
@@ -88,12 +91,29 @@ impl Below<'_> {
             .count()
     }
 
-    fn has_file(&mut self, profile: &Profile, directory: &Path, index: usize) -> bool {
+    /// Whether a file stands there by which others that have files of the same names are told apart.
+    fn has_beside(&mut self, profile: &Profile) -> bool {
+        if profile.beside.is_empty() {
+            return false;
+        }
+        let names = self.names(self.path);
+        let is_one = |path: &PathBuf| {
+            path.file_name()
+                .is_some_and(|name| profile.beside.iter().any(|pattern| pattern.matches_name(name).is_some()))
+        };
+        names.iter().any(is_one)
+    }
+
+    fn names(&mut self, directory: &Path) -> &[PathBuf] {
         if !self.names.contains_key(directory) {
             let listed = self.list(directory);
             self.names.insert(directory.to_path_buf(), listed);
         }
-        self.names[directory].iter().any(|path| {
+        &self.names[directory]
+    }
+
+    fn has_file(&mut self, profile: &Profile, directory: &Path, index: usize) -> bool {
+        self.names(directory).iter().any(|path| {
             profile.log_of(path).is_some_and(|(found, matched)| {
                 found == index
                     && (!profile.logs[index].indexed
@@ -138,6 +158,12 @@ mod tests {
         );
         assert_eq!(profile_of(&["pg_wal/000000010000000000000001"]), Some(("postgresql".into(), 2)));
         assert_eq!(profile_of(&["000004.log"]), Some(("rocksdb".into(), 1)));
+        assert_eq!(profile_of(&["000004.log", "OPTIONS-000007"]), Some(("rocksdb".into(), 1)));
+        let segment = "00000000000000000000";
+        let (log, times) = (format!("{segment}.log"), format!("{segment}.timeindex"));
+        assert_eq!(profile_of(&[&log, &times]), Some(("kafka".into(), 1)));
+        assert_eq!(profile_of(&["wal/00000003"]), Some(("prometheus".into(), 2)));
+        assert_eq!(profile_of(&["msgs/7.blk"]), Some(("nats".into(), 2)));
         assert_eq!(profile_of(&["readme.txt"]), None);
     }
 

@@ -319,8 +319,18 @@ macro_rules! built_in {
 }
 
 /// Name and text of each built-in profile; of two that fit a process or directory equally well, the first is taken.
-pub const BUILT_IN: &[(&str, &str)] =
-    built_in!["mariadb", "mysql", "postgresql", "rocksdb", "mongodb", "etcd", "generic",];
+pub const BUILT_IN: &[(&str, &str)] = built_in![
+    "mariadb",
+    "mysql",
+    "postgresql",
+    "rocksdb",
+    "mongodb",
+    "etcd",
+    "prometheus",
+    "nats",
+    "kafka",
+    "generic",
+];
 
 /// Finds a profile by name.
 pub fn find_profile<'a>(profiles: &'a [Profile], name: &str) -> Result<&'a Profile, ProfileError> {
@@ -384,6 +394,13 @@ mod tests {
         let segment = "/d/wal/0000000000000001-0000000000002f4a.wal";
         assert_eq!(class("etcd", segment), Some(FileClass::Wal));
         assert_eq!(class("etcd", "/d/wal/0000000000000001.wal"), None);
+        assert_eq!(class("prometheus", "/d/wal/00000012"), Some(FileClass::Wal));
+        assert_eq!(class("prometheus", "/d/wbl/00000012"), Some(FileClass::Wal));
+        assert_eq!(class("prometheus", "/d/chunks_head/000012"), None);
+        assert_eq!(class("nats", "/d/jetstream/$G/streams/S/msgs/12.blk"), Some(FileClass::Binlog));
+        assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log"), Some(FileClass::Binlog));
+        assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.timeindex"), None);
+        assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log.deleted"), None);
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));
         assert_eq!(class("generic", "/d/redo.003"), Some(FileClass::Redo));
         assert_eq!(class("generic", "/d/redo.control"), None);
@@ -458,6 +475,16 @@ mod tests {
             ("etcd", "member/snap/0000000000000002-0000000000002711.snap", Some(Data)),
             ("etcd", "member/snap/0000000000002711.snap.db", Some(Data)),
             ("etcd", "member/wal", None),
+            ("prometheus", "wal/checkpoint.00000007/00000000", Some(Wal)),
+            ("prometheus", "chunks_head/000003", Some(Data)),
+            ("prometheus", "01BKGV7JBM69T2G1BGBGM6KB12/chunks/000001", Some(Data)),
+            ("prometheus", "01BKGV7JBM69T2G1BGBGM6KB12/index", Some(Data)),
+            ("prometheus", "queries.active", None),
+            ("nats", "msgs/3.idx", Some(Data)),
+            ("nats", "msgs/3.fss", Some(Data)),
+            ("nats", "meta.inf", None),
+            ("kafka", "topic-0/00000000000000000000.timeindex", Some(Data)),
+            ("kafka", "topic-0/leader-epoch-checkpoint", None),
             ("generic", "x/000012.sst", Some(Data)),
             ("generic", "binlog.000003", Some(Binlog)),
         ] {

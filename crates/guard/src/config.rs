@@ -297,7 +297,7 @@ mod tests {
             ("tick = \"half a second\"\n", "line 1", "500ms"),
             ("tick = 5\n", "line 1", "string"),
             ("[rules.binlock]\nrule = \"keep\"\n", "line", "\"binlock\" is no class of files"),
-            ("[rules.kafka.wal]\nrule = \"keep\"\n", "[rules.kafka]", "no profile is called \"kafka\""),
+            ("[rules.oracle.wal]\nrule = \"keep\"\n", "[rules.oracle]", "no profile is called \"oracle\""),
             ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),

@@ -4,6 +4,9 @@
 //! that started it. What was put and acknowledged is known: a server can say whether all of it is there.
 
 mod etcd;
+mod kafka;
+mod nats;
+mod prometheus;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use etcd::{Etcd, Watch};
+pub use kafka::Kafka;
+pub use nats::Nats;
+pub use prometheus::Prometheus;
 
 /// Far longer than a start, or anything that is asked of a server, takes.
 const DEADLINE: Duration = Duration::from_secs(120);

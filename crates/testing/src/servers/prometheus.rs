@@ -1,0 +1,210 @@
+//! A `prometheus` that is sent series by remote write, and may send them on to another one.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::process::Signal;
+
+use super::{Daemon, LoggedServer, files_below, text};
+use crate::http::{ask, ask_with, free_port};
+
+/// Bytes of a label: a series is written to the log with all of its labels once.
+const LABEL: usize = 1000;
+/// Series in one request.
+const SERIES: u64 = 500;
+
+/// A running `prometheus`.
+#[derive(Debug)]
+pub struct Prometheus {
+    home: PathBuf,
+    daemon: Daemon,
+    port: u16,
+    to: Option<u16>,
+    /// How many series were sent and acknowledged.
+    put: u64,
+}
+
+impl Prometheus {
+    /// Programs that it needs.
+    pub const PROGRAMS: [&str; 2] = ["prometheus", "setpriv"];
+
+    /// Starts one with its data below `home`, that sends what comes on to the one at the port `to`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path, to: Option<u16>) -> Self {
+        let port = free_port();
+        let mut server = Self { home: home.to_owned(), daemon: daemon(home, port, to), port, to, put: 0 };
+        server.wait_until_ready();
+        server
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn wait_until_ready(&mut self) {
+        let port = self.port;
+        self.daemon.wait_for("prometheus is ready", || {
+            ask(port, "GET", "/-/ready", &[]).filter(|answer| answer.status == 200)
+        });
+    }
+
+    /// How many series of the load it has.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not answer.
+    pub fn series(&self) -> u64 {
+        let path = "/api/v1/query?query=count(last_over_time(load%5B1h%5D))";
+        let answer = ask(self.port, "GET", path, &[]).expect("prometheus runs");
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        // "value":[TIME,"COUNT"]; without a series there is no value.
+        let value = answer.body.split("\"value\":[").nth(1).and_then(|rest| rest.split('"').nth(1));
+        value.map_or(0, |count| count.parse().expect("a number"))
+    }
+
+    /// Waits until it has so many series of the load.
+    ///
+    /// # Panics
+    ///
+    /// Where they do not come.
+    pub fn wait_for_series(&mut self, count: u64) {
+        for _ in 0..600 {
+            if self.series() >= count {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        panic!("{} of {count} series came", self.series());
+    }
+
+    /// How many series it was sent.
+    pub fn sent(&self) -> u64 {
+        self.put
+    }
+
+    /// Stops it, so that who sends to it lags.
+    pub fn freeze(&self) {
+        self.daemon.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.daemon.signal(Signal::CONT);
+    }
+}
+
+fn daemon(home: &Path, port: u16, to: Option<u16>) -> Daemon {
+    let write_to = to.map_or(String::new(), |to| {
+        format!("remote_write:\n  - url: 'http://127.0.0.1:{to}/api/v1/write'\n    queue_config: {{max_backoff: 1s}}\n")
+    });
+    std::fs::create_dir_all(home).expect("make a directory for prometheus");
+    std::fs::write(home.join("prometheus.yml"), format!("global: {{scrape_interval: 1h}}\n{write_to}"))
+        .expect("write its configuration");
+    Daemon::start(home, "prometheus", |command| {
+        command.args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]);
+        // The least that it takes.
+        command.arg("--storage.tsdb.wal-segment-size=10MB").arg("--web.enable-remote-write-receiver");
+        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    })
+}
+
+impl LoggedServer for Prometheus {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data/wal"), |path| {
+            path.parent().is_some_and(|parent| parent.ends_with("wal"))
+        })
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data/chunks_head"), |_| true)
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        let requests = bytes.div_ceil(SERIES * LABEL as u64);
+        let headers = [
+            ("Content-Type", "application/x-protobuf"),
+            ("Content-Encoding", "snappy"),
+            ("X-Prometheus-Remote-Write-Version", "0.1.0"),
+        ];
+        for _ in 0..requests {
+            let body = snappy(&write_request(self.put..self.put + SERIES));
+            let answer =
+                ask_with(self.port, "POST", "/api/v1/write", &headers, &body).expect("prometheus runs");
+            assert_eq!(answer.status, 204, "{}", answer.body);
+            self.put += SERIES;
+        }
+        requests * SERIES * LABEL as u64
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.daemon.kill();
+        self.daemon = daemon(&self.home, self.port, self.to);
+        self.wait_until_ready();
+    }
+
+    fn check_all(&mut self) {
+        assert_eq!(self.series(), self.put);
+    }
+}
+
+/// A request of remote write, in protobuf: one sample of each of these series.
+fn write_request(series: std::ops::Range<u64>) -> Vec<u8> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+    let now = u64::try_from(now).expect("before the year 500 million");
+    let mut request = Vec::new();
+    for number in series {
+        let mut one = Vec::new();
+        for (name, value) in [("__name__", b"load".to_vec()), ("text", text(number, LABEL))] {
+            let mut label = Vec::new();
+            field(&mut label, 1, name.as_bytes());
+            field(&mut label, 2, &value);
+            field(&mut one, 1, &label);
+        }
+        // A double, and a number as a varint.
+        let mut sample = vec![1 << 3 | 1];
+        sample.extend(1f64.to_le_bytes());
+        sample.push(2 << 3);
+        varint(&mut sample, now);
+        field(&mut one, 2, &sample);
+        field(&mut request, 1, &one);
+    }
+    request
+}
+
+/// A field of protobuf that has a length.
+fn field(to: &mut Vec<u8>, number: u8, bytes: &[u8]) {
+    to.push(number << 3 | 2);
+    varint(to, bytes.len() as u64);
+    to.extend(bytes);
+}
+
+fn varint(to: &mut Vec<u8>, mut value: u64) {
+    loop {
+        let seven = u8::try_from(value & 0x7f).expect("seven bits");
+        value >>= 7;
+        if value == 0 {
+            return to.push(seven);
+        }
+        to.push(seven | 0x80);
+    }
+}
+
+/// The same bytes as snappy has them where nothing can be compressed: their length, and one literal.
+fn snappy(bytes: &[u8]) -> Vec<u8> {
+    let mut block = Vec::with_capacity(bytes.len() + 16);
+    varint(&mut block, bytes.len() as u64);
+    let length = u32::try_from(bytes.len() - 1).expect("a request of less than 4 GiB");
+    // A literal whose length less one follows in four bytes.
+    block.push(63 << 2);
+    block.extend(length.to_le_bytes());
+    block.extend(bytes);
+    block
+}
