@@ -69,8 +69,14 @@ enum Bench {
     Release(Options),
     /// Loading a cold file, and restoring scattered pages, against vmtouch -t, pread and fio
     Warm(Options),
-    /// MariaDB under sysbench with and without the guard
-    Guard(Options),
+    /// MariaDB under sysbench with and without the guard, or another server under its client
+    Guard {
+        /// Another server, whose logs' residency, reads and rate are compared
+        #[arg(long, value_enum, value_name = "NAME")]
+        server: Option<guard::other::Name>,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Reads of a cached file: the cache against pread, mmap, other caches and the limit
     Hit(Options),
     /// Letting go of a file with many cached pages, while others read on
@@ -309,7 +315,10 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Scan(options) => bench("scan", &options, scan::run),
         Bench::Release(options) => bench("release", &options, release::run),
         Bench::Warm(options) => bench("warm", &options, warm::run),
-        Bench::Guard(options) => bench("guard", &options, guard::run),
+        Bench::Guard { server: None, options } => bench("guard", &options, guard::run),
+        Bench::Guard { server: Some(server), options } => {
+            bench("guard", &options, |run| guard::other::run(run, server))
+        }
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
         Bench::Hitratio { traces, options } => bench("hitratio", &options, |run| hitratio::run(run, &traces)),

@@ -6,6 +6,7 @@
 //! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end.
 
 mod many;
+pub(crate) mod other;
 pub(crate) mod server;
 mod watcher;
 

@@ -1,0 +1,137 @@
+//! `guard --server NAME`: what the guard gives back of the log of one of the other servers, what it has the server read, and what
+//! it costs its client: the same load with and without the guard in turn, on one server.
+//!
+//! A window is so many bytes that the client puts and has acknowledged. Residency is of all logs at its end, reads of the device
+//! are the server's own in it, as the kernel counts them.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use pagekeeper_testing::servers::{Etcd, Kafka, LoggedServer, Nats, Prometheus};
+
+use super::watcher::Watcher;
+use super::{WITH, WITHOUT};
+use crate::Run;
+use crate::data::{GIB, MIB, resident};
+use crate::peers::Program;
+use crate::report::Unit;
+use crate::rounds::Samples;
+
+/// A server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Name {
+    /// With its gateway of JSON as the client
+    Etcd,
+    /// Sent series by remote write
+    Prometheus,
+    /// A stream of `JetStream`
+    Nats,
+    /// A topic of one partition, kcat as the client; `PAGEKEEPER_KAFKA` names the directory of its jars
+    Kafka,
+}
+
+impl Name {
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Etcd => &Etcd::PROGRAMS,
+            Self::Prometheus => &Prometheus::PROGRAMS,
+            Self::Nats => &Nats::PROGRAMS,
+            Self::Kafka => &Kafka::PROGRAMS,
+        }
+    }
+
+    fn start(self, home: &std::path::Path) -> Box<dyn LoggedServer> {
+        match self {
+            Self::Etcd => Box::new(Etcd::start(home)),
+            Self::Prometheus => Box::new(Prometheus::start(home, None)),
+            Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
+            Self::Kafka => Box::new(Kafka::start(home, 4 * GIB)),
+        }
+    }
+
+    /// Bytes of a window: more than the guard leaves, and little enough for the server's memory.
+    fn window(self) -> u64 {
+        match self {
+            Self::Etcd | Self::Prometheus => 64 * MIB,
+            Self::Nats => 192 * MIB,
+            Self::Kafka => 384 * MIB,
+        }
+    }
+}
+
+/// What windows of one kind came to.
+#[derive(Debug, Default)]
+struct Seen {
+    rate: Vec<f64>,
+    resident: Vec<f64>,
+    read: Vec<f64>,
+}
+
+/// Runs it.
+pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
+    for program in name.programs() {
+        match Program::find(program) {
+            Some(found) if *program == name.programs()[0] => {
+                run.note(&format!("{program} {}", found.version));
+            }
+            Some(_) => {}
+            None => bail!("{program} is not installed"),
+        }
+    }
+    if name == Name::Kafka && Kafka::jars().is_none() {
+        bail!("PAGEKEEPER_KAFKA names no directory of Kafka's jars; `make test-databases` fetches them");
+    }
+    run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
+    run.say("a server")?;
+    let mut server = name.start(&run.scratch.path().join("server"));
+    let bytes = if run.quick { name.window() / 2 } else { name.window() };
+    server.put(bytes);
+    let (mut guarded, mut alone) = (Seen::default(), Seen::default());
+    for _ in 0..if run.quick { run.rounds.min(3) } else { run.rounds } {
+        run.say("a window without, and one with the guard")?;
+        window(server.as_mut(), bytes, &mut alone)?;
+        let pid = server.pid().to_string();
+        let guard = Watcher::start(&run.pagekeeper, &["--pid", &pid])?;
+        window(server.as_mut(), bytes, &mut guarded)?;
+        guard.stop()?;
+    }
+    server.check_all();
+    let pair = |with: &[f64], without: &[f64]| {
+        [
+            Samples { subject: WITH, values: with.to_vec() },
+            Samples { subject: WITHOUT, values: without.to_vec() },
+        ]
+    };
+    let rates = pair(&guarded.rate, &alone.rate);
+    let report = &mut run.report;
+    report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &rates);
+    report.add_ratio("guard_server_rate", Unit::MibPerSecond, &rates, WITH, WITHOUT);
+    report.add_case(
+        "logs in the page cache at a window's end",
+        Unit::Mib,
+        &pair(&guarded.resident, &alone.resident),
+    );
+    report.add_case("read from the device in a window", Unit::Mib, &pair(&guarded.read, &alone.read));
+    Ok(())
+}
+
+fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<()> {
+    let mib = |bytes: u64| bytes as f64 / MIB as f64;
+    let (read, began) = (device_reads(server.pid())?, Instant::now());
+    let put = server.put(bytes);
+    seen.rate.push(mib(put) / began.elapsed().as_secs_f64());
+    // Two ticks of the guard: what was written last is as old as the rest then.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let logs = server.logs().iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
+    seen.resident.push(mib(logs));
+    seen.read.push(mib(device_reads(server.pid())? - read));
+    Ok(())
+}
+
+/// Bytes that a process has had read from a device.
+fn device_reads(pid: u32) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    Ok(line.and_then(|bytes| bytes.parse().ok()).unwrap_or_default())
+}
