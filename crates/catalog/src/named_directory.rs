@@ -91,7 +91,7 @@ impl Below<'_> {
             .count()
     }
 
-    /// Whether a file stands there by which others that have files of the same names are told apart.
+    /// Whether a file stands there by which others that have files of the same names are distinguished.
     fn has_beside(&mut self, profile: &Profile) -> bool {
         if profile.beside.is_empty() {
             return false;
