@@ -130,6 +130,9 @@ impl Core {
         debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
         let depth = Depth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(start.meta.pages, start.seq, depth)?;
+        // A disk's cache is one for all files: a sync of the journal that failed meanwhile may have lost what was written to the data file,
+        // whose own sync then had nothing left to fail for. Those under way are waited for.
+        self.make_durable(self.journal.end())?;
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
         self.checkpoints.advance(start);

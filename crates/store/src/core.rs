@@ -455,6 +455,8 @@ impl Core {
     pub(crate) fn make_durable(&self, lsn: u64) -> Result<(), Error> {
         self.check()?;
         self.journal.sync_upto(lsn).map_err(|error| self.poison(error.into()))?;
+        // A sync of another file that failed meanwhile may have lost what was written for this one.
+        self.check()?;
         self.snapshots.durable(lsn);
         Ok(())
     }
