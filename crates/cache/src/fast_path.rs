@@ -15,6 +15,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
+use crate::CachedFile;
 use crate::entry::PageEntry;
 use crate::pool::Pool;
 use crate::readers::{Hold, Section, Slot};
@@ -69,26 +70,40 @@ impl FastPath {
     /// of this is not so: then nothing was done.
     #[inline]
     pub(crate) fn copy(&self, offset: u64, buf: &mut [u8]) -> bool {
+        // SAFETY: the buffer has as many bytes, and is borrowed mutably, so it is no part of the arena.
+        unsafe { self.copy_to(offset, buf.as_mut_ptr(), buf.len(), || ()) }
+    }
+
+    /// The same to where `to` leads; `found` is called as soon as it is sure that `len` bytes will be copied, and before they are, so that
+    /// nothing of it has to be kept over the copy.
+    ///
+    /// # Safety
+    ///
+    /// `to` is not NULL, and if `len` is at most a page it leads to as many bytes that nobody else uses, and that are no part of the arena.
+    #[inline]
+    unsafe fn copy_to(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
         let from = offset as usize & (self.page_size - 1);
-        let (end, wrapped) = offset.overflowing_add(buf.len() as u64);
-        if wrapped | (from + buf.len() > self.page_size) | (end > self.open_bytes.load(Ordering::Relaxed)) {
+        let (end, wrapped) = offset.overflowing_add(len as u64);
+        if wrapped || len > self.page_size - from || end > self.open_bytes.load(Ordering::Relaxed) {
             return false;
         }
         // SAFETY: the read ends within the file, so it begins in one of its pages, or is empty and begins at its end.
         #[expect(clippy::cast_possible_truncation, reason = "files have fewer than 2^32 pages")]
-        let found = unsafe { self.find((offset >> self.page_shift) as usize) };
-        let Some((slot, section, frame)) = found else { return false };
-        // SAFETY: `from + buf.len()` is at most a page. The frame was found in a section by an acquired load of the entry, so it holds
-        // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). The buffer is
-        // no part of the arena.
+        let place = unsafe { self.find((offset >> self.page_shift) as usize) };
+        let Some((slot, section, frame)) = place else { return false };
+        found();
+        // SAFETY: `from + len` is at most a page. The frame was found in a section by an acquired load of the entry, so it holds
+        // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). What it is copied to is the
+        // caller's promise.
         unsafe {
             let source = self.frames.add((frame as usize) << self.page_shift).add(from);
-            std::ptr::copy_nonoverlapping(source.as_ptr(), buf.as_mut_ptr(), buf.len());
+            std::ptr::copy_nonoverlapping(source.as_ptr(), to, len);
         }
         slot.leave(section);
         true
     }
+
     /// Keeps a whole page that is resident and has been read often, for a thread that has read before and holds few pages: its bytes, and
     /// what keeps them. `None` if any of this is not so: then nothing was done.
     #[inline]
@@ -129,5 +144,20 @@ impl FastPath {
         }
         slot.leave_uncounted(section);
         None
+    }
+}
+
+impl CachedFile {
+    /// As [`read_at`](Self::read_at) where the shortest way of a hit does: else false, and nothing was done. It can't panic, and calls
+    /// `found` before it copies: for the C interface, which catches panics of all others, and whose calls keep as little as they can.
+    ///
+    /// # Safety
+    ///
+    /// `to` is not NULL, and if `len` is at most a page it leads to as many bytes that nobody else uses. `found` does not panic.
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn read_shortest(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
+        // SAFETY: the caller's promise; what it may use is no part of the arena, which the cache gives to read only.
+        unsafe { self.handle().fast_path.copy_to(offset, to, len, found) }
     }
 }

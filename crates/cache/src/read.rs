@@ -21,14 +21,6 @@ impl CachedFile {
         if self.handle().fast_path.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
     }
 
-    /// As [`read_at`](Self::read_at) where the shortest way of a hit does: else false, and nothing was done. It can't panic: for the C
-    /// interface, which catches panics of all others.
-    #[doc(hidden)]
-    #[inline]
-    pub fn read_shortest(&self, offset: u64, buf: &mut [u8]) -> bool {
-        self.handle().fast_path.copy(offset, buf)
-    }
-
     /// All that the shortest way leaves.
     #[cold]
     fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {

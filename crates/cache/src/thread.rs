@@ -1,7 +1,7 @@
 //! The calling thread's [`Slot`] in a cache, found by two loads and a comparison.
 //!
-//! Invariants: the address kept in `CURRENT` belongs to the cache whose number stands beside it; numbers are never given
-//! twice, and the slots of a cache live as long as the cache: so while the number is that of a living cache, the
+//! Invariants: the address kept in `CURRENT` belongs to the cache whose number stands beside it, and is NULL only beside 0, which is no
+//! cache's number; numbers are never given twice, and the slots of a cache live as long as the cache: so while the number is that of a living cache, the
 //! address is good. A thread gives its slots back when it ends.
 
 #![allow(unsafe_code)]
@@ -40,12 +40,14 @@ thread_local! {
     static MINE: RefCell<Mine> = RefCell::default();
 }
 
-/// The calling thread's slot in the cache of that number, if it used that cache last. It is good as long as the cache
+/// The calling thread's slot in the cache of that number, which is not 0, if it used that cache last. It is good as long as the cache
 /// lives.
 #[inline]
 pub(crate) fn current(number: u64) -> Option<NonNull<Slot>> {
     let (current, slot) = CURRENT.with(Cell::get);
-    if current == number { NonNull::new(slot.cast_mut()) } else { None }
+    debug_assert_ne!(number, 0, "no cache has this number");
+    // SAFETY: beside a number that is not 0 there is an address.
+    (current == number).then(|| unsafe { NonNull::new_unchecked(slot.cast_mut()) })
 }
 
 impl Slots {

@@ -79,13 +79,14 @@ pub extern "C" fn pk_file_read(
     offset: u64,
     buffer: ArrayMut<u8>,
     size: usize,
-    read: Option<&mut MaybeUninit<usize>>,
+    mut read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
-    // Most hits, in as few instructions as there can be: the processor has as many reads under way as its window of these holds.
-    if let (Some(file), Ok(buffer)) = (file, buffer.slice(size, "the buffer"))
-        && file.cached.read_shortest(offset, buffer)
+    // Most hits, in as few instructions as there can be: the processor has as many reads under way as its window of these holds. So the
+    // size is put before the copy, and nothing that was given has to be kept over it.
+    if let (Some(file), Some(start)) = (file, buffer.start())
+        // SAFETY: not NULL, and the header's contract: as many bytes, which are the library's during the call.
+        && unsafe { file.cached.read_shortest(offset, start.as_ptr(), size, || put(read.as_deref_mut(), size)) }
     {
-        put(read, size);
         return Status::Ok;
     }
     read_slowly(file, offset, buffer, size, read)
@@ -231,5 +232,45 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         self.finish(Status::Internal, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagekeeper_cache::PageCache;
+
+    use super::*;
+
+    #[test]
+    fn sizes_and_offsets_beyond_all_memory_are_no_hits() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![7_u8; 8192]).unwrap();
+        let cache = PageCache::builder().memory(1 << 20).build().unwrap();
+        let file = File::from(cache.open(&path).unwrap());
+        let mut buffer = [0_u8; 100];
+        let mut read = |offset, size| {
+            let mut got = MaybeUninit::new(usize::MAX);
+            let to = ArrayMut::from(&mut buffer);
+            let status = pk_file_read(Some(&file), offset, to, size, Some(&mut got));
+            // SAFETY: it was initialised as it was made.
+            (status, unsafe { got.assume_init() })
+        };
+        // From the fourth on it goes the shortest way.
+        for _ in 0..8 {
+            assert_eq!(read(4000, 96), (Status::Ok, 96));
+            assert_eq!(read(4092, 8), (Status::Ok, 8));
+        }
+        // Sums with the place in the page, or with the offset, that wrap.
+        for size in [usize::MAX, usize::MAX - 4000, usize::MAX / 2 + 1] {
+            assert_eq!(read(4000, size), (Status::Misuse, usize::MAX), "{size}");
+        }
+        for offset in [u64::MAX, u64::MAX - 50, 8192] {
+            assert_eq!(read(offset, 100), (Status::Ok, 0), "{offset}");
+        }
+        assert_eq!(read(8150, 100), (Status::Ok, 42));
+        file.cached.close();
+        assert_eq!(read(4000, 96).1, usize::MAX, "nothing is put where it fails");
+        assert_eq!(buffer[..42], [7; 42]);
     }
 }

@@ -8,6 +8,7 @@ use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::ptr::NonNull;
 
 use crate::status::{Failure, Status};
 
@@ -84,6 +85,12 @@ pub struct ArrayMut<T>(*mut T);
 unsafe impl<T: Send> Send for ArrayMut<T> {}
 
 impl<T> ArrayMut<T> {
+    /// Where they begin, if that is anywhere.
+    #[inline]
+    pub(crate) fn start(self) -> Option<NonNull<T>> {
+        NonNull::new(self.0)
+    }
+
     /// `count` of them.
     #[inline]
     pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a mut [T], Failure> {
@@ -203,6 +210,13 @@ fn has_nothing_unknown<T: Plain>(pointer: *const T) -> Result<(), Failure> {
         return Err(Failure::new(Status::Unsupported, message));
     }
     Ok(())
+}
+
+#[cfg(test)]
+impl From<&mut [u8; 100]> for ArrayMut<u8> {
+    fn from(bytes: &mut [u8; 100]) -> Self {
+        Self(bytes.as_mut_ptr())
+    }
 }
 
 #[cfg(test)]
