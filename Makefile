@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -122,6 +122,10 @@ bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
 	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release \
 		--manifest-path bench/Cargo.toml --target-dir "$(TARGET)" --features "$(BENCH_FEATURES)" -- $(ARGS)
+
+bench-speedtest1: build ## SQLite's own speedtest1 with pagekeeper's VFS and without; fetches Debian's source into the target directory (ARGS=--quick)
+	@scripts/build-speedtest1.sh "$(TARGET)/sqlite"
+	@$(CARGO) run --release --manifest-path bench/Cargo.toml --target-dir "$(TARGET)" --features "$(BENCH_FEATURES)" -- speedtest1 $(ARGS)
 
 bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
 	@scripts/bench-setup.sh

@@ -14,15 +14,7 @@ work=$target/sqlite-tests
 scripts/packages.sh "SQLite's own tests: gcc make tcl-dev zlib1g-dev dpkg-dev sqlite3"
 scripts/build-sqlite.sh "$work"
 
-if ! compgen -G "$work/source/sqlite3-*/test/select1.test" >/dev/null; then
-    mkdir -p "$work"/source "$work"/lists/partial "$work"/cache/archives/partial
-    # shellcheck disable=SC1091
-    echo "deb-src http://deb.debian.org/debian $(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$work/sources.list"
-    apt=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
-        -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache")
-    (cd "$work/source" && apt-get "${apt[@]}" -q update && apt-get "${apt[@]}" -q source --download-only sqlite3 && tar xf sqlite3_*.orig.tar.xz)
-fi
-source=$(dirname "$(dirname "$(compgen -G "$work/source/sqlite3-*/test/select1.test")")")
+source=$(scripts/fetch-sqlite.sh)
 if [ ! -x "$source/built/testfixture" ]; then
     mkdir -p "$source/built"
     (cd "$source/built" && ../configure --enable-all --with-tcl=/usr/lib/tcl8.6 CFLAGS=-O1 && make testfixture) >"$work/built.log" 2>&1

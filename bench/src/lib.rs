@@ -33,6 +33,7 @@ mod rounds;
 mod scan;
 mod scratch;
 pub mod slowdisk;
+mod speedtest1;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod stall;
@@ -129,10 +130,17 @@ enum Bench {
     /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
     Bulk(Options),
     /// Gets of RocksDB with pagekeeper's page cache, the kernel's, and RocksDB's block caches, in the same memory; as root
-    Rocksdb(Options),
+    Rocksdb {
+        #[command(flatten)]
+        choice: rocksdb::Choice,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Commits, reads and openings of SQLite with pagekeeper's VFS, and with its own
     #[cfg(feature = "sqlite")]
     Sqlite(Options),
+    /// SQLite's own speedtest1 with pagekeeper's VFS as the default one, and with its own
+    Speedtest1(Options),
     /// What run adds to calls that no rule concerns, to the start of a process, and to a stream's read
     #[command(alias = "shim")]
     Preload(Options),
@@ -336,11 +344,16 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
-        Bench::Rocksdb(options) => bench("rocksdb", &options, |run| rocksdb::run(run, options.rounds)),
+        Bench::Rocksdb { choice, options } => {
+            bench("rocksdb", &options, |run| rocksdb::run(run, &choice, options.rounds))
+        }
         #[cfg(feature = "sqlite")]
         Bench::Sqlite(options) => bench("sqlite", &options, sqlite::run),
         #[cfg(feature = "sqlite")]
         Bench::SqliteChild(arguments) => sqlite::be_killed(&arguments),
+        Bench::Speedtest1(options) => {
+            bench("speedtest1", &options, |run| speedtest1::run(run, options.rounds))
+        }
         Bench::Preload(options) => bench("preload", &options, |run| preload::run(run, options.rounds)),
         Bench::PreloadChild(arguments) => preload::be_timed(&arguments),
         Bench::Trace(options) => bench("trace", &options, trace::run),

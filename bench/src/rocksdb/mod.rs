@@ -35,6 +35,42 @@ const READS: [&str; 3] = ["readrandom", "multireadrandom", "seekrandom"];
 /// Gets beside one thread that puts, and with that flushes and compactions.
 const BESIDE_PUTS: &str = "readwhilewriting";
 
+/// What to measure: all of it takes many minutes, each part of it a few.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Choice {
+    /// One size of the data only, in halves of the memory: 1, 2 or 8
+    #[arg(long, value_name = "N")]
+    halves: Option<u64>,
+    /// One compression only, by RocksDB's name: none or lz4
+    #[arg(long, value_name = "KIND")]
+    compression: Option<String>,
+    /// Reads only, or gets beside puts only
+    #[arg(long, value_enum)]
+    part: Option<Part>,
+    /// Seconds of a benchmark [default: 2, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Reads,
+    BesidePuts,
+}
+
+impl Choice {
+    /// What is left of a case; `None` if nothing is.
+    fn of(&self, mut case: Case) -> Option<Case> {
+        let is_wanted = self.halves.is_none_or(|halves| halves == case.halves)
+            && self.compression.as_deref().is_none_or(|kind| kind == case.compression);
+        if self.part == Some(Part::BesidePuts) {
+            case.reads = &[];
+        }
+        case.beside_puts &= self.part != Some(Part::Reads);
+        (is_wanted && (case.beside_puts || !case.reads.is_empty())).then_some(case)
+    }
+}
+
 /// How large all is.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
@@ -59,11 +95,11 @@ struct Case {
 
 const FULL: [Case; 6] = [
     Case { halves: 1, compression: "none", reads: &READS, beside_puts: true },
-    Case { halves: 2, compression: "none", reads: &READS, beside_puts: false },
+    Case { halves: 2, compression: "none", reads: &READS, beside_puts: true },
     Case { halves: 8, compression: "none", reads: &READS, beside_puts: true },
-    Case { halves: 1, compression: "lz4", reads: &READS, beside_puts: false },
-    Case { halves: 2, compression: "lz4", reads: &READS, beside_puts: false },
-    Case { halves: 8, compression: "lz4", reads: &READS, beside_puts: false },
+    Case { halves: 1, compression: "lz4", reads: &READS, beside_puts: true },
+    Case { halves: 2, compression: "lz4", reads: &READS, beside_puts: true },
+    Case { halves: 8, compression: "lz4", reads: &READS, beside_puts: true },
 ];
 const QUICK: [Case; 2] = [
     Case { halves: 1, compression: "none", reads: &["readrandom"], beside_puts: false },
@@ -82,20 +118,23 @@ impl Case {
 }
 
 /// Runs it; `rounds` is what the command line asks for.
-pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
+pub(crate) fn run(run: &mut Run, choice: &Choice, rounds: Option<u16>) -> Result<()> {
     let mut scale = if run.quick {
         Scale { limit: 192 * MIB, seconds: 1, rounds: 3 }
     } else {
         Scale { limit: 256 * MIB, seconds: 2, rounds: 3 }
     };
     scale.rounds = rounds.map_or(scale.rounds, usize::from);
+    scale.seconds = choice.seconds.unwrap_or(scale.seconds);
     let Some(db_bench) = run.peer("db_bench") else {
         // Everything here is done by it.
         return Ok(());
     };
     let plugin = plugin()?;
     let groups = Groups::find()?;
-    let cases: &[Case] = if run.quick { &QUICK } else { &FULL };
+    let all: &[Case] = if run.quick { &QUICK } else { &FULL };
+    let cases: Vec<Case> = all.iter().filter_map(|case| choice.of(*case)).collect();
+    ensure!(!cases.is_empty(), "there is no such case: --halves 1, 2 or 8, --compression none or lz4");
     let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.in_quick || !run.quick).collect();
     note(run, scale, &groups, &ways);
     let largest = cases.iter().map(|case| case.halves).max().unwrap_or(0);
@@ -111,11 +150,13 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         stop,
         first_seed: run.random.next_u64() >> 32,
     };
-    for &case in cases {
+    for case in cases {
         run.say(&format!("{}: filling it", case.name()))?;
         let database = place.fill(case)?;
         run.say(&format!("{}: {} MiB of tables", case.name(), program::table_bytes(&database)? / MIB))?;
-        read(run, &place, &ways, case, &database)?;
+        if !case.reads.is_empty() {
+            read(run, &place, &ways, case, &database)?;
+        }
         if case.beside_puts {
             run.say(&format!("{}: beside puts", case.name()))?;
             beside_puts(run, &place, &ways, case, &database)?;
@@ -205,8 +246,9 @@ impl SampleSetup {
         arguments.push("--write_buffer_size=33554432".to_owned());
         arguments.push("--benchmarks=fillseq,compact".to_owned());
         program::run(&self.db_bench, None, None, &arguments, &self.scratch.join("fill"), &self.stop)?;
-        // What is dirty can't be dropped.
-        rustix::fs::sync();
+        // What is dirty can't be dropped. Of this file system alone: another one may be dead, and sync(2) would wait for it.
+        let directory = std::fs::File::open(&database).context("can't open the database")?;
+        rustix::fs::syncfs(&directory).context("can't sync the file system")?;
         Ok(database)
     }
 

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# SQLite's own source, of the version that Debian has, into the target directory by apt-get; nothing is fetched twice. `fetch-sqlite.sh`: prints
+# where it is.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/sqlite-tests
+
+if ! compgen -G "$work/source/sqlite3-*/test/select1.test" >/dev/null; then
+    mkdir -p "$work"/source "$work"/lists/partial "$work"/cache/archives/partial
+    # shellcheck disable=SC1091
+    echo "deb-src http://deb.debian.org/debian $(. /etc/os-release && echo "$VERSION_CODENAME") main" >"$work/sources.list"
+    apt=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache")
+    (cd "$work/source" && apt-get "${apt[@]}" -q update && apt-get "${apt[@]}" -q source --download-only sqlite3 && tar xf sqlite3_*.orig.tar.xz) >&2
+fi
+dirname "$(dirname "$(compgen -G "$work/source/sqlite3-*/test/select1.test")")"
