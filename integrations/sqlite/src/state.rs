@@ -124,7 +124,9 @@ impl State {
     /// Looks whether the file was left with commits in its log, and goes on with them. The keeper has just got its first lock.
     fn look(&mut self, places: &Places) -> Result<(), Code> {
         let Some(mark) = Session::mark_of(&mut self.keeper)? else {
-            if self.keeper.is_writable && Session::is_left_of_mark(&mut self.keeper)? {
+            // The log is there before the mark is made.
+            if self.keeper.is_writable && places.log().exists() && Session::is_left_of_mark(&mut self.keeper)?
+            {
                 self.lock_whole()?;
                 self.keeper.truncate(0)?;
             }

@@ -27,7 +27,7 @@ const CALLS: usize = 4;
 /// Nanoseconds between two checks.
 const SOON: u64 = 4_000_000;
 /// Nanoseconds without a step of a write.
-const PATIENCE: u64 = 10_000_000_000;
+const PATIENCE: u64 = 60_000_000_000;
 
 /// Calls on their way to the helper.
 static GIVEN: [AtomicPtr<u8>; CALLS] = [const { AtomicPtr::new(null_mut()) }; CALLS];
@@ -156,17 +156,28 @@ impl Followed {
 
     /// The same of a write.
     fn release_written(&mut self) -> bool {
-        let Ok(stat) = sys::fstat(self.file) else { return false };
+        let Ok(size) = sys::size_now(self.file) else { return false };
         let now = sys::now();
         let begun = self.reached;
-        let reached = align_down((stat.st_size.max(0) as u64).min(self.call.range().end));
+        let reached = align_down(size.min(self.call.range().end));
         if reached > begun {
             let _ = sys::sync_file_range(self.file, begun..reached, libc::SYNC_FILE_RANGE_WRITE);
             (self.reached, self.moved_at) = (reached, now);
         }
-        if begun > self.released {
-            process::count(self.call.released(), drop_written(self.file, self.released..begun));
-            self.released = first_resident(self.file, self.released..begun);
+        // As far as all is written: to advise of pages that are not has all processors empty their lists of pages.
+        while self.released < begun && !self.call.is_over() {
+            let window = self.released..self.released + WINDOW;
+            let Ok(seen) = sys::cachestat(self.file, window.clone()) else { return false };
+            if seen.dirty + seen.writeback > 0 {
+                break;
+            }
+            if seen.cached > 0 {
+                process::count(self.call.released(), drop_written(self.file, window.clone()));
+                if first_resident(self.file, window.clone()) < window.end {
+                    break;
+                }
+            }
+            self.released = window.end;
         }
         now.saturating_sub(self.moved_at) < PATIENCE
     }

@@ -43,7 +43,7 @@ use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls, Waited};
 use drop::first_resident;
-pub(crate) use drop::{begin, drop_written, write_and_drop};
+pub(crate) use drop::{begin, drop_written, is_in_memory, write_and_drop};
 pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};

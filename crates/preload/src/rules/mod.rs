@@ -256,8 +256,9 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
 
 /// Before a write of `length` bytes, at `at` or at the file's position.
 pub fn before_write(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) {
-    if let Some(output) = slot.role().and_then(output_of) {
-        slot.with(|state| state.writer.before(fd, at, length, output));
+    let released = slot.role().and_then(output_of).and_then(|output| output.released);
+    if let (Some(released), Some(range)) = (released, writer::behind_end(fd, at, length)) {
+        slot.with(|state| state.writer.begin_large(fd, &range, released));
     }
 }
 

@@ -112,23 +112,11 @@ impl Writer {
         self.is_hurried = true;
     }
 
-    /// Before a write of `length` bytes: of a large one to behind the file's end the helper releases what is written while it is made.
-    pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64, output: Output) {
-        // One that was jumped out of.
-        self.end_large();
-        let (Some(released), None, true) = (output.released, &self.kept, length >= large::LEAST) else {
-            return;
-        };
-        let (Ok(stat), true) = (sys::fstat(fd), FILES.has_counts(fd)) else { return };
-        let Some(at) = at.or_else(|| sys::position(fd).ok()) else { return };
-        let end = at.saturating_add(length);
-        let first = at.max(stat.st_size.max(0) as u64).div_ceil(WINDOW).saturating_mul(WINDOW);
-        if sys::is_block_device(&stat) || end < first.saturating_add(large::LEAST / 2) {
-            return;
-        }
-        self.large = LargeCall::write(&(first..end), released);
-        if let Some(call) = &self.large {
-            helper::follow_call(fd, call);
+    /// Before a write whose bytes behind the file's end are [`behind_end`]: the helper releases them while it is made. One at a time:
+    /// another one that a thread makes meanwhile is released when it is over.
+    pub fn begin_large(&mut self, fd: c_int, range: &Range<u64>, released: Count) {
+        if self.kept.is_none() && self.large.is_none() {
+            self.large = LargeCall::write(range, released).filter(|call| helper::follow_call(fd, call));
         }
     }
 
@@ -208,6 +196,8 @@ impl Writer {
     /// Before the descriptor is closed, or, with the time until which is waited then, before the process ends. Whether all is gone, or
     /// soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
+        // One that was jumped out of.
+        self.end_large();
         self.ask(fd, 0, output);
         if let Some(kept) = self.kept.take()
             && until.is_none()
@@ -387,6 +377,24 @@ impl Writer {
         release(fd, range, released);
         true
     }
+}
+
+/// What a write of `length` bytes adds behind a file's end, from a window on, where that is much and its size and counts can be had at
+/// once. Not for who holds a file's state: a thread that writes holds the position until it is done.
+pub fn behind_end(fd: c_int, at: Option<u64>, length: u64) -> Option<Range<u64>> {
+    if length < large::LEAST || !FILES.has_counts(fd) || helper::is_in_memory(fd) {
+        return None;
+    }
+    let size = sys::size_now(fd).ok()?;
+    let appends = || sys::flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
+    let at = match at {
+        _ if appends() => size,
+        Some(at) => at,
+        None => sys::position(fd).ok()?,
+    };
+    let first = at.max(size).div_ceil(WINDOW).saturating_mul(WINDOW);
+    let end = at.saturating_add(length);
+    (end >= first.saturating_add(large::LEAST / 2)).then_some(first..end)
 }
 
 /// In a child of fork, whose writers have forgotten all.

@@ -379,6 +379,12 @@ fn an_empty_file_that_only_got_longer_is_an_empty_database() {
         let dir = disk_dir();
         let database = dir.path().join("a.db");
         fs::write(&database, vec![0; len]).unwrap();
+        // Without a log it is somebody's.
+        said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
+        assert_eq!(fs::read(&database).unwrap(), vec![0; len]);
+        let beside = dir.path().join("a.db-pagekeeper");
+        fs::create_dir_all(beside.join("log")).unwrap();
+        fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).unwrap();
         let table = "CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;";
         assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "7");
         // What is longer is somebody's.
