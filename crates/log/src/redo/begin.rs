@@ -37,9 +37,7 @@ impl Core {
         if self.epoch.begun.load(Ordering::SeqCst) {
             self.check()?;
             let state = ControlState { longest, ..control.state().clone() };
-            control
-                .write(state)
-                .map_err(|error| if is_passing(&error) { error } else { self.poison(error) })?;
+            self.noting(|| control.write(state).map_err(|error| self.poison_unless_passing(error)))?;
         }
         self.epoch.longest.store(longest, Ordering::Relaxed);
         Ok(())
@@ -87,7 +85,7 @@ impl Core {
             epochs: noted,
             ..now
         };
-        control.write(state).map_err(|error| if is_passing(&error) { error } else { self.poison(error) })?;
+        self.noting(|| control.write(state).map_err(|error| self.poison_unless_passing(error)))?;
         self.epoch.salt.store(next.salt_at(self.config.start), Ordering::Relaxed);
         *epochs = next;
         // Releases the salt to all whom it lets in.
@@ -159,7 +157,11 @@ impl Core {
         }
         let mut control = lock(&self.checkpoint.control);
         let state = ControlState { phase: Phase::Closed, settled: self.durable(), ..control.state().clone() };
-        control.write(state).map_err(|error| self.poison(error))
+        self.noting(|| control.write(state).map_err(|error| self.poison(error)))
+    }
+
+    fn poison_unless_passing(&self, error: Error) -> Error {
+        if is_passing(&error) { error } else { self.poison(error) }
     }
 }
 

@@ -42,7 +42,7 @@ impl Core {
         };
         let settled = if begun { self.durable() } else { now.settled };
         let noted = ControlState { checkpoint: lsn, salt, settled, epochs: later.clone(), ..now };
-        control.write(noted).map_err(|error| self.poison(error))?;
+        self.noting(|| control.write(noted).map_err(|error| self.poison(error)))?;
         {
             let mut epochs = lock(&self.epoch.epochs);
             (epochs.first, epochs.later) = (salt, later);

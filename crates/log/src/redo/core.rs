@@ -384,12 +384,18 @@ impl Core {
             self.sync_ring(from..upto).map_err(|error| self.poison(error))?;
         }
         // A disk's cache is one for all files: a sync of the control file that failed meanwhile may have lost what was written for this one,
-        // which then had nothing left to fail for.
-        self.check()?;
+        // which then had nothing left to fail for. One under way is waited for.
+        self.noting(|| self.check())?;
         self.set_durable(upto);
         count(&self.counters.syncs);
         self.nudge_flusher();
         Ok(())
+    }
+
+    /// Writes the control file, and notes whether that failed, as one step; or asks what became of that.
+    pub(super) fn noting(&self, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let _noting = lock(&self.sync.noting);
+        act()
     }
 
     fn sync_ring(&self, lsns: Range<u64>) -> Result<(), Error> {

@@ -239,6 +239,7 @@ fn start(
             leader: Mutex::new(()),
             durable: AtomicU64::new(start),
             group_commit: GroupCommit::default(),
+            noting: Mutex::new(()),
         },
         checkpoint: CheckpointState { control: Mutex::new(control), lsn: AtomicU64::new(checkpoint) },
         epoch: EpochState {

@@ -61,6 +61,8 @@ pub(super) struct SyncState {
     /// All before it is durable.
     pub(super) durable: AtomicU64,
     pub(super) group_commit: GroupCommit,
+    /// Held while the control file is written, until a failure is noted. No lock is taken under it.
+    pub(super) noting: Mutex<()>,
 }
 
 /// What the ring may be written over.
