@@ -397,8 +397,8 @@ mod tests {
         assert_eq!(class("prometheus", "/d/wal/00000012"), Some(FileClass::Wal));
         assert_eq!(class("prometheus", "/d/wbl/00000012"), Some(FileClass::Wal));
         assert_eq!(class("prometheus", "/d/chunks_head/000012"), None);
-        assert_eq!(class("nats", "/d/jetstream/$G/streams/S/msgs/12.blk"), Some(FileClass::Binlog));
-        assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log"), Some(FileClass::Binlog));
+        assert_eq!(class("nats", "/d/jetstream/$G/streams/S/msgs/12.blk"), Some(FileClass::Messages));
+        assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log"), Some(FileClass::Messages));
         assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.timeindex"), None);
         assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log.deleted"), None);
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));

@@ -272,7 +272,7 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
                     (profile, "a profile that is called so")
                 };
                 A::Error::custom(format!(
-                    "\"{wrong}\" is no class of files (redo, binlog, relay, wal, data or temp); rules of {of} are \
+                    "\"{wrong}\" is no class of files (redo, binlog, relay, wal, messages, data or temp); rules of {of} are \
                      [rules.{profile}.CLASS]"
                 ))
             })?;
@@ -290,6 +290,7 @@ fn class_of(name: &str) -> Option<FileClass> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::Profile;
 
     #[derive(Debug, Deserialize)]
     struct Config {
@@ -354,6 +355,23 @@ mod tests {
             toml::from_str::<Config>("[rules.postgresql.wall]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"wall\" is no class of files"), "{error}");
         assert!(error.contains("[rules.postgresql.CLASS]"), "{error}");
+    }
+
+    #[test]
+    fn a_rule_for_binlogs_leaves_streams_and_topics_to_their_profiles() {
+        let text = "[rules.binlog]\nrule = \"release-behind-followers\"\n[rules.wal]\nrule = \"direct\"\n";
+        let rules = toml::from_str::<Config>(text).unwrap().rules;
+        for profile in Profile::built_in() {
+            let is_of_messages = ["nats", "kafka"].contains(&profile.name.as_str());
+            for log in &profile.logs {
+                let is_kept = rules.of(&profile.name, log.class).is_none();
+                assert!(is_kept || !is_of_messages, "{}: {}", profile.name, log.class);
+            }
+        }
+        let text = "[rules.kafka.messages]\nrule = \"keep\"\n";
+        let rules = toml::from_str::<Config>(text).unwrap().rules;
+        assert_eq!(rules.of("kafka", FileClass::Messages), Some(Rule::Keep));
+        assert_eq!(rules.of("nats", FileClass::Messages), None);
     }
 
     #[test]

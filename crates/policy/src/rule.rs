@@ -29,6 +29,8 @@ pub enum FileClass {
     Relay,
     /// A write-ahead log in segments.
     Wal,
+    /// Segments of a stream or topic: the log is the data, and its readers are mostly not seen.
+    Messages,
     /// Table files, SST files: the data itself.
     Data,
     /// Sort runs, temporary tables, spill files.
@@ -37,7 +39,8 @@ pub enum FileClass {
 
 impl FileClass {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Redo, Self::Binlog, Self::Relay, Self::Wal, Self::Data, Self::Temp];
+    pub const ALL: [Self; 7] =
+        [Self::Redo, Self::Binlog, Self::Relay, Self::Wal, Self::Messages, Self::Data, Self::Temp];
 
     /// Its name, as configurations give it.
     pub const fn as_str(self) -> &'static str {
@@ -46,6 +49,7 @@ impl FileClass {
             Self::Binlog => "binlog",
             Self::Relay => "relay",
             Self::Wal => "wal",
+            Self::Messages => "messages",
             Self::Data => "data",
             Self::Temp => "temp",
         }
@@ -59,7 +63,7 @@ impl FileClass {
     /// ```
     pub const fn is_log(self) -> bool {
         match self {
-            Self::Redo | Self::Binlog | Self::Relay | Self::Wal => true,
+            Self::Redo | Self::Binlog | Self::Relay | Self::Wal | Self::Messages => true,
             Self::Data | Self::Temp => false,
         }
     }

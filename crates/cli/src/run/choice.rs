@@ -182,9 +182,12 @@ fn file_action(file: &FileSpec) -> Action {
     }
     match file.class {
         FileClass::Data => Action::Data,
-        FileClass::Redo | FileClass::Binlog | FileClass::Relay | FileClass::Wal | FileClass::Temp => {
-            Action::Leave
-        }
+        FileClass::Redo
+        | FileClass::Binlog
+        | FileClass::Relay
+        | FileClass::Wal
+        | FileClass::Messages
+        | FileClass::Temp => Action::Leave,
     }
 }
 

@@ -56,14 +56,17 @@ impl<'a> Logs<'a> {
             let (true, Some(residency)) = (file.class.is_some_and(FileClass::is_log), file.residency) else {
                 continue;
             };
+            let releasable = observation.releasable.iter().find(|releasable| releasable.file == file.inode);
+            // Streams and topics are the data, too: what the rules keep of them is no waste.
+            if file.class == Some(FileClass::Messages) && releasable.is_none() {
+                continue;
+            }
             logs.files.push(file);
             logs.resident += residency.resident;
             logs.unwritten += residency.unwritten();
             if !runs && matches!(file.class, Some(FileClass::Redo | FileClass::Wal)) {
                 logs.next_start += residency.resident;
-            } else if let Some(releasable) =
-                observation.releasable.iter().find(|releasable| releasable.file == file.inode)
-            {
+            } else if let Some(releasable) = releasable {
                 *logs.releasable.get_or_insert(0) += releasable.resident;
             }
             let before = observation.before(file.inode).and_then(|before| before.residency);
@@ -211,9 +214,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
 /// What is never read again, and how that was judged.
 fn judged(logs: &Logs<'_>) -> Option<Evidence> {
     let releasable = logs.releasable?;
-    let reading = |file: &&&File| {
-        file.class.is_some_and(|class| matches!(class, FileClass::Binlog | FileClass::Relay | FileClass::Wal))
-    };
+    let reading = |file: &&&File| file.class.is_some_and(|class| class.is_log() && class != FileClass::Redo);
     let readers: usize = logs
         .files
         .iter()
@@ -354,6 +355,16 @@ mod tests {
         // One file of 12 MiB that nobody reads is not worth a word.
         observation.releasable[0].resident = 12 * MIB;
         assert_eq!(find(&observation), []);
+    }
+
+    #[test]
+    fn streams_and_topics_are_counted_where_the_rules_release_them() {
+        let (before, mut after) = logs_of(3);
+        after.files.iter_mut().for_each(|file| file.class = Some(FileClass::Messages));
+        assert_eq!(find(&Observation::new(&before, &after)), [], "it is the data");
+        let mut observation = Observation::new(&before, &after);
+        observation.releasable = releasable(&after, 90);
+        assert_eq!(find(&observation).len(), 1);
     }
 
     #[test]
