@@ -190,7 +190,11 @@ fn old_blocks_of_jetstream_leave_the_page_cache() {
     let scratch = support::scratch();
     let mut server = Nats::start(&scratch.path().join("nats"), 1 << 30);
     server.make_reader();
-    let mut story = Story::begin(&mut server, scratch.path(), ("nats", &[]), 120 * MIB, (64 * MIB, MIB));
+    // By default all stays: keys and objects are got from blocks of any age.
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n").expect("write");
+    let more = ["--config", config.to_str().expect("a path of this test's own")];
+    let mut story = Story::begin(&mut server, scratch.path(), ("nats", &more), 120 * MIB, (64 * MIB, MIB));
     story.server.read(0..10);
     story.go_on(60 * MIB);
     let put = story.server.put_messages();

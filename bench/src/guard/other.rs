@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{Etcd, Kafka, LoggedServer, Nats, Prometheus};
 
@@ -58,6 +58,14 @@ impl Name {
             Self::Kafka => 384 * MIB,
         }
     }
+
+    /// What the guard is configured to: NATS's streams have no budget by default, and all would stay.
+    fn configuration(self) -> &'static str {
+        match self {
+            Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
+            Self::Etcd | Self::Prometheus | Self::Kafka => "",
+        }
+    }
 }
 
 /// What windows of one kind came to.
@@ -84,6 +92,9 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
     }
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     run.say("a server")?;
+    let config = run.scratch.path().join("guard.toml");
+    std::fs::write(&config, name.configuration())?;
+    let config = config.to_str().context("the scratch directory's name is no text")?;
     let mut server = name.start(&run.scratch.path().join("server"));
     let bytes = if run.quick { name.window() / 2 } else { name.window() };
     server.put(bytes);
@@ -92,7 +103,7 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
         run.say("a window without, and one with the guard")?;
         window(server.as_mut(), bytes, &mut alone)?;
         let pid = server.pid().to_string();
-        let guard = Watcher::start(&run.pagekeeper, &["--pid", &pid])?;
+        let guard = Watcher::start(&run.pagekeeper, &["--pid", &pid, "--config", config])?;
         window(server.as_mut(), bytes, &mut guarded)?;
         guard.stop()?;
     }

@@ -493,6 +493,13 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_nats_stay_by_default() {
+        let profiles = Profile::built_in();
+        let nats = profiles.iter().find(|profile| profile.name == "nats").unwrap();
+        assert!(nats.logs.iter().all(|log| log.rule == Rule::Keep));
+    }
+
+    #[test]
     fn what_compactions_write_is_bulk_output() {
         for profile in Profile::built_in() {
             let bulk: Vec<&str> = profile
