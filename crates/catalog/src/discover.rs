@@ -382,15 +382,20 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         let data = tempfile::tempdir().unwrap();
         let at = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
-        for (path, beside) in
-            [("topic-0", "00000000000000000000.timeindex"), ("wal", "0.tmp"), ("alone-0", "x")]
-        {
+        for (path, beside) in [
+            ("topic-0", "00000000000000000000.timeindex"),
+            ("wal", "0.tmp"),
+            ("raft", "1.tmp"),
+            ("alone-0", "x"),
+        ] {
             std::fs::create_dir(data.path().join(path)).unwrap();
             std::fs::write(data.path().join(path).join(beside), "").unwrap();
         }
         let (segment, alone) =
             (at("topic-0/00000000000000000000.log"), at("alone-0/00000000000000000000.log"));
         let wal = at("wal/0000000000000000-0000000000000000.wal");
+        let elsewhere = at("raft/0000000000000000-0000000000000000.wal");
+        let alone_wal = at("alone-0/0000000000000000-0000000000000000.wal");
         process(proc.path(), 50, "java", 1, &[&segment]);
         process(proc.path(), 51, "java", 1, &[&alone]);
         process(proc.path(), 52, "java", 1, &["/d/000012.log"]);
@@ -400,7 +405,10 @@ mod tests {
         process(proc.path(), 56, "jetstream", 1, &["/d/jetstream/$G/streams/S/msgs/7.blk"]);
         process(proc.path(), 57, "prometheus", 1, &["/d/wal/00000001"]);
         process(proc.path(), 58, "prometheus-node", 1, &["socket:[7]"]);
+        process(proc.path(), 59, "embeds-it", 1, &[&elsewhere]);
+        process(proc.path(), 60, "embeds-it", 1, &[&alone_wal]);
         let found = |pid| name_of(proc.path(), pid);
+        assert_eq!((found(59).as_deref(), found(60)), (Some("etcd"), None), "by what stands beside its WAL");
         assert_eq!(found(50).as_deref(), Some("kafka"));
         assert_eq!((found(51), found(52)), (None, None), "a java that is no broker");
         assert_eq!(found(53).as_deref(), Some("etcd"));

@@ -393,6 +393,7 @@ mod tests {
         assert_eq!(class("mongodb", "/d/journal/WiredTigerLog.0000000001"), Some(FileClass::Wal));
         let segment = "/d/wal/0000000000000001-0000000000002f4a.wal";
         assert_eq!(class("etcd", segment), Some(FileClass::Wal));
+        assert_eq!(class("etcd", "/fast/raft/0000000000000001-0000000000002f4a.wal"), Some(FileClass::Wal));
         assert_eq!(class("etcd", "/d/wal/0000000000000001.wal"), None);
         assert_eq!(class("prometheus", "/d/wal/00000012"), Some(FileClass::Wal));
         assert_eq!(class("prometheus", "/d/wbl/00000012"), Some(FileClass::Wal));
@@ -471,6 +472,7 @@ mod tests {
             ("mongodb", "journal/WiredTigerPreplog.0000000002", Some(Wal)),
             ("mongodb", "_tmp/extsort.1", Some(Temp)),
             ("etcd", "member/wal/1.tmp", Some(Wal)),
+            ("etcd", "raft/1.tmp", Some(Wal)),
             ("etcd", "member/snap/db", Some(Data)),
             ("etcd", "member/snap/0000000000000002-0000000000002711.snap", Some(Data)),
             ("etcd", "member/snap/0000000000002711.snap.db", Some(Data)),
