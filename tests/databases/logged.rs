@@ -157,7 +157,8 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
     guard.wait_for_ticks(10);
     let ended = guard.stop();
     assert!(!ended.events.iter().any(|event| event["event"] == "released"), "{:#?}", ended.events);
-    assert!(resident_bytes(&[wal]) >= 8 * MIB);
+    // Some machines page out what is idle; a guard that took it for the fake's would leave 4 MiB.
+    assert!(resident_bytes(&[wal]) >= 6 * MIB);
     server.check_all();
 }
 
