@@ -10,7 +10,7 @@ use pagekeeper_testing::Hanging;
 
 use crate::support;
 use crate::support::command::{Outcome, finish, pagekeeper, program};
-use crate::support::fake::Database;
+use crate::support::fake::{Database, Program};
 use crate::support::mariadb::{Options, PROGRAMS, Server};
 use crate::support::sysbench::Loaded as _;
 
@@ -152,7 +152,10 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     for name in ["binlog.000001", "binlog.index"] {
         std::fs::write(below.join(name), vec![1; 1 << 20]).expect("write a log");
     }
+    // What may be an engine's, by what stands beside it there: nobody may be hidden by that.
+    std::fs::write(below.join("MANIFEST-000004"), b"").expect("write");
     let hanging = Hanging::mount(&below, &point, "binlog.index");
+    let engines: Vec<Program> = (0..4).map(|_| Program::holding(&point.join("MANIFEST-000004"))).collect();
     let database = Database::start(scratch.path(), &point.join("binlog.000001"));
     hanging.stop();
     let outcome = hint();
@@ -161,7 +164,7 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     let text = outcome.fine();
     let line = text.lines().find(|line| line.contains(&format!("process {}", database.pid())));
     assert!(line.is_some_and(|line| line.contains("network") || line.contains("not counted")), "{text}");
-    drop(database);
+    drop((database, engines));
     // It takes options and arguments as before.
     assert_eq!(finish(pagekeeper().arg("--no-such")).code, 2);
 }

@@ -32,6 +32,26 @@ impl Database {
     }
 }
 
+/// A program by no database's name that holds a file open.
+pub(crate) struct Program(Child);
+
+impl Program {
+    pub(crate) fn holding(file: &Path) -> Self {
+        let file = File::open(file).expect("open a file");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--", "sleep", "1000"]).stdin(file);
+        Self(command.stdout(Stdio::null()).spawn().expect("start a program"))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A program that waits, by the name of MariaDB's server.
 fn mariadbd(programs: &Path) -> PathBuf {
     let program = programs.join("mariadbd");

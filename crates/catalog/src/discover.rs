@@ -84,6 +84,7 @@ pub struct Discovery {
     listed: Option<Instant>,
     others: HashMap<u32, OtherProcess>,
     rounds: FdRounds<Evidence>,
+    of_own_disks: bool,
 }
 
 #[derive(Debug)]
@@ -109,6 +110,12 @@ impl OtherProcess {
 }
 
 impl Discovery {
+    /// One that never waits for an answer: markers that lie where a server or a program would have to give it count for
+    /// nobody, if the profile wants to see what stands beside them.
+    pub fn of_own_disks() -> Self {
+        Self { of_own_disks: true, ..Self::default() }
+    }
+
     /// The processes, as they were last listed.
     pub fn processes(&self) -> &ProcessTable {
         &self.table
@@ -162,6 +169,7 @@ impl Discovery {
             known,
             table: &self.table,
             others: &mut self.others,
+            of_own_disks: self.of_own_disks,
             now,
             found: Vec::new(),
         };
@@ -183,7 +191,7 @@ impl Discovery {
 
     /// Inspects every process again.
     pub fn forget(&mut self) {
-        *self = Self::default();
+        *self = Self { of_own_disks: self.of_own_disks, ..Self::default() };
     }
 
     /// Finds all that there is to find now.
@@ -207,6 +215,7 @@ struct Inspection<'a> {
     known: &'a BTreeMap<u32, KnownProcess>,
     table: &'a ProcessTable,
     others: &'a mut HashMap<u32, OtherProcess>,
+    of_own_disks: bool,
     now: Instant,
     found: Vec<FoundProcess>,
 }
@@ -238,7 +247,8 @@ impl FdVisitor for Inspection<'_> {
 
     fn begin(&mut self, pid: u32) -> Option<Evidence> {
         self.others.get(&pid).filter(|_| !KnownProcess::is_certain(self.known, pid))?;
-        Some(Evidence::new(pid, self.profiles))
+        let markers = if self.of_own_disks { MarkerCheck::of_own_disks(pid) } else { MarkerCheck::new(pid) };
+        Some(Evidence::new(markers, self.profiles))
     }
 
     fn descriptor(&mut self, evidence: &mut Evidence, _: RawFd, target: &Path) {
@@ -269,9 +279,9 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn new(pid: u32, profiles: &[Arc<Profile>]) -> Self {
+    fn new(markers: MarkerCheck, profiles: &[Arc<Profile>]) -> Self {
         let seen = profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
-        Self { markers: MarkerCheck::new(pid), seen }
+        Self { markers, seen }
     }
 
     fn take_in(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>], target: &Path) {
@@ -301,7 +311,7 @@ impl Evidence {
 /// The profile that fits a process best: its name counts one, its open files two.
 pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
     let name = proc.name(pid).ok()?;
-    let mut evidence = Evidence::new(pid, profiles);
+    let mut evidence = Evidence::new(MarkerCheck::new(pid), profiles);
     // A process that may not be inspected can still be known by its name.
     let _ = proc.fd_links(pid, |_, target| evidence.take_in(proc, profiles, target));
     evidence.best(&name, profiles)

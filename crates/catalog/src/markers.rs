@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::hang;
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{Mount, ProcRoot};
 use rustix::fs::RawDir;
 
 use pagekeeper_policy::names::Pattern;
@@ -31,12 +31,27 @@ pub struct MarkerCheck {
     refused: HashSet<(String, PathBuf)>,
     /// How many names may still be read.
     left: usize,
+    /// Only disks of this host are asked.
+    of_own_disks: bool,
+    /// What the process has mounted, once that was asked for.
+    mounts: Option<Vec<Mount>>,
 }
 
 impl MarkerCheck {
     /// For an inspection that begins.
     pub fn new(pid: u32) -> Self {
-        Self { pid, refused: HashSet::new(), left: NAMES_MAX }
+        Self { pid, refused: HashSet::new(), left: NAMES_MAX, of_own_disks: false, mounts: None }
+    }
+
+    /// For one that never waits: what lies where a server or a program would have to answer is nobody's marker.
+    pub fn of_own_disks(pid: u32) -> Self {
+        Self { of_own_disks: true, ..Self::new(pid) }
+    }
+
+    /// Whether a directory is on a disk of this host's, as far as that is known without asking it.
+    fn is_on_own_disk(&mut self, proc: &ProcRoot, directory: &Path) -> bool {
+        let mounts = self.mounts.get_or_insert_with(|| proc.mounts(self.pid).unwrap_or_default());
+        Mount::of_path(mounts, directory).is_some_and(|mount| !mount.may_never_answer())
     }
 
     /// Whether a marker is one of such a database. `marker` is its path as the kernel shows it.
@@ -49,7 +64,8 @@ impl MarkerCheck {
         if self.left == 0 || self.refused.contains(&asked) {
             return false;
         }
-        let is_own = self.has_neighbour(proc, profile, &asked.1);
+        let may_be_asked = !self.of_own_disks || self.is_on_own_disk(proc, &asked.1);
+        let is_own = may_be_asked && self.has_neighbour(proc, profile, &asked.1);
         if !is_own {
             self.refused.insert(asked);
         }

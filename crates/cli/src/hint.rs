@@ -1,7 +1,8 @@
 //! What `pagekeeper` says by itself: what it would do on this host, and what to type next.
 //!
 //! Invariants: it takes about a second at most, whatever the host holds, and says "at least" and "not all" where that was too short;
-//! it changes nothing, needs no right, and asks no file system that somebody else answers for what it holds. What others named is escaped.
+//! it changes nothing, needs no right, and asks no file system that somebody else answers for: Kafka, or an engine
+//! within another program, is not named where its files are on one. What others named is escaped.
 //! Fails only where standard output does.
 
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ use crate::output;
 /// How long everything may take, and how long of it the databases are searched for.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SEARCH: Duration = Duration::from_millis(400);
+/// Processor time after which what was found is passed on.
+const STEP: Duration = Duration::from_millis(20);
 /// Files that are counted of one database.
 const FILES: usize = 20_000;
 /// Databases whose files are counted, those of the system's users first; and how many are shown.
@@ -103,7 +106,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 /// Searches, and tells what it finds; nobody may listen any more.
 fn search(roots: &SysRoots, send: &Sender<News>) {
     let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
-    let (found, is_complete) = databases(&roots.proc, &profiles);
+    let Some(found) = databases(&roots.proc, &profiles, send) else { return };
     let mut order: Vec<(bool, u32)> = found
         .keys()
         .map(|&pid| {
@@ -112,9 +115,6 @@ fn search(roots: &SysRoots, send: &Sender<News>) {
         })
         .collect();
     order.sort_unstable();
-    if send.send(News::Databases { found, is_complete }).is_err() {
-        return;
-    }
     for (_, pid) in order.into_iter().take(COUNTED) {
         if send.send(News::Counted(pid, held(roots, pid))).is_err() {
             return;
@@ -122,27 +122,40 @@ fn search(roots: &SysRoots, send: &Sender<News>) {
     }
 }
 
-/// The databases that are found in [`SEARCH`], and whether all processes were looked at.
-fn databases(proc: &ProcRoot, profiles: &[Arc<Profile>]) -> (BTreeMap<u32, Found>, bool) {
-    let (mut discovery, began) = (Discovery::default(), Instant::now());
+/// The databases that are found in [`SEARCH`]; sends them as they come. `None` if nobody listens.
+fn databases(
+    proc: &ProcRoot,
+    profiles: &[Arc<Profile>],
+    send: &Sender<News>,
+) -> Option<BTreeMap<u32, Found>> {
+    let (mut discovery, began) = (Discovery::of_own_disks(), Instant::now());
     let mut known: BTreeMap<u32, KnownProcess> = BTreeMap::new();
-    while !discovery.has_seen_all() && began.elapsed() < SEARCH {
-        let budget = Budget { new: SEARCH.saturating_sub(began.elapsed()), old: Duration::ZERO };
-        let Ok(found) = discovery.advance(proc, &known, profiles, budget, Instant::now()) else { break };
-        for found in found {
+    loop {
+        let budget = Budget { new: STEP, old: Duration::ZERO };
+        let found = discovery.advance(proc, &known, profiles, budget, Instant::now());
+        let is_over = found.is_err() || discovery.has_seen_all() || began.elapsed() >= SEARCH;
+        for found in found.into_iter().flatten() {
             let (profile, certain) = (found.recognised.profile, found.recognised.certain);
             known.insert(found.pid, KnownProcess { profile, certain });
         }
+        let found = without_workers(&discovery, &known);
+        let news = News::Databases { found: found.clone(), is_complete: discovery.has_seen_all() };
+        send.send(news).ok()?;
+        if is_over {
+            return Some(found);
+        }
     }
+}
+
+fn without_workers(discovery: &Discovery, known: &BTreeMap<u32, KnownProcess>) -> BTreeMap<u32, Found> {
     // A worker may have been met before the process that started it.
     let is_worker = |pid: &u32, profile: &Profile| {
         let parent = discovery.processes().get(*pid).map(|process| process.parent);
         parent.and_then(|parent| known.get(&parent)).is_some_and(|known| known.profile.name == profile.name)
     };
     let own = known.iter().filter(|(pid, known)| !is_worker(pid, &known.profile));
-    let found = own
-        .map(|(&pid, known)| (pid, Found { pid, kind: known.profile.name.clone(), held: Held::default() }));
-    (found.collect(), discovery.has_seen_all())
+    own.map(|(&pid, known)| (pid, Found { pid, kind: known.profile.name.clone(), held: Held::default() }))
+        .collect()
 }
 
 /// What the files of one database hold.
@@ -169,10 +182,7 @@ fn held(roots: &SysRoots, pid: u32) -> Held {
 
 /// Whether a directory is on a file system that somebody else answers for; none is asked.
 fn may_never_answer(mounts: &[Mount], directory: &Path) -> bool {
-    let above = mounts.iter().filter(|mount| directory.starts_with(&mount.point));
-    // Of several at one place the last is seen.
-    let nearest = above.max_by_key(|mount| mount.point.as_os_str().len());
-    nearest.is_some_and(Mount::may_never_answer)
+    Mount::of_path(mounts, directory).is_some_and(Mount::may_never_answer)
 }
 
 fn of_snapshot(snapshot: &Snapshot, is_elsewhere: bool) -> Held {
@@ -240,7 +250,7 @@ impl Hint {
             writeln!(f, "  and {} more", output::count((found.len() - SHOWN) as u64))?;
         }
         if found.is_empty() {
-            let none = if self.found.is_some() && self.is_complete && !self.is_hidden {
+            let none = if self.found.is_some() && self.is_complete && !self.is_hidden && self.is_root {
                 "no database that it knows is running"
             } else {
                 "no database was found"
@@ -250,7 +260,10 @@ impl Hint {
         if self.is_hidden {
             writeln!(f, "  processes of other users are hidden from this one")?;
         } else if !self.is_root {
-            writeln!(f, "  open files of other users can't be seen without root")?;
+            writeln!(
+                f,
+                "  open files of other users can't be seen without root, and some databases are known by these alone"
+            )?;
         }
         if !self.is_complete {
             writeln!(f, "  not all processes could be looked at in a second")?;
@@ -344,6 +357,9 @@ mod tests {
         let text = none.to_string();
         assert!(text.contains("no database that it knows is running"), "{text}");
         assert!(text.contains("\n  pagekeeper demo ") && !text.contains("guard"), "{text}");
+        // Kafka, and engines within other programs, are known by what they hold open alone.
+        let text = Hint { is_root: false, ..none.clone() }.to_string();
+        assert!(text.contains("no database was found") && text.contains("without root, and some"), "{text}");
         let hidden = Hint { is_hidden: true, is_root: false, is_complete: false, ..none };
         let text = hidden.to_string();
         assert!(text.contains("no database was found") && text.contains("are hidden"), "{text}");

@@ -59,6 +59,13 @@ impl Mount {
         self.is_remote() || self.kind == "fuseblk" || self.kind.starts_with("fuseblk.")
     }
 
+    /// The mount that a path lies on, by its name alone: no file system is asked.
+    pub fn of_path<'a>(mounts: &'a [Self], path: &Path) -> Option<&'a Self> {
+        let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+        // Of several at one place the last is seen.
+        above.max_by_key(|mount| mount.point.as_os_str().len())
+    }
+
     /// Whether the file system has this option.
     pub fn has_option(&self, name: &str) -> bool {
         self.each_option().any(|option| option == name.as_bytes())
