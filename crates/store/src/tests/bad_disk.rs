@@ -125,7 +125,9 @@ fn bad_write(life: &mut Life, rng: &mut Rng) {
     let disk = life.world.disk();
     let bad = Bad::random(rng, &disk);
     disk.inject(dir().join(bad.name), 0..u64::MAX, bad.fault, Times::Nth(bad.after)).expect("it is there");
-    lock(&life.world.oracle).all_may_rot = matches!(bad.name, "data" | "map") && !bad.is_reported();
+    // What the journal holds of pages is read from its file again, too.
+    let is_of_pages = matches!(bad.name, "data" | "map") || bad.name.starts_with("journal/redo");
+    lock(&life.world.oracle).all_may_rot = is_of_pages && !bad.is_reported();
     let written = work(life, rng, &bad);
     let store = match life.world.options().open(dir()) {
         Ok(store) => store,
