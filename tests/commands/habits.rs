@@ -45,7 +45,7 @@ fn help_and_version() {
 #[test]
 fn usage_errors_end_with_2_and_name_the_fix() {
     for (arguments, fix) in [
-        (&[][..], "Usage:"),
+        (&["--all"][..], "Usage:"),
         (&["stta"], "similar subcommand exists: 'stat'"),
         (&["stat"], "name files or directories, or use --files-from"),
         (&["evict"], "name files or directories, or use --files-from"),
