@@ -47,17 +47,19 @@ fn is_served(what: &str, log: &Path) {
 }
 
 fn guard(databases: &[&Database]) -> Guard {
+    guard_at("100ms", databases)
+}
+
+/// The guard with ticks of its own length.
+fn guard_at(tick: &str, databases: &[&Database]) -> Guard {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--"]).arg(program());
-    guard_by(command, databases, &[])
+    guard_by(command, databases, &["--tick", tick])
 }
 
 /// The guard by a command that starts the program, with more arguments.
 fn guard_by(mut command: Command, databases: &[&Database], more: &[&str]) -> Guard {
     command.args(["guard", "--json", "--profile", "mariadb"]).args(more);
-    if !more.contains(&"--tick") {
-        command.args(["--tick", "100ms"]);
-    }
     for database in databases {
         command.args(["--pid", &database.pid().to_string()]);
     }
@@ -91,8 +93,8 @@ fn a_directory_of_very_many_names_costs_the_others_nothing() {
     // In the memory that the units give it, of which inodes and names take the most.
     let port = free_port().to_string();
     for (unit, more) in [
-        ("pagekeeper-guard.service", &[][..]),
-        ("pagekeeper-guard.service.d/metrics.conf", &["--metrics", &port]),
+        ("pagekeeper-guard.service", &["--tick", "100ms"][..]),
+        ("pagekeeper-guard.service.d/metrics.conf", &["--tick", "100ms", "--metrics", &port]),
     ] {
         let limit = memory_max(unit);
         let Some(group) = MemoryGroup::new("a directory of very many names", limit) else { return };
@@ -200,10 +202,7 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     give(&scratch.path().join("server/data"), 54_323);
     let server = Database::of_many(scratch.path(), &scratch.path().join("server"), 54_323, &gate);
     // Its own tick: in shorter ones the samples of what is watched leave little time for what is new.
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig=KILL", "--"]).arg(program());
-    let databases: Vec<_> = hoards.iter().chain([&server]).collect();
-    let guard = guard_by(command, &databases, &["--tick", "500ms"]);
+    let guard = guard_at("500ms", &hoards.iter().chain([&server]).collect::<Vec<_>>());
     let files = |tick: &serde_json::Value| tick["files"].as_u64().unwrap_or_default();
     let all = u64::from(PROCESSES) * EACH;
     // They are taken up as the budget of processor time allows.

@@ -78,7 +78,7 @@ impl Claimant {
     }
 
     /// What its claims are examined by is to be found out again.
-    pub(super) fn is_known_better(&mut self) {
+    pub(super) fn examine_anew(&mut self) {
         self.examined = None;
     }
 
@@ -129,7 +129,7 @@ impl Watched {
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, now));
         database.claimant.todo = found.into_iter().filter(due).collect();
         database.claimant.listed = listed;
-        database.claimant.is_known_better();
+        database.claimant.examine_anew();
         if selects_other {
             self.select_again(index, settings, report, now);
         }
@@ -205,7 +205,7 @@ impl Watched {
             }
             self.databases[index].claimant.todo = left;
             if !self.databases[index].claimant.waits() {
-                self.databases[index].claimant.is_known_better();
+                self.databases[index].claimant.examine_anew();
             }
             if !taken.is_empty() {
                 is_new = true;

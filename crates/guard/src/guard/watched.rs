@@ -272,7 +272,7 @@ impl Watched {
     fn make_certain(&mut self, pid: u32, recognised: Recognised) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
         database.certain = true;
-        database.claimant.is_known_better();
+        database.claimant.examine_anew();
         database.claims.retain(|_, claim| claim.is_held());
         if database.profile.name != recognised.profile.name {
             database.profile = recognised.profile;

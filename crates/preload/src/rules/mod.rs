@@ -254,7 +254,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     }
 }
 
-/// Before a write of `length` bytes, at `at` or at the file's position.
+/// Before a large write ([`crate::large::LEAST`]) of `length` bytes, at `at` or at the file's position.
 pub fn before_write(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) {
     let released = slot.role().and_then(output_of).and_then(|output| output.released);
     if let (Some(released), Some(range)) = (released, writer::behind_end(fd, at, length)) {

@@ -379,10 +379,10 @@ impl Writer {
     }
 }
 
-/// What a write of `length` bytes adds behind a file's end, from a window on, where that is much and its size and counts can be had at
-/// once. Not for who holds a file's state: a thread that writes holds the position until it is done.
+/// What a write of at least [`large::LEAST`] bytes adds behind a file's end, from a window on, where that is much and its size and
+/// counts can be had at once. Not for who holds a file's state: a thread that writes holds the position until it is done.
 pub fn behind_end(fd: c_int, at: Option<u64>, length: u64) -> Option<Range<u64>> {
-    if length < large::LEAST || !FILES.has_counts(fd) || helper::is_in_memory(fd) {
+    if !FILES.has_counts(fd) || helper::is_in_memory(fd) {
         return None;
     }
     let size = sys::size_now(fd).ok()?;
