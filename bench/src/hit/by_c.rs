@@ -1,15 +1,18 @@
-//! pagekeeper's cache through its C interface: the same file in the same cache, read by `pk_file_read`.
+//! pagekeeper's cache through its C interface: the same file in the same cache, read by `pk_file_read`; and the limit by a call of the same
+//! form, which is what no library can be faster than.
 //!
-//! Invariant: the call goes through a pointer that the compiler does not know, as one into a shared library does. Fails as the cache does.
+//! Invariant: the calls go through pointers that the compiler does not know, as one into a shared library does. Fails as the cache does.
 
 #![expect(unsafe_code, reason = "calls of the C interface")]
 
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
+use std::sync::Arc;
 
 use pagekeeper_cache::CachedFile;
 use pagekeeper_capi::file::{File, pk_file_read};
 
+use super::plain::Limit;
 use super::reader::{PAGE, Reader};
 
 /// `pk_file_read` as C declares it.
@@ -39,6 +42,50 @@ impl Reader for ByC {
         let offset = page * PAGE as u64 + at as u64;
         // SAFETY: the file is open, and the buffer as long as is said.
         let status = unsafe { (self.read)(file, offset, buf.as_mut_ptr(), buf.len(), &raw mut got) };
+        status == 0 && got == buf.len()
+    }
+}
+
+/// The limit, read by a call.
+pub(crate) struct LimitByC {
+    limit: Arc<Limit>,
+    read: Read,
+}
+
+impl LimitByC {
+    pub(crate) fn new(limit: Arc<Limit>) -> Self {
+        Self { limit, read: black_box(limit_read) }
+    }
+}
+
+/// `pk_file_read` of [`Limit`].
+///
+/// # Safety
+/// `limit` is a [`Limit`], `buffer` has `size` bytes, and `got` can be written; all are this call's own.
+unsafe extern "C" fn limit_read(
+    limit: *const c_void,
+    offset: u64,
+    buffer: *mut u8,
+    size: usize,
+    got: *mut usize,
+) -> c_int {
+    // SAFETY: this function's contract.
+    let (limit, buffer) = unsafe { (&*limit.cast::<Limit>(), std::slice::from_raw_parts_mut(buffer, size)) };
+    let (page, at) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
+    // SAFETY: this function's contract.
+    unsafe { *got = size };
+    c_int::from(!limit.read(page, at, buffer))
+}
+
+impl Reader for LimitByC {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        let mut got = 0;
+        let offset = page * PAGE as u64 + at as u64;
+        // SAFETY: the pointer is of the limit, which lives as long as this, and the buffer is as long as is said.
+        let status = unsafe {
+            (self.read)(Arc::as_ptr(&self.limit).cast(), offset, buf.as_mut_ptr(), buf.len(), &raw mut got)
+        };
         status == 0 && got == buf.len()
     }
 }

@@ -27,7 +27,7 @@ use crate::data::{GIB, MIB, open, read_through, require_resident, resident};
 use crate::pattern;
 use crate::report::Unit;
 use crate::rounds::{self, Plan, Random, Samples, Subject, median};
-use by_c::ByC;
+use by_c::{ByC, LimitByC};
 use caches::{Cache, FileIn, QuickCache};
 use ours::Ours;
 use plain::{Limit, Mapped, Pread};
@@ -38,6 +38,7 @@ const BY_C: &str = "pagekeeper-cache, by C";
 const PREAD: &str = "pread";
 const MMAP: &str = "mmap, populated";
 const LIMIT: &str = "the limit";
+const LIMIT_BY_C: &str = "the limit, by a C call";
 /// Pages of the case that fits the processor's caches.
 const HOT_PAGES: u64 = 16;
 /// The second of a quick run by which the last round ends.
@@ -194,7 +195,9 @@ fn fill(
     run.say(&format!("filling {LIMIT}"))?;
     let huge_before = huge_bytes();
     let mut order = Random::new(run.random.next_u64());
-    subjects.push(Box::new(Named { name: LIMIT, reader: Limit::new(pages, &mut order)? }));
+    let limit = Arc::new(Limit::new(pages, &mut order)?);
+    subjects.push(Box::new(Named { name: LIMIT, reader: Arc::clone(&limit) }));
+    subjects.push(Box::new(Named { name: LIMIT_BY_C, reader: LimitByC::new(limit) }));
     note_huge(run, LIMIT, huge_before, size);
     for (name, fill) in peers {
         run.say(&format!("filling {name}"))?;
@@ -282,6 +285,7 @@ fn sample(
 fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
     if (load.len, threads) == (500, 1) && load.pages != HOT_PAGES {
         run.report.add_ratio("hit_500B_1T_by_c", Unit::MillionReadsPerSecond, samples, BY_C, OURS);
+        run.report.add_ratio("limit_500B_1T_by_c", Unit::MillionReadsPerSecond, samples, LIMIT_BY_C, LIMIT);
     }
     let best = best_peer(samples);
     let hot = load.pages == HOT_PAGES;
@@ -304,7 +308,9 @@ fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
 
 /// The cache of the others that is fastest.
 fn best_peer(samples: &[Samples]) -> Option<&'static str> {
-    let peers = samples.iter().filter(|samples| ![OURS, BY_C, PREAD, MMAP, LIMIT].contains(&samples.subject));
+    let peers = samples
+        .iter()
+        .filter(|samples| ![OURS, BY_C, PREAD, MMAP, LIMIT, LIMIT_BY_C].contains(&samples.subject));
     let rated = peers.filter_map(|samples| Some((samples.subject, median(&samples.values)?)));
     rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(subject, _)| subject)
 }

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use anyhow::Result;
 
@@ -63,6 +64,13 @@ impl Limit {
             pattern::fill(SEED, page * PAGE as u64, frame);
         }
         Ok(Self { frames, arena })
+    }
+}
+
+impl Reader for Arc<Limit> {
+    #[inline]
+    fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
+        (**self).read(page, at, buf)
     }
 }
 

@@ -23,8 +23,10 @@ use crate::scratch::Stop;
 use program::Measured;
 use subjects::{BUFFERED, BUFFERED_ALONE, DIRECT_CLOCK, DIRECT_LRU, MMAP, OURS, WAYS, Way};
 
-/// What the process needs beside its caches: code, memtables, filters, stacks.
-const OWN_BYTES: u64 = 48 * MIB;
+/// What a process that only reads needs beside its caches: code, filters, stacks. 4 to 12 MiB were seen.
+const READING_BYTES: u64 = 24 * MIB;
+/// The same with memtables, and with what a merge reads and writes: with 24 MiB `db_bench` was killed.
+const WRITING_BYTES: u64 = 48 * MIB;
 const VALUE_BYTES: u64 = 400;
 const KEY_BYTES: u64 = 16;
 /// Keys of a batch of multireadrandom. `db_bench` fills by whole batches.
@@ -176,12 +178,13 @@ fn plugin() -> Result<PathBuf> {
 }
 
 fn note(run: &mut Run, scale: Scale, groups: &Groups, ways: &[Way]) {
-    let budget = budget(scale);
+    let (reading, writing) = (budget(scale, ""), budget(scale, BESIDE_PUTS));
     run.note(&format!(
-        "a memory cgroup (version {}) of {} MiB for process and page cache together; caches have {} MiB of them, block caches seven eighths of that and the allocator's overhead",
+        "a memory cgroup (version {}) of {} MiB for process and page cache together; caches have {} MiB of them, {} beside puts, block caches seven eighths of that and the allocator's overhead",
         groups.version(),
         scale.limit / MIB,
-        budget / MIB
+        reading / MIB,
+        writing / MIB
     ));
     if run.quick {
         run.note("quick: readrandom alone, two sizes, uncompressed, fewer subjects; without --quick also multireadrandom, seekrandom, readwhilewriting, LZ4, mmap");
@@ -191,12 +194,13 @@ fn note(run: &mut Run, scale: Scale, groups: &Groups, ways: &[Way]) {
     run.note(&format!("all: db_bench {}", common(1, "DATABASE", &all, scale.seconds).join(" ")));
     for way in ways {
         let preload = if way.is_ours { "LD_PRELOAD=librocksdb_pagekeeper.so " } else { "" };
-        run.note(&format!("{}: {preload}… {}", way.name, way.options(budget).join(" ")));
+        run.note(&format!("{}: {preload}… {}", way.name, way.options(reading).join(" ")));
     }
 }
 
-fn budget(scale: Scale) -> u64 {
-    scale.limit - OWN_BYTES
+/// Of caches, beside what the process itself needs for these benchmarks, in bytes.
+fn budget(scale: Scale, benchmarks: &str) -> u64 {
+    scale.limit - if benchmarks.contains(BESIDE_PUTS) { WRITING_BYTES } else { READING_BYTES }
 }
 
 /// The options that all have.
@@ -260,7 +264,7 @@ impl SampleSetup {
         let keys = case.keys(self.scale.limit);
         let path = copy.to_str().context("the path is not UTF-8")?;
         let mut arguments = common(keys, path, case.compression, self.scale.seconds);
-        arguments.extend(way.options(budget(self.scale)));
+        arguments.extend(way.options(budget(self.scale, benchmarks)));
         // The same keys for all of a round; 0 would be the clock.
         arguments.push(format!("--seed={}", self.first_seed + round + 1));
         arguments.push("--use_existing_db=true".to_owned());
