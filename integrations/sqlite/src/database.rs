@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
 use crate::abi::{self, Code};
@@ -21,8 +22,24 @@ use crate::places::Places;
 use crate::real::{RealFile, RealVfs};
 use crate::state::State;
 
-/// What ends the name of a database's journal.
-const JOURNAL: &[u8] = b"-journal";
+/// A file that SQLite may find beside a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// A rollback journal.
+    Journal,
+    /// A write-ahead log.
+    Wal,
+}
+
+impl Beside {
+    /// What ends its name.
+    fn suffix(self) -> &'static [u8] {
+        match self {
+            Self::Journal => b"-journal",
+            Self::Wal => b"-wal",
+        }
+    }
+}
 
 /// The databases that are open in this process, by device and inode.
 static OPEN: Mutex<BTreeMap<Inode, Arc<Database>>> = Mutex::new(BTreeMap::new());
@@ -37,7 +54,7 @@ pub(crate) struct Database {
     /// Counted with [`OPEN`] locked when they come, without when they go: nobody waits there for a database's disk.
     connections: AtomicU64,
     /// The process that opened it.
-    process: u32,
+    process: Process,
     state: Mutex<State>,
 }
 
@@ -77,7 +94,7 @@ impl Database {
                 name: name.to_owned(),
                 places: Places { directory },
                 connections: AtomicU64::new(0),
-                process: std::process::id(),
+                process: Process::current(),
                 state: Mutex::new(State::new(keeper)),
             });
             open.insert(key, Arc::clone(&database));
@@ -89,7 +106,12 @@ impl Database {
 
     /// The open database whose journal has this name.
     pub(crate) fn of_journal(name: &CStr) -> Option<Arc<Self>> {
-        let database = name.to_bytes().strip_suffix(JOURNAL)?;
+        Self::beside(name, Beside::Journal)
+    }
+
+    /// The open database that a file of this name would belong to.
+    pub(crate) fn beside(name: &CStr, which: Beside) -> Option<Arc<Self>> {
+        let database = name.to_bytes().strip_suffix(which.suffix())?;
         lock(&OPEN).values().find(|open| open.name.to_bytes() == database).cloned()
     }
 
@@ -112,7 +134,7 @@ impl Database {
     }
 
     fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        !self.process.is_current()
     }
 
     /// What the connections share; an error in a process that was forked.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::abi::{self, Code};
-use crate::database::Database;
+use crate::database::{Beside, Database};
 use crate::glue::{Opened, string};
 use crate::journal::{Journal, Means, meaning};
 use crate::locks::Level;
@@ -277,17 +277,37 @@ pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, syn
     let mut state = database.state()?;
     state.end_journal()?;
     let was_own = state.journal().take().is_some();
+    if was_own && state.has_none_beside(Beside::Journal) {
+        return Ok(());
+    }
     let must_last = state.has_real_journal();
     match vfs.delete(name, sync || must_last) {
         Err(abi::IOERR_DELETE_NOENT) if was_own => {}
         deleted => deleted?,
     }
     state.set_real_journal(false);
+    state.note_none_beside(Beside::Journal);
     Ok(())
 }
 
-/// Whether a journal is there that SQLite has to look at.
-pub(crate) fn journal_exists(vfs: RealVfs, database: &Database, name: &CStr) -> Result<bool, Code> {
-    let is_live = database.state()?.journal().as_ref().is_some_and(|journal| journal.is_live);
-    if is_live { Ok(true) } else { vfs.exists(name) }
+/// Whether a file is beside a database that SQLite has to look at.
+pub(crate) fn exists_beside(
+    vfs: RealVfs,
+    database: &Database,
+    name: &CStr,
+    which: Beside,
+) -> Result<bool, Code> {
+    let mut state = database.state()?;
+    let is_live = state.journal().as_ref().is_some_and(|journal| journal.is_live);
+    if which == Beside::Journal && is_live {
+        return Ok(true);
+    }
+    if state.has_none_beside(which) {
+        return Ok(false);
+    }
+    let exists = vfs.exists(name)?;
+    if !exists {
+        state.note_none_beside(which);
+    }
+    Ok(exists)
 }

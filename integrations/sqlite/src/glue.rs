@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::abi::{self, Code, File, IoMethods, Vfs, routine};
-use crate::database::Database;
-use crate::file::{DatabaseFile, JournalFile, delete_journal, journal_exists};
+use crate::database::{Beside, Database};
+use crate::file::{DatabaseFile, JournalFile, delete_journal, exists_beside};
 use crate::real::{RealFile, RealVfs};
 
 /// What is called of SQLite.
@@ -305,17 +305,19 @@ unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, o
     let real = api().real;
     // SAFETY: SQLite's name.
     let text = unsafe { CStr::from_ptr(name) };
-    if flags == abi::ACCESS_EXISTS
-        && let Some(database) = Database::of_journal(text)
-    {
-        return match journal_exists(real, &database, text) {
-            Ok(exists) => {
-                // SAFETY: the place that SQLite gives.
-                unsafe { *out = c_int::from(exists) };
-                abi::OK
-            }
-            Err(code) => code,
-        };
+    for which in [Beside::Journal, Beside::Wal] {
+        if flags == abi::ACCESS_EXISTS
+            && let Some(database) = Database::beside(text, which)
+        {
+            return match exists_beside(real, &database, text, which) {
+                Ok(exists) => {
+                    // SAFETY: the place that SQLite gives.
+                    unsafe { *out = c_int::from(exists) };
+                    abi::OK
+                }
+                Err(code) => code,
+            };
+        }
     }
     // SAFETY: passed on as it came.
     unsafe { ((*real.as_ptr()).access)(real.as_ptr(), name, flags, out) }

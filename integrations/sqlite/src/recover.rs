@@ -8,7 +8,6 @@
 //!
 //! A crash or an error in the middle leaves file and log for the next try: the mark stays, and no record is given up.
 
-use std::collections::HashSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 
 use pagekeeper_kernel::text::escaped;
@@ -62,9 +61,8 @@ impl Session {
         }
         redo.flush()?;
         let real = file.size()?;
-        let end = log.end();
-        let places = places.clone();
-        let mut session = Self { log, places, mark, end, size, real, whole: HashSet::new(), commits: 0 };
+        let mut session = Self::new(log, places, size, real);
+        session.mark = mark;
         session.reserve(file, size)?;
         session.checkpoint(file)?;
         Ok(session)

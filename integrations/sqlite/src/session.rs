@@ -15,6 +15,7 @@
 //!
 //! What fails after a record was appended, and any sync, is final: the commit may be durable or not, and only opening the log again finds out ([`Failure::Final`]).
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
@@ -24,6 +25,7 @@ use pagekeeper_io::Error as IoError;
 use pagekeeper_log::{Error as LogError, Lsn, RedoLog, RedoOptions};
 
 use crate::abi::{self, Code};
+use crate::database::Beside;
 use crate::mark::{self, Head};
 use crate::pending::{self, Pending};
 use crate::places::Places;
@@ -101,6 +103,10 @@ pub(crate) struct Session {
     pub(crate) real: u64,
     /// Blocks that the log has whole since the checkpoint.
     pub(crate) whole: HashSet<u64>,
+    /// The first block as it is committed, once it was read: SQLite asks for its change counter at each transaction.
+    head: OnceCell<Box<Block>>,
+    /// What was looked for beside the database and was not there.
+    none_beside: Vec<Beside>,
     /// Commits since it began, for who asks.
     pub(crate) commits: u64,
 }
@@ -134,19 +140,36 @@ impl Session {
             }
             failure => failure,
         })?;
-        let mut session = Self {
+        let mut session = Self::new(log, places, size, size);
+        session.renew(file)?;
+        session.real = file.size()?;
+        Ok(session)
+    }
+
+    /// One without a mark, of a file that has `size` bytes as committed and `real` in all.
+    pub(crate) fn new(log: RedoLog, places: &Places, size: u64, real: u64) -> Self {
+        Self {
             end: log.end(),
             log,
             places: places.clone(),
             mark: 0,
             size,
-            real: size,
+            real,
             whole: HashSet::new(),
+            head: OnceCell::new(),
+            none_beside: Vec::new(),
             commits: 0,
-        };
-        session.renew(file)?;
-        session.real = file.size()?;
-        Ok(session)
+        }
+    }
+
+    pub(crate) fn has_none_beside(&self, which: Beside) -> bool {
+        self.none_beside.contains(&which)
+    }
+
+    pub(crate) fn note_none_beside(&mut self, which: Beside) {
+        if !self.has_none_beside(which) {
+            self.none_beside.push(which);
+        }
     }
 
     /// Marks a file that is whole without what the log has up to here, and gives that up.
@@ -213,6 +236,17 @@ impl Session {
 
     /// Reads a block as it is committed.
     pub(crate) fn read_block(&self, file: &mut RealFile, number: u64) -> Result<Box<Block>, Code> {
+        if number > 0 {
+            return self.read_file(file, number);
+        }
+        if let Some(head) = self.head.get() {
+            return Ok(head.clone());
+        }
+        let head = self.read_file(file, 0)?;
+        Ok(self.head.get_or_init(|| head).clone())
+    }
+
+    fn read_file(&self, file: &mut RealFile, number: u64) -> Result<Box<Block>, Code> {
         let mut block = Box::new([0; BLOCK]);
         let start = number * BLOCK_BYTES;
         if start < self.size {
@@ -278,6 +312,7 @@ impl Session {
     }
 
     fn apply(&mut self, file: &mut RealFile, pending: &Pending, size: u64) -> Result<(), Code> {
+        self.head.take();
         if size < self.size {
             cut(file, &mut self.real, size)?;
             let end = size.div_ceil(BLOCK_BYTES);
@@ -286,6 +321,9 @@ impl Session {
         for number in pending.numbers() {
             let block = pending.get(number).map_err(|_| abi::IOERR_READ)?;
             let Some(mut block) = block else { continue };
+            if number == 0 && size >= BLOCK_BYTES {
+                self.head = OnceCell::from(block.clone());
+            }
             put_mark(&mut block, number, self.mark);
             // The length of the file is a matter of its own: pages may be shorter than blocks.
             let start = number * BLOCK_BYTES;

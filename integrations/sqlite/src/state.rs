@@ -7,6 +7,7 @@
 //! 4. After a failure that leaves open what is durable nothing is read, written or locked any more, until all connections are closed.
 
 use crate::abi::{self, Code};
+use crate::database::Beside;
 use crate::journal::Journal;
 use crate::locks::{Level, Locks};
 use crate::mark;
@@ -333,6 +334,19 @@ impl State {
 
     pub(crate) fn has_real_journal(&self) -> bool {
         self.has_real_journal
+    }
+
+    /// Whether it is known that no such file is beside the database: while there is a session nobody else may make one, and what appears all the
+    /// same is not this database's.
+    pub(crate) fn has_none_beside(&self, which: Beside) -> bool {
+        !self.has_real_journal && self.session.as_ref().is_some_and(|session| session.has_none_beside(which))
+    }
+
+    /// No such file was found, or it was deleted.
+    pub(crate) fn note_none_beside(&mut self, which: Beside) {
+        if let Some(session) = &mut self.session {
+            session.note_none_beside(which);
+        }
     }
 
     /// Makes the file a plain one, and lets other processes at it, until the next write.

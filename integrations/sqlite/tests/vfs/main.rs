@@ -146,6 +146,36 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
     }
 }
 
+/// A neighbour who may write to the directory puts an old journal there that looks hot, and a file that looks like a WAL.
+#[test]
+fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
+    let Some(library) = library() else { return };
+    let dir = disk_dir();
+    let database = dir.path().join("a.db");
+    assert_eq!(said(&(by_default(&database) + TABLE)), "");
+    let mut plain = Shell::open(&by_default(&database));
+    let changed = "PRAGMA cache_size=5; PRAGMA cache_spill=5; BEGIN; UPDATE t SET b=hex(randomblob(1500));";
+    assert_eq!(plain.ask(changed), "");
+    plain.kill();
+    let (journal, wal) = (dir.path().join("a.db-journal"), dir.path().join("a.db-wal"));
+    let hot = fs::read(&journal).unwrap();
+    assert!(hot.len() > 512, "a hot journal");
+
+    let mut ours = Shell::open(&by_us(&library, &database));
+    assert_eq!(ours.ask("UPDATE t SET b='kept' WHERE a=1;"), "");
+    fs::write(&journal, &hot).unwrap();
+    fs::write(&wal, [0x37; 8192]).unwrap();
+    let sum = "SELECT b FROM t WHERE a=1; SELECT count(*), max(length(b)) FROM t; PRAGMA integrity_check;";
+    assert_eq!(ours.ask(sum), "kept\n100|200\nok");
+    assert_eq!(ours.ask(&format!("UPDATE t SET b='later' WHERE a=1; {sum}")), "later\n100|200\nok");
+    assert_eq!(fs::read(&journal).unwrap(), hot, "it is not ours to change");
+    for file in [journal, wal] {
+        fs::remove_file(file).unwrap();
+    }
+    ours.quit();
+    assert_eq!(said(&format!("{}{sum}", by_default(&database))), "later\n100|200\nok");
+}
+
 #[test]
 fn what_cannot_be_right_is_refused() {
     let Some(library) = library() else { return };
