@@ -4,6 +4,7 @@
 mod support;
 
 mod demo;
+mod doctor_schema;
 mod forged_names;
 mod habits;
 mod idle_pages;

@@ -7,7 +7,7 @@
 use crate::support::command::run;
 use crate::support::configured::postgresql;
 use crate::support::versions::{Kind, Server, Version, fetched, installed};
-use crate::support::{alone, can_run, scratch};
+use crate::support::{alone, can_run, doctor_report, scratch};
 use pagekeeper_doctor::{Advice, Effect, Product, TABLE};
 use std::path::Path;
 use std::process::Command;
@@ -177,7 +177,8 @@ fn try_all(version: &Version) {
 
 /// That the doctor names settings of this very product, each with all that has to be known of it.
 fn named_by_the_doctor(server: &Server, version: &Version) {
-    let reported = run(["doctor", "--pid", &server.pid().to_string(), "--watch", "200ms", "--json"]).json();
+    let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", "200ms", "--json"]);
+    let reported = doctor_report::of(&outcome);
     let findings = reported["findings"].as_array().expect("a list");
     let fixes: Vec<&serde_json::Value> =
         findings.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list")).collect();

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::support::command::{Outcome, finish, pagekeeper, program};
 use crate::support::mariadb::{Options, Server};
 use crate::support::sysbench::Loaded as _;
-use crate::support::{MIB, alone, can_run, resident_bytes, scratch};
+use crate::support::{MIB, alone, can_run, doctor_report, resident_bytes, scratch};
 use serde_json::Value;
 
 const PROGRAMS: [&str; 5] = ["mariadbd", "mariadb-install-db", "mariadb", "fincore", "setpriv"];
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(120);
 fn doctor(pid: u32, more: &[&str]) -> Value {
     let outcome = finish(pagekeeper().args(["doctor", "--json", "--pid", &pid.to_string()]).args(more));
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:#?}");
-    outcome.json()
+    doctor_report::of(&outcome)
 }
 
 /// As [`doctor`], on a directory.
@@ -32,7 +32,7 @@ fn doctor_of(directory: &Path, more: &[&str]) -> Value {
     let outcome =
         finish(pagekeeper().args(["doctor", "--json", "--watch", "500ms"]).args(more).arg(directory));
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{outcome:#?}");
-    outcome.json()
+    doctor_report::of(&outcome)
 }
 
 /// The findings of a kind that are about a database, not the host.

@@ -6,6 +6,7 @@
 use crate::support;
 use crate::support::MIB;
 use crate::support::command::run;
+use crate::support::doctor_report;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::postgresql::{Server, programs};
 use serde_json::Value;
@@ -25,7 +26,7 @@ fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    let report = outcome.json();
+    let report = doctor_report::of(&outcome);
     let findings = report["findings"].as_array().expect("findings");
     let of_server = |finding: &&Value| finding["kind"] == "memory-short" && !finding["database"].is_null();
     findings.iter().find(of_server).cloned()

@@ -60,7 +60,7 @@ impl Load {
         let pid = self.0.id().to_string();
         let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
         assert_eq!(outcome.code, 0, "{outcome:?}");
-        outcome.json()
+        support::doctor_report::of(&outcome)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::support::command::run;
 use crate::support::configured::{DbBench, MARIADB, MariaDb, PostgreSql, postgresql};
-use crate::support::{MIB, alone, can_run, eventually, scratch};
+use crate::support::{MIB, alone, can_run, doctor_report, eventually, scratch};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn doctor(pid: u32, more: &[&str]) -> Value {
     arguments.extend(more);
     let outcome = run(&arguments);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    outcome.json()
+    doctor_report::of(&outcome)
 }
 
 /// Its findings of one kind.

@@ -7,6 +7,7 @@
 use crate::support;
 use crate::support::MIB;
 use crate::support::command::run;
+use crate::support::doctor_report;
 use crate::support::guard::program;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::postgresql::{Server, programs};
@@ -76,7 +77,7 @@ fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    let report = outcome.json();
+    let report = doctor_report::of(&outcome);
     let findings = report["findings"].as_array().expect("findings");
     findings.iter().find(|finding| finding["kind"] == "stream").cloned()
 }

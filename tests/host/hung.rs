@@ -89,7 +89,7 @@ fn the_doctor_ends_and_names_what_does_not_answer() {
     let mut arguments: Vec<String> = ["doctor", "--watch", "1s", "--json"].map(str::to_owned).to_vec();
     arguments.extend(beside.pids());
     let outcome = beside.run(&arguments);
-    let report = outcome.json();
+    let report = support::doctor_report::of(&outcome);
     names(&report, &beside.point());
     let databases = report["inspected"]["databases"].as_array().expect("databases");
     let local =

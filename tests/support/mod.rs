@@ -11,6 +11,7 @@ pub(crate) mod compare;
 pub(crate) mod configured;
 pub(crate) mod container;
 pub(crate) mod decoys;
+pub(crate) mod doctor_report;
 pub(crate) mod fake;
 pub(crate) mod guard;
 pub(crate) mod hostile;

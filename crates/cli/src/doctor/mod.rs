@@ -28,6 +28,9 @@ use crate::output;
 use crate::problems::{self, Problem};
 use crate::signals::Stop;
 
+/// Of the schema; another for each field that is added, removed or given another meaning.
+const SCHEMA_VERSION: u32 = 1;
+
 /// Find what databases lose to the page cache, and what fixes it
 ///
 /// Inspects every database on this host, or those that are named, watches for ten seconds, and reports each way in
@@ -77,9 +80,10 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What the command prints.
+/// What the command prints, as `report.schema.json` of pagekeeper-doctor says.
 #[derive(Debug, Serialize)]
 struct Output {
+    schema_version: u32,
     #[serde(flatten)]
     report: Report,
     /// What `--fix` did.
@@ -142,7 +146,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         (None, Vec::new())
     };
-    let output = Output { report, fixed, errors };
+    let output = Output { schema_version: SCHEMA_VERSION, report, fixed, errors };
     show(&output, args.json)?;
     let unwell = args.check
         && (output.report.worst() >= Some(Severity::Warning) || is_blind(&output.report, &args.pid));
