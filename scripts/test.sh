@@ -21,6 +21,7 @@ scripts/packages.sh \
     "the test of a file system that hangs (it skips without): bindfs" \
     "the tests of the screen (they skip without): tmux" \
     "the comparison of the doctor's reports with their schema (it skips without): python3-jsonschema" \
+    "the tests of completions (they skip without): bash zsh fish" \
     "the tests of the man pages (they skip without): man-db"
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}

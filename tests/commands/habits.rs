@@ -241,20 +241,6 @@ fn files_whose_figures_are_not_for_this_user_are_a_failure_of_every_command() {
 }
 
 #[test]
-fn completions_are_for_each_shell() {
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = run(["completions", shell]).fine();
-        assert!(script.contains("one-file-system"), "{shell}");
-    }
-    if support::can_start("completions_are_for_each_shell", &["bash"]) {
-        let dir = scratch();
-        let script = dir.path().join("pagekeeper.bash");
-        std::fs::write(&script, run(["completions", "bash"]).fine()).unwrap();
-        finish(Command::new("bash").arg("-n").arg(&script)).fine();
-    }
-}
-
-#[test]
 fn man_pages_are_printed_and_written() {
     let dir = scratch();
     finish(pagekeeper().args(["man", "--dir"]).arg(dir.path())).fine();

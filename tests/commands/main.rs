@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod completions;
 mod demo;
 mod doctor_schema;
 mod forged_names;

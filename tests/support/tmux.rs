@@ -49,9 +49,14 @@ impl Terminal {
         self.tmux(&[&["send-keys"], keys].concat());
     }
 
+    /// Types text.
+    pub(crate) fn write(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", text]);
+    }
+
     /// Types text, and Enter.
     pub(crate) fn enter(&self, text: &str) {
-        self.tmux(&["send-keys", "-l", text]);
+        self.write(text);
         self.press(&["Enter"]);
     }
 

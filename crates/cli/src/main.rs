@@ -5,6 +5,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod completions;
 mod demo;
 mod doctor;
 mod evict;
@@ -68,8 +69,8 @@ enum Command {
     Probe(probe::Args),
     Store(store::Args),
     Demo(demo::Args),
-    Completions(manuals::CompletionsArgs),
-    Man(manuals::ManArgs),
+    Completions(completions::Args),
+    Man(manuals::Args),
 }
 
 fn main() -> ExitCode {
@@ -88,7 +89,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(args),
-        Command::Completions(args) => manuals::completions(&args),
+        Command::Completions(args) => completions::run(&args),
         Command::Man(args) => manuals::man(&args),
     };
     done.unwrap_or_else(|error| output::exit_code(&error))

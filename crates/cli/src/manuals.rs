@@ -1,6 +1,5 @@
-//! Shell completions and man pages, made from the same definitions as `--help`.
+//! Man pages, made from the same definitions as `--help`.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,20 +7,9 @@ use pagekeeper_kernel::text::escaped;
 
 use anyhow::Context;
 use clap::CommandFactory;
-use clap_complete::Shell;
 
 use crate::Cli;
 use crate::output::{self, UsageError};
-
-/// Print completions for a shell
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
-  pagekeeper completions bash > /usr/share/bash-completion/completions/pagekeeper
-  pagekeeper completions fish > ~/.config/fish/completions/pagekeeper.fish")]
-pub(crate) struct CompletionsArgs {
-    /// The shell
-    shell: Shell,
-}
 
 /// Print a man page, or write all of them
 #[derive(Debug, clap::Args)]
@@ -29,7 +17,7 @@ pub(crate) struct CompletionsArgs {
   pagekeeper man stat | man -l -
   pagekeeper man store verify | man -l -
   pagekeeper man --dir /usr/local/share/man/man1")]
-pub(crate) struct ManArgs {
+pub(crate) struct Args {
     /// The command to print the page of, like "stat" or "store verify"; without it, that of pagekeeper itself
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
@@ -38,16 +26,8 @@ pub(crate) struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// Prints completions.
-pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
-    // Made in memory: the generator panics where the write fails.
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pagekeeper", &mut script);
-    print(&script)
-}
-
 /// Prints one man page, or writes all.
-pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn man(args: &Args) -> anyhow::Result<ExitCode> {
     let mut root = Cli::command();
     root.build();
     if let Some(dir) = &args.dir {
@@ -60,7 +40,8 @@ pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
             UsageError(format!("there is no command \"{all}\": pagekeeper --help lists all"))
         })?;
     }
-    print(&page(command.clone())?)
+    output::print(&page(command.clone())?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the page of a command and those of the commands below it.
@@ -87,11 +68,4 @@ fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let source = concat!("pagekeeper ", env!("CARGO_PKG_VERSION"));
     clap_mangen::Man::new(command.display_name(name)).source(source).render(&mut text)?;
     Ok(text)
-}
-
-fn print(text: &[u8]) -> anyhow::Result<ExitCode> {
-    let mut out = output::stdout();
-    out.write_all(text)?;
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
 }

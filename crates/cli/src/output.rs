@@ -35,6 +35,13 @@ pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
     out.flush()
 }
 
+/// Writes text to standard output as it is.
+pub(crate) fn print(text: &[u8]) -> io::Result<()> {
+    let mut out = stdout();
+    out.write_all(text)?;
+    out.flush()
+}
+
 /// Says something on standard error, after the program's name. If nobody listens there, nothing can be said.
 pub(crate) fn complain(text: impl Display) {
     let text = text.to_string();

@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Put the temporary files in DIR, which must be on a disk [default: the system's temporary directory]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: Option<PathBuf>,
     /// What this process is in the play
     #[arg(long, hide = true, requires = "dir")]
