@@ -5,6 +5,9 @@
 //! directory of its own. Its source is where the dependency's build says: in the workspace, or where cargo has unpacked a published
 //! package. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside other
 //! programs.
+//!
+//! A program that is linked statically, with musl, can carry one for programs with glibc: `PAGEKEEPER_PRELOAD_LIBRARY` names the file,
+//! as a build for glibc has left it. Without that it carries none.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,6 +24,9 @@ const NOT_PASSED_ON: [&str; 8] = [
     "CARGO_INCREMENTAL",
     "CARGO_PRIMARY_PACKAGE",
 ];
+
+/// Names a library that was built before.
+const GIVEN: &str = "PAGEKEEPER_PRELOAD_LIBRARY";
 
 fn main() {
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
@@ -45,6 +51,12 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 
     let carried = out.join("library.so");
+    println!("cargo::rerun-if-env-changed={GIVEN}");
+    if let Some(given) = std::env::var_os(GIVEN).map(PathBuf::from) {
+        println!("cargo::rerun-if-changed={}", given.display());
+        write(&carried, &read(&given));
+        return;
+    }
     let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
     if target != (OsString::from("linux"), OsString::from("gnu")) {
         // The program says so when it is asked to run something.
@@ -88,9 +100,11 @@ fn main() {
         String::from_utf8_lossy(&output.stderr)
     );
     let built = directory.join(&target).join("preload/libpagekeeper_preload.so");
-    let library =
-        std::fs::read(&built).unwrap_or_else(|error| panic!("can't read {}: {error}", built.display()));
-    write(&carried, &library);
+    write(&carried, &read(&built));
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|error| panic!("can't read {}: {error}", path.display()))
 }
 
 /// Writes only what is new, so that the program is not linked again for nothing.

@@ -30,11 +30,22 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pagekeeper_catalog::units as size;
 
+/// What `--version` prints, and `-V` the first line of: a static build says what is different about it.
+const LONG_VERSION: &str = if cfg!(target_env = "musl") {
+    concat!(
+        env!("CARGO_PKG_VERSION"),
+        "\nlinked statically: `run` loads its library into programs that use glibc; it loads none itself, and asks no name service"
+    )
+} else {
+    env!("CARGO_PKG_VERSION")
+};
+
 /// Keeps a database's log files out of the page cache, and shows, evicts, warms and restores what is in it
 #[derive(Debug, Parser)]
 #[command(
     name = "pagekeeper",
     version,
+    long_version = LONG_VERSION,
     max_term_width = 100,
     after_help = "Examples:
   pagekeeper                          databases found on this host, and what to type next

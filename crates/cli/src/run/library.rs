@@ -29,6 +29,17 @@ const SUFFIX: &str = "-before-libasan.so";
 const SUFFIXES: [&str; 2] = [SUFFIX, ".so"];
 /// Threads, in C libraries that keep them apart.
 pub(crate) const THREADS: &[u8] = b"libpthread.so.0";
+/// Where distributions have glibc.
+const GLIBC: [&str; 3] = [
+    if cfg!(target_arch = "aarch64") {
+        "/lib/aarch64-linux-gnu/libc.so.6"
+    } else {
+        "/lib/x86_64-linux-gnu/libc.so.6"
+    },
+    "/lib64/libc.so.6",
+    "/lib/libc.so.6",
+];
+const BANNER: &[u8] = b"release version ";
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -84,6 +95,22 @@ fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Resul
 pub(crate) fn keeps_threads_apart(version: Option<&str>) -> bool {
     let mut numbers = version.unwrap_or_default().split('.').map(|number| number.parse().unwrap_or(u32::MAX));
     (numbers.next(), numbers.next()) < (Some(2), Some(34)) && version.is_some()
+}
+
+/// The version of the host's C library, as far as it is glibc: this program's own, or, where that is another, what the file of glibc
+/// says of itself.
+pub(crate) fn glibc() -> Option<String> {
+    sys::c_library()
+        .map(str::to_owned)
+        .or_else(|| GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?)))
+}
+
+/// The version that glibc prints when it is run: "… stable release version 2.36.".
+fn version_in(library: &[u8]) -> Option<String> {
+    let at = library.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
+    let version = library[at..].iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.');
+    let version: String = version.map(|&byte| char::from(byte)).collect();
+    Some(version.trim_end_matches('.').to_owned())
 }
 
 /// Whether a file of that name is the library, of whatever version.
@@ -310,6 +337,20 @@ mod tests {
         {
             assert_eq!(keeps_threads_apart(version), apart, "{version:?}");
         }
+    }
+
+    #[test]
+    fn glibc_is_known_by_what_its_file_says() {
+        let file = b"\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\nCopyright";
+        assert_eq!(version_in(file).as_deref(), Some("2.36"));
+        assert_eq!(
+            version_in(b"GNU C Library development release version 2.33.9000.\n").as_deref(),
+            Some("2.33.9000")
+        );
+        assert_eq!(version_in(b"musl"), None);
+        // A build for glibc says the same of itself as the file that it has loaded.
+        let read = GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?));
+        assert_eq!(read.or_else(glibc), glibc());
     }
 
     #[test]

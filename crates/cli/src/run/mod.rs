@@ -278,7 +278,7 @@ fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings
     let before = std::env::var_os(PRELOAD).unwrap_or_default();
     match library {
         Ok(library) => {
-            let threads = library::keeps_threads_apart(sys::c_library());
+            let threads = library::keeps_threads_apart(library::glibc().as_deref());
             let all = others(&before).chain(own(library, threads));
             command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
         }

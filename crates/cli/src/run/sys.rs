@@ -170,7 +170,7 @@ pub(crate) fn die_of(signal: libc::c_int) {
     }
 }
 
-/// The version of the C library here; `None` where it has none (another than glibc).
+/// The version of the C library that this program has; `None` where that is another than glibc.
 pub(crate) fn c_library() -> Option<&'static str> {
     #[cfg(target_env = "gnu")]
     // SAFETY: a string that is the C library's for good.
