@@ -193,6 +193,17 @@ fn what_is_shipped_for_prometheus_is_sound() {
 }
 
 #[test]
+fn what_is_shipped_for_prometheus_knows_streams_apart_from_other_logs() {
+    for (file, quote) in [("prometheus-rules.yml", "\""), ("grafana-dashboard.json", "\\\"")] {
+        let text = std::fs::read_to_string(deploy(file)).expect("it is shipped");
+        for classes in ["class=~Qredo|binlog|relay|walQ", "class=QmessagesQ"] {
+            let classes = classes.replace('Q', quote);
+            assert!(text.contains(&classes), "{file} has no {classes}");
+        }
+    }
+}
+
+#[test]
 fn the_pod_has_the_rights_of_the_service() {
     let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");
     let rights = |text: &str| -> BTreeSet<String> {
