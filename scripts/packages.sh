@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
 # for each purpose what is missing, and the command that fixes it. Exits 0 either way, unless an installation fails.
-# A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server) is neither started nor left enabled.
+# A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server, clickhouse-server) is neither started nor left enabled.
 set -euo pipefail
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -40,7 +40,7 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update --quiet=2
 apt-get install --yes --quiet=2 --no-install-recommends -o Dpkg::Use-Pty=0 "${all_missing[@]}" </dev/null
-for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheus etcd-server:etcd nats-server:nats-server; do
+for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheus etcd-server:etcd nats-server:nats-server rabbitmq-server:rabbitmq-server clickhouse-server:clickhouse-server; do
     if [[ " ${all_missing[*]} " == *" ${service%:*} "* ]] && command -v systemctl >/dev/null; then
         systemctl --quiet disable "${service#*:}.service" || true
     fi

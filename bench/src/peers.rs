@@ -46,6 +46,11 @@ impl Program {
         Some(Self { name, path, version })
     }
 
+    /// Whether a peer is installed. It is not started: some servers know no `--version`.
+    pub(crate) fn is_installed(name: &str) -> bool {
+        directories().into_iter().any(|dir| dir.join(name).is_file())
+    }
+
     /// pagekeeper: `given`, or the program of this build.
     pub(crate) fn pagekeeper(given: Option<&Path>) -> Result<Self> {
         let path = match given {

@@ -1,4 +1,4 @@
-//! The guard beside other real servers with logs (etcd, Prometheus, NATS, Kafka), by one story: nothing of old logs stays, the newest does, mapped files
+//! The guard beside other real servers with logs (etcd, Prometheus, NATS, Kafka, RabbitMQ, Cassandra, OpenSearch), by one story: nothing of old logs stays, the newest does, mapped files
 //! and data are left alone, a reader that lags gets all, and after a kill all that was acknowledged is there.
 //!
 //! Each needs root and its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -8,7 +8,9 @@ use crate::claims::Fake;
 use crate::support;
 use crate::support::guard::{Ended, Guard};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
-use pagekeeper_testing::servers::{Etcd, Kafka, LoggedServer, Nats, Prometheus};
+use pagekeeper_testing::servers::{
+    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
+};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -223,4 +225,114 @@ fn old_segments_of_kafka_leave_the_page_cache() {
     story.go_on(200 * MIB);
     Kafka::check(&mut lagging, messages);
     story.survive(300 * MIB);
+}
+
+#[test]
+fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside RabbitMQ", &RabbitMq::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = RabbitMq::start(&scratch.path().join("rabbitmq"));
+    let mut story = Story::begin(&mut server, scratch.path(), ("rabbitmq", &[]), 60 * MIB, (10 * MIB, MIB));
+    story.server.take(10);
+    story.go_on(40 * MIB);
+    // It lags by all but what it took.
+    let waiting = story.server.waiting();
+    story.server.take(waiting / 2);
+    story.survive(80 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases fetches Cassandra"]
+fn closed_segments_of_cassandra_leave_the_page_cache() {
+    if !support::can_run("the guard beside Cassandra", &Cassandra::PROGRAMS) {
+        return;
+    }
+    if Cassandra::jars().is_none() {
+        pagekeeper_testing::skip(
+            "the guard beside Cassandra: PAGEKEEPER_CASSANDRA names no directory of its jars",
+        );
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = Cassandra::start(&scratch.path().join("cassandra"));
+    let mut story = Story::begin(&mut server, scratch.path(), ("cassandra", &[]), 120 * MIB, (24 * MIB, MIB));
+    story.go_on(80 * MIB);
+    story.server.check_all();
+    story.survive(140 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases fetches OpenSearch"]
+fn old_generations_of_opensearchs_translog_leave_the_page_cache() {
+    if !support::can_run("the guard beside OpenSearch", &OpenSearch::PROGRAMS) {
+        return;
+    }
+    if OpenSearch::jars().is_none() {
+        pagekeeper_testing::skip(
+            "the guard beside OpenSearch: PAGEKEEPER_OPENSEARCH names no directory of its jars",
+        );
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = OpenSearch::start(&scratch.path().join("opensearch"));
+    let mut story =
+        Story::begin(&mut server, scratch.path(), ("opensearch", &[]), 200 * MIB, (64 * MIB, MIB));
+    story.go_on(100 * MIB);
+    // Updates read what they change, from the log or the index.
+    let documents = story.server.documents();
+    (0..documents).step_by(50).for_each(|number| story.server.update(number));
+    story.server.update(documents - 1);
+    story.survive(200 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases installs WiredTiger"]
+fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside WiredTiger", &WiredTiger::PROGRAMS) {
+        return;
+    }
+    if !Path::new(WiredTiger::HEADER).exists() {
+        pagekeeper_testing::skip("the guard beside WiredTiger: its library is not installed");
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = WiredTiger::start(&scratch.path().join("wiredtiger"));
+    let mut story = Story::begin(&mut server, scratch.path(), ("mongodb", &[]), 120 * MIB, (12 * MIB, 0));
+    story.go_on(100 * MIB);
+    story.survive(150 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases installs ClickHouse"]
+fn parts_of_clickhouse_are_left_alone() {
+    if !support::can_run("the guard beside ClickHouse", &ClickHouse::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = ClickHouse::start(&scratch.path().join("clickhouse"));
+    server.put(64 * MIB);
+    let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
+    let guard = Guard::spawn(&["--tick", "100ms", "--only", &only]);
+    let pid = server.pid();
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    assert_eq!(found["profile"], "clickhouse", "{found}");
+    server.put(32 * MIB);
+    server.merge();
+    server.check_all();
+    server.kill_and_restart();
+    server.check_all();
+    let parts = server.others();
+    // Some machines page out what is idle.
+    let (resident, size) = (resident_bytes(&parts), size_bytes(&parts));
+    assert!(resident >= size / 4 * 3, "only {resident} bytes of {size} are resident");
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    assert!(!ended.events.iter().any(|event| event["event"] == "released"), "{:#?}", ended.events);
 }

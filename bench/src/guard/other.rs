@@ -4,11 +4,14 @@
 //! A window is so many bytes that the client puts and has acknowledged. Residency is of all logs at its end, reads of the device
 //! are the server's own in it, as the kernel counts them.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use pagekeeper_testing::servers::{Etcd, Kafka, LoggedServer, Nats, Prometheus};
+use pagekeeper_testing::servers::{
+    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
+};
 
 use super::watcher::Watcher;
 use super::{WITH, WITHOUT};
@@ -29,6 +32,20 @@ pub(crate) enum Name {
     Nats,
     /// A topic of one partition, kcat as the client; `PAGEKEEPER_KAFKA` names the directory of its jars
     Kafka,
+    /// A quorum queue
+    #[value(name = "rabbitmq")]
+    RabbitMq,
+    /// A table of large values; `PAGEKEEPER_CASSANDRA` names the directory of its jars
+    Cassandra,
+    /// An index of one shard; `PAGEKEEPER_OPENSEARCH` names the directory of its jars
+    #[value(name = "opensearch")]
+    OpenSearch,
+    /// A table of `MergeTree`, which has no log: its parts
+    #[value(name = "clickhouse")]
+    ClickHouse,
+    /// The engine of `MongoDB` by itself
+    #[value(name = "wiredtiger")]
+    WiredTiger,
 }
 
 impl Name {
@@ -38,6 +55,11 @@ impl Name {
             Self::Prometheus => &Prometheus::PROGRAMS,
             Self::Nats => &Nats::PROGRAMS,
             Self::Kafka => &Kafka::PROGRAMS,
+            Self::RabbitMq => &RabbitMq::PROGRAMS,
+            Self::Cassandra => &Cassandra::PROGRAMS,
+            Self::OpenSearch => &OpenSearch::PROGRAMS,
+            Self::ClickHouse => &ClickHouse::PROGRAMS,
+            Self::WiredTiger => &WiredTiger::PROGRAMS,
         }
     }
 
@@ -47,15 +69,30 @@ impl Name {
             Self::Prometheus => Box::new(Prometheus::start(home, None)),
             Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
             Self::Kafka => Box::new(Kafka::start(home, 4 * GIB)),
+            Self::RabbitMq => Box::new(RabbitMq::start(home)),
+            Self::Cassandra => Box::new(Cassandra::start(home)),
+            Self::OpenSearch => Box::new(OpenSearch::start(home)),
+            Self::ClickHouse => Box::new(ClickHouse::start(home)),
+            Self::WiredTiger => Box::new(WiredTiger::start(home)),
         }
     }
 
     /// Bytes of a window: more than the guard leaves, and little enough for the server's memory.
     fn window(self) -> u64 {
         match self {
-            Self::Etcd | Self::Prometheus => 64 * MIB,
-            Self::Nats => 192 * MIB,
+            Self::Etcd | Self::Prometheus | Self::RabbitMq | Self::ClickHouse => 64 * MIB,
+            Self::Nats | Self::OpenSearch | Self::Cassandra | Self::WiredTiger => 192 * MIB,
             Self::Kafka => 384 * MIB,
+        }
+    }
+
+    /// For a server that is a `java`: what names the directory of its jars, that, and how the jar of the server is called.
+    fn jars(self) -> Option<(&'static str, Option<PathBuf>, &'static str)> {
+        match self {
+            Self::Kafka => Some(("PAGEKEEPER_KAFKA", Kafka::jars(), "kafka_")),
+            Self::Cassandra => Some(("PAGEKEEPER_CASSANDRA", Cassandra::jars(), "cassandra-all-")),
+            Self::OpenSearch => Some(("PAGEKEEPER_OPENSEARCH", OpenSearch::jars(), "opensearch-2")),
+            _ => None,
         }
     }
 
@@ -63,7 +100,7 @@ impl Name {
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
-            Self::Etcd | Self::Prometheus | Self::Kafka => "",
+            _ => "",
         }
     }
 }
@@ -78,17 +115,25 @@ struct Seen {
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
-    for program in name.programs() {
-        match Program::find(program) {
-            Some(found) if *program == name.programs()[0] => {
-                run.note(&format!("{program} {}", found.version));
-            }
-            Some(_) => {}
-            None => bail!("{program} is not installed"),
+    for (index, program) in name.programs().iter().enumerate() {
+        if !Program::is_installed(program) {
+            bail!("{program} is not installed");
+        }
+        if index == 0
+            && let Some(found) = Program::find(program)
+        {
+            run.note(&format!("{program} {}", found.version));
         }
     }
-    if name == Name::Kafka && Kafka::jars().is_none() {
-        bail!("PAGEKEEPER_KAFKA names no directory of Kafka's jars; `make test-databases` fetches them");
+    if let Some((variable, jars, main)) = name.jars() {
+        let Some(jars) = jars else {
+            bail!("{variable} names no directory of jars; `make test-databases` fetches them");
+        };
+        let names = std::fs::read_dir(&jars)?.flatten().map(|entry| entry.file_name());
+        let names = names.filter_map(|name| name.into_string().ok());
+        for name in names.filter(|name| name.starts_with(main)) {
+            run.note(&name);
+        }
     }
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     run.say("a server")?;
@@ -134,7 +179,12 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     seen.rate.push(mib(put) / began.elapsed().as_secs_f64());
     // Two ticks of the guard: what was written last is as old as the rest then.
     std::thread::sleep(std::time::Duration::from_millis(1500));
-    let logs = server.logs().iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
+    let logs = match server.logs() {
+        // Parts of tables are all that it has.
+        none if none.is_empty() => server.others(),
+        logs => logs,
+    };
+    let logs = logs.iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
     seen.resident.push(mib(logs));
     seen.read.push(mib(device_reads(server.pid())? - read));
     Ok(())

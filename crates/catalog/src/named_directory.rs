@@ -164,6 +164,9 @@ mod tests {
         assert_eq!(profile_of(&[&log, &times]), Some(("kafka".into(), 1)));
         assert_eq!(profile_of(&["wal/00000003"]), Some(("prometheus".into(), 2)));
         assert_eq!(profile_of(&["msgs/7.blk"]), Some(("nats".into(), 2)));
+        assert_eq!(profile_of(&["00000003.wal", "meta.dets"]), Some(("rabbitmq".into(), 1)));
+        assert_eq!(profile_of(&["CommitLog-8-1732600000123.log"]), Some(("cassandra".into(), 1)));
+        assert_eq!(profile_of(&["translog-7.tlog", "translog.ckp"]), Some(("opensearch".into(), 1)));
         assert_eq!(profile_of(&["readme.txt"]), None);
     }
 

@@ -329,6 +329,11 @@ pub const BUILT_IN: &[(&str, &str)] = built_in![
     "prometheus",
     "nats",
     "kafka",
+    "rabbitmq",
+    "cassandra",
+    "scylladb",
+    "opensearch",
+    "clickhouse",
     "generic",
 ];
 
@@ -402,6 +407,26 @@ mod tests {
         assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log"), Some(FileClass::Messages));
         assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.timeindex"), None);
         assert_eq!(class("kafka", "/d/topic-0/00000000000000016382.log.deleted"), None);
+        assert_eq!(class("rabbitmq", "/d/quorum/rabbit@host/00000012.wal"), Some(FileClass::Wal));
+        assert_eq!(
+            class("rabbitmq", "/d/quorum/rabbit@host/2F_LOAD/00000003.segment"),
+            Some(FileClass::Messages)
+        );
+        assert_eq!(
+            class("rabbitmq", "/d/msg_stores/vhosts/X/msg_store_persistent/7.rdq"),
+            Some(FileClass::Messages)
+        );
+        assert_eq!(class("rabbitmq", "/d/msg_stores/vhosts/X/queues/Q/7.qs"), Some(FileClass::Messages));
+        assert_eq!(class("cassandra", "/d/commitlog/CommitLog-8-1732600000123.log"), Some(FileClass::Wal));
+        assert_eq!(class("cassandra", "/d/commitlog/CommitLog-8-1732600000123_cdc.idx"), None);
+        assert_eq!(class("scylladb", "/d/commitlog/CommitLog-4-1732600000123.log"), Some(FileClass::Wal));
+        assert_eq!(class("opensearch", "/d/indices/U/0/translog/translog-12.tlog"), Some(FileClass::Wal));
+        assert_eq!(class("opensearch", "/d/indices/U/0/translog/translog-12.ckp"), None);
+        assert_eq!(
+            class("clickhouse", "/d/coordination/log/changelog_1_100000.bin.zstd"),
+            Some(FileClass::Wal)
+        );
+        assert_eq!(class("clickhouse", "/d/store/a/b/all_1_1_0/data.bin"), None);
         assert_eq!(class("generic", "/d/binlog.000007"), Some(FileClass::Binlog));
         assert_eq!(class("generic", "/d/redo.003"), Some(FileClass::Redo));
         assert_eq!(class("generic", "/d/redo.control"), None);
@@ -438,6 +463,7 @@ mod tests {
             ("mariadb", "ib_logfile101", Some(Redo)),
             ("mariadb", "#rocksdb/000012.log", Some(Wal)),
             ("mariadb", "#rocksdb/000013.sst", Some(Data)),
+            ("mariadb", "galera.cache", Some(Data)),
             ("mariadb", "server.cnf", None),
             ("mariadb", "shop/orders.frm", None),
             ("mysql", "#innodb_redo/#ib_redo9_tmp", Some(Redo)),
@@ -487,6 +513,23 @@ mod tests {
             ("nats", "meta.inf", None),
             ("kafka", "topic-0/00000000000000000000.timeindex", Some(Data)),
             ("kafka", "topic-0/leader-epoch-checkpoint", None),
+            ("rabbitmq", "quorum/rabbit@host/meta.dets", Some(Data)),
+            ("rabbitmq", "msg_stores/vhosts/X/queues/Q/12.idx", Some(Data)),
+            ("rabbitmq", "stream/S/00000000000000000000.index", Some(Data)),
+            ("rabbitmq", "nodes_running_at_shutdown", None),
+            ("cassandra", "data/load/load-5a1/nb-12-big-Data.db", Some(Data)),
+            ("cassandra", "data/load/load-5a1/da-12-bti-Rows.db", Some(Data)),
+            ("cassandra", "data/load/load-5a1/nb-12-big-TOC.txt", None),
+            ("scylladb", "data/load/load-5a1/me-12-big-Data.db", Some(Data)),
+            ("opensearch", "nodes/0/indices/U/0/index/_12.cfs", Some(Data)),
+            ("opensearch", "nodes/0/indices/U/0/index/_12_Lucene90_0.dvd", Some(Data)),
+            ("opensearch", "nodes/0/indices/U/0/index/segments_7", Some(Data)),
+            ("opensearch", "nodes/0/indices/U/0/index/write.lock", None),
+            ("clickhouse", "data/default/load/all_1_1_0/value.bin", Some(Data)),
+            ("clickhouse", "store/5a1/5a1f/all_1_1_0/data.cmrk4", Some(Data)),
+            ("clickhouse", "store/5a1/5a1f/all_1_1_0/primary.cidx", Some(Data)),
+            ("clickhouse", "store/5a1/5a1f/tmp_merge_all_1_2_1/data.bin", Some(Temp)),
+            ("clickhouse", "store/5a1/5a1f/all_1_1_0/checksums.txt", None),
             ("generic", "x/000012.sst", Some(Data)),
             ("generic", "binlog.000003", Some(Binlog)),
         ] {
@@ -495,10 +538,18 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_nats_stay_by_default() {
+    fn what_readers_come_back_to_stays_by_default() {
         let profiles = Profile::built_in();
-        let nats = profiles.iter().find(|profile| profile.name == "nats").unwrap();
-        assert!(nats.logs.iter().all(|log| log.rule == Rule::Keep));
+        for name in ["nats", "rabbitmq"] {
+            let profile = profiles.iter().find(|profile| profile.name == name).unwrap();
+            let mut messages = profile.logs.iter().filter(|log| log.class == FileClass::Messages);
+            assert!(messages.all(|log| log.rule == Rule::Keep), "{name}");
+        }
+        // And all of what was not tried.
+        for name in ["scylladb", "clickhouse"] {
+            let profile = profiles.iter().find(|profile| profile.name == name).unwrap();
+            assert!(profile.logs.iter().all(|log| log.rule == Rule::Keep), "{name}");
+        }
     }
 
     #[test]

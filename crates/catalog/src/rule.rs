@@ -290,7 +290,7 @@ fn class_of(name: &str) -> Option<FileClass> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Profile;
+    use crate::profile::{Profile, find_profile};
 
     #[derive(Debug, Deserialize)]
     struct Config {
@@ -362,11 +362,14 @@ mod tests {
         let text = "[rules.binlog]\nrule = \"release-behind-followers\"\n[rules.wal]\nrule = \"direct\"\n";
         let rules = toml::from_str::<Config>(text).unwrap().rules;
         for profile in Profile::built_in() {
-            let is_of_messages = ["nats", "kafka"].contains(&profile.name.as_str());
-            for log in &profile.logs {
-                let is_kept = rules.of(&profile.name, log.class).is_none();
-                assert!(is_kept || !is_of_messages, "{}: {}", profile.name, log.class);
+            for log in profile.logs.iter().filter(|log| log.class == FileClass::Messages) {
+                assert_eq!(rules.of(&profile.name, log.class), None, "{}", profile.name);
             }
+        }
+        for profile in ["nats", "kafka", "rabbitmq"] {
+            let profiles = Profile::built_in();
+            let logs = &find_profile(&profiles, profile).unwrap().logs;
+            assert!(logs.iter().any(|log| log.class == FileClass::Messages), "{profile}");
         }
         let text = "[rules.kafka.messages]\nrule = \"keep\"\n";
         let rules = toml::from_str::<Config>(text).unwrap().rules;

@@ -3,10 +3,16 @@
 //! Invariants: all files of a server are below the directory that it is given; it never outlives its handle, nor the thread
 //! that started it. What was put and acknowledged is known: a server can say whether all of it is there.
 
+mod amqp;
+mod cassandra;
+mod clickhouse;
 mod etcd;
 mod kafka;
 mod nats;
+mod opensearch;
 mod prometheus;
+mod rabbitmq;
+mod wiredtiger;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,10 +20,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+pub use cassandra::Cassandra;
+pub use clickhouse::ClickHouse;
 pub use etcd::{Etcd, Watch};
 pub use kafka::Kafka;
 pub use nats::Nats;
+pub use opensearch::OpenSearch;
 pub use prometheus::Prometheus;
+pub use rabbitmq::RabbitMq;
+pub use wiredtiger::WiredTiger;
 
 /// Far longer than a start, or anything that is asked of a server, takes.
 const DEADLINE: Duration = Duration::from_secs(120);

@@ -1,0 +1,217 @@
+//! A node of `Cassandra`, with one table, and a client of its own protocol (version 4).
+//!
+//! Its jars are in the directory that `PAGEKEEPER_CASSANDRA` names, as `make test-databases` fetches them.
+
+use std::io::{BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+
+use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
+use crate::http::free_port;
+
+/// Bytes of a value.
+const VALUE: usize = 128 << 10;
+/// What the frames of the protocol ask.
+const STARTUP: u8 = 1;
+const QUERY: u8 = 7;
+
+/// A running node.
+#[derive(Debug)]
+pub struct Cassandra {
+    home: PathBuf,
+    daemon: Daemon,
+    ports: (u16, u16),
+    client: Client,
+    /// How many values were put and acknowledged.
+    put: i64,
+}
+
+/// A connection that asks, and waits for the answer.
+#[derive(Debug)]
+struct Client {
+    to: TcpStream,
+    from: BufReader<TcpStream>,
+}
+
+impl Client {
+    fn connect(port: u16) -> Option<Self> {
+        let to = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        to.set_read_timeout(Some(DEADLINE)).expect("set a time");
+        to.set_nodelay(true).expect("set it to send at once");
+        let from = BufReader::new(to.try_clone().expect("a second handle"));
+        let mut client = Self { to, from };
+        client.ask(STARTUP, b"\0\x01\0\x0bCQL_VERSION\0\x053.0.0");
+        Some(client)
+    }
+
+    fn ask(&mut self, what: u8, body: &[u8]) -> Vec<u8> {
+        let mut frame = vec![4, 0, 0, 0, what];
+        frame.extend(length(body).to_be_bytes());
+        frame.extend(body);
+        self.to.write_all(&frame).expect("the node goes on");
+        let mut head = [0; 9];
+        self.from.read_exact(&mut head).expect("the node goes on");
+        let [_, _, _, _, kind, size @ ..] = head;
+        let mut answer = vec![0; usize::try_from(u32::from_be_bytes(size)).expect("a size")];
+        self.from.read_exact(&mut answer).expect("the node goes on");
+        assert_ne!(kind, 0, "an error: {}", String::from_utf8_lossy(&answer));
+        answer
+    }
+
+    /// Runs one statement with these values.
+    fn run(&mut self, statement: &str, values: &[&[u8]]) -> Vec<u8> {
+        let mut body = length(statement.as_bytes()).to_be_bytes().to_vec();
+        body.extend(statement.as_bytes());
+        // One replica's word is enough; values follow.
+        body.extend([0, 1, 1]);
+        body.extend(u16::try_from(values.len()).expect("few values").to_be_bytes());
+        for value in values {
+            body.extend(length(value).to_be_bytes());
+            body.extend(*value);
+        }
+        self.ask(QUERY, &body)
+    }
+}
+
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("less than 4 GiB")
+}
+
+impl Cassandra {
+    /// Programs that it needs.
+    pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
+
+    /// Where its jars are.
+    pub fn jars() -> Option<PathBuf> {
+        std::env::var_os("PAGEKEEPER_CASSANDRA").map(PathBuf::from)
+    }
+
+    /// Starts one with its data below `home`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path) -> Self {
+        let ports = (free_port(), free_port());
+        let mut daemon = daemon(home, ports);
+        let mut client = connect(&mut daemon, ports);
+        let replicas = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
+        client.run(&format!("CREATE KEYSPACE load WITH replication = {replicas}"), &[]);
+        client.run(
+            "CREATE TABLE load.load (number bigint PRIMARY KEY, value blob) WITH compression = {'enabled': false}",
+            &[],
+        );
+        Self { home: home.to_owned(), daemon, ports, client, put: 0 }
+    }
+}
+
+fn connect(daemon: &mut Daemon, ports: (u16, u16)) -> Client {
+    daemon.wait_for("the node listens", || Client::connect(ports.0))
+}
+
+/// What its own start scripts give to a Java of version 17.
+const JAVA: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED
+--add-exports=java.base/java.lang.ref=ALL-UNNAMED
+--add-exports=java.management.rmi/com.sun.jmx.remote.internal.rmi=ALL-UNNAMED
+--add-exports=java.rmi/sun.rmi.registry=ALL-UNNAMED
+--add-exports=java.rmi/sun.rmi.server=ALL-UNNAMED
+--add-exports=java.sql/java.sql=ALL-UNNAMED
+--add-opens=java.base/java.io=ALL-UNNAMED
+--add-opens=java.base/java.lang=ALL-UNNAMED
+--add-opens=java.base/java.lang.module=ALL-UNNAMED
+--add-opens=java.base/java.lang.reflect=ALL-UNNAMED
+--add-opens=java.base/java.net=ALL-UNNAMED
+--add-opens=java.base/java.nio=ALL-UNNAMED
+--add-opens=java.base/java.util=ALL-UNNAMED
+--add-opens=java.base/java.util.concurrent=ALL-UNNAMED
+--add-opens=java.base/java.util.concurrent.atomic=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.loader=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.math=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.module=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.reflect=ALL-UNNAMED
+--add-opens=java.base/jdk.internal.util.jar=ALL-UNNAMED
+--add-opens=java.base/sun.nio.ch=ALL-UNNAMED
+--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED
+-Djdk.attach.allowAttachSelf=true
+-Dcassandra-foreground=yes
+-Dcassandra.superuser_setup_delay_ms=0
+-Dcassandra.ring_delay_ms=1
+-Dcassandra.skip_wait_for_gossip_to_settle=0
+-Dcassandra.config=file:cassandra.yaml
+-Dcassandra.storagedir=data
+-Xmx1g";
+
+fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
+    std::fs::create_dir_all(home).expect("make a directory for a node");
+    let data = home.join("data");
+    let directory = |name: &str| data.join(name).display().to_string();
+    // Memory for tables that are written out late, so that the log is long.
+    let settings = format!(
+        "cluster_name: load\npartitioner: org.apache.cassandra.dht.Murmur3Partitioner\nendpoint_snitch: SimpleSnitch\n\
+         listen_address: 127.0.0.1\nrpc_address: 127.0.0.1\nnative_transport_port: {client}\nstorage_port: {peers}\n\
+         start_native_transport: true\nauto_snapshot: false\nnum_tokens: 1\nauto_bootstrap: false\n\
+         commitlog_sync: periodic\ncommitlog_sync_period: 1000ms\ncommitlog_segment_size: 8MiB\n\
+         memtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n\
+         commitlog_directory: {}\nsaved_caches_directory: {}\nhints_directory: {}\ncdc_raw_directory: {}\n\
+         data_file_directories: [{}]\n\
+         seed_provider: [{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, parameters: [{{seeds: '127.0.0.1:{peers}'}}]}}]\n",
+        directory("commitlog"),
+        directory("saved_caches"),
+        directory("hints"),
+        directory("cdc_raw"),
+        directory("tables"),
+    );
+    std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
+    let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
+    Daemon::start(home, "java", |command| {
+        command.args(JAVA.split('\n')).arg("-cp").arg(jars.join("*"));
+        command.arg("org.apache.cassandra.service.CassandraDaemon");
+    })
+}
+
+impl LoggedServer for Cassandra {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        use std::os::unix::fs::MetadataExt as _;
+        let mut segments = files_below(&self.home.join("data/commitlog"), |path| {
+            path.extension().is_some_and(|end| end == "log")
+        });
+        // The next one is made ahead, with a header alone.
+        segments.retain(|path| path.metadata().is_ok_and(|segment| segment.blocks() * 512 >= 1 << 20));
+        segments
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data/tables/load"), |path| path.to_string_lossy().ends_with("-Data.db"))
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        let values = bytes.div_ceil(VALUE as u64);
+        for _ in 0..values {
+            let value = text(self.put.unsigned_abs(), VALUE);
+            let statement = "INSERT INTO load.load (number, value) VALUES (?, ?)";
+            self.client.run(statement, &[&self.put.to_be_bytes(), &value]);
+            self.put += 1;
+        }
+        values * VALUE as u64
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.daemon.kill();
+        self.daemon = daemon(&self.home, self.ports);
+        self.client = connect(&mut self.daemon, self.ports);
+    }
+
+    fn check_all(&mut self) {
+        for number in 0..self.put {
+            let rows =
+                self.client.run("SELECT value FROM load.load WHERE number = ?", &[&number.to_be_bytes()]);
+            let is_there = rows.ends_with(&text(number.unsigned_abs(), VALUE));
+            assert!(is_there, "value {number} of {} is not as it was put", self.put);
+        }
+    }
+}

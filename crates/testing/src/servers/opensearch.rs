@@ -1,0 +1,200 @@
+//! A node of `OpenSearch`, with one index of one shard. Its client is its own gateway of JSON.
+//!
+//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` names, as `make test-databases` fetches them.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::{Daemon, LoggedServer, files_below, text};
+use crate::http::{ask_with, free_port};
+
+/// Bytes of a document.
+const DOCUMENT: usize = 128 << 10;
+/// Documents of one request.
+const AT_ONCE: u64 = 8;
+
+/// A running node.
+#[derive(Debug)]
+pub struct OpenSearch {
+    home: PathBuf,
+    daemon: Daemon,
+    ports: (u16, u16),
+    /// How many documents were put and acknowledged.
+    put: u64,
+}
+
+impl OpenSearch {
+    /// Programs that it needs.
+    pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
+
+    /// Where its jars are.
+    pub fn jars() -> Option<PathBuf> {
+        std::env::var_os("PAGEKEEPER_OPENSEARCH").map(PathBuf::from)
+    }
+
+    /// Starts one with its data below `home`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path) -> Self {
+        lay_out(home);
+        let ports = (free_port(), free_port());
+        let mut server = Self { home: home.to_owned(), daemon: daemon(home, ports), ports, put: 0 };
+        server.wait_until_ready();
+        server.ask(
+            "PUT",
+            "/load",
+            "{\"settings\":{\"number_of_shards\":1,\"number_of_replicas\":0},\
+              \"mappings\":{\"dynamic\":false,\"properties\":{\"number\":{\"type\":\"long\"}}}}",
+        );
+        server
+    }
+
+    fn wait_until_ready(&mut self) {
+        let port = self.ports.0;
+        self.daemon.wait_for("the node answers", || {
+            let health = "/_cluster/health?wait_for_status=yellow&timeout=1s";
+            ask_with(port, "GET", health, &[], &[]).filter(|answer| answer.status == 200)
+        });
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        let headers = [("Content-Type", "application/json")];
+        let answer = ask_with(self.ports.0, method, path, &headers, body.as_bytes()).expect("the node runs");
+        assert!(answer.status < 300, "{path}: {}", answer.body);
+        answer.body
+    }
+
+    /// Updates a document, which the server reads from its log where that has not been made visible to searches.
+    ///
+    /// # Panics
+    ///
+    /// Where it is refused.
+    pub fn update(&self, number: u64) {
+        let text = String::from_utf8(text(number, DOCUMENT)).expect("text");
+        let body = format!("{{\"doc\":{{\"number\":{number},\"text\":\"{text}\"}},\"detect_noop\":true}}");
+        self.ask("POST", &format!("/load/_update/{number}"), &body);
+    }
+
+    /// How many documents were put.
+    pub fn documents(&self) -> u64 {
+        self.put
+    }
+}
+
+/// Lays out its directory as its packages do: what speaks over the network is a module of its own.
+fn lay_out(home: &Path) {
+    let write = |path: &str, text: &str| {
+        let path = home.join(path);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("make a directory");
+        std::fs::write(path, text).expect("write a file for a node");
+    };
+    write(
+        "config/log4j2.properties",
+        "appender.console.type=Console\nappender.console.name=console\nrootLogger.level=warn\n\
+         rootLogger.appenderRef.console.ref=console\nappender.console.layout.type=PatternLayout\n",
+    );
+    let module = "modules/transport-netty4";
+    write(
+        &format!("{module}/plugin-descriptor.properties"),
+        "name=transport-netty4\ndescription=Netty\nversion=2.19.0\nopensearch.version=2.19.0\njava.version=11\n\
+         classname=org.opensearch.transport.Netty4Plugin\n",
+    );
+    write(
+        &format!("{module}/plugin-security.policy"),
+        "grant {\n  permission java.net.SocketPermission \"*\", \"accept,connect,resolve\";\n\
+         permission java.io.FilePermission \"/proc/sys/net/core/somaxconn\", \"read\";\n\
+         permission java.lang.RuntimePermission \"*\", \"setContextClassLoader\";\n\
+         permission java.util.PropertyPermission \"sun.nio.ch.bugLevel\", \"write\";\n};\n",
+    );
+    std::fs::create_dir_all(home.join("plugins")).expect("make a directory");
+    std::fs::create_dir_all(home.join("lib")).expect("make a directory");
+    let jars = OpenSearch::jars().expect("PAGEKEEPER_OPENSEARCH names the directory of OpenSearch's jars");
+    for jar in files_below(&jars, |path| path.extension().is_some_and(|end| end == "jar")) {
+        let name = jar.file_name().expect("its name").to_string_lossy().into_owned();
+        let is_of_module = name.starts_with("netty-") || name.starts_with("transport-netty4");
+        // Without it the node does not see that it is root, who may not start one.
+        if name.starts_with("jna-") {
+            continue;
+        }
+        let to = if is_of_module { home.join(module) } else { home.join("lib") };
+        std::os::unix::fs::symlink(&jar, to.join(&name))
+            .or_else(|_| std::fs::copy(&jar, to.join(&name)).map(drop))
+            .expect("lay out a jar");
+    }
+}
+
+fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
+    let settings = format!(
+        "cluster.name: load\nnode.name: load\ndiscovery.type: single-node\nnetwork.host: 127.0.0.1\n\
+         http.port: {client}\ntransport.port: {peers}\npath.data: {data}\npath.logs: {logs}\n\
+         bootstrap.system_call_filter: false\ncluster.routing.allocation.disk.threshold_enabled: false\n",
+        data = home.join("data").display(),
+        logs = home.join("logs").display(),
+    );
+    std::fs::write(home.join("config/opensearch.yml"), settings).expect("write its settings");
+    Daemon::start(home, "java", |command| {
+        command.args([
+            "-Xms1g",
+            "-Xmx1g",
+            "-Djava.security.manager=allow",
+            "-Dopensearch.networkaddress.cache.ttl=60",
+        ]);
+        command.arg(format!("-Dopensearch.path.home={}", home.display()));
+        command.arg(format!("-Dopensearch.path.conf={}", home.join("config").display()));
+        command.arg("-cp").arg(home.join("lib/*")).arg("org.opensearch.bootstrap.OpenSearch");
+    })
+}
+
+impl LoggedServer for OpenSearch {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        let mut generations =
+            files_below(&self.home.join("data"), |path| path.extension().is_some_and(|end| end == "tlog"));
+        generations.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
+        generations
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data"), |path| {
+            path.extension().is_some_and(|end| end == "cfs" || end == "fdt")
+        })
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        let documents = bytes.div_ceil(DOCUMENT as u64);
+        let end = self.put + documents;
+        while self.put < end {
+            let mut body = String::new();
+            let next = (self.put + AT_ONCE).min(end);
+            for number in self.put..next {
+                let text = String::from_utf8(text(number, DOCUMENT)).expect("text");
+                let action = format!("{{\"index\":{{\"_id\":\"{number}\"}}}}");
+                writeln!(body, "{action}\n{{\"number\":{number},\"text\":\"{text}\"}}")
+                    .expect("write to a string");
+            }
+            let answer = self.ask("POST", "/load/_bulk", &body);
+            assert!(answer.contains("\"errors\":false"), "{answer}");
+            self.put = next;
+        }
+        documents * DOCUMENT as u64
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.daemon.kill();
+        self.daemon = daemon(&self.home, self.ports);
+        self.wait_until_ready();
+    }
+
+    fn check_all(&mut self) {
+        for number in 0..self.put {
+            let found = self.ask("GET", &format!("/load/_source/{number}"), "");
+            let expected = String::from_utf8(text(number, DOCUMENT)).expect("text");
+            assert!(found.contains(&expected), "document {number} of {} is not as it was put", self.put);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A `rabbitmq-server`, Debian's, with one queue, `load`: a quorum queue of one member, or a classic one.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::amqp::Amqp;
+use super::{Daemon, LoggedServer, files_below, text};
+use crate::http::free_port;
+
+/// Bytes of a message.
+const MESSAGE: usize = 128 << 10;
+/// Messages that wait for their confirmation at most.
+const UNCONFIRMED: u64 = 64;
+const QUEUE: &str = "load";
+
+/// A running server.
+#[derive(Debug)]
+pub struct RabbitMq {
+    home: PathBuf,
+    /// Who says on which port a server of Erlang is; of this one alone.
+    _mapper: Daemon,
+    daemon: Daemon,
+    ports: Ports,
+    /// How many messages were put and confirmed.
+    put: u64,
+    /// How many of them a reader took.
+    taken: u64,
+    client: Amqp,
+    /// Messages that this client published.
+    published: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    mapper: u16,
+    client: u16,
+    distribution: u16,
+}
+
+impl RabbitMq {
+    /// Programs that it needs.
+    pub const PROGRAMS: [&str; 4] = ["rabbitmqctl", SCRIPT, "epmd", "setpriv"];
+
+    /// Starts one with its data below `home`, and makes the queue, which is a quorum queue.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path) -> Self {
+        let ports = Ports { mapper: free_port(), client: free_port(), distribution: free_port() };
+        let mapper = Daemon::start(&home.join("epmd"), "epmd", |command| {
+            command.args(["-address", "127.0.0.1", "-port", &ports.mapper.to_string()]);
+        });
+        let mut daemon = daemon(home, ports);
+        let client = connect(&mut daemon, ports);
+        Self { home: home.to_owned(), _mapper: mapper, daemon, ports, put: 0, taken: 0, client, published: 0 }
+    }
+
+    /// Takes so many messages from the queue's head, by a reader that has none ahead.
+    ///
+    /// # Panics
+    ///
+    /// Where one is not as it was put.
+    pub fn take(&mut self, messages: u64) {
+        let mut reader = Amqp::connect(self.ports.client).expect("rabbitmq-server runs");
+        reader.consume(QUEUE, 1);
+        for _ in 0..messages {
+            let (tag, body) = reader.deliver();
+            assert!(body == message(self.taken), "message {} is not as it was put", self.taken);
+            reader.acknowledge(tag);
+            self.taken += 1;
+        }
+        // What it acknowledged last is taken once the server answers to what was said after it.
+        reader.declare(QUEUE, "quorum");
+    }
+
+    /// How many messages wait in the queue.
+    pub fn waiting(&self) -> u64 {
+        self.put - self.taken
+    }
+}
+
+/// The script, by its own name: the one in the path refuses to be run by root.
+const SCRIPT: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+
+/// Its number, and text.
+fn message(number: u64) -> Vec<u8> {
+    [number.to_be_bytes().to_vec(), text(number, MESSAGE - 8)].concat()
+}
+
+fn daemon(home: &Path, ports: Ports) -> Daemon {
+    std::fs::create_dir_all(home).expect("make a directory for rabbitmq-server");
+    std::fs::write(home.join("plugins"), "[].\n").expect("write that it has no plug-ins");
+    // One that has much to do elsewhere is still itself.
+    let settings = "vm_memory_high_watermark.relative = 0.8\ndisk_free_limit.absolute = 50MB\n";
+    std::fs::write(home.join("rabbitmq.conf"), settings).expect("write its settings");
+    Daemon::start(home, SCRIPT, |command| {
+        command.env("HOME", home).env("RABBITMQ_MNESIA_BASE", home.join("data"));
+        command.env("RABBITMQ_LOG_BASE", home.join("logs"));
+        command.env("RABBITMQ_NODENAME", "rabbit@localhost").env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1");
+        command.env("RABBITMQ_NODE_PORT", ports.client.to_string());
+        command.env("RABBITMQ_DIST_PORT", ports.distribution.to_string());
+        command.env("ERL_EPMD_PORT", ports.mapper.to_string());
+        command.env("RABBITMQ_CONFIG_FILE", home.join("rabbitmq.conf"));
+        command.env("RABBITMQ_ENABLED_PLUGINS_FILE", home.join("plugins"));
+        // In the place of the script, and without a shell.
+        command.env("RUNNING_UNDER_SYSTEMD", "true");
+    })
+}
+
+fn connect(daemon: &mut Daemon, ports: Ports) -> Amqp {
+    let mut client = daemon.wait_for("rabbitmq-server listens", || Amqp::connect(ports.client));
+    client.declare(QUEUE, "quorum");
+    client.confirm();
+    client
+}
+
+impl LoggedServer for RabbitMq {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data"), |path| path.extension().is_some_and(|end| end == "wal"))
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data"), |path| {
+            path.extension().is_some_and(|end| end == "segment" || end == "rdq" || end == "dets")
+        })
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        let messages = bytes.div_ceil(MESSAGE as u64);
+        let first = self.published;
+        let mut confirmed = first;
+        while confirmed < first + messages {
+            while self.published < (confirmed + UNCONFIRMED).min(first + messages) {
+                self.client.publish(QUEUE, &message(self.put + self.published - first));
+                self.published += 1;
+            }
+            confirmed = confirmed.max(self.client.confirmed());
+        }
+        self.put += messages;
+        messages * MESSAGE as u64
+    }
+
+    fn kill_and_restart(&mut self) {
+        self.daemon.kill();
+        self.daemon = daemon(&self.home, self.ports);
+        self.client = connect(&mut self.daemon, self.ports);
+        self.published = 0;
+    }
+
+    fn check_all(&mut self) {
+        // What it does not acknowledge is in the queue again when it has gone.
+        let mut reader = Amqp::connect(self.ports.client).expect("rabbitmq-server runs");
+        reader.consume(QUEUE, 0);
+        let mut missing: BTreeSet<u64> = (self.taken..self.put).collect();
+        while !missing.is_empty() {
+            let (_, body) = reader.deliver();
+            let number = u64::from_be_bytes(*body.first_chunk().expect("a number"));
+            assert!(missing.remove(&number), "message {number} is there twice, or was taken");
+            assert!(body == message(number), "message {number} is not as it was put");
+        }
+    }
+}
