@@ -11,7 +11,7 @@ scripts/packages.sh "the servers and a client: default-jre-headless kcat clickho
 PAGEKEEPER_KAFKA=$(scripts/fetch-jars.sh kafka-4.1.1 org.apache.kafka:kafka_2.13:4.1.1)
 PAGEKEEPER_CASSANDRA=$(scripts/fetch-jars.sh cassandra-5.0.6 org.apache.cassandra:cassandra-all:5.0.6)
 PAGEKEEPER_OPENSEARCH=$(scripts/fetch-jars.sh opensearch-2.19.0 org.opensearch:opensearch:2.19.0 \
-    org.opensearch.plugin:transport-netty4-client:2.19.0)
+    org.opensearch.plugin:transport-netty4-client:2.19.0 org.opensearch:opensearch-plugin-classloader:2.19.0 org.apache.logging.log4j:log4j-core:2.21.0)
 export PAGEKEEPER_KAFKA PAGEKEEPER_CASSANDRA PAGEKEEPER_OPENSEARCH
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}

@@ -114,14 +114,9 @@ fn lay_out(home: &Path) {
     for jar in files_below(&jars, |path| path.extension().is_some_and(|end| end == "jar")) {
         let name = jar.file_name().expect("its name").to_string_lossy().into_owned();
         let is_of_module = name.starts_with("netty-") || name.starts_with("transport-netty4");
-        // Without it the node does not see that it is root, who may not start one.
-        if name.starts_with("jna-") {
-            continue;
-        }
         let to = if is_of_module { home.join(module) } else { home.join("lib") };
-        std::os::unix::fs::symlink(&jar, to.join(&name))
-            .or_else(|_| std::fs::copy(&jar, to.join(&name)).map(drop))
-            .expect("lay out a jar");
+        // Rights are given to jars by their true paths, so that a link would have none.
+        std::fs::copy(&jar, to.join(&name)).expect("lay out a jar");
     }
 }
 
@@ -135,6 +130,8 @@ fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
     );
     std::fs::write(home.join("config/opensearch.yml"), settings).expect("write its settings");
     Daemon::start(home, "java", |command| {
+        // Without its native part the node does not see that it is root's, which it refuses.
+        command.args(["-Djna.nosys=true", "-Djna.nounpack=true"]);
         command.args([
             "-Xms1g",
             "-Xmx1g",
