@@ -20,6 +20,8 @@
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
 //!
+//! *Groups* say when a memory cgroup's page cache takes too much of its limit, and how much of it may be given up next ([`mod@group`]).
+//!
 //! *Shares* say what each may have of what there is for all ([`mod@shares`]).
 //!
 //! What has no `std` in its conditions below allocates nothing and needs no standard library, for the library that is preloaded into other
@@ -41,6 +43,7 @@ pub mod external_stream;
 mod facts;
 #[cfg(feature = "std")]
 mod followed;
+pub mod group;
 #[cfg(feature = "std")]
 mod history;
 pub mod lead;

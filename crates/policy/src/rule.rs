@@ -130,6 +130,33 @@ impl Rule {
         }
     }
 
+    /// The same rule leaving less: for logs in a memory cgroup whose page cache takes too much of its limit. What it waits for
+    /// (followers, checkpoints, rotation) it waits for still, and what it keeps altogether it keeps.
+    ///
+    /// ```
+    /// use pagekeeper_policy::Rule;
+    ///
+    /// let rule = Rule::Budget { bytes: 64 << 20, total: 1 << 30 };
+    /// assert_eq!(rule.tightened(), Rule::Budget { bytes: 16 << 20, total: 256 << 20 });
+    /// assert_eq!(Rule::Keep.tightened(), Rule::Keep);
+    /// ```
+    #[must_use]
+    pub fn tightened(self) -> Self {
+        let least = |slack: u64| slack.min(DEFAULT_SLACK);
+        let quarter = |bytes: u64| (bytes / 4).max(least(bytes));
+        match self {
+            Self::ReleaseBehindWriter { slack } => Self::ReleaseBehindWriter { slack: least(slack) },
+            Self::ReleaseBehindFollowers { near_files, slack } => {
+                Self::ReleaseBehindFollowers { near_files, slack: least(slack) }
+            }
+            Self::ReleaseBeforeCheckpoint { near_files, slack } => {
+                Self::ReleaseBeforeCheckpoint { near_files, slack: least(slack) }
+            }
+            Self::Budget { bytes, total } => Self::Budget { bytes: quarter(bytes), total: quarter(total) },
+            Self::Keep | Self::ReleaseOnRotation | Self::Direct => self,
+        }
+    }
+
     /// Reads what `Display` writes: the name, and its figures apart by colons. `None` if it is anything else.
     ///
     /// ```

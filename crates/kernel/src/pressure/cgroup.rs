@@ -6,9 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{SysRoots, read_number, read_optional};
+use super::{MemoryPlace, SysRoots, read_number, read_optional};
 use crate::Result;
-use crate::process::{CgroupPath, Mount, malformed, read_text};
+use crate::process::{malformed, read_text};
 
 /// Which version of control groups holds the memory controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,10 +62,18 @@ impl MemoryCgroup {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
-        match MemoryPlace::of(roots, pid)? {
-            Some(place) if place.version == CgroupVersion::V1 => read_v1(place.directory).map(Some),
-            Some(place) => read_v2(&place.directory, &place.top),
-            None => Ok(None),
+        MemoryPlace::of(roots, pid)?.map_or(Ok(None), |place| Self::charged_in(&place))
+    }
+
+    /// The group that what is at a place is charged to, with the limits above it; `None` with the memory controller off there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::at`].
+    pub fn charged_in(place: &MemoryPlace) -> Result<Option<Self>> {
+        match place.version {
+            CgroupVersion::V1 => read_v1(place.directory.clone()).map(Some),
+            CgroupVersion::V2 => read_v2(&place.directory, &place.top),
         }
     }
 
@@ -81,52 +89,6 @@ impl MemoryCgroup {
                 .ok_or_else(|| malformed(&directory.join("cgroup.controllers"), "no memory controller")),
         }
     }
-}
-
-/// Where a process is in the hierarchy that has the memory controller, or would have it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryPlace {
-    /// The version of that hierarchy.
-    pub version: CgroupVersion,
-    /// The directory of the process's own group, whether the controller is on there or not.
-    pub directory: PathBuf,
-    /// Where the hierarchy is mounted: the topmost group that can be seen.
-    pub top: PathBuf,
-}
-
-impl MemoryPlace {
-    /// The place of a process; `None` where its hierarchy is not mounted here.
-    ///
-    /// # Errors
-    ///
-    /// Where the process is gone, or its groups or the mounts can't be read.
-    pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
-        let paths = roots.proc.cgroup_paths(pid)?;
-        let mounts = roots.proc.own_mounts()?;
-        let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
-        let place = |version, path: &CgroupPath, mount: &dyn Fn(&&Mount) -> bool| {
-            let (directory, top) = place(mounts.iter().filter(mount), &path.path)?;
-            Some(Self { version, directory, top })
-        };
-        if let Some(path) = paths.iter().find(memory) {
-            let mount = |mount: &&Mount| mount.kind == "cgroup" && mount.has_option("memory");
-            return Ok(place(CgroupVersion::V1, path, &mount));
-        }
-        let unified = paths.iter().find(|path| path.is_v2());
-        let mount = |mount: &&Mount| mount.kind == "cgroup2";
-        Ok(unified.and_then(|path| place(CgroupVersion::V2, path, &mount)))
-    }
-}
-
-/// The group's directory under one of the mounts, and the mount's own.
-fn place<'a>(mounts: impl Iterator<Item = &'a Mount>, group: &Path) -> Option<(PathBuf, PathBuf)> {
-    let mut places = mounts.filter_map(|mount| {
-        // A container may see a part of the hierarchy only, bound to the usual place.
-        let below = group.strip_prefix(&mount.root).ok()?;
-        let directory = if below == Path::new("") { mount.point.clone() } else { mount.point.join(below) };
-        directory.is_dir().then(|| (directory, mount.point.clone()))
-    });
-    places.next()
 }
 
 fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
@@ -295,6 +257,9 @@ mod tests {
         assert_eq!(group.directory, tree.path().join(top).join("pod/db"));
         assert_eq!((group.usage, group.limit, group.effective_limit), (65536, None, Some(524_288)));
         assert_eq!((group.file, group.writeback, group.file_refaults), (40960, Some(0), Some(7)));
+        let place = MemoryPlace::of(&roots, 7).unwrap().unwrap();
+        assert_eq!(place.group, PathBuf::from("/pod/db/leaf"));
+        assert_eq!(place.charged(&group), PathBuf::from("/pod/db"), "a rule for it has to name this one");
     }
 
     #[test]

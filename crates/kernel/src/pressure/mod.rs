@@ -1,6 +1,6 @@
 //! How pressed memory is, and what the kernel will do about dirty pages: read from `/proc` and `/sys`.
 //!
-//! Invariants: only reads; every function takes the roots it reads from, so that tests and containers can give others.
+//! Invariants: only reads, but for [`HeldGroup::reclaim_file`]; every function takes the roots it reads from, so that tests and containers can give others.
 //! Figures are bytes unless a name says otherwise. What this kernel does not have is `None`, never zero.
 //! Fails with the read's own error, or [`Error::Malformed`] naming the line.
 //!
@@ -17,7 +17,9 @@
 mod bdi;
 mod cgroup;
 mod dirty;
+mod group;
 mod meminfo;
+mod place;
 mod psi;
 mod vmstat;
 mod zones;
@@ -25,9 +27,11 @@ mod zones;
 use std::path::{Path, PathBuf};
 
 pub use bdi::{BackingDevice, BackingDeviceStats};
-pub use cgroup::{CgroupVersion, MemoryCgroup, MemoryPlace};
+pub use cgroup::{CgroupVersion, MemoryCgroup};
 pub use dirty::{DirtyParameters, DirtyReport, DirtyThresholds, Limit};
+pub use group::{HeldGroup, MemoryEvents, Reclaim};
 pub use meminfo::MemInfo;
+pub use place::MemoryPlace;
 pub use psi::{Pressure, Resource, Stalled};
 pub use vmstat::VmStat;
 pub use zones::Watermarks;

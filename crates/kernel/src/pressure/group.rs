@@ -1,0 +1,335 @@
+//! One memory cgroup, held by a descriptor of its directory: its events and stalls, and asking the kernel to reclaim its file pages
+//! (`Documentation/admin-guide/cgroup-v2.rst`: `memory.events`, `memory.pressure`, `memory.reclaim`).
+//!
+//! Invariants:
+//! 1. What is read and what is asked for is of the very group that was opened: no link is followed on the way, what is no control
+//!    group is refused, and a group made anew at the same path is another one ([`HeldGroup::id`]). Who may make groups (a delegated
+//!    part of the tree) can't have another's reclaimed.
+//! 2. The one file that is ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous memory is not
+//!    reclaimed: where the kernel can't be told that, nothing is asked for.
+//!
+//! What this kernel lacks is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; a group that was removed
+//! [is gone](Error::is_gone).
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::{CgroupVersion, MemInfo, MemoryCgroup, Pressure, SysRoots, read_number, read_optional};
+use crate::process::{malformed, read_text};
+use crate::{Error, Result};
+
+/// Magic numbers of the two file systems (`include/uapi/linux/magic.h`).
+const CGROUP_V1_MAGIC: u64 = 0x0027_e0eb;
+const CGROUP_V2_MAGIC: u64 = 0x6367_7270;
+
+/// How often a group's limits took effect, since it was made. `None`: this kernel does not count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryEvents {
+    /// Reclaimed below its protection (`memory.low`).
+    pub low: Option<u64>,
+    /// Its tasks were slowed down over `memory.high`.
+    pub high: Option<u64>,
+    /// Its usage was about to pass `memory.max` (version 1: `memory.failcnt`, of that group alone).
+    pub max: Option<u64>,
+    /// It was at its limit, and an allocation was about to fail.
+    pub oom: Option<u64>,
+    /// Processes that were killed for it.
+    pub oom_kill: Option<u64>,
+}
+
+/// What came of asking for reclaim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reclaim {
+    /// So much was reclaimed as was asked for, or more.
+    All,
+    /// Less: the kernel found no more that it would reclaim now.
+    Part,
+    /// Nothing was asked for, and why: in a sentence that says what would help.
+    Refused(String),
+}
+
+/// A memory cgroup, held open.
+#[derive(Debug)]
+pub struct HeldGroup {
+    version: CgroupVersion,
+    path: PathBuf,
+    directory: OwnedFd,
+    id: u64,
+}
+
+impl HeldGroup {
+    /// Opens the group whose files are in `path`, an absolute path without links.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, a link is on the way, or the directory is of no control group of that version.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a directory of the kernel's own, which is checked below; no link is followed"
+    )]
+    pub fn open(version: CgroupVersion, path: &Path) -> Result<Self> {
+        let failed = |call, error: Errno| Error::call(call, path, error);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let directory = rustix::fs::openat2(CWD, path, flags, Mode::empty(), no_links)
+            .map_err(|error| failed("openat2", error))?;
+        let kind = rustix::fs::fstatfs(&directory).map_err(|error| failed("fstatfs", error))?;
+        let expected = match version {
+            CgroupVersion::V1 => CGROUP_V1_MAGIC,
+            CgroupVersion::V2 => CGROUP_V2_MAGIC,
+        };
+        if u64::try_from(kind.f_type).ok() != Some(expected) {
+            return Err(malformed(path, "a directory that is no control group"));
+        }
+        let id = rustix::fs::fstat(&directory).map_err(|error| failed("fstat", error))?.st_ino;
+        Ok(Self { version, path: path.to_path_buf(), directory, id })
+    }
+
+    /// The number of the group: another one made later at the same path has another.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The group's figures. The effective limit is its own: what is above is not looked at.
+    pub fn figures(&self) -> Result<MemoryCgroup> {
+        let figures = MemoryCgroup::at(self.version, &self.through())?;
+        Ok(MemoryCgroup { directory: self.path.clone(), ..figures })
+    }
+
+    /// `memory.high`, in bytes: where its tasks are slowed down; `None` if there is none, and on version 1.
+    pub fn high(&self) -> Result<Option<u64>> {
+        self.limit("memory.high")
+    }
+
+    fn limit(&self, name: &str) -> Result<Option<u64>> {
+        let path = self.through().join(name);
+        match read_optional(&path)?.as_deref().map(str::trim) {
+            None | Some("max") => Ok(None),
+            Some(limit) => limit.parse().map(Some).map_err(|_| malformed(&self.path.join(name), limit)),
+        }
+    }
+
+    /// How often its limits took effect.
+    pub fn events(&self) -> Result<MemoryEvents> {
+        if self.version == CgroupVersion::V1 {
+            let oom_kill = read_text(&self.through().join("memory.oom_control"))?;
+            return Ok(MemoryEvents {
+                max: Some(read_number(&self.through().join("memory.failcnt"))?),
+                oom_kill: counted(&oom_kill, "oom_kill"),
+                ..MemoryEvents::default()
+            });
+        }
+        let text = read_text(&self.through().join("memory.events"))?;
+        let of = |name| counted(&text, name);
+        Ok(MemoryEvents {
+            low: of("low"),
+            high: of("high"),
+            max: of("max"),
+            oom: of("oom"),
+            oom_kill: of("oom_kill"),
+        })
+    }
+
+    /// The time its tasks lost for want of memory; `None` where that is not measured (version 1, `psi=0`).
+    pub fn memory_pressure(&self) -> Result<Option<Pressure>> {
+        match self.version {
+            CgroupVersion::V1 => Ok(None),
+            CgroupVersion::V2 => Pressure::read_file(&self.through().join("memory.pressure")),
+        }
+    }
+
+    /// Has the kernel reclaim file pages of it and of the groups below, about so many bytes; no anonymous memory. Waits for that.
+    ///
+    /// The kernel takes what it holds for least used, clean pages first.
+    pub fn reclaim_file(&self, roots: &SysRoots, bytes: u64) -> Result<Reclaim> {
+        if self.version == CgroupVersion::V1 {
+            let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
+            return Ok(Reclaim::Refused(why.to_owned()));
+        }
+        // Since some release between Linux 6.1 and 6.12 the kernel can be told to leave anonymous memory alone; before, "invalid
+        // argument" is all it says.
+        let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
+        match asked {
+            Asked::Invalid if self.may_swap(roots)? => Ok(Reclaim::Refused(
+                "this kernel's memory.reclaim knows no swappiness (6.1 does not, 6.12 does), and would page out the program's own memory: \
+                 memory.swap.max=0 for the group, or no swap space, keeps it from that"
+                    .to_owned(),
+            )),
+            // Without swap there is nothing else to reclaim than file pages.
+            Asked::Invalid => Ok(self.write_reclaim(&bytes.to_string())?.outcome()),
+            other => Ok(other.outcome()),
+        }
+    }
+
+    /// Whether anonymous memory of the group could be paged out.
+    fn may_swap(&self, roots: &SysRoots) -> Result<bool> {
+        Ok(MemInfo::read(roots)?.swap_total > 0 && self.limit("memory.swap.max")? != Some(0))
+    }
+
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a file of the kernel's own, beneath the directory that was checked"
+    )]
+    fn write_reclaim(&self, what: &str) -> Result<Asked> {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = || self.path.join("memory.reclaim");
+        let opened = rustix::fs::openat(self.directory.as_fd(), "memory.reclaim", flags, Mode::empty());
+        let mut file = match opened {
+            Ok(file) => File::from(file),
+            // A removed group has no files, either.
+            Err(Errno::NOENT) if self.is_there() => return Ok(Asked::Missing),
+            Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => return Ok(Asked::Denied(error)),
+            Err(error) => return Err(Error::call("open", path(), error)),
+        };
+        match file.write(what.as_bytes()) {
+            Ok(_) => Ok(Asked::All),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => Ok(Asked::Part),
+                Some(Errno::INVAL) => Ok(Asked::Invalid),
+                // A file of a group that was removed meanwhile.
+                Some(Errno::NODEV) => Err(Error::call("write", path(), Errno::NOENT)),
+                _ => Err(Error::call("write", path(), error)),
+            },
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        rustix::fs::accessat(
+            &self.directory,
+            "memory.stat",
+            rustix::fs::Access::EXISTS,
+            rustix::fs::AtFlags::empty(),
+        )
+        .is_ok()
+    }
+
+    /// The directory by its descriptor, whatever the path leads to now.
+    fn through(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+    }
+}
+
+/// What the kernel answered to a write.
+enum Asked {
+    All,
+    Part,
+    Invalid,
+    Missing,
+    Denied(Errno),
+}
+
+impl Asked {
+    fn outcome(self) -> Reclaim {
+        match self {
+            Self::All => Reclaim::All,
+            Self::Part => Reclaim::Part,
+            Self::Invalid => {
+                Reclaim::Refused("this kernel's memory.reclaim takes no plain number".to_owned())
+            }
+            Self::Missing => Reclaim::Refused(
+                "this kernel has no memory.reclaim (Linux 5.19), or the group is the topmost".to_owned(),
+            ),
+            Self::Denied(error) => Reclaim::Refused(format!(
+                "memory.reclaim may not be written ({error}): it takes root, whose it is, and control groups that are mounted \
+                 for writing"
+            )),
+        }
+    }
+}
+
+/// A counter of a file with a name and a number a line.
+fn counted(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pressure::MemoryPlace;
+    use crate::testing::skip;
+
+    /// A group of this test's own beside this process's; `None`, with a sentence, where none can be made.
+    fn own_group(test: &str) -> Option<(CgroupVersion, PathBuf)> {
+        let place = MemoryPlace::of(&SysRoots::default(), std::process::id()).unwrap();
+        let made = place.and_then(|place| {
+            let path = place.top.join(format!("pagekeeper-kernel-{test}-{}", std::process::id()));
+            std::fs::create_dir(&path).ok()?;
+            let has_memory = path.join("memory.stat").exists();
+            if !has_memory {
+                let _ = std::fs::remove_dir(&path);
+            }
+            has_memory.then_some((place.version, path))
+        });
+        if made.is_none() {
+            skip(format_args!("{test}: no memory cgroup can be made here"));
+        }
+        made
+    }
+
+    #[test]
+    fn a_real_group_is_read_and_asked_and_known_from_its_successor() {
+        let Some((version, path)) = own_group("read") else { return };
+        let group = HeldGroup::open(version, &path).unwrap();
+        let figures = group.figures().unwrap();
+        assert_eq!((figures.version, &figures.directory, figures.file), (version, &path, 0));
+        // The same as stands in the file, line by line.
+        let text = std::fs::read_to_string(path.join("memory.stat")).unwrap();
+        let prefix = if version == CgroupVersion::V1 { "total_" } else { "" };
+        for (name, figure) in [("inactive_file", figures.inactive_file), ("active_file", figures.active_file)]
+        {
+            assert!(text.lines().any(|line| line == format!("{prefix}{name} {figure}")), "{name}: {text}");
+        }
+        assert_eq!(group.events().unwrap().oom_kill, Some(0));
+        assert_eq!(group.events().unwrap().max, Some(0));
+        assert_eq!(group.high().unwrap(), None);
+        match (version, group.reclaim_file(&SysRoots::default(), 1 << 20).unwrap()) {
+            (CgroupVersion::V1, Reclaim::Refused(why)) => {
+                assert!(why.contains("version 1"), "{why}");
+                assert_eq!(group.memory_pressure().unwrap(), None);
+            }
+            // There is nothing in it.
+            (CgroupVersion::V2, Reclaim::Part | Reclaim::Refused(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        std::fs::remove_dir(&path).unwrap();
+        assert!(group.figures().is_err());
+        assert!(HeldGroup::open(version, &path).unwrap_err().is_gone());
+        if version == CgroupVersion::V2 {
+            assert!(group.reclaim_file(&SysRoots::default(), 1 << 20).unwrap_err().is_gone());
+        }
+        std::fs::create_dir(&path).unwrap();
+        assert_ne!(HeldGroup::open(version, &path).unwrap().id(), group.id());
+        std::fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_to_another_group_and_a_directory_like_one_are_refused() {
+        let Some((version, path)) = own_group("link") else { return };
+        let tree = tempfile::tempdir().unwrap();
+        let link = tree.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(HeldGroup::open(version, &link).is_err());
+        assert!(HeldGroup::open(version, &link.join("..")).is_err());
+        std::fs::write(tree.path().join("memory.reclaim"), "").unwrap();
+        let error = HeldGroup::open(version, tree.path()).unwrap_err().to_string();
+        assert!(error.contains("no control group"), "{error}");
+        assert_eq!(std::fs::read(tree.path().join("memory.reclaim")).unwrap(), b"");
+        std::fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn events_as_kernels_have_written_them() {
+        // Linux 6.1, and 4.14, which had no oom_kill.
+        let text = "low 0\nhigh 12\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n";
+        assert_eq!(counted(text, "oom"), Some(1));
+        assert_eq!(counted(text, "high"), Some(12));
+        assert_eq!(counted("low 0\nhigh 0\nmax 0\noom 0\n", "oom_kill"), None);
+        assert_eq!(counted("max many\n", "max"), None);
+    }
+}

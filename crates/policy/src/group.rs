@@ -1,0 +1,384 @@
+//! The page cache of one memory cgroup against its limit: when its logs are to be kept tighter, and how much the kernel is to be asked
+//! to reclaim next.
+//!
+//! Page cache counts against a group's limit, whoever reads it again or not. Nobody outside sees which pages are idle, so they are found
+//! by trying, as Meta's senpai does (*TMO: Transparent Memory Offloading in Datacenters*, ASPLOS 2022; oomd's `Senpai.cpp`): a small
+//! step, then a look at what came back. Pages that come back (refaults) were not idle: that ends it, for a pause that doubles each time.
+//! As there, a step is a share of what there is, the smaller the more the group's tasks wait for memory. Otherwise than there, refaults
+//! count too, which pressure shows late on a fast disk; waiting for storage does not count, which a database always does; and there is
+//! an end to it: at the share of the limit that was asked for.
+//!
+//! Invariants: nothing is asked for without a limit, of a group that is not known from a sample before, that lost a counter since
+//! (it is another group then), or whose refaults are not counted; never more than what is over the share and written.
+
+use core::time::Duration;
+
+/// Of the page cache that a group has, so much is asked for at once: one part of so many.
+const STEP_PART: u64 = 100;
+/// A step has at least so many bytes (1 MiB), and no more than this (256 MiB).
+const STEP: (u64, u64) = (1 << 20, 256 << 20);
+/// Refaults of up to one part of so many of the step before end nothing …
+const REFAULT_PART: u64 = 8;
+/// … nor do so many bytes a second (64 KiB).
+const REFAULTS_FREE: u64 = 64 << 10;
+/// The share of the time that tasks may wait for memory, in millionths (0.1 %).
+const STALLED_MOST: u128 = 1000;
+/// The first pause after refaults, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// So many steps without any make the next pause the first again.
+const QUIET_STEPS: u32 = 20;
+/// Logs are kept tighter until the page cache is one part of so many below the share.
+const RELAX_PART: u64 = 8;
+
+/// What is wanted of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupRule {
+    /// How much of the limit page cache may take before anything is done, in percent.
+    pub percent: u64,
+    /// Whether the kernel is to be asked for the rest.
+    pub reclaim: bool,
+}
+
+/// What was seen of a group at one moment. In bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupSample {
+    /// Which group it is: another one at the same path has another number.
+    pub group: u64,
+    /// When, by a clock that never goes back.
+    pub at: Duration,
+    /// The least of its limits; `None` if it has none.
+    pub limit: Option<u64>,
+    /// Its page cache, without tmpfs and shared memory.
+    pub file: u64,
+    /// What of it is dirty or under writeback.
+    pub unwritten: u64,
+    /// File pages that were read again after they had been reclaimed, since the group was made; `None` where that is not counted.
+    pub refaulted: Option<u64>,
+    /// How long its tasks waited for memory since it was made; `None` where that is not measured.
+    pub stalled: Option<Duration>,
+}
+
+/// Why no more is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "std", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+pub enum GroupReason {
+    /// It has no limit.
+    NoLimit,
+    /// Its page cache takes no more of the limit than it may.
+    Within,
+    /// It was not asked for.
+    NotAsked,
+    /// It has just been met: what it does is not known.
+    New,
+    /// This kernel does not count what is read again.
+    Blind,
+    /// What had been reclaimed was read again.
+    Refaults,
+    /// Its tasks wait for memory.
+    Stalls,
+    /// One of these not long ago.
+    Pause,
+    /// All that is over the share is yet to be written.
+    Unwritten,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupStep {
+    /// Whether the logs of the group's databases are to be kept [tighter](crate::Rule::tightened).
+    pub tight: bool,
+    /// How many bytes of file pages the kernel is to be asked for, or why none.
+    pub reclaim: Result<u64, GroupReason>,
+}
+
+/// What is remembered of a group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupState {
+    last: Option<GroupSample>,
+    tight: bool,
+    asked: u64,
+    pause: Duration,
+    resume: Duration,
+    quiet: u32,
+}
+
+impl GroupState {
+    /// Decides on a sample.
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState};
+    ///
+    /// let rule = GroupRule { percent: 50, reclaim: true };
+    /// let mut state = GroupState::default();
+    /// let sample = GroupSample {
+    ///     group: 7,
+    ///     at: Duration::from_secs(10),
+    ///     limit: Some(1 << 30),
+    ///     file: 768 << 20,
+    ///     unwritten: 0,
+    ///     refaulted: Some(0),
+    ///     stalled: Some(Duration::ZERO),
+    /// };
+    /// assert_eq!(state.step(rule, sample).reclaim, Err(GroupReason::New));
+    /// let step = state.step(rule, GroupSample { at: Duration::from_secs(15), ..sample });
+    /// assert!(step.tight && step.reclaim == Ok((768 << 20) / 100));
+    /// ```
+    pub fn step(&mut self, rule: GroupRule, sample: GroupSample) -> GroupStep {
+        let Some(before) = self.last.replace(sample).filter(|last| continues(last, &sample)) else {
+            *self = Self { last: Some(sample), ..Self::default() };
+            let tight = self.is_tight(rule, &sample);
+            let reclaim = Err(over(rule, &sample).err().unwrap_or(GroupReason::New));
+            return GroupStep { tight, reclaim };
+        };
+        let tight = self.is_tight(rule, &sample);
+        let reclaim = self.reclaim(rule, &before, &sample);
+        self.asked = reclaim.unwrap_or(0);
+        GroupStep { tight, reclaim }
+    }
+
+    /// Takes back that a step was asked for: it was not done.
+    pub fn not_done(&mut self) {
+        self.asked = 0;
+    }
+
+    fn is_tight(&mut self, rule: GroupRule, sample: &GroupSample) -> bool {
+        let share = share(rule, sample);
+        self.tight = share.is_some_and(|share| {
+            let from = if self.tight { share - share / RELAX_PART } else { share };
+            sample.file > from
+        });
+        self.tight
+    }
+
+    fn reclaim(
+        &mut self,
+        rule: GroupRule,
+        before: &GroupSample,
+        sample: &GroupSample,
+    ) -> Result<u64, GroupReason> {
+        let over = over(rule, sample)?;
+        let (Some(was), Some(is)) = (before.refaulted, sample.refaulted) else {
+            return Err(GroupReason::Blind);
+        };
+        let period = sample.at.saturating_sub(before.at);
+        let free = u128::from(REFAULTS_FREE) * period.as_millis() / 1000;
+        let free = u64::try_from(free).unwrap_or(u64::MAX).max(self.asked / REFAULT_PART);
+        let stalled = sample.stalled.unwrap_or_default().saturating_sub(before.stalled.unwrap_or_default());
+        let stalled = stalled.as_micros() * 1_000_000 / period.as_micros().max(1);
+        if is - was > free {
+            return Err(self.brake(sample.at, GroupReason::Refaults));
+        }
+        if stalled >= STALLED_MOST {
+            return Err(self.brake(sample.at, GroupReason::Stalls));
+        }
+        if sample.at < self.resume {
+            return Err(GroupReason::Pause);
+        }
+        self.quiet = self.quiet.saturating_add(1);
+        if self.quiet >= QUIET_STEPS {
+            self.pause = Duration::ZERO;
+        }
+        let most = (sample.file / STEP_PART).clamp(STEP.0, STEP.1);
+        let eased = u128::from(most) * (STALLED_MOST - stalled) / STALLED_MOST;
+        let eased = u64::try_from(eased).unwrap_or(most);
+        let written = sample.file.saturating_sub(sample.unwritten);
+        match eased.min(over).min(written) {
+            0 => Err(GroupReason::Unwritten),
+            bytes => Ok(bytes),
+        }
+    }
+
+    /// Begins a pause, each twice as long as the one before.
+    fn brake(&mut self, at: Duration, why: GroupReason) -> GroupReason {
+        // What goes on during a pause is not a new lesson.
+        if at >= self.resume {
+            self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+        }
+        self.resume = at.saturating_add(self.pause);
+        self.quiet = 0;
+        why
+    }
+}
+
+/// How much page cache the group may have.
+fn share(rule: GroupRule, sample: &GroupSample) -> Option<u64> {
+    let share = u128::from(sample.limit?) * u128::from(rule.percent) / 100;
+    Some(u64::try_from(share).unwrap_or(u64::MAX))
+}
+
+/// How much more it has.
+fn over(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
+    let share = share(rule, sample).ok_or(GroupReason::NoLimit)?;
+    match sample.file.saturating_sub(share) {
+        0 => Err(GroupReason::Within),
+        _ if !rule.reclaim => Err(GroupReason::NotAsked),
+        over => Ok(over),
+    }
+}
+
+/// Whether two samples are of one group: its counters only grow.
+fn continues(before: &GroupSample, sample: &GroupSample) -> bool {
+    let grows = |before: Option<u64>, after: Option<u64>| match (before, after) {
+        (Some(before), Some(after)) => after >= before,
+        (None, None) => true,
+        _ => false,
+    };
+    before.group == sample.group
+        && sample.at > before.at
+        && grows(before.refaulted, sample.refaulted)
+        && sample.stalled >= before.stalled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    const RULE: GroupRule = GroupRule { percent: 25, reclaim: true };
+
+    fn sample(seconds: u64) -> GroupSample {
+        GroupSample {
+            group: 1,
+            at: Duration::from_secs(seconds),
+            limit: Some(GIB),
+            file: 800 * MIB,
+            unwritten: 0,
+            refaulted: Some(0),
+            stalled: Some(Duration::ZERO),
+        }
+    }
+
+    /// Steps every five seconds in which `of` says what is seen; what was asked for.
+    fn run(
+        rule: GroupRule,
+        steps: u64,
+        mut of: impl FnMut(u64, &mut GroupSample),
+    ) -> Vec<Result<u64, GroupReason>> {
+        let mut state = GroupState::default();
+        let one = |step: u64| {
+            let mut seen = sample(step * 5);
+            of(step, &mut seen);
+            state.step(rule, seen).reclaim
+        };
+        (1..=steps).map(one).collect()
+    }
+
+    #[test]
+    fn idle_pages_go_in_small_steps_down_to_the_share() {
+        let mut file = 800 * MIB;
+        let mut state = GroupState::default();
+        let mut steps = 0;
+        for step in 1..1000 {
+            let step = state.step(RULE, GroupSample { file, ..sample(step * 5) });
+            let Ok(bytes) = step.reclaim else {
+                if step.reclaim == Err(GroupReason::Within) {
+                    break;
+                }
+                continue;
+            };
+            assert!(bytes <= (file / 100).max(MIB) && step.tight);
+            file -= bytes;
+            steps += 1;
+        }
+        assert_eq!(file, 256 * MIB);
+        assert!((100..300).contains(&steps), "{steps}");
+    }
+
+    #[test]
+    fn refaults_that_rise_at_once_end_it_at_the_first_step_and_pauses_double() {
+        // All that is asked for comes back.
+        let mut refaulted = 0;
+        let asked = run(RULE, 2000, |_, seen| {
+            refaulted += 8 * MIB;
+            seen.refaulted = Some(refaulted);
+        });
+        assert_eq!(
+            asked.iter().filter(|asked| asked.is_ok()).count(),
+            0,
+            "it reads again before anything was asked"
+        );
+        let (mut refaulted, mut state, mut asked, mut times) = (0, GroupState::default(), 0, Vec::new());
+        for step in 1..=4000 {
+            refaulted += asked;
+            let seen = GroupSample { refaulted: Some(refaulted), ..sample(step * 5) };
+            asked = state.step(RULE, seen).reclaim.unwrap_or(0);
+            if asked > 0 {
+                times.push(step * 5);
+            }
+        }
+        let pauses: Vec<u64> = times.windows(2).map(|two| two[1] - two[0]).collect();
+        assert_eq!(pauses[..6], [65, 125, 245, 485, 965, 1925]);
+        assert!(pauses[6..].iter().all(|pause| *pause == 3605), "{pauses:?}");
+    }
+
+    #[test]
+    fn a_refault_now_and_then_ends_nothing() {
+        let mut refaulted = 0;
+        let asked = run(RULE, 50, |_, seen| {
+            refaulted += 4096 * 20;
+            seen.refaulted = Some(refaulted);
+        });
+        assert!(asked[1..].iter().all(Result::is_ok), "{asked:?}");
+    }
+
+    #[test]
+    fn waiting_for_memory_makes_steps_smaller_and_ends_them() {
+        let stalled = |micros: u64| {
+            let mut all = Duration::ZERO;
+            run(RULE, 2, |_, seen| {
+                all += Duration::from_micros(micros);
+                seen.stalled = Some(all);
+            })[1]
+        };
+        assert_eq!(stalled(0), Ok(8 * MIB));
+        assert_eq!(stalled(2500), Ok(4 * MIB), "half of 0.1 % of five seconds");
+        assert_eq!(stalled(5000), Err(GroupReason::Stalls));
+        assert_eq!(stalled(u64::MAX / 4), Err(GroupReason::Stalls));
+    }
+
+    #[test]
+    fn without_a_limit_or_counts_or_the_wish_nothing_is_asked_for() {
+        let last = |rule, change: fn(&mut GroupSample)| *run(rule, 9, |_, seen| change(seen)).last().unwrap();
+        assert_eq!(last(RULE, |seen| seen.limit = None), Err(GroupReason::NoLimit));
+        assert_eq!(last(RULE, |seen| seen.refaulted = None), Err(GroupReason::Blind));
+        assert_eq!(last(RULE, |seen| seen.unwritten = u64::MAX), Err(GroupReason::Unwritten));
+        assert_eq!(last(RULE, |seen| seen.file = 256 * MIB), Err(GroupReason::Within));
+        assert_eq!(last(RULE, |seen| seen.limit = Some(u64::MAX)), Err(GroupReason::Within));
+        assert_eq!(last(GroupRule { reclaim: false, ..RULE }, |_| ()), Err(GroupReason::NotAsked));
+        assert!(last(RULE, |seen| seen.stalled = None).is_ok(), "refaults alone are a brake");
+        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5)), Ok(5));
+    }
+
+    #[test]
+    fn a_counter_or_clock_that_goes_back_and_another_group_are_met_anew() {
+        for change in [
+            (|seen: &mut GroupSample| seen.refaulted = Some(3)) as fn(&mut GroupSample),
+            |seen| seen.stalled = Some(Duration::from_secs(1)),
+            |seen| seen.stalled = None,
+            |seen| seen.refaulted = None,
+            |seen| seen.group = 2,
+            |seen| seen.at = Duration::from_secs(10),
+        ] {
+            let asked = run(RULE, 4, |step, seen| {
+                (seen.refaulted, seen.stalled) = (Some(4096), Some(Duration::from_secs(2)));
+                if step == 3 {
+                    change(seen);
+                }
+            });
+            assert_eq!(asked[2], Err(GroupReason::New), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn logs_are_kept_tighter_until_well_below_the_share() {
+        let mut state = GroupState::default();
+        let mut tight = |second, file| state.step(RULE, GroupSample { file, ..sample(second) }).tight;
+        assert!(!tight(5, 256 * MIB));
+        assert!(tight(10, 257 * MIB));
+        assert!(tight(15, 225 * MIB), "not on and off at each tick");
+        assert!(!tight(20, 224 * MIB));
+        assert!(!tight(25, 256 * MIB));
+    }
+}
