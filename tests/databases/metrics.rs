@@ -220,6 +220,30 @@ fn the_pod_has_the_rights_of_the_service() {
     serde_json::from_str::<serde_json::Value>(&read("grafana-dashboard.json")).expect("JSON");
 }
 
+/// `make test-helm` renders the chart and compares whole objects; this is what can be seen without Helm.
+#[test]
+fn the_chart_says_what_the_manifest_says() {
+    let read = |name: &str| std::fs::read_to_string(deploy(name)).expect("it is shipped");
+    let lines = |text: &str| -> BTreeSet<String> {
+        let lines = text.lines().map(|line| line.trim().trim_start_matches("- ").to_owned());
+        lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+    };
+    let manifest = lines(&read("kubernetes-daemonset.yaml"));
+    let chart = "helm/pagekeeper";
+    let templates = ["namespace", "configmap", "daemonset"];
+    let templates = templates.map(|name| read(&format!("{chart}/templates/{name}.yaml")));
+    let fixed = templates.iter().flat_map(|template| lines(template)).filter(|line| !line.contains("{{"));
+    // What is there only with [cgroup].
+    let more = ["name: cgroup", "mountPath: /host/sys/fs/cgroup", "path: /sys/fs/cgroup"];
+    for line in fixed.filter(|line| !more.contains(&line.as_str())) {
+        assert!(manifest.contains(&line), "the manifest does not say: {line}");
+    }
+    let values = lines(&read(&format!("{chart}/values.yaml")));
+    for line in ["cpu: 10m", "memory: 32Mi", "memory: 256Mi", "operator: Exists", "prometheus.io/port: \"9417\""] {
+        assert!(manifest.contains(line) && values.contains(line), "{line}");
+    }
+}
+
 #[test]
 fn it_answers_only_who_reads() {
     if !support::can_start("the guard's server", &["setpriv"]) {
