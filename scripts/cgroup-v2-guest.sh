@@ -1,5 +1,6 @@
 #!/bin/bash
-# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, or `systemd`, which starts it again as `stories`.
+# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, `guard`, or `systemd`, which
+# starts it again as `stories`.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 
 ends() {
@@ -16,6 +17,20 @@ topmost() {
     ip link set lo up
     cd "$SOURCE/crates/cli" || ends
     PAGEKEEPER_REQUIRE_ALL=1 "$TESTS" group:: --test-threads=1 --color=never
+    ends
+}
+
+# The guard's memory cgroups, and those that the kernel crate reads; this process stays in the topmost.
+guard() {
+    echo "guest: begins with Linux $(uname -r)"
+    mount -t cgroup2 cgroup /sys/fs/cgroup
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
+    ip link set lo up
+    cd "$SOURCE/crates/kernel" || ends
+    PAGEKEEPER_REQUIRE_ALL=1 "$KERNEL" pressure::group --test-threads=1 --color=never
+    cd "$SOURCE/crates/cli" || ends
+    PAGEKEEPER_REQUIRE_ALL=1 "$HOST" guard_cgroups:: --include-ignored --nocapture --test-threads=1 --color=never
     ends
 }
 

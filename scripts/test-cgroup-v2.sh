@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Groups of `pagekeeper run` on memory cgroups of version 2, in two virtual machines: the tests of groups where this process is in
-# the topmost group, and then systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them.
+# Memory cgroups of version 2, in three virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
+# group; systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them; and the guard with
+# [cgroup], beside PostgreSQL too.
 #
 # The machines have Debian's kernel (LINUX_IMAGE=PACKAGE names another than this Debian's own), this system's root as it is, read only
 # below a layer in memory, and a disk of their own at /var/tmp. QEMU_ACCEL=kvm is faster, where that can be had. Takes some minutes
-# with it, and half an hour without. For x86-64, as root. Arguments are the machines: topmost, systemd.
+# with it, and half an hour without. For x86-64, as root. Arguments are the machines: topmost, systemd, guard.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -13,6 +14,7 @@ scripts/require-rust.sh
 scripts/packages.sh \
     "the virtual machines: qemu-system-x86 busybox-static kmod cpio e2fsprogs" \
     "systemd in them: systemd dbus dbus-user-session libpam-systemd" \
+    "the server in them: postgresql" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }
 
@@ -29,8 +31,11 @@ fi
 release=$(basename "$kernel"/lib/modules/*)
 depmod --basedir "$kernel" "$release"
 
-built=$("$cargo" test --package pagekeeper --test preload --no-run --message-format=json)
+built=$("$cargo" test --package pagekeeper --test preload --test host --no-run --message-format=json)
 tests=$(grep -o '"executable":"[^"]*/preload-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
+host=$(grep -o '"executable":"[^"]*/host-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
+kernel_tests=$("$cargo" test --package pagekeeper-kernel --lib --no-run --message-format=json |
+    grep -o '"executable":"[^"]*/pagekeeper_kernel-[^"]*"' | tail -1 | cut -d'"' -f4)
 pagekeeper=$(grep -o '"executable":"[^"]*/pagekeeper"' <<<"$built" | tail -1 | cut -d'"' -f4)
 
 work=$(mktemp --directory "$base/run.XXXXXX")
@@ -52,7 +57,9 @@ mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose host /
 mount -t tmpfs up /up; mkdir /up/upper /up/work
 mount -t overlay -o lowerdir=/lower,upperdir=/up/upper,workdir=/up/work root /new
 mount -t ext4 /dev/vda /new/var/tmp; chmod 1777 /new/var/tmp
-export PAGEKEEPER="$pagekeeper" TESTS="$tests" SOURCE="$PWD"
+# The sources may be below it.
+mkdir -p "/new$PWD"; mount --bind "/lower$PWD" "/new$PWD"
+export PAGEKEEPER="$pagekeeper" TESTS="$tests" HOST="$host" KERNEL="$kernel_tests" SOURCE="$PWD"
 mount --move /proc /new/proc; mount --move /sys /new/sys; mount --move /dev /new/dev
 exec switch_root /new "$PWD/scripts/cgroup-v2-guest.sh" \$(sed 's/.*guest=//; s/ .*//' /new/proc/cmdline)
 END
@@ -71,7 +78,7 @@ boot() {
 }
 
 status=0
-[ $# -gt 0 ] || set -- topmost systemd
+[ $# -gt 0 ] || set -- topmost systemd guard
 for machine in "$@"; do
     echo "$machine, $(basename "$kernel")"
     boot "$machine" | tee "$work/$machine.log"

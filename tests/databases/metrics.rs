@@ -239,7 +239,9 @@ fn the_chart_says_what_the_manifest_says() {
         assert!(manifest.contains(&line), "the manifest does not say: {line}");
     }
     let values = lines(&read(&format!("{chart}/values.yaml")));
-    for line in ["cpu: 10m", "memory: 32Mi", "memory: 256Mi", "operator: Exists", "prometheus.io/port: \"9417\""] {
+    for line in
+        ["cpu: 10m", "memory: 32Mi", "memory: 256Mi", "operator: Exists", "prometheus.io/port: \"9417\""]
+    {
         assert!(manifest.contains(line) && values.contains(line), "{line}");
     }
 }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pagekeeper_catalog::units::{Size, parse_period};
 use pagekeeper_catalog::{BUILT_IN, ProfileError};
-use pagekeeper_guard::{Control, Event, Guard, Options, Selector, Streams, Summary, Tick};
+use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::group::GroupReason;
 use signal_hook::consts::SIGHUP;
 
 use crate::metrics::{Door, Metrics, address};
@@ -319,6 +320,12 @@ impl Printer {
                     escaped(program)
                 )
             }
+            Event::Cgroup { path, file_bytes, limit_bytes, news } => {
+                match group_text(path, *file_bytes, *limit_bytes, *news) {
+                    Some(text) => text,
+                    None => return Ok(()),
+                }
+            }
             Event::Would { path, action, start, end } => {
                 format!("would {action} {}..{} of {}", Size(*start), Size(*end), escaped(path))
             }
@@ -408,6 +415,26 @@ impl Printer {
     }
 }
 
+/// What is said of a memory cgroup; nothing of each single step.
+fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Option<String> {
+    let of = limit.map(|limit| format!(" of {}", Size(limit))).unwrap_or_default();
+    let what = match news {
+        GroupNews::Reclaimed { .. } => return None,
+        GroupNews::Over => "over its share: the logs of its databases are kept tighter".to_owned(),
+        GroupNews::Within => "within its share again".to_owned(),
+        GroupNews::WouldReclaim { bytes } => {
+            format!("would reclaim file pages of it, in steps, the first of {}", Size(bytes))
+        }
+        GroupNews::Stopped { reason } => match reason {
+            GroupReason::Refaults => "what was reclaimed is read again: it is left alone for a while",
+            GroupReason::Stalls => "its tasks wait for memory: it is left alone for a while",
+            _ => "this kernel does not count what is read again: nothing is reclaimed",
+        }
+        .to_owned(),
+    };
+    Some(format!("cgroup {}: page cache {}{of}: {what}", escaped(path), Size(file)))
+}
+
 fn summary_text(summary: &Summary) -> String {
     let mut text = format!(
         "released {} in {:.0} s, {}",
@@ -420,6 +447,9 @@ fn summary_text(summary: &Summary) -> String {
     }
     for (program, bytes) in &summary.released_behind_streams_bytes {
         let _ = write!(text, "\n  behind {} {}", escaped(program), Size(*bytes));
+    }
+    for (group, bytes) in &summary.reclaimed_in_cgroups_bytes {
+        let _ = write!(text, "\n  reclaimed in {} {}", escaped(group), Size(*bytes));
     }
     let _ = write!(
         text,

@@ -6,6 +6,7 @@
 //! Invariants: a finder does no I/O, so that it can be tested on plain data. One that depends on others' findings comes
 //! after them in the table, and asks for them by kind and database, never by what they print.
 
+mod cgroup;
 mod dirty_limits;
 mod logs;
 mod memory;
@@ -31,6 +32,7 @@ const FINDERS: &[Finder] = &[
     logs::find,
     streams::find,
     memory::find,
+    cgroup::find,
     mixed::find,
     settings::find,
 ];

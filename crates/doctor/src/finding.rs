@@ -15,6 +15,8 @@ pub enum Kind {
     LogsInCache,
     /// Memory is short: free memory at its watermarks, tasks that wait for memory.
     MemoryShort,
+    /// A memory cgroup is near its limit because of page cache.
+    CgroupCache,
     /// Direct and buffered I/O meet on one file.
     MixedIo,
     /// A stream (backup, archiver, dump) pushes a database's hot set out.

@@ -4,10 +4,11 @@
 //! What can't be read is refused with file, line and key.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use globset::{Glob, GlobMatcher};
+use globset::{Glob, GlobBuilder, GlobMatcher};
 use pagekeeper_catalog::units::Period;
 use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, streaming_programs,
@@ -43,8 +44,88 @@ pub struct Options {
     pub disk_profiles: Vec<DiskProfile>,
     /// What is done about streaming programs.
     pub streams: Streams,
+    /// What is done about the page cache of memory cgroups.
+    pub cgroup: Groups,
     /// Which databases are watched, and acted on.
     pub targets: Targets,
+}
+
+/// What is done about the page cache of databases' memory cgroups; nothing unless some are named.
+#[derive(Debug, Clone)]
+pub struct Groups {
+    /// Which groups, by globs of their whole paths.
+    pub groups: Vec<GlobMatcher>,
+    /// How much of its limit a group's page cache may take before anything is done, in percent.
+    pub percent: u64,
+    /// Whether the kernel is asked to reclaim file pages where releasing logs does not do.
+    pub reclaim: bool,
+    /// Time between samples.
+    pub tick: Duration,
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self { groups: Vec::new(), percent: 50, reclaim: false, tick: Duration::from_secs(5) }
+    }
+}
+
+/// A glob of the whole path of a control group.
+pub(crate) struct GroupGlob(pub(crate) GlobMatcher);
+
+impl FromStr for GroupGlob {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if !text.starts_with('/') {
+            return Err(format!(
+                "\"{text}\" names no control group: give its whole path, like /system.slice/mariadb.service or \
+                 /kubepods.slice/**"
+            ));
+        }
+        let glob = GlobBuilder::new(text).literal_separator(true).build();
+        glob.map(|glob| Self(glob.compile_matcher())).map_err(|error| error.to_string())
+    }
+}
+
+/// A share in percent: `50%`.
+struct Percent(u64);
+
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_suffix('%').and_then(|number| number.trim().parse().ok());
+        let share = number.filter(|number| (1..=100).contains(number)).map(Self);
+        share.ok_or_else(|| format!("\"{text}\" is no share: give one from 1% to 100%"))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ReclaimText {
+    Off,
+    File,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupsText {
+    groups: Vec<Spelled<GroupGlob>>,
+    share: Option<Spelled<Percent>>,
+    reclaim: Option<ReclaimText>,
+    tick: Option<Spelled<Period>>,
+}
+
+impl GroupsText {
+    fn groups(self) -> Groups {
+        let defaults = Groups::default();
+        Groups {
+            groups: self.groups.into_iter().map(|glob| glob.0.0).collect(),
+            percent: self.share.map_or(defaults.percent, |share| share.0.0),
+            reclaim: matches!(self.reclaim, Some(ReclaimText::File)),
+            tick: self.tick.map_or(defaults.tick, |period| period.0.0),
+        }
+    }
 }
 
 /// What is done about streaming programs: what such a process brings into the page cache is released behind it.
@@ -78,6 +159,7 @@ impl Default for Options {
             rules: Rules::default(),
             disk_profiles: Vec::new(),
             streams: Streams::default(),
+            cgroup: Groups::default(),
             targets: Targets::default(),
         }
     }
@@ -138,6 +220,7 @@ struct ConfigText {
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     streams: Option<StreamsText>,
+    cgroup: Option<GroupsText>,
     #[serde(default)]
     guard: TargetsText,
 }
@@ -193,6 +276,7 @@ impl Options {
             rules: text.rules,
             disk_profiles,
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
+            cgroup: text.cgroup.map_or_else(Groups::default, GroupsText::groups),
             targets: text.guard.targets(),
         })
     }
@@ -253,6 +337,21 @@ mod tests {
         assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));
         assert!(example.rules.is_empty());
         assert!(!example.streams.on && !default.streams.on);
+        assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
+    }
+
+    #[test]
+    fn groups_are_left_alone_unless_named() {
+        let options = parse("[cgroup]\ngroups = [\"/kubepods.slice/**\", \"/db\"]\n").unwrap();
+        let Groups { groups, percent, reclaim, tick } = options.cgroup;
+        assert_eq!((percent, reclaim, tick), (50, false, Duration::from_secs(5)));
+        assert!(groups[0].is_match("/kubepods.slice/pod1/db") && !groups[0].is_match("/kubepods.slicex/a"));
+        assert!(
+            groups[1].is_match("/db") && !groups[1].is_match("/db/below") && !groups[1].is_match("/a/db")
+        );
+        let text = "[cgroup]\ngroups = [\"/db\"]\nshare = \"10%\"\nreclaim = \"file\"\ntick = \"1s\"\n";
+        let groups = parse(text).unwrap().cgroup;
+        assert!(groups.reclaim && groups.percent == 10 && groups.tick == Duration::from_secs(1));
     }
 
     #[test]
@@ -303,6 +402,12 @@ mod tests {
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),
             ("[streams]\ntick = 5\n", "line 2", "string"),
             ("[streams]\nprogram = \"tar\"\n", "line 2", "processes"),
+            ("[cgroup]\nshare = \"10%\"\n", "line 1", "groups"),
+            ("[cgroup]\ngroups = [\"db\"]\n", "line 2", "names no control group"),
+            ("[cgroup]\ngroups = [\"/[\"]\n", "line 2", "/["),
+            ("[cgroup]\ngroups = []\nshare = \"0%\"\n", "line 3", "from 1% to 100%"),
+            ("[cgroup]\ngroups = []\nshare = \"101%\"\n", "line 3", "from 1% to 100%"),
+            ("[cgroup]\ngroups = []\nreclaim = \"anon\"\n", "line 3", "file"),
             ("[guard]\nonly = [\"mysql\"]\n", "line 2", "unit:mariadb.service"),
             ("[guard]\nallow = []\n", "line 2", "never"),
             ("profile = \"oracle\"\n", "guard.toml", "mariadb, mysql"),

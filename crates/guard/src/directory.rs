@@ -30,7 +30,7 @@ use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
 use pagekeeper_policy::names::{Number, SegmentSize};
-use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
+use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
@@ -119,6 +119,8 @@ pub(crate) struct Directory {
     pub(crate) warned: Warned,
     /// Whether what is decided for it is done, and not only reported.
     pub(crate) acts: bool,
+    /// Whether its logs are kept tighter: the memory cgroup has too much page cache.
+    pub(crate) tight: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: HashMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
@@ -275,6 +277,7 @@ impl Directory {
             refused: false,
             warned: Warned::default(),
             acts: true,
+            tight: false,
             entries: BTreeMap::new(),
             logs: HashMap::new(),
             by_stem: HashMap::new(),
@@ -325,6 +328,12 @@ impl Directory {
 
     pub(crate) fn spec(&self, log: LogId) -> &LogSpec {
         &self.profile.logs[self.logs[&log].spec]
+    }
+
+    /// The rule for a log, as it is in force now.
+    pub(crate) fn rule(&self, log: LogId) -> Rule {
+        let rule = self.spec(log).rule;
+        if self.tight { rule.tightened() } else { rule }
     }
 
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
+use pagekeeper_policy::group::GroupReason;
 use serde::{Serialize, Serializer};
 
 use crate::budget::Budget;
@@ -148,6 +149,19 @@ pub enum Event {
         /// What resisted at the time.
         kept_bytes: u64,
     },
+    /// Something about a memory cgroup that the configuration names.
+    Cgroup {
+        /// Its path in the hierarchy.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// Its page cache, without tmpfs and shared memory.
+        file_bytes: u64,
+        /// The least of its limits.
+        limit_bytes: Option<u64>,
+        /// What.
+        #[serde(flatten)]
+        news: GroupNews,
+    },
     /// One sample of everything, and what was done.
     Tick(Tick),
     /// What would be done, in a dry run.
@@ -181,6 +195,31 @@ pub enum Event {
     },
     /// The end.
     Summary(Summary),
+}
+
+/// What there is to say of a memory cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "news", rename_all = "snake_case")]
+pub enum GroupNews {
+    /// Its page cache takes more of its limit than it may: its databases' logs are kept tighter.
+    Over,
+    /// It takes less again.
+    Within,
+    /// File pages were reclaimed.
+    Reclaimed {
+        /// By how much its page cache shrank.
+        bytes: u64,
+    },
+    /// The kernel would be asked to reclaim file pages, in a dry run.
+    WouldReclaim {
+        /// In the first step.
+        bytes: u64,
+    },
+    /// No more is reclaimed for the time being.
+    Stopped {
+        /// Why.
+        reason: GroupReason,
+    },
 }
 
 /// Why something of a database is not watched.
@@ -301,6 +340,8 @@ pub struct Summary {
     pub released_behind_streams_bytes: BTreeMap<String, u64>,
     /// Released in all.
     pub released_total_bytes: u64,
+    /// Reclaimed in memory cgroups, by their paths.
+    pub reclaimed_in_cgroups_bytes: BTreeMap<String, u64>,
     /// What resisted a release at the time.
     pub kept_bytes: u64,
     /// Resident in the log files at the first sample.

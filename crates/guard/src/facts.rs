@@ -148,7 +148,7 @@ pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts
                 log,
                 sequence: entry.sequence,
                 class: spec.class,
-                rule: spec.rule,
+                rule: directory.rule(log),
                 rewrite,
                 size: entry.size,
                 writer: written.then(|| position(spec, rewrite, entry, by_file)),

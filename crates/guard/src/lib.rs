@@ -31,8 +31,8 @@ mod visibility;
 mod warned;
 
 pub use budget::Budget;
-pub use config::{Options, Streams};
+pub use config::{Groups, Options, Streams};
 pub use decision::{Action, Decision, FileAct, FileWarning};
-pub use event::{Done, Event, Refusal, Summary, Tick};
+pub use event::{Done, Event, GroupNews, Refusal, Summary, Tick};
 pub use guard::{Control, Guard};
 pub use targets::{ProcessTraits, Selector, Targets};

@@ -464,6 +464,22 @@ impl Exposition {
             one(fleet.postponed),
         )?;
         sheet.counter(
+            (
+                "guard_cgroup_reclaimed",
+                Some(Unit::Bytes),
+                "File pages reclaimed in memory cgroups, as [cgroup] asks for.",
+            ),
+            one(fleet.reclaimed),
+        )?;
+        sheet.counter(
+            (
+                "guard_cgroup_stops",
+                None,
+                "Times that reclaim in a cgroup was stopped: pages were read again, or tasks waited.",
+            ),
+            one(fleet.stopped),
+        )?;
+        sheet.counter(
             ("guard_shared_directories", None, "Directories found to be of two databases of one kind."),
             one(fleet.shared),
         )?;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use pagekeeper_guard::{Budget, Event, Refusal};
+use pagekeeper_guard::{Budget, Event, GroupNews, Refusal};
 
 use super::digest::Seen;
 
@@ -28,6 +28,9 @@ pub(super) struct Fleet {
     over_budget: BTreeMap<Budget, u64>,
     pub(super) shared: u64,
     pub(super) postponed: u64,
+    /// Reclaimed in memory cgroups, in bytes, and how often that was stopped.
+    pub(super) reclaimed: u64,
+    pub(super) stopped: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -57,7 +60,10 @@ impl Fleet {
                 }
             }
             Event::Tick(tick) => self.postponed += tick.postponed_acts as u64,
+            Event::Cgroup { news: GroupNews::Reclaimed { bytes }, .. } => self.reclaimed += bytes,
+            Event::Cgroup { news: GroupNews::Stopped { .. }, .. } => self.stopped += 1,
             Event::Start { .. }
+            | Event::Cgroup { .. }
             | Event::VisibilityGap { .. }
             | Event::Found { pid: None, .. }
             | Event::TakenOver { .. }

@@ -190,6 +190,7 @@ impl MetricsState {
             | Event::Answers { .. }
             | Event::Stream { .. }
             | Event::StreamEnded { .. }
+            | Event::Cgroup { .. }
             | Event::Would { .. }
             | Event::Summary(_) => {}
         }

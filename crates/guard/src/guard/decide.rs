@@ -170,7 +170,7 @@ impl Decider {
                     continue;
                 }
             };
-            let (class, rule) = (spec.class, spec.rule);
+            let (class, rule) = (spec.class, directory.rule(entry.log));
             decision.acts.push(FileAct {
                 path,
                 inode,

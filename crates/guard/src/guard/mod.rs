@@ -15,6 +15,7 @@ mod claim_tests;
 mod claims;
 mod decide;
 mod following;
+mod groups;
 #[cfg(test)]
 mod limit_tests;
 #[cfg(test)]
@@ -32,6 +33,7 @@ mod turns;
 mod watched;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::ProfileError;
@@ -42,6 +44,7 @@ use pagekeeper_policy::Facts;
 use self::carry_out::carry_out;
 use self::decide::Decider;
 use self::following::Following;
+use self::groups::Groups;
 use self::report::Report;
 use self::watched::Watched;
 use crate::config::{Options, Settings};
@@ -70,6 +73,7 @@ pub struct Guard {
     watched: Watched,
     decider: Decider,
     streams: Following,
+    groups: Groups,
     report: Report,
     quiet_ticks: u32,
     /// Whether the last sample was a whole tick, not one of the streams alone.
@@ -95,6 +99,7 @@ impl Guard {
             watched: Watched::new(proc, now),
             decider: Decider::new(now),
             streams: Following::new(now),
+            groups: Groups::new(now),
             report: Report::new(now),
             quiet_ticks: 0,
             ticked: false,
@@ -117,6 +122,7 @@ impl Guard {
         self.watched.forget(now);
         self.report.forget_problems();
         self.streams.forget_names(now);
+        self.groups.forget(&mut self.watched);
         self.watched.watch_named_directories(&self.settings, &mut self.report);
         Ok(())
     }
@@ -255,6 +261,7 @@ impl Guard {
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
         }
+        self.groups.look(watched, &self.settings, report, now);
         (self.decider.facts(watched, report, now), moved)
     }
 
@@ -278,8 +285,13 @@ impl Guard {
         self.streams.released()
     }
 
+    /// Reclaimed in memory cgroups so far, in bytes, by their paths.
+    pub fn reclaimed_in_groups(&self) -> &BTreeMap<PathBuf, u64> {
+        self.groups.reclaimed()
+    }
+
     /// What the run did so far.
     pub fn summary(&self) -> Summary {
-        self.report.summary(&self.streams)
+        self.report.summary(&self.streams, &self.groups)
     }
 }

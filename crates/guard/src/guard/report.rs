@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::following::Following;
+use super::groups::Groups;
+use pagekeeper_kernel::text::unescaped;
+
 use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
 use crate::directory::{DatabaseKey, Directory, Listed};
@@ -173,7 +176,7 @@ impl Report {
     }
 
     /// What the run did so far.
-    pub(super) fn summary(&self, streams: &Following) -> Summary {
+    pub(super) fn summary(&self, streams: &Following, groups: &Groups) -> Summary {
         let seconds = self.seconds();
         let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Summary {
@@ -182,6 +185,11 @@ impl Report {
             cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
             memory_peak_bytes: usage::memory_peak(),
             released_behind_streams_bytes: streams.released().clone(),
+            reclaimed_in_cgroups_bytes: groups
+                .reclaimed()
+                .iter()
+                .map(|(path, bytes)| (unescaped(path).into_owned(), *bytes))
+                .collect(),
             kept_bytes: self.summary.kept_bytes + streams.kept(),
             ..self.summary.clone()
         }

@@ -1,0 +1,439 @@
+//! Memory cgroups (containers, pods, units) that are near their limit because of page cache: of what that is, what the working set would
+//! be without it that Kubernetes goes by, and what to do in a pod's terms.
+//!
+//! kubelet, and what reads its figures, counts `usage − inactive_file` as the working set, so that file pages that were used twice
+//! count as memory that is needed; by that it ranks pods for eviction, against their requests. The kernel reclaims all of it before it
+//! kills for the limit.
+//!
+//! Invariants: one finding for each group, however many databases are in it. A group that would be near its limit without page cache, too, is not one
+//! of these. Whether a page of a log is on the active list can't be seen, so the working set without logs is a range, and never less
+//! than what would be left if all of them were active. No advice lowers a limit or touches durability.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::pressure::MemoryCgroup;
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::FileClass;
+
+use super::Earlier;
+use super::logs::{Logs, RELEASABLE_MIN, guard_command};
+use crate::fix::HoldsFor;
+use crate::observation::Observation;
+use crate::phrases::{number, percent};
+use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
+
+/// A group with less than this part of its limit unused is near it, …
+const NEAR_PART: u64 = 5;
+/// … because of page cache if that is this part of the limit at least.
+const CACHE_PART: u64 = 4;
+/// From this part of the limit in log pages that nobody will read again it is more than a note.
+const WASTED_PART: u64 = 10;
+/// A request is a multiple of this, in bytes.
+const ROOM: u64 = 64 << 20;
+
+/// One finding for each group near its limit because of page cache.
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let groups = observation.databases().filter_map(|(index, database)| {
+        let group = database.cgroup.as_ref()?;
+        seen.insert(&group.directory).then_some((index, group))
+    });
+    groups.filter_map(|(index, group)| near(observation, index, group)).collect()
+}
+
+/// What kubelet takes for the memory that a group needs.
+fn working_set(group: &MemoryCgroup) -> u64 {
+    group.usage.saturating_sub(group.inactive_file)
+}
+
+/// Of what a group's page cache is, as far as that is known, in bytes. Whether a page is charged to this very group is not: no sum is more than
+/// the group has.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    databases: u64,
+    logs: u64,
+    releasable: Option<u64>,
+    data: u64,
+    others: u64,
+}
+
+impl Held {
+    fn of(observation: &Observation<'_>, group: &MemoryCgroup, cache: u64) -> Self {
+        let mut held = Self::default();
+        for (index, _) in in_group(observation, group) {
+            held.databases += 1;
+            let logs = Logs::of(observation, index);
+            held.logs += logs.resident;
+            if let Some(releasable) = logs.guard_may_release() {
+                *held.releasable.get_or_insert(0) += releasable;
+            }
+            let data = observation.files_of(index).filter(|file| !file.class.is_some_and(FileClass::is_log));
+            held.data +=
+                data.filter_map(|file| file.residency).map(|residency| residency.resident).sum::<u64>();
+        }
+        held.logs = held.logs.min(cache);
+        held.releasable = held.releasable.map(|releasable| releasable.min(held.logs));
+        held.data = held.data.min(cache - held.logs);
+        held.others = cache - held.logs - held.data;
+        held
+    }
+
+    fn evidence(&self, cache: u64) -> Evidence {
+        let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", Size(bytes)));
+        let text = format!(
+            "of {} of page cache, logs hold {}{}, data {}, other files {}, if all that {} to {} is charged here",
+            Size(cache),
+            Size(self.logs),
+            again.unwrap_or_default(),
+            Size(self.data),
+            Size(self.others),
+            if self.databases == 1 { "is resident and belongs" } else { "is resident and belong" },
+            number(self.databases, "database", "databases"),
+        );
+        let evidence = Evidence::new(text)
+            .with("log_resident_bytes", self.logs)
+            .with("data_resident_bytes", self.data)
+            .with("other_resident_bytes", self.others);
+        match self.releasable {
+            Some(releasable) => evidence.with("log_releasable_bytes", releasable),
+            None => evidence,
+        }
+    }
+}
+
+fn in_group<'a>(
+    observation: &Observation<'a>,
+    group: &MemoryCgroup,
+) -> impl Iterator<Item = (usize, &'a pagekeeper_observe::Database)> {
+    let directory = group.directory.clone();
+    observation
+        .databases()
+        .filter(move |(_, other)| other.cgroup.as_ref().is_some_and(|other| other.directory == directory))
+}
+
+fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Option<Finding> {
+    let limit = group.effective_limit?;
+    let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+    let near = limit - limit / NEAR_PART;
+    let because = cache >= limit / CACHE_PART && group.usage.saturating_sub(cache) < near;
+    if group.usage < near || !because {
+        return None;
+    }
+    let database = &observation.after.databases[index];
+    let held = Held::of(observation, group, cache);
+    let wasted = held.releasable.filter(|releasable| *releasable >= RELEASABLE_MIN);
+    let is_much = wasted.is_some_and(|wasted| wasted >= limit / WASTED_PART);
+    let evidence = [
+        Some(filled(group, limit, cache)),
+        Some(held.evidence(cache)),
+        streams(observation, group),
+        without(group, &held),
+    ];
+    let in_pod = is_pod(&group.directory);
+    let mut fixes = Vec::new();
+    if in_pod {
+        fixes.extend(wasted.map(|wasted| daemon_set(group, wasted)));
+        fixes.push(request(group, &held));
+    }
+    Some(Finding {
+        kind: Kind::CgroupCache,
+        severity: if is_much { Severity::Warning } else { Severity::Note },
+        database: Some(observation.subject(index)),
+        title: format!(
+            "its memory cgroup {} is near its limit of {} because of page cache",
+            escaped(&group.directory),
+            Size(limit)
+        ),
+        evidence: evidence.into_iter().flatten().collect(),
+        cost: Cost::estimated(
+            "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. Monitors and kubelet take \
+             a part of it for needed memory: they alert, evict the pod when the node is short, and have limits raised that the \
+             database does not need.",
+        ),
+        fixes,
+        remarks: vec![
+            "the limit need not be raised for page cache; where data comes back from storage again and again, the finding on short \
+             memory says so"
+                .to_owned(),
+        ],
+        pagekeeper: wasted.map(|wasted| {
+            format!(
+                "{} releases {} of log pages that nobody will read again, for as long as it runs; [cgroup] in its \
+                 configuration keeps page cache of whole groups below a share of their limits.",
+                guard_command(database),
+                Size(wasted)
+            )
+        }),
+    })
+}
+
+fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
+    Evidence::new(format!(
+        "{} of {} used ({}), {} of it page cache: {} on the active list of the kernel, {} on the inactive one; working set as \
+         kubelet computes it: {} ({})",
+        Size(group.usage),
+        Size(limit),
+        percent(group.usage, limit),
+        Size(cache),
+        Size(group.active_file),
+        Size(group.inactive_file),
+        Size(working_set(group)),
+        percent(working_set(group), limit),
+    ))
+    .with("usage_bytes", group.usage)
+    .with("limit_bytes", limit)
+    .with("page_cache_bytes", cache)
+    .with("active_file_bytes", group.active_file)
+    .with("inactive_file_bytes", group.inactive_file)
+    .with("working_set_bytes", working_set(group))
+}
+
+/// The working set without what the guard would release.
+fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
+    let releasable = held.releasable.filter(|releasable| *releasable > 0)?;
+    let most = working_set(group);
+    let least = least_without(group, releasable);
+    let usage = group.usage.saturating_sub(releasable);
+    let text = format!(
+        "without the logs that nobody will read again: {} used, working set between {} and {}, as many of their pages as \
+         are on the active list",
+        Size(usage),
+        Size(least),
+        Size(most)
+    );
+    let evidence = Evidence::new(text).known(Confidence::Estimated);
+    Some(evidence.with("usage_without_bytes", usage).with("working_set_without_least_bytes", least))
+}
+
+/// The least that the working set can be without so much page cache: all of it was active.
+fn least_without(group: &MemoryCgroup, releasable: u64) -> u64 {
+    working_set(group).saturating_sub(releasable.min(group.active_file))
+}
+
+/// What programs beside the databases brought in while watching that are in the group.
+fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
+    let pages = observation.trace()?.pages.as_ref()?;
+    let is_database = |pid| {
+        observation
+            .databases()
+            .any(|(_, database)| database.pid == Some(pid) || database.workers.contains(&pid))
+    };
+    let mut named = Vec::new();
+    let mut all = 0;
+    for streamer in &observation.streamers {
+        let here = streamer.cgroup.as_ref().is_some_and(|other| other.directory == group.directory);
+        if !here || is_database(streamer.pid) {
+            continue;
+        }
+        let of_it = pages
+            .iter()
+            .filter(|counts| counts.task.as_ref().is_some_and(|task| task.process == streamer.pid));
+        let (mut bytes, mut name) = (0, "");
+        for counts in of_it {
+            bytes += counts.flow.added.bytes;
+            name = counts.task.as_ref().map_or("", |task| &task.name);
+        }
+        if bytes >= RELEASABLE_MIN {
+            all += bytes;
+            named.push(format!("{} (process {}) {}", escaped(name), streamer.pid, Size(bytes)));
+        }
+    }
+    let text = format!("streams in it brought in while watching: {}", named.join(", "));
+    (all > 0).then(|| Evidence::new(text).with("stream_bytes", all))
+}
+
+/// Whether kubelet made the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.
+fn is_pod(directory: &Path) -> bool {
+    directory.iter().any(|name| name == "kubepods" || name == "kubepods.slice")
+}
+
+fn kubernetes(evidence: String, costs: &str, undo: &str) -> Terms {
+    let holds_for = HoldsFor {
+        product: "Kubernetes".to_owned(),
+        versions: "1.30 and later as it is; before, with the annotation that the manifest names".to_owned(),
+    };
+    Terms { holds_for, ..Terms::anywhere(Confidence::Estimated, evidence, costs, undo) }
+}
+
+fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
+    let least = least_without(group, wasted);
+    let terms = kubernetes(
+        format!("{} of log pages that nobody will read again count against the pod", Size(wasted)),
+        "a process with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER and the node's processes in sight (hostPID), 32 MiB and 0.01 of a core \
+         on each node; no byte of a database's files can change",
+        "helm uninstall pagekeeper --namespace pagekeeper",
+    )
+    .taken_back_by_command();
+    Fix::command(
+        "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace",
+        format!(
+            "runs pagekeeper guard on every node (image.repository is to be set to an image of one's own): the pod's working set \
+             becomes {} at the least",
+            Size(least)
+        ),
+        terms,
+    )
+}
+
+fn request(group: &MemoryCgroup, held: &Held) -> Fix {
+    let needed = working_set(group);
+    let request = needed.next_multiple_of(ROOM);
+    let after = held.releasable.map(|releasable| least_without(group, releasable).next_multiple_of(ROOM));
+    let after = after.filter(|after| *after < request);
+    let then = after.map_or_else(String::new, |after| {
+        format!("; with the guard on its node {}Mi may do: look again after a day of it", after >> 20)
+    });
+    Fix::advice(
+        format!(
+            "resources.requests.memory: {}Mi for the container, and its limit left as it is",
+            request >> 20
+        ),
+        format!(
+            "at the next roll-out: kubelet evicts first the pods whose working set is above their request{then}",
+        ),
+        kubernetes(
+            format!("the working set is {} now", Size(needed)),
+            "memory that the scheduler gives to no other pod; the pod is started anew for it, unless its resizePolicy and the cluster \
+             (1.33 and later) do without",
+            "the request that it had before",
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::Releasable;
+    use crate::testing::{GIB, MIB, cgroup, file, pages, sample};
+    use crate::{FixKind, Streamer, examine};
+    use pagekeeper_observe::Snapshot;
+    use std::path::PathBuf;
+
+    /// `usage` of 1 GiB used, of it 700 MiB page cache: 400 active, 300 inactive.
+    fn group(usage: u64) -> MemoryCgroup {
+        MemoryCgroup {
+            file: 700 * MIB,
+            active_file: 400 * MIB,
+            inactive_file: 300 * MIB,
+            ..cgroup(usage, GIB)
+        }
+    }
+
+    fn snapshot(group: MemoryCgroup) -> Snapshot {
+        let mut after = sample();
+        after.databases[0].cgroup = Some(group);
+        after.files = vec![
+            file("/var/lib/mysql/binlog.000001", FileClass::Binlog, GIB, 250 * MIB),
+            file("/var/lib/mysql/a.ibd", FileClass::Data, GIB, 200 * MIB),
+        ];
+        after
+    }
+
+    fn find_in(after: &Snapshot, releasable: u64) -> Vec<Finding> {
+        let before = sample();
+        let mut observation = Observation::new(&before, after);
+        observation.releasable = vec![Releasable { file: after.files[0].inode, resident: releasable }];
+        examine(&observation).into_iter().filter(|finding| finding.kind == Kind::CgroupCache).collect()
+    }
+
+    #[test]
+    fn a_pod_near_its_limit_for_its_logs() {
+        let mut group = group(900 * MIB);
+        group.directory = PathBuf::from("/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice/cri-1.scope");
+        let found = find_in(&snapshot(group), 240 * MIB);
+        assert_eq!(found.len(), 1);
+        let found = &found[0];
+        assert_eq!(found.severity, Severity::Warning);
+        assert!(
+            found.title.contains("cri-1.scope is near its limit of 1 GiB because of page cache"),
+            "{found:?}"
+        );
+        let figure = |name: &str| {
+            let of = |one: &Evidence| one.figures.get(name).and_then(serde_json::Value::as_u64);
+            found.evidence.iter().find_map(of)
+        };
+        assert_eq!(figure("working_set_bytes"), Some(600 * MIB));
+        assert_eq!(figure("log_resident_bytes"), Some(250 * MIB));
+        assert_eq!(figure("data_resident_bytes"), Some(200 * MIB));
+        assert_eq!(figure("other_resident_bytes"), Some(250 * MIB));
+        assert_eq!(figure("usage_without_bytes"), Some(660 * MIB));
+        assert_eq!(figure("working_set_without_least_bytes"), Some(360 * MIB));
+        assert_eq!(found.fixes.len(), 2);
+        assert_eq!(found.fixes[0].kind, FixKind::Command);
+        assert!(found.fixes[0].terms.undo_is_command);
+        assert!(found.fixes[1].act.contains("640Mi"), "{:?}", found.fixes[1]);
+        assert!(found.fixes[1].does.contains("384Mi"), "{:?}", found.fixes[1]);
+        assert!(
+            found.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
+        );
+        assert!(found.pagekeeper.as_ref().unwrap().contains("240 MiB"));
+    }
+
+    #[test]
+    fn outside_kubernetes_no_pod_is_spoken_of() {
+        let found = find_in(&snapshot(group(900 * MIB)), 0);
+        assert_eq!((found[0].severity, found[0].fixes.len()), (Severity::Note, 0));
+        assert_eq!(found[0].pagekeeper, None);
+    }
+
+    #[test]
+    fn full_of_other_memory_or_far_from_the_limit_is_nothing() {
+        assert_eq!(find_in(&snapshot(group(700 * MIB)), GIB), []);
+        let mut own = group(GIB);
+        own.file = 200 * MIB;
+        assert_eq!(find_in(&snapshot(own), GIB), [], "it is the program's own memory");
+        let mut shared = group(GIB);
+        shared.shmem = Some(600 * MIB);
+        assert_eq!(find_in(&snapshot(shared), GIB), [], "tmpfs is no page cache that goes");
+        let mut unlimited = group(GIB);
+        (unlimited.limit, unlimited.effective_limit) = (None, None);
+        assert_eq!(find_in(&snapshot(unlimited), GIB), []);
+    }
+
+    #[test]
+    fn two_databases_in_one_group_are_one_finding_and_their_logs_no_more_than_it_has() {
+        let mut after = snapshot(group(900 * MIB));
+        after.databases.push(after.databases[0].clone());
+        let mut other = file("/var/lib/mysql/binlog.000002", FileClass::Binlog, GIB, 900 * MIB);
+        other.database = Some(1);
+        after.files.push(other);
+        let found = find_in(&after, 900 * MIB);
+        assert_eq!(found.len(), 1);
+        let held = &found[0].evidence[1];
+        assert_eq!(held.figures["log_resident_bytes"], 700 * MIB, "all that the group has");
+        assert_eq!(held.figures["log_releasable_bytes"], 700 * MIB);
+        assert_eq!(
+            (&held.figures["data_resident_bytes"], &held.figures["other_resident_bytes"]),
+            (&0.into(), &0.into())
+        );
+    }
+
+    #[test]
+    fn streams_in_the_group_are_named() {
+        let mut after = snapshot(group(900 * MIB));
+        let of = |pid, name| pages(after.files[0].inode, pid, name, 100 * MIB, 0);
+        let counts = vec![of(7, "tar"), of(8, "cp"), of(100, "mariadbd")];
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(counts);
+        let before = sample();
+        let mut observation = Observation::new(&before, &after);
+        let streamer = |pid, cgroup| Streamer {
+            pid,
+            title: "x".to_owned(),
+            cgroup: Some(cgroup),
+            group_beside: None,
+            files: Vec::new(),
+        };
+        let elsewhere = MemoryCgroup { directory: PathBuf::from("/sys/fs/cgroup/else"), ..group(GIB) };
+        let here = || group(GIB);
+        observation.streamers = vec![streamer(7, here()), streamer(8, elsewhere), streamer(100, here())];
+        let found = examine(&observation);
+        let found = found.iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap();
+        let texts: Vec<&str> = found.evidence.iter().map(|one| one.text.as_str()).collect();
+        assert!(
+            texts.contains(&"streams in it brought in while watching: tar (process 7) 100 MiB"),
+            "{texts:?}"
+        );
+    }
+}
