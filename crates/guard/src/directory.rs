@@ -99,6 +99,7 @@ impl DatabaseKey {
 }
 
 /// A watched directory.
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing about it")]
 pub(crate) struct Directory {
     /// As the database sees it.
     pub(crate) path: PathBuf,

@@ -13,7 +13,7 @@
 //! A group that is gone is forgotten. What can't be read or done is reported once for each group.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -204,7 +204,7 @@ impl Groups {
     fn take(
         &mut self,
         id: u64,
-        path: &PathBuf,
+        path: &Path,
         (outcome, released): Outcome,
         sample: Option<&GroupSample>,
         report: &mut Report,
@@ -213,7 +213,7 @@ impl Groups {
             Ok(Reclaim::All | Reclaim::Part) => {
                 // Groups come and go, as containers do.
                 let counted = self.reclaimed.contains_key(path) || self.reclaimed.len() < MOST_COUNTED;
-                let name = if counted { path.clone() } else { PathBuf::from("others") };
+                let name = if counted { path.to_path_buf() } else { PathBuf::from("others") };
                 *self.reclaimed.entry(name).or_default() += released;
                 if let Some(sample) = sample {
                     report.events.push(event(path, sample, GroupNews::Reclaimed { bytes: released }));
@@ -221,12 +221,12 @@ impl Groups {
             }
             Ok(Reclaim::Refused(why)) => {
                 self.not_done(id);
-                report.problem(path.clone(), &why);
+                report.problem(path.to_path_buf(), &why);
             }
             Err(error) if error.is_gone() => {}
             Err(error) => {
                 self.not_done(id);
-                report.problem(path.clone(), &error);
+                report.problem(path.to_path_buf(), &error);
             }
         }
     }
@@ -282,8 +282,8 @@ impl Known {
     }
 }
 
-fn event(path: &PathBuf, sample: &GroupSample, news: GroupNews) -> Event {
-    Event::Cgroup { path: path.clone(), file_bytes: sample.file, limit_bytes: sample.limit, news }
+fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
+    Event::Cgroup { path: path.to_path_buf(), file_bytes: sample.file, limit_bytes: sample.limit, news }
 }
 
 /// The group that a process's memory is charged to, if the rule names it.

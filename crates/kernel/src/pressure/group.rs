@@ -11,8 +11,6 @@
 //! What this kernel lacks is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; a group that was removed
 //! [is gone](Error::is_gone).
 
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -179,22 +177,20 @@ impl HeldGroup {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let path = || self.path.join("memory.reclaim");
         let opened = rustix::fs::openat(self.directory.as_fd(), "memory.reclaim", flags, Mode::empty());
-        let mut file = match opened {
-            Ok(file) => File::from(file),
+        let file = match opened {
+            Ok(file) => file,
             // A removed group has no files, either.
             Err(Errno::NOENT) if self.is_there() => return Ok(Asked::Missing),
             Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => return Ok(Asked::Denied(error)),
             Err(error) => return Err(Error::call("open", path(), error)),
         };
-        match file.write(what.as_bytes()) {
+        match rustix::io::write(&file, what.as_bytes()) {
             Ok(_) => Ok(Asked::All),
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::AGAIN) => Ok(Asked::Part),
-                Some(Errno::INVAL) => Ok(Asked::Invalid),
-                // A file of a group that was removed meanwhile.
-                Some(Errno::NODEV) => Err(Error::call("write", path(), Errno::NOENT)),
-                _ => Err(Error::call("write", path(), error)),
-            },
+            Err(Errno::AGAIN) => Ok(Asked::Part),
+            Err(Errno::INVAL) => Ok(Asked::Invalid),
+            // A file of a group that was removed meanwhile.
+            Err(Errno::NODEV) => Err(Error::call("write", path(), Errno::NOENT)),
+            Err(error) => Err(Error::call("write", path(), error)),
         }
     }
 
