@@ -304,6 +304,57 @@ mod tests {
         std::fs::remove_dir(&path).unwrap();
     }
 
+    /// Ends with its value, and takes its groups along.
+    struct Child(std::process::Child, Vec<PathBuf>);
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+            for group in &self.1 {
+                let _ = std::fs::remove_dir(group);
+            }
+        }
+    }
+
+    /// What `a_group_beside_the_root_of_a_namespace_is_found` runs inside.
+    #[test]
+    #[ignore = "runs in another test"]
+    fn inside_a_namespace() {
+        let pid: u32 = std::env::var("OTHER").unwrap().parse().unwrap();
+        let roots = SysRoots::default();
+        let shown = roots.proc.cgroup_paths(pid).unwrap();
+        assert!(shown.iter().any(|group| group.path.starts_with("/..")), "no namespace: {shown:?}");
+        let place = MemoryPlace::of(&roots, pid).unwrap().expect("it is found");
+        assert_eq!(place.group, PathBuf::from(std::env::var("GROUP").unwrap()));
+        let group = HeldGroup::open(place.version, &place.directory).unwrap();
+        assert_eq!(group.id().to_string(), std::env::var("ID").unwrap());
+    }
+
+    #[test]
+    fn a_group_beside_the_root_of_a_namespace_is_found() {
+        let Some((version, path)) = own_group("namespace") else { return };
+        let place = MemoryPlace::of(&SysRoots::default(), std::process::id()).unwrap().unwrap();
+        let (inner, other) = (path.with_extension("inner"), path);
+        std::fs::create_dir(&inner).unwrap();
+        let sleep = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let child = Child(sleep, vec![inner.clone(), other.clone()]);
+        std::fs::write(other.join("cgroup.procs"), child.0.id().to_string()).unwrap();
+        let id = HeldGroup::open(version, &other).unwrap().id();
+        let output = std::process::Command::new("sh")
+            .args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec unshare --cgroup \"$@\""])
+            .arg(&inner)
+            .arg(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "pressure::group::tests::inside_a_namespace"])
+            .env("OTHER", child.0.id().to_string())
+            .env("GROUP", Path::new("/").join(other.strip_prefix(&place.top).unwrap()))
+            .env("ID", id.to_string())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
     #[test]
     fn a_link_to_another_group_and_a_directory_like_one_are_refused() {
         let Some((version, path)) = own_group("link") else { return };
