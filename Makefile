@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ test-cgroup-v2: ## memory cgroups of version 2, in virtual machines with Debian'
 
 test-helm: ## the Helm chart: linted, rendered as the manifest is, validated against Kubernetes' schemas; builds Helm (needs Go)
 	@scripts/test-helm.sh
+
+test-kernels: ## the kernels of Debian and Ubuntu, arm64 and a small machine, in virtual machines (ARGS="SUITE[:FLAVOUR] ... small"); writes docs/src/kernels.md
+	@scripts/test-kernels.sh $(ARGS)
 
 test-rocksdb-stress: ## RocksDB's own crash test on pagekeeper's file system, ten minutes (ARGS="SOURCE [SECONDS]": RocksDB's source, of the installed version)
 	@scripts/keep-idle-pages.sh scripts/test-rocksdb-stress.sh $(ARGS)

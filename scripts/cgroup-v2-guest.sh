@@ -1,14 +1,7 @@
 #!/bin/bash
 # What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, `guard`, or `systemd`, which
 # starts it again as `stories`.
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
-
-ends() {
-    echo "guest: ends"
-    sync
-    echo b >/proc/sysrq-trigger
-    sleep 60
-}
+. "$(dirname "$0")/guest.sh"
 
 topmost() {
     echo "guest: begins with Linux $(uname -r)"
@@ -28,7 +21,7 @@ guard() {
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
     ip link set lo up
     cd "$SOURCE/crates/kernel" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 "$KERNEL" pressure::group --test-threads=1 --color=never
+    PAGEKEEPER_REQUIRE_ALL=1 "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
     cd "$SOURCE/crates/cli" || ends
     PAGEKEEPER_REQUIRE_ALL=1 "$HOST" guard_cgroups:: --include-ignored --nocapture --test-threads=1 --color=never
     ends
@@ -59,8 +52,6 @@ END
     exec /lib/systemd/systemd --show-status=false
 }
 
-passed=0 failed=0
-
 # story NAME nothing|all COMMAND...: what a static copy leaves in the page cache where COMMAND starts `pagekeeper run`. No group may stay, and
 # one line says so where there was none.
 story() {
@@ -85,17 +76,7 @@ story() {
         nothing/ | all/*"linked statically"*) ;;
         *) problem+="it wrote: $said" ;;
     esac
-    result "$name" "$problem"
-}
-
-result() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "test systemd::$1 ... ok"
-    else
-        failed=$((failed + 1))
-        echo "test systemd::$1 ... FAILED: $2"
-    fi
+    result "systemd::$name" "$problem"
 }
 
 as_user() {
@@ -116,9 +97,7 @@ stories() {
     story a_user_in_a_session nothing systemd-run --quiet --scope --slice=user-65533.slice bash -c 'as_user "$@"' bash
     story a_user_in_a_scope nothing as_user systemd-run --user --quiet --scope
     story a_user_in_a_service all as_user env
-    local verdict=ok
-    [ "$failed" -eq 0 ] || verdict=FAILED
-    echo "test result: $verdict. $passed passed; $failed failed; 0 ignored; 0 measured; 0 filtered out"
+    results
     ends
 }
 

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# The newest kernel of a suite of Debian or Ubuntu, and its modules that a virtual machine needs:
+#   scripts/fetch-kernel.sh SUITE FLAVOUR FOLDER
+# FLAVOUR is as in the name of the package that depends on the newest image: linux-image-FLAVOUR, such as amd64, arm64, arm64-16k or, of
+# Ubuntu, virtual. FOLDER comes to hold vmlinuz, release, package, machine (as `uname -m` says it) and modules/, with their list in the
+# order of loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, on Ubuntu
+# that of this machine's apt; Debian's is as scripts/own-apt.sh finds it.
+set -euo pipefail
+suite=$1 flavour=$2 folder=$3
+. "$(dirname "$0")/own-apt.sh"
+
+ubuntu_keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+
+ubuntu_mirror() {
+    if [ -z "${UBUNTU_MIRROR:-}" ] && [ "$(. /etc/os-release && echo "${ID:-}")" = ubuntu ]; then
+        UBUNTU_MIRROR=$(apt-get indextargets --no-release-info --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+            awk '$1 == "main" { print $2; exit }')
+    fi
+    if [ -z "${UBUNTU_MIRROR:-}" ]; then
+        echo "no mirror of Ubuntu is known here: UBUNTU_MIRROR=http://HOST/ubuntu in the environment names one" >&2
+        return 1
+    fi
+    echo "$UBUNTU_MIRROR"
+}
+
+# Debian has Ubuntu's keys in a package.
+fetch_ubuntu_keys() {
+    [ ! -e "$ubuntu_keys" ] || return 0
+    mkdir -p "$folder.keys"
+    own_apt "$folder.keys/apt" "$(debian_mirror) stable"
+    (cd "$folder.keys" && apt-get "${apt[@]}" --quiet=2 download ubuntu-keyring)
+    dpkg --extract "$folder.keys"/ubuntu-keyring_*.deb "$folder.keys"
+    ubuntu_keys=$folder.keys$ubuntu_keys
+}
+
+case $flavour in
+    *arm64*) machine=aarch64 architecture=arm64 ;;
+    *) machine=x86_64 architecture=amd64 ;;
+esac
+lists=$folder.apt unpacked=$folder.unpacked
+trap 'rm -rf "$lists" "$unpacked" "$folder.keys"' EXIT
+rm -rf "$lists" "$unpacked" "$folder.keys"
+case $flavour in
+    virtual | generic*)
+        mirror=$(ubuntu_mirror)
+        fetch_ubuntu_keys
+        OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"
+        ;;
+    *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" ;;
+esac
+# The image, and the packages that hold its modules: not the tools that would install it.
+packages=$(apt-cache "${apt[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
+    "linux-image-$flavour" | grep -oE '^linux-(image|binary|base|modules)-[^ ]*[0-9]\.[0-9][^ ]*' | sort -u | tr '\n' ' ')
+if [ -z "$packages" ]; then
+    if [ -e "$folder/package" ]; then
+        echo "$suite: its lists can't be fetched; the kernel that was fetched before is taken" >&2
+        exit 0
+    fi
+    echo "$suite: no linux-image-$flavour can be had" >&2
+    exit 1
+fi
+if [ "$(cat "$folder/package" 2>/dev/null)" = "$packages" ]; then
+    exit 0
+fi
+mkdir -p "$unpacked"
+(cd "$unpacked" && apt-get "${apt[@]}" --quiet=2 download $packages)
+for package in "$unpacked"/*.deb; do
+    dpkg --extract "$package" "$unpacked"
+    rm "$package"
+done
+rm -rf "$folder"
+mkdir -p "$folder/modules"
+[ -d "$unpacked/lib/modules" ] || ln -s usr/lib "$unpacked/lib"
+release=$(basename "$unpacked"/lib/modules/*)
+depmod --basedir "$unpacked" "$release"
+for image in "$unpacked/boot/vmlinuz-$release" "$unpacked/lib/modules/$release/vmlinuz"; do
+    [ ! -e "$image" ] || cp "$image" "$folder/vmlinuz"
+done
+for module in virtio_pci virtio_blk 9pnet_virtio 9p overlay ext4 loop xfs; do
+    modprobe --dirname "$unpacked" --set-version "$release" --show-depends "$module"
+done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
+    name=$(basename "$file" | sed -E 's/\.(xz|zst|gz)$//')
+    case $file in
+        *.xz) xz --decompress --stdout "$file" ;;
+        *.zst) zstd --quiet --decompress --stdout "$file" ;;
+        *.gz) gzip --decompress --stdout "$file" ;;
+        *) cat "$file" ;;
+    esac >"$folder/modules/$name"
+    echo "$name" >>"$folder/modules/list"
+done
+echo "$release" >"$folder/release"
+echo "$machine" >"$folder/machine"
+printf %s "$packages" >"$folder/package"

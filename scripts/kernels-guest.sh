@@ -1,0 +1,42 @@
+#!/bin/bash
+# What scripts/test-kernels.sh runs in its machines, as their first process: `tour`, with unit tests, or `small`. In the environment:
+# PAGEKEEPER, the program; UNIT_TESTS, programs of tests, each with the words after it that libtest takes, parted by ";".
+. "$(dirname "$0")/guest.sh"
+
+echo "guest: begins with Linux $(uname -r), $(uname -m), pages of $(($(getconf PAGESIZE) >> 10)) KiB"
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t tracefs tracefs /sys/kernel/tracing
+mount -t debugfs debugfs /sys/kernel/debug
+mkdir -p /dev/shm /dev/pts /mnt/xfs && mount -t tmpfs shm /dev/shm && mount -t devpts devpts /dev/pts
+ln -sfn /proc/self/fd /dev/fd
+ip link set lo up
+# /tmp is on the overlay, whose pages are those of a tmpfs.
+export TMPDIR=/var/tmp
+cd "$SOURCE" || ends
+
+# XFS, for what ext4 lacks, where its module and its tools are here.
+if command -v mkfs.xfs >/dev/null; then
+    truncate --size 1G /var/tmp/xfs.image
+    if ! { mkfs.xfs -q /var/tmp/xfs.image && mount -o loop /var/tmp/xfs.image /mnt/xfs; }; then
+        echo "XFS: not tried, since it can't be mounted here"
+    fi
+fi
+
+if [ "$1" = tour ]; then
+    IFS=';' read -ra tests <<<"$UNIT_TESTS"
+    for words in "${tests[@]}"; do
+        read -ra words <<<"$words"
+        echo "Running $(basename "${words[0]}") ${words[*]:1}"
+        began=$SECONDS
+        (cd "$SOURCE/crates/cli" && timeout 600 "${words[@]}" --color=never 2>&1) || echo "it ended with $?"
+        echo "took $((SECONDS - began)) s"
+    done
+fi
+# For the tour to see whether groups have memory.reclaim. It stays in the topmost one itself, where `run` can make groups.
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/tour
+began=$SECONDS
+python3 scripts/kernels-tour.py "$1" /var/tmp/tour 2>&1
+echo "took $((SECONDS - began)) s"
+dmesg | grep -E 'BUG|WARNING|Oops|hung' | head
+ends

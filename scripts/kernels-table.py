@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Puts what one machine of scripts/test-kernels.sh said of its kernel into the table of a page, between two marks:
+
+    kernels-table.py PAGE SUITE FLAVOUR RELEASE LOG
+
+A column for each kernel, in the order of their versions, and a row for each line "capability: NAME: WHAT" of the log. The columns of other
+kernels stay as they were. A log without such lines changes nothing.
+"""
+
+import re
+import sys
+
+BEGIN, END = "<!-- make test-kernels writes from here -->", "<!-- to here -->"
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def version(column):
+    return [int(number) for number in re.findall(r"\d+", column.split("<br>")[-1])]
+
+
+def main():
+    page, suite, flavour, release, log = sys.argv[1:]
+    with open(log) as file:
+        found = dict(re.findall(r"^capability: (.+?): (.+)$", file.read(), re.MULTILINE))
+    if not found:
+        return
+    with open(page) as file:
+        text = file.read()
+    head, rest = text.split(BEGIN)
+    old, tail = rest.split(END)
+    table = {}
+    rows = []
+    lines = [line for line in old.splitlines() if line.startswith("|")]
+    columns = cells(lines[0])[1:] if lines else []
+    for line in lines[2:]:
+        name, *values = cells(line)
+        rows.append(name)
+        for column, value in zip(columns, values):
+            table[column, name] = value
+    kind = "Ubuntu" if flavour.startswith(("virtual", "generic")) else "Debian"
+    machine = f" {flavour}" if "arm64" in flavour else ""
+    mine = f"{kind} {suite}{machine}<br>"
+    columns = [column for column in columns if not column.startswith(mine)]
+    column = mine + re.match(r"[0-9.]+", release).group(0)
+    columns.append(column)
+    columns.sort(key=version)
+    rows += [name for name in found if name not in rows]
+    for name, what in found.items():
+        table[column, name] = what
+    out = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    out += [f"| {name} | " + " | ".join(table.get((column, name), "-") for column in columns) + " |" for name in rows]
+    with open(page, "w") as file:
+        file.write(head + BEGIN + "\n\n" + "\n".join(out) + "\n\n" + END + tail)
+
+
+main()

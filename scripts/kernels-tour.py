@@ -1,0 +1,421 @@
+#!/usr/bin/env python3
+"""What scripts/kernels-guest.sh runs in each of its machines: every command of pagekeeper, whose figures are compared with fincore's, and
+what the kernel can do, as pagekeeper reports it, compared with the system calls themselves.
+
+    kernels-tour.py tour DIRECTORY      a story for each command, and a line "capability: NAME: WHAT" for each column of the table
+    kernels-tour.py small DIRECTORY     guard, top and doctor beside programs that take all of a small memory
+
+Prints lines as Rust's tests do, with what the commands said between them, and fails if a story did.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+PAGEKEEPER = os.environ["PAGEKEEPER"]
+MIB = 1 << 20
+PAGE = mmap.PAGESIZE
+ARM = platform.machine() == "aarch64"
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+passed, failed = 0, 0
+capabilities = {}
+
+
+def run(*words, status=0, env=None, inside=None):
+    """Runs pagekeeper, shows what it says, and returns its standard output and standard error."""
+    done = subprocess.run([PAGEKEEPER, *words], capture_output=True, text=True, env={**os.environ, **(env or {})}, cwd=inside, timeout=1200)
+    print(f"$ pagekeeper {' '.join(words)}")
+    for line in (done.stdout + done.stderr).splitlines()[:40]:
+        print("  " + (line if len(line) < 400 else line[:400] + "…"))
+    if status is not None and done.returncode != status:
+        raise AssertionError(f"pagekeeper {words[0]} ended with {done.returncode}: {done.stderr.strip()[-600:]}")
+    return done.stdout, done.stderr
+
+
+def figures(*words):
+    return json.loads(run(*words, "--json")[0])
+
+
+def resident(path):
+    """Bytes of a file in the page cache, by fincore."""
+    out = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "RES", path], capture_output=True, text=True, check=True)
+    return int(out.stdout.split()[0])
+
+
+def same(what, found, expected):
+    if found != expected:
+        raise AssertionError(f"{what}: {found}, not {expected}")
+
+
+def write(path, size, synced=True):
+    with open(path, "wb") as file:
+        for _ in range(size // MIB):
+            file.write(os.urandom(MIB))
+        file.flush()
+        if synced:
+            os.fsync(file.fileno())
+
+
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def story(name, act, *arguments):
+    global passed, failed
+    print(f"begins: {name}, at {time.monotonic():.0f} s", flush=True)
+    try:
+        act(*arguments)
+        passed += 1
+        print(f"test {name} ... ok", flush=True)
+    except Exception as error:  # whatever it is, the other stories go on
+        failed += 1
+        print(f"{name}: {type(error).__name__}: {error}")
+        print(f"test {name} ... FAILED", flush=True)
+
+
+# The system calls themselves, to compare with.
+
+
+def syscall(number, *arguments):
+    """Returns what it returns, or minus the error number."""
+    found = LIBC.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments])
+    return found if found >= 0 else -ctypes.get_errno()
+
+
+def kernel_has_cachestat(path):
+    file = os.open(path, os.O_RDONLY)
+    counts = (ctypes.c_uint64 * 5)()
+    whole = (ctypes.c_uint64 * 2)(0, 0)
+    found = syscall(451, file, whole, counts, 0)
+    os.close(file)
+    return found == 0
+
+
+def kernel_takes_uncached_writes(directory):
+    path = os.path.join(directory, "uncached")
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return os.pwritev(file, [b"x" * 65536], 0, 0x80) > 0
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+        os.unlink(path)
+
+
+def statx(path, wanted):
+    """The mask that came back, and the bytes."""
+    stat = ctypes.create_string_buffer(256)
+    found = syscall(291 if ARM else 332, -100, os.fsencode(path), 0, wanted, stat)
+    return (struct.unpack_from("I", stat.raw, 0)[0], stat.raw) if found == 0 else (0, stat.raw)
+
+
+def kernel_reports_alignment(path):
+    mask, stat = statx(path, 0x2000)
+    return struct.unpack_from("II", stat, 152) if mask & 0x2000 else None
+
+
+def kernel_reports_atomic_writes(path):
+    mask, stat = statx(path, 0x10000)
+    most = struct.unpack_from("I", stat, 0xB4)[0]
+    return most if mask & 0x10000 else 0
+
+
+def kernel_has_uring():
+    ring = ctypes.create_string_buffer(120)
+    found = syscall(425, 4, ring)
+    if found >= 0:
+        os.close(found)
+    return found >= 0
+
+
+# A story for each command.
+
+
+def stat(directory):
+    path = os.path.join(directory, "stat")
+    write(path, 8 * MIB)
+    said = figures("stat", path)["files"][0]
+    same("resident", said["resident"], resident(path))
+    same("source", said["source"], "cachestat" if kernel_has_cachestat(path) else "mincore")
+    capabilities["all counts of pages"] = "full" if said["source"] == "cachestat" else "lesser: what is resident, by mincore(2)"
+    dirtied = os.path.join(directory, "dirty")
+    write(dirtied, 4 * MIB, synced=False)
+    dirty = figures("stat", dirtied)["files"][0]["dirty"]
+    if said["source"] == "cachestat":
+        same("dirty", dirty, 4 * MIB)
+        capabilities["dirty pages of a file"] = "full"
+    else:
+        same("dirty", dirty, None)
+        out, complaint = run("stat", dirtied)
+        if "cachestat" not in out + complaint:
+            raise AssertionError("it does not say why what is dirty is not known")
+        capabilities["dirty pages of a file"] = "none"
+
+
+def evict_and_warm(directory):
+    path = os.path.join(directory, "evicted")
+    write(path, 8 * MIB, synced=False)
+    run("evict", path)
+    same("after evict", resident(path), 0)
+    run("warm", path)
+    same("after warm", resident(path), 8 * MIB)
+    saved = os.path.join(directory, "saved")
+    run("snapshot", path, "-o", saved)
+    run("evict", "--range", "2M..", path)
+    run("warm", "--from", saved)
+    same("after warm --from", resident(path), 8 * MIB)
+
+
+def copy_under_run(directory):
+    source, target = os.path.join(directory, "source"), os.path.join(directory, "target")
+    write(source, 48 * MIB)
+    run("evict", source)
+    run("run", "--report", "--", "cp", source, target)
+    same("of both", resident(source) + resident(target), 0)
+    same("the copy", content(target) == content(source), True)
+
+
+def static_under_run(directory):
+    """In a memory group of its own, by memory.reclaim."""
+    source, target = os.path.join(directory, "static"), os.path.join(directory, "static-copy")
+    write(source, 48 * MIB)
+    run("evict", source)
+    subprocess.run(["rm", "-f", target], check=True)
+    said = run("run", "--", os.environ.get("BUSYBOX", "busybox"), "cp", source, target)[1]
+    same("the copy", content(target) == content(source), True)
+    run("evict", source)
+    has = os.path.exists("/sys/fs/cgroup/tour/memory.reclaim")
+    left = resident(target)
+    if has:
+        capabilities["memory.reclaim"] = "full"
+        same("what it said", said, "")
+        if left > 8 * MIB:
+            raise AssertionError(f"{left} bytes of its target stay")
+    else:
+        capabilities["memory.reclaim"] = "none"
+        if "memory.reclaim" not in said:
+            raise AssertionError("it does not say that memory.reclaim is missing")
+
+
+def guard(directory):
+    logs = os.path.join(directory, "logs")
+    os.mkdir(logs)
+    names = [os.path.join(logs, f"binlog.00000{number}") for number in (1, 2, 3)]
+    for name in names:
+        write(name, 4 * MIB)
+    with open(os.path.join(logs, "binlog.index"), "w") as index:
+        index.write("".join(f"./{os.path.basename(name)}\n" for name in names))
+    run("guard", "--dry-run", "--once", "--dir", logs, "--profile", "mariadb")
+    same("after a dry run", resident(names[0]), 4 * MIB)
+    run("guard", "--once", "--dir", logs, "--profile", "mariadb")
+    same("closed logs", resident(names[0]) + resident(names[1]), 0)
+    same("closed logs' bytes", os.path.getsize(names[0]), 4 * MIB)
+
+
+def doctor(directory):
+    path = os.path.join(directory, "stat")
+    with open(path, "rb"):
+        said = figures("doctor", "--watch", "2s", "--pid", str(os.getpid()))
+    same("errors", said["errors"], [])
+    traced = said["inspected"]["traced"]
+    if "in the kernel" in traced:
+        capabilities["events"] = "full"
+    elif "tracefs" in traced:
+        capabilities["events"] = "lesser: lines of tracefs"
+    else:
+        capabilities["events"] = f"lesser: {traced}"
+    # Programs in the kernel are not to be had where it is locked down; these are not.
+    same("events", capabilities["events"], "full")
+    run("doctor", "--watch", "2s", "--pid", str(os.getpid()))
+    total = said["inspected"]["memory"]["total_bytes"]
+    same("all memory", total, meminfo()["MemTotal"])
+
+
+def top(directory):
+    path = os.path.join(directory, "stat")
+    content(path)
+    said = figures("top", "--once", "-n", "50", directory)
+    rows = {row["path"]: row for row in said["rows"]}
+    same("resident", rows[path]["resident"], resident(path))
+    run("top", "--once", "-n", "5", directory)
+
+
+def probe(name, directory):
+    path = os.path.join(directory, "probed")
+    write(path, MIB)
+    said = figures("probe", "--quick", "--size", "64M", directory)
+    # `found` is flattened.
+    reported, worked = said["direct"]["reported"], said["direct"]["worked"]
+    raw = kernel_reports_alignment(path)
+    same("alignment", reported and (reported["memory_alignment"], reported["offset_alignment"]), raw)
+    if reported:
+        capabilities[f"alignment of direct I/O, {name}"] = "full"
+    else:
+        capabilities[f"alignment of direct I/O, {name}"] = f"lesser: found by trying, {worked['offset_alignment']} bytes" if worked else "none"
+    uncached = said["uncached"]
+    real = [kind for kind in ("append", "unwritten", "overwrite") if uncached[kind]["refused"] is None and not uncached[kind]["resident_bytes"]]
+    same("uncached writes", uncached["append"]["refused"] is None, kernel_takes_uncached_writes(directory))
+    if len(real) == 3:
+        capabilities[f"uncached writes, {name}"] = "full"
+    else:
+        capabilities[f"uncached writes, {name}"] = "lesser: appends alone" if "append" in real else "none"
+    most = max([size["bytes"] for size in said["atomic"]["sizes"] if size["works"]], default=0)
+    if most > 0 and kernel_reports_atomic_writes(path) == 0:
+        raise AssertionError(f"atomic writes of {most} bytes, but statx(2) reports none")
+    capabilities[f"atomic writes, {name}"] = f"full, to {most >> 10} KiB" if most else "none"
+    same("io_uring", said["reads"]["by"] == "io_uring", kernel_has_uring())
+    return said["reads"]
+
+
+def probe_without_uring(name, directory):
+    knob = "/proc/sys/kernel/io_uring_disabled"
+    if not os.path.exists(knob):
+        capabilities["io_uring switched off"] = "the kernel has no such setting"
+        probe(name, directory)
+        return
+    with open(knob, "w") as file:
+        file.write("2")
+    reads = probe(name, directory)
+    same("by", reads["by"], "threads")
+    if not reads["not_uring"]:
+        raise AssertionError("it does not say why not")
+    capabilities["io_uring switched off"] = "lesser: threads"
+    with open(knob, "w") as file:
+        file.write("0")
+
+
+def probe_with_uring(name, directory):
+    reads = probe(name, directory)
+    capabilities["io_uring"] = "full" if reads["by"] == "io_uring" else f"lesser: {reads['by']}"
+
+
+def demo(directory):
+    run("demo", "--seconds", "6", "--dir", directory)
+
+
+def others(directory):
+    """What needs nothing of the kernel."""
+    run("--version")
+    run("man", "guard")
+    run("completions", "bash")
+    run("store", "stat", directory, status=1)
+
+
+def tour(directory):
+    story("kernels::stat", stat, directory)
+    story("kernels::evict_warm_snapshot", evict_and_warm, directory)
+    story("kernels::run", copy_under_run, directory)
+    story("kernels::run_static", static_under_run, directory)
+    story("kernels::guard", guard, directory)
+    story("kernels::doctor", doctor, directory)
+    story("kernels::top", top, directory)
+    story("kernels::probe_ext4", probe_with_uring, "ext4", directory)
+    if os.path.ismount("/mnt/xfs"):
+        story("kernels::probe_xfs_without_io_uring", probe_without_uring, "XFS", "/mnt/xfs")
+    else:
+        story("kernels::probe_without_io_uring", probe_without_uring, "ext4", directory)
+    story("kernels::demo", demo, directory)
+    story("kernels::others", others, directory)
+    capabilities["size of a page"] = f"{PAGE >> 10} KiB"
+    for name, what in capabilities.items():
+        print(f"capability: {name}: {what}")
+
+
+# A small machine.
+
+
+def meminfo():
+    with open("/proc/meminfo") as file:
+        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if line.endswith("kB\n")}
+
+
+def killed():
+    """Programs that the kernel killed for want of memory, by its log."""
+    log = subprocess.run(["dmesg"], capture_output=True, text=True).stdout
+    return re.findall(r"Killed process \d+ \(([^)]*)\)", log)
+
+
+def near(what, found, expected, share):
+    if abs(found - expected) > share * expected:
+        raise AssertionError(f"{what}: {found}, but {expected}")
+
+
+def pressure(directory):
+    """guard, top and doctor while one program holds most of the memory and others read and write more than the rest of it."""
+    logs = os.path.join(directory, "pressed")
+    os.mkdir(logs)
+    big = os.path.join(directory, "big")
+    write(big, 512 * MIB)
+    children = []
+    guarding = subprocess.Popen(
+        [PAGEKEEPER, "guard", "--dir", logs, "--profile", "mariadb", "--tick", "500ms"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    held = meminfo()["MemAvailable"] * 6 // 10
+    hold = f"import time; held = bytearray({held}); held[::4096] = b'x' * len(held[::4096]); print('held', flush=True); time.sleep(900)"
+    try:
+        holder = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE)
+        children.append(holder)
+        same("the holder said", holder.stdout.readline(), b"held\n")
+        children.append(subprocess.Popen(["bash", "-c", f"while :; do cat {big} >/dev/null; done"]))
+        open(os.path.join(logs, "binlog.index"), "w").close()
+        writer = f"i=0; while :; do i=$((i + 1)); dd if=/dev/zero of={logs}/binlog.$(printf %06d $i) bs=1M count=32 conv=fsync status=none; rm -f {logs}/binlog.$(printf %06d $((i - 8))); done"
+        children.append(subprocess.Popen(["bash", "-c", writer]))
+        time.sleep(20)
+        before = meminfo()
+        said = figures("top", "--once", "-n", "50", directory)
+        after = meminfo()
+        same("top: all memory", said["memory"]["total"], after["MemTotal"])
+        low, high = sorted((before["Cached"], after["Cached"]))
+        if not low * 0.8 <= said["cached"]["bytes"] <= high * 1.2 + 32 * MIB:
+            raise AssertionError(f"top: {said['cached']['bytes']} in the page cache, but {low} to {high} by /proc/meminfo")
+        found = figures("doctor", "--watch", "4s", "--pid", str(holder.pid))
+        same("doctor: all memory", found["inspected"]["memory"]["total_bytes"], after["MemTotal"])
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    subprocess.run("pkill -x cat; pkill -x dd", shell=True)
+    time.sleep(2)
+    rows = figures("stat", big)["files"][0]
+    same("stat under pressure", rows["resident"], resident(big))
+    if guarding.poll() is not None:
+        raise AssertionError(f"the guard ended by itself: {guarding.returncode}")
+    guarding.send_signal(signal.SIGTERM)
+    out, _ = guarding.communicate(timeout=120)
+    print(out)
+    same("the guard's end", guarding.returncode, 0)
+    most = re.search(r"([0-9.]+) MiB of memory at most", out)
+    if not most or float(most.group(1)) > 64:
+        raise AssertionError("the guard took more than 64 MiB of memory, or does not say what it took")
+    victims = killed()
+    print("killed for want of memory:", victims or "none")
+    if any(name.startswith("pagekeeper") for name in victims):
+        raise AssertionError("the kernel killed one of ours")
+
+
+def small(directory):
+    print(f"memory: {meminfo()['MemTotal'] >> 20} MiB")
+    story("kernels::small_memory", pressure, directory)
+
+
+def main():
+    place = sys.argv[2]
+    os.makedirs(place)
+    {"tour": tour, "small": small}[sys.argv[1]](place)
+    verdict = "FAILED" if failed else "ok"
+    print(f"test result: {verdict}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+main()

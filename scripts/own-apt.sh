@@ -1,0 +1,50 @@
+# To be sourced. An apt of its own, with lists, cache and a record of installed packages in a folder: this system's apt is not touched.
+
+# The mirror of Debian that this machine's apt is set up for, or DEBIAN_MIRROR.
+debian_mirror() {
+    local codename
+    if [ -z "${DEBIAN_MIRROR:-}" ]; then
+        codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-unstable}")
+        DEBIAN_MIRROR=$(apt-get indextargets --no-release-info --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+            awk -v release="^($codename|stable|testing|unstable|sid)\$" '$1 ~ release && $2 == "main" { print $3; exit }')
+    fi
+    if [ -z "$DEBIAN_MIRROR" ]; then
+        echo "apt knows no Debian mirror here: DEBIAN_MIRROR=http://HOST/debian in the environment names one." >&2
+        return 1
+    fi
+    echo "$DEBIAN_MIRROR"
+}
+
+# own_apt FOLDER SOURCE [ARCHITECTURE]: sets `apt`, the options for apt-get and apt-cache, and fetches the lists of SOURCE, "MIRROR SUITE".
+# A suite that is frozen or behind counts, too: it has expired, but its signature is still Debian's.
+# Signed by Debian, or by the keys in the file OWN_APT_KEYS.
+own_apt() {
+    local folder=$1 source=$2 architecture=${3:-$(dpkg --print-architecture)}
+    mkdir -p "$folder"/{lists,archives}/partial
+    : >"$folder/status"
+    echo "deb [signed-by=${OWN_APT_KEYS:-/usr/share/keyrings/debian-archive-keyring.gpg}] $source main" >"$folder/sources.list"
+    apt=(
+        -o "Dir::State=$folder" -o "Dir::State::status=$folder/status" -o "Dir::State::lists=$folder/lists"
+        -o "Dir::Cache=$folder" -o "Dir::Cache::archives=$folder/archives"
+        -o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null
+        -o "APT::Architecture=$architecture" -o "APT::Architectures=$architecture"
+        -o "APT::Sandbox::User=$(id -un)" -o Acquire::Languages=none
+        -o Acquire::Check-Valid-Until=false
+    )
+    apt_folder=$folder
+    apt-get "${apt[@]}" --quiet=2 update
+}
+
+# unpack_packages FOLDER PACKAGE...: these and all they depend on, unpacked, so that a chroot finds linker and shell at their old places.
+unpack_packages() {
+    local folder=$1 package directory
+    shift
+    apt-get "${apt[@]}" --quiet=2 --yes --download-only --no-install-recommends install "$@" </dev/null
+    for package in "$apt_folder"/archives/*.deb; do
+        dpkg --extract "$package" "$folder"
+    done
+    for directory in bin sbin lib lib64; do
+        [ ! -d "$folder/usr/$directory" ] || [ -d "$folder/$directory" ] || ln -sfn "usr/$directory" "$folder/$directory"
+    done
+}
