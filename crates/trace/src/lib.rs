@@ -72,6 +72,7 @@ mod format;
 mod gathered;
 mod instance;
 mod lines;
+mod locked;
 mod machine;
 mod options;
 mod pipe;

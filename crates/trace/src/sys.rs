@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use pagekeeper_kernel::text::unescaped_bytes;
 
+use crate::locked::without_limit;
 use rustix::io::Errno;
 
 /// One instruction of eight bytes (`struct bpf_insn`).
@@ -209,8 +210,10 @@ impl Map {
             numa_node: 0,
             name: object_name(name),
         };
-        // SAFETY: the attributes are those of the command and hold no address.
-        let fd = unsafe { bpf(Command::MapCreate, &mut attributes)? };
+        let fd = without_limit(|| {
+            // SAFETY: the attributes are those of the command and hold no address.
+            unsafe { bpf(Command::MapCreate, &mut attributes) }
+        })?;
         Ok(Self { fd: own(fd), key_size, value_size })
     }
 
@@ -341,9 +344,11 @@ impl Program {
             flags: 0,
             name: object_name(name),
         };
-        // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and a string
-        // with its end are read, at most `log_size` bytes of the log are written; all live through the call.
-        let fd = unsafe { bpf(Command::ProgLoad, &mut attributes)? };
+        let fd = without_limit(|| {
+            // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and a string
+            // with its end are read, at most `log_size` bytes of the log are written; all live through the call.
+            unsafe { bpf(Command::ProgLoad, &mut attributes) }
+        })?;
         Ok(Self { fd: own(fd) })
     }
 
