@@ -6,13 +6,14 @@
 
 use crate::claims::Fake;
 use crate::support;
-use crate::support::guard::{Ended, Guard};
+use crate::support::guard::{Ended, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
     Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// The least that a kernel has.
@@ -40,6 +41,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
     ) -> Self {
         server.put(bytes);
         let resident = resident_bytes(&server.logs());
+        the_doctor_names(profile, server.pid());
         // Some machines page out what is idle.
         assert!(
             resident >= bytes / 4 * 3,
@@ -109,6 +111,28 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         assert!(all >= released, "{}", ended.summary());
         println!("{}", ended.summary());
         ended
+    }
+}
+
+/// It says which database it is, whatever its process is called, and nothing of older messages that it can't know.
+fn the_doctor_names(profile: &str, pid: u32) {
+    let said = Command::new(program())
+        .args(["doctor", "--watch", "1s", "--pid", &pid.to_string()])
+        .output()
+        .expect("start the doctor");
+    let report =
+        String::from_utf8(said.stdout).expect("text").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.status.success(), "{report}");
+    let named = [
+        format!("{profile} (process {pid})"),
+        format!(", process {pid})"),
+        format!("-server (process {pid})"),
+    ];
+    assert!(named.iter().any(|name| report.contains(name)) && report.contains(profile), "{report}");
+    match profile {
+        "nats" => assert!(report.contains("Nothing found"), "{report}"),
+        "kafka" => assert!(report.contains("of it beyond its budget"), "{report}"),
+        _ => assert!(report.contains("of it never read again"), "{report}"),
     }
 }
 

@@ -610,6 +610,7 @@ mod tests {
         assert_eq!(base("mariadb", "/d/#rocksdb/000012.sst"), Some(Path::new("/d")));
         assert_eq!(base("mariadb", "/d/shop/t.ibd"), Some(Path::new("/d/shop")));
         assert_eq!(base("mariadb", "/d/my.cnf"), None);
+        assert_eq!(base("cassandra", "/d/data/shop/orders-5a1/nb-1-big-Data.db"), Some(Path::new("/d/data")));
     }
 
     #[test]

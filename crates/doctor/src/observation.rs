@@ -191,11 +191,17 @@ impl SavedSnapshot {
     }
 }
 
-/// How findings call a database: "mariadb (process 1234)", or "mariadb" where only its directory was given.
+/// How findings call a database: "mariadb (process 1234)", "kafka (java, process 1234)" where its process's name says nothing of
+/// it, or "mariadb" where only its directory was given.
 pub fn called(database: &Database) -> String {
-    let name = if database.name.is_empty() { &database.profile.name } else { &database.name };
+    let profile = &database.profile;
+    let name = if database.name.is_empty() { &profile.name } else { &database.name };
+    let says_which = profile.name == "generic"
+        || *name == profile.name
+        || profile.processes.iter().any(|glob| glob.is_match(name));
     match database.pid {
-        Some(pid) => format!("{name} (process {pid})"),
+        Some(pid) if says_which => format!("{name} (process {pid})"),
+        Some(pid) => format!("{} ({name}, process {pid})", profile.name),
         None => match database.directories.first() {
             Some(directory) => format!("{name} in {}", escaped(directory)),
             None => name.clone(),

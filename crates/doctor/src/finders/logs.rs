@@ -41,6 +41,8 @@ pub(crate) struct Logs<'a> {
     pub(crate) unwritten: u64,
     /// What nobody will read again; `None` if that was not judged.
     pub(crate) releasable: Option<u64>,
+    /// What of that is of streams and topics, which readers may come back to.
+    older_messages: u64,
     /// More resident than when the watch began.
     growth: u64,
     /// Resident of logs that nobody has open and that the next start reads.
@@ -68,12 +70,20 @@ impl<'a> Logs<'a> {
                 logs.next_start += residency.resident;
             } else if let Some(releasable) = releasable {
                 *logs.releasable.get_or_insert(0) += releasable.resident;
+                if file.class == Some(FileClass::Messages) {
+                    logs.older_messages += releasable.resident;
+                }
             }
             let before = observation.before(file.inode).and_then(|before| before.residency);
             resident_before += before.map_or(0, |before| before.resident);
         }
         logs.growth = logs.resident.saturating_sub(resident_before);
         logs
+    }
+
+    /// Whether all that would go is of streams and topics: by their budget.
+    fn is_of_messages(&self) -> bool {
+        self.older_messages > 0 && self.releasable == Some(self.older_messages)
     }
 
     /// What the guard may be offered for: it would release what a database's next start reads, too.
@@ -100,6 +110,9 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     }
     let much_releasable = logs.releasable.is_some_and(|releasable| releasable >= RELEASABLE_MIN);
     let share = match logs.releasable {
+        Some(releasable) if logs.is_of_messages() => {
+            format!(", {} of it beyond its budget", percent(releasable, logs.resident))
+        }
         Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),
         None if logs.next_start > 0 => ", and no process has them open".to_owned(),
         None => String::new(),
@@ -141,9 +154,14 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         fixes: advised.fixes,
         remarks: advised.remarks,
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
+            let what = if logs.is_of_messages() {
+                "all but the newest messages of each stream or topic, as much as their budget is,"
+            } else {
+                "what lies behind the writer and all followers,"
+            };
             format!(
-                "{} releases what lies behind the writer and all followers, for as long as it runs. It frees memory, \
-                 adds no throughput, and can't change a byte of a log.",
+                "{} releases {what} for as long as it runs. It frees memory, adds no throughput, and can't change a byte \
+                 of a log.",
                 guard_command(database)
             )
         }),
@@ -229,7 +247,15 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
         many => format!("and behind all {many} readers"),
     };
     let join = if readers == 0 { "; " } else { " " };
-    let text = format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(releasable));
+    let text = if logs.is_of_messages() {
+        format!(
+            "by the guard's rules {} are older than what their budget keeps; a reader that lags so far, or begins anew, \
+             would get them from the disk",
+            Size(releasable)
+        )
+    } else {
+        format!("by the guard's rules {} lie behind the writer{join}{followers}", Size(releasable))
+    };
     Some(
         Evidence::new(text)
             .with("releasable_bytes", releasable)
@@ -319,6 +345,21 @@ mod tests {
             Releasable { file: file.inode, resident }
         })
         .collect()
+    }
+
+    #[test]
+    fn older_messages_of_topics_are_not_said_to_be_never_read_again() {
+        let (mut before, mut after) = logs_of(10);
+        for snapshot in [&mut before, &mut after] {
+            snapshot.files.retain(|file| file.class == Some(FileClass::Binlog));
+            snapshot.files.iter_mut().for_each(|file| file.class = Some(FileClass::Messages));
+        }
+        let mut observation = Observation::new(&before, &after);
+        observation.releasable = releasable(&after, 50);
+        let [found] = &find(&observation)[..] else { panic!("one finding") };
+        assert!(found.title.ends_with("50 % of it beyond its budget"), "{}", found.title);
+        let said = format!("{:?} {:?}", found.evidence, found.pagekeeper);
+        assert!(said.contains("from the disk") && !said.contains("behind the writer"), "{said}");
     }
 
     #[test]
