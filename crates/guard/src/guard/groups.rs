@@ -13,6 +13,7 @@
 //! A group that is gone is forgotten. What can't be read or done is reported once for each group.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -34,6 +35,8 @@ const MOST_AWAY: usize = 16;
 /// Databases whose groups are looked at in one pass; the others come in the next ones.
 const AT_ONCE: usize = 64;
 
+/// A group that is not met in so many passes is forgotten, where one meets all.
+const PASSES: u64 = 3;
 /// Groups that are counted by name; those beyond are counted together.
 const MOST_COUNTED: usize = 1000;
 
@@ -69,6 +72,8 @@ pub(super) struct Groups {
     began: Instant,
     due: Instant,
     pass: u64,
+    /// After how many a group that is not met is forgotten.
+    passes: u64,
     /// Behind which process the next pass begins.
     after: u32,
     reclaimed: BTreeMap<PathBuf, u64>,
@@ -83,6 +88,7 @@ impl Groups {
             began: now,
             due: now,
             pass: 0,
+            passes: PASSES,
             after: 0,
             reclaimed: BTreeMap::new(),
         }
@@ -118,7 +124,8 @@ impl Groups {
         for (id, (met, pids)) in self.meet(watched, settings, report) {
             let sample = sample(id, &met, now.saturating_duration_since(self.began));
             let known = self.known.entry(id).or_default();
-            (known.path, known.pids, known.pass) = (met.path.clone(), pids, self.pass);
+            (known.path, known.pass) = (met.path.clone(), self.pass);
+            known.pids.extend(pids);
             let step = known.state.step(wanted, sample);
             known.tell(step, &sample, report);
             let Ok(bytes) = step.reclaim else { continue };
@@ -134,7 +141,7 @@ impl Groups {
             }
             self.reclaim(id, met, bytes, &sample, report);
         }
-        self.known.retain(|_, known| known.pass + 4 > self.pass);
+        self.known.retain(|_, known| known.pass + self.passes > self.pass);
         self.tighten(watched);
     }
 
@@ -156,10 +163,12 @@ impl Groups {
         };
         let owners: BTreeSet<u32> =
             watched.directories.iter().filter_map(|directory| directory.owner).collect();
-        let mut turn: Vec<u32> =
-            owners.range(self.after + 1..).chain(owners.range(..=self.after)).copied().collect();
-        turn.truncate(AT_ONCE);
-        self.after = if turn.len() < owners.len() { turn.last().copied().unwrap_or(0) } else { 0 };
+        // Each group is met again before it is forgotten, however many there are.
+        self.passes =
+            u64::try_from(owners.len().div_ceil(AT_ONCE)).unwrap_or(u64::MAX).saturating_add(PASSES);
+        self.known.values_mut().for_each(|known| known.pids.retain(|pid| owners.contains(pid)));
+        let turn;
+        (turn, self.after) = turn_of(&owners, self.after);
         for pid in turn {
             match group_of(&roots, pid, &mounts, settings) {
                 Ok(Some(group)) => {
@@ -286,6 +295,18 @@ fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
     Event::Cgroup { path: path.to_path_buf(), file_bytes: sample.file, limit_bytes: sample.limit, news }
 }
 
+/// The processes whose groups are looked at next, and behind which the pass after that begins.
+fn turn_of(owners: &BTreeSet<u32>, after: u32) -> (Vec<u32>, u32) {
+    let mut turn: Vec<u32> = owners
+        .range((Bound::Excluded(after), Bound::Unbounded))
+        .chain(owners.range(..=after))
+        .copied()
+        .collect();
+    turn.truncate(AT_ONCE);
+    let last = turn.last().copied().filter(|_| turn.len() < owners.len());
+    (turn, last.unwrap_or(0))
+}
+
 /// The group that a process's memory is charged to, if the rule names it.
 fn group_of(roots: &SysRoots, pid: u32, mounts: &[Mount], settings: &Settings) -> Result<Option<Met>, Error> {
     let Some(place) = MemoryPlace::among(roots, pid, mounts)? else { return Ok(None) };
@@ -407,6 +428,22 @@ mod tests {
         }
         assert!(groups.known.is_empty() && groups.away.is_empty());
         assert!(groups.reclaimed.is_empty());
+    }
+
+    #[test]
+    fn each_of_many_databases_has_its_turn() {
+        let owners: BTreeSet<u32> = (1..=200).chain([u32::MAX]).collect();
+        let (mut after, mut seen) = (0, BTreeSet::new());
+        for _ in 0..4 {
+            let turn;
+            (turn, after) = turn_of(&owners, after);
+            assert!(turn.len() <= AT_ONCE);
+            seen.extend(turn);
+        }
+        assert_eq!(seen, owners);
+        let few: BTreeSet<u32> = [7, 9].into();
+        assert_eq!(turn_of(&few, 8), (vec![9, 7], 0));
+        assert_eq!(turn_of(&BTreeSet::new(), u32::MAX), (Vec::new(), 0));
     }
 
     #[test]
