@@ -65,6 +65,7 @@ fn a_field_more_or_less_is_refused() {
         "evidence": [{"text": "", "confidence": "measured", "figures": {
             "resident_bytes": 1, "openers": [{"pid": 1, "name": "", "how": "direct", "writes": true}],
             "shares": [{"owner": "", "class": null, "bytes": 1}],
+            "alternatives": [{"setting": "", "lasts_seconds": null}],
         }}],
         "cost": {"text": "", "confidence": "estimated"},
         "fixes": [{
@@ -119,12 +120,32 @@ fn sources(directory: &Path, all: &mut Vec<PathBuf>) {
 }
 
 #[test]
+fn every_kind_of_finding_is_in_the_schema() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../doctor/src/finding.rs");
+    let source = std::fs::read_to_string(source).expect("read a source");
+    let (_, kinds) = source.split_once("pub enum Kind {").expect("it is there");
+    let (kinds, _) = kinds.split_once("\n}").expect("it ends");
+    let is_kind = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    let words = |kind: &str| {
+        let dashed: String =
+            kind.chars().map(|c| if c.is_uppercase() { format!("-{}", c.to_lowercase()) } else { c.into() }).collect();
+        dashed.trim_matches(['-', ',']).to_owned()
+    };
+    let kinds: BTreeSet<String> = kinds.lines().map(str::trim).filter(is_kind).map(words).collect();
+    let schema = schema();
+    let listed = schema["$defs"]["finding"]["properties"]["kind"]["enum"].as_array().expect("kinds");
+    let listed: BTreeSet<String> = listed.iter().map(|kind| kind.as_str().expect("text").to_owned()).collect();
+    assert_eq!(kinds, listed);
+}
+
+#[test]
 fn every_figure_of_the_code_is_in_the_schema() {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../doctor/src"), &mut files);
     let mut names = BTreeSet::new();
     for file in files {
         let text = std::fs::read_to_string(file).expect("read a source");
+        assert!(!text.contains(".with(&"), "a figure's name is written out, so that it can be looked for");
         let figures_in =
             text.split(".with(\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned));
         names.extend(figures_in);

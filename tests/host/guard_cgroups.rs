@@ -299,7 +299,7 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
         .trim()
         .parse()
         .expect("a number");
-    let report = outcome.json();
+    let report = doctor_report::of(&outcome);
     let findings = report["findings"].as_array().expect("findings");
     let found = findings
         .iter()

@@ -377,8 +377,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
         ("vm.dirty_ratio=20".to_owned(), Limit::Ratio(20)),
         ("vm.dirty_ratio=50".to_owned(), Limit::Ratio(50)),
     ];
-    let mut evidence = Evidence::new("");
-    let mut said = Vec::new();
+    let (mut said, mut alternatives) = (Vec::new(), Vec::new());
     for (name, limit) in others.into_iter().filter(|(_, limit)| *limit != report.parameters.limit) {
         let thresholds = DirtyParameters { limit, ..report.parameters }.thresholds(report.dirtyable);
         // What is dirty stays about where throttling begins now.
@@ -389,14 +388,14 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
             None => "hardly ever".to_owned(),
         };
         said.push(format!("with {name} ({}) {when}", Size(thresholds.limit)));
-        let figure = lasts.map_or(serde_json::Value::Null, |lasts| lasts.as_secs().into());
-        evidence = evidence.with(&format!("{name} lasts_seconds"), figure);
+        let lasts = lasts.map(|lasts| lasts.as_secs());
+        alternatives.push(serde_json::json!({ "setting": name, "lasts_seconds": lasts }));
     }
-    evidence.text = format!(
+    let text = format!(
         "estimated from these rates, throttling would begin {}; a guess, if the load stays the same",
         said.join(", ")
     );
-    evidence
+    Evidence::new(text).with("alternatives", alternatives)
 }
 
 /// Databases in memory cgroups with dirty limits of their own.
