@@ -9,7 +9,8 @@ topmost() {
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm
     ip link set lo up
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 "$TESTS" group:: --test-threads=1 --color=never
+    PAGEKEEPER_REQUIRE_ALL=1 program preload "$TESTS" group:: --test-threads=1 --color=never
+    results
     ends
 }
 
@@ -21,9 +22,10 @@ guard() {
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
     ip link set lo up
     cd "$SOURCE/crates/kernel" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
+    PAGEKEEPER_REQUIRE_ALL=1 program kernel "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 "$HOST" guard_cgroups:: --include-ignored --nocapture --test-threads=1 --color=never
+    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" guard_cgroups:: --include-ignored --nocapture --test-threads=1 --color=never
+    results
     ends
 }
 

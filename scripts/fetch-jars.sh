@@ -10,7 +10,9 @@ jars=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/$name
 if [ ! -d "$jars" ]; then
     command -v mvn >/dev/null || scripts/packages.sh "what fetches $name: maven" >&2
     echo "Fetching $name from Maven Central" >&2
-    work=$(mktemp -d)
+    mkdir -p "$(dirname "$jars")"
+    # On the same file system, so that the directory is there whole or not at all.
+    work=$(mktemp --directory "$jars.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     {
         echo '<project><modelVersion>4.0.0</modelVersion>'
@@ -23,7 +25,6 @@ if [ ! -d "$jars" ]; then
     } >"$work/pom.xml"
     mvn --quiet --batch-mode --file "$work/pom.xml" dependency:copy-dependencies -DincludeScope=runtime \
         "-DoutputDirectory=$work/jars" >&2
-    mkdir -p "$(dirname "$jars")"
     mv "$work/jars" "$jars"
 fi
 echo "$jars"

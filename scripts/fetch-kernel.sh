@@ -6,6 +6,8 @@
 # order of loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, on Ubuntu
 # that of this machine's apt; Debian's is as scripts/own-apt.sh finds it.
 set -euo pipefail
+# Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
+OWN_APT_EXPIRED=1
 suite=$1 flavour=$2 folder=$3
 . "$(dirname "$0")/own-apt.sh"
 
@@ -46,11 +48,11 @@ case $flavour in
         fetch_ubuntu_keys
         OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"
         ;;
-    *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" ;;
+    *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" || [ -e "$folder/package" ] ;;
 esac
 # The image, and the packages that hold its modules: not the tools that would install it.
 packages=$(apt-cache "${apt[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-    "linux-image-$flavour" | grep -oE '^linux-(image|binary|base|modules)-[^ ]*[0-9]\.[0-9][^ ]*' | sort -u | tr '\n' ' ')
+    "linux-image-$flavour" | grep -oE '^linux-(image|binary|base|modules)-[^ ]*[0-9]\.[0-9][^ ]*' | sort -u | tr '\n' ' ') || packages=""
 if [ -z "$packages" ]; then
     if [ -e "$folder/package" ]; then
         echo "$suite: its lists can't be fetched; the kernel that was fetched before is taken" >&2

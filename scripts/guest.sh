@@ -22,6 +22,15 @@ result() {
     fi
 }
 
+# program NAME COMMAND...: one program of tests, which prints its own results. Where it ends otherwise than by them, that failed.
+program() {
+    local name=$1 status=0
+    shift
+    "$@" 2>&1 || status=$?
+    # 101 is that of a test that failed, which is counted.
+    [ "$status" -eq 0 ] || [ "$status" -eq 101 ] || result "$name" "it ended with $status"
+}
+
 results() {
     local verdict=ok
     [ "$failed" -eq 0 ] || verdict=FAILED

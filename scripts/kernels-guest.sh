@@ -28,7 +28,9 @@ if [ "$1" = tour ]; then
         read -ra words <<<"$words"
         echo "Running $(basename "${words[0]}") ${words[*]:1}"
         began=$SECONDS
-        (cd "$SOURCE/crates/cli" && timeout 600 "${words[@]}" --color=never 2>&1) || echo "it ended with $?"
+        cd "$SOURCE/crates/cli" || ends
+        program "$(basename "${words[0]}")" timeout 600 "${words[@]}" --color=never
+        cd "$SOURCE" || ends
         echo "took $((SECONDS - began)) s"
     done
 fi
@@ -36,7 +38,8 @@ fi
 echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/tour
 began=$SECONDS
-python3 scripts/kernels-tour.py "$1" /var/tmp/tour 2>&1
+program kernels-tour.py python3 scripts/kernels-tour.py "$1" /var/tmp/tour
 echo "took $((SECONDS - began)) s"
-dmesg | grep -E 'BUG|WARNING|Oops|hung' | head
+result "the kernel has nothing to complain of" "$(dmesg | grep -E 'BUG|WARNING|Oops|hung' | head)"
+results
 ends

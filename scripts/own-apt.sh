@@ -16,8 +16,7 @@ debian_mirror() {
 }
 
 # own_apt FOLDER SOURCE [ARCHITECTURE]: sets `apt`, the options for apt-get and apt-cache, and fetches the lists of SOURCE, "MIRROR SUITE".
-# A suite that is frozen or behind counts, too: it has expired, but its signature is still Debian's.
-# Signed by Debian, or by the keys in the file OWN_APT_KEYS.
+# Signed by Debian, or by the keys in the file OWN_APT_KEYS. Lists that have expired count only with OWN_APT_EXPIRED=1.
 own_apt() {
     local folder=$1 source=$2 architecture=${3:-$(dpkg --print-architecture)}
     mkdir -p "$folder"/{lists,archives}/partial
@@ -30,8 +29,8 @@ own_apt() {
         -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null
         -o "APT::Architecture=$architecture" -o "APT::Architectures=$architecture"
         -o "APT::Sandbox::User=$(id -un)" -o Acquire::Languages=none
-        -o Acquire::Check-Valid-Until=false
     )
+    [ -z "${OWN_APT_EXPIRED:-}" ] || apt+=(-o Acquire::Check-Valid-Until=false)
     apt_folder=$folder
     apt-get "${apt[@]}" --quiet=2 update
 }
@@ -40,9 +39,9 @@ own_apt() {
 unpack_packages() {
     local folder=$1 package directory
     shift
-    apt-get "${apt[@]}" --quiet=2 --yes --download-only --no-install-recommends install "$@" </dev/null
+    apt-get "${apt[@]}" --quiet=2 --yes --download-only --no-install-recommends install "$@" </dev/null || return 1
     for package in "$apt_folder"/archives/*.deb; do
-        dpkg --extract "$package" "$folder"
+        dpkg --extract "$package" "$folder" || return 1
     done
     for directory in bin sbin lib lib64; do
         [ ! -d "$folder/usr/$directory" ] || [ -d "$folder/$directory" ] || ln -sfn "usr/$directory" "$folder/$directory"

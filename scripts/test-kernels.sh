@@ -66,18 +66,19 @@ build_arm() {
     suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-stable}")
     if [ ! -d "$arm_root" ]; then
         (
-            . scripts/own-apt.sh
-            rm -rf "$arm_root".*
-            mkdir "$arm_root.new"
-            own_apt "$arm_root.apt" "$(debian_mirror) $suite" arm64
-            unpack_packages "$arm_root.new" bash coreutils util-linux util-linux-extra mount iproute2 procps grep sed busybox-static python3-minimal libpython3-stdlib libgcc-s1 xfsprogs
-            rm -rf "$arm_root.apt"
-            mv "$arm_root.new" "$arm_root"
+            # No command stops a function that is called in a condition: each is one of the next.
+            . scripts/own-apt.sh &&
+                rm -rf "$arm_root".* &&
+                mkdir "$arm_root.new" &&
+                own_apt "$arm_root.apt" "$(debian_mirror) $suite" arm64 &&
+                unpack_packages "$arm_root.new" bash coreutils util-linux util-linux-extra mount iproute2 procps grep sed busybox-static python3-minimal libpython3-stdlib libgcc-s1 xfsprogs &&
+                rm -rf "$arm_root.apt" &&
+                mv "$arm_root.new" "$arm_root"
         ) || return 1
     fi
     mkdir -p "$arm_root/opt"
     for path in $paths "$base/build/$target/debug/pagekeeper"; do
-        aarch64-linux-gnu-strip -o "$arm_root/opt/$(basename "$path")" "$path"
+        aarch64-linux-gnu-strip -o "$arm_root/opt/$(basename "$path")" "$path" || return 1
     done
     arm_tests=$(unit_tests "$(sed 's#.*/#/opt/#' <<<"$paths")")
 }
