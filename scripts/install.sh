@@ -31,6 +31,7 @@ completion zsh zsh/site-functions/_pagekeeper
 completion fish fish/vendor_completions.d/pagekeeper.fish
 
 install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/guard.toml"
+install --mode 644 crates/doctor/report.schema.json "$root/share/doc/pagekeeper/doctor.schema.json"
 
 # systemd looks for units of local software in /etc and /usr/local/lib, for those of packages in /usr/lib.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"

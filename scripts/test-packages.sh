@@ -90,7 +90,7 @@ there /usr/share/man/man5/pagekeeper.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
 there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_completions.d/pagekeeper.fish \
-    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,run/mariadb.conf}
+    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,doctor.schema.json,run/mariadb.conf}
 unit=$(inside dpkg --listfiles pagekeeper | grep '/systemd/system/pagekeeper-guard.service$') || fail "the package has no unit"
 grep --quiet '^ExecStart=/usr/bin/pagekeeper guard ' "$root$unit" || fail "the unit starts another program than the package's"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
