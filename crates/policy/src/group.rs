@@ -3,13 +3,14 @@
 //!
 //! Page cache counts against a group's limit, whoever reads it again or not. Nobody outside sees which pages are idle, so they are found
 //! by trying, as Meta's senpai does (*TMO: Transparent Memory Offloading in Datacenters*, ASPLOS 2022; oomd's `Senpai.cpp`): a small
-//! step, then a look at what came back. Pages that come back (refaults) were not idle: that ends it, for a pause that doubles each time.
+//! step, then a look at what came back. Pages that come back (refaults) were not idle: that ends it, for a pause that doubles each time,
+//! until nothing has ended it for as long as the longest one: a table that is scanned every ten minutes is not pushed out each time.
 //! As there, a step is a share of what there is, the smaller the more the group's tasks wait for memory. Otherwise than there, refaults
 //! count too, which pressure shows late on a fast disk; waiting for storage does not count, which a database always does; and there is
 //! an end to it: at the share of the limit that was asked for.
 //!
-//! Invariants: nothing is asked for without a limit, of a group that is not known from a sample before, that lost a counter since
-//! (it is another group then), or whose refaults are not counted; never more than what is over the share and written.
+//! Invariants: nothing is asked for without a limit, of a group that is not known from a sample before, that lost
+//! or gained a counter since, or whose refaults are not counted; never more than what is over the share and written.
 
 use core::time::Duration;
 
@@ -23,10 +24,10 @@ const REFAULT_PART: u64 = 8;
 const REFAULTS_FREE: u64 = 64 << 10;
 /// The share of the time that tasks may wait for memory, in millionths (0.1 %).
 const STALLED_MOST: u128 = 1000;
-/// The first pause after refaults, and the longest.
+/// The first pause after refaults, and the longest. So long without any after a pause make the next one the first again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// So many steps without any make the next pause the first again.
-const QUIET_STEPS: u32 = 20;
+/// The least that a kernel has as a page: of less than one there is nothing to ask for.
+const PAGE: u64 = 4096;
 /// Logs are kept tighter until the page cache is one part of so many below the share.
 const RELAX_PART: u64 = 8;
 
@@ -78,8 +79,10 @@ pub enum GroupReason {
     Stalls,
     /// One of these not long ago.
     Pause,
-    /// All that is over the share is yet to be written.
+    /// What is over the share is yet to be written.
     Unwritten,
+    /// The kernel found no more that it would reclaim.
+    Exhausted,
 }
 
 /// What to do.
@@ -99,7 +102,6 @@ pub struct GroupState {
     asked: u64,
     pause: Duration,
     resume: Duration,
-    quiet: u32,
 }
 
 impl GroupState {
@@ -125,8 +127,15 @@ impl GroupState {
     /// assert!(step.tight && step.reclaim == Ok((768 << 20) / 100));
     /// ```
     pub fn step(&mut self, rule: GroupRule, sample: GroupSample) -> GroupStep {
-        let Some(before) = self.last.replace(sample).filter(|last| continues(last, &sample)) else {
-            *self = Self { last: Some(sample), ..Self::default() };
+        let last = self.last.replace(sample);
+        let Some(before) = last.filter(|last| continues(last, &sample)) else {
+            // The same group under another count is as it was.
+            let kept = if last.is_some_and(|last| last.group == sample.group && last.at < sample.at) {
+                Self { pause: self.pause, resume: self.resume, ..Self::default() }
+            } else {
+                Self::default()
+            };
+            *self = Self { last: Some(sample), ..kept };
             let tight = self.is_tight(rule, &sample);
             let reclaim = Err(over(rule, &sample).err().unwrap_or(GroupReason::New));
             return GroupStep { tight, reclaim };
@@ -140,6 +149,13 @@ impl GroupState {
     /// Takes back that a step was asked for: it was not done.
     pub fn not_done(&mut self) {
         self.asked = 0;
+    }
+
+    /// Takes in that of the last step the kernel found no more that it would reclaim. That ends it for a pause, too.
+    pub fn exhausted(&mut self) -> GroupReason {
+        self.asked = 0;
+        let at = self.last.map_or(self.resume, |last| last.at);
+        self.brake(at, GroupReason::Exhausted)
     }
 
     fn is_tight(&mut self, rule: GroupRule, sample: &GroupSample) -> bool {
@@ -175,16 +191,15 @@ impl GroupState {
         if sample.at < self.resume {
             return Err(GroupReason::Pause);
         }
-        self.quiet = self.quiet.saturating_add(1);
-        if self.quiet >= QUIET_STEPS {
+        if sample.at.saturating_sub(self.resume) >= PAUSES.1 {
             self.pause = Duration::ZERO;
         }
         let most = (sample.file / STEP_PART).clamp(STEP.0, STEP.1);
         let eased = u128::from(most) * (STALLED_MOST - stalled) / STALLED_MOST;
         let eased = u64::try_from(eased).unwrap_or(most);
-        let written = sample.file.saturating_sub(sample.unwritten);
-        match eased.min(over).min(written) {
-            0 => Err(GroupReason::Unwritten),
+        // What is clean may all be hot, where what is over the share has yet to be written.
+        match eased.min(over.saturating_sub(sample.unwritten)) {
+            bytes if bytes < PAGE => Err(GroupReason::Unwritten),
             bytes => Ok(bytes),
         }
     }
@@ -196,7 +211,6 @@ impl GroupState {
             self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
         }
         self.resume = at.saturating_add(self.pause);
-        self.quiet = 0;
         why
     }
 }
@@ -210,24 +224,28 @@ fn share(rule: GroupRule, sample: &GroupSample) -> Option<u64> {
 /// How much more it has.
 fn over(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
     let share = share(rule, sample).ok_or(GroupReason::NoLimit)?;
-    match sample.file.saturating_sub(share) {
+    match sample.file.saturating_sub(share) / PAGE * PAGE {
         0 => Err(GroupReason::Within),
         _ if !rule.reclaim => Err(GroupReason::NotAsked),
         over => Ok(over),
     }
 }
 
-/// Whether two samples are of one group: its counters only grow.
-fn continues(before: &GroupSample, sample: &GroupSample) -> bool {
-    let grows = |before: Option<u64>, after: Option<u64>| match (before, after) {
+/// Whether a counter, where there is one, has not gone back.
+fn grows<T: PartialOrd>(before: Option<T>, after: Option<T>) -> bool {
+    match (before, after) {
         (Some(before), Some(after)) => after >= before,
         (None, None) => true,
         _ => false,
-    };
+    }
+}
+
+/// Whether two samples are of one group: its counters only grow.
+fn continues(before: &GroupSample, sample: &GroupSample) -> bool {
     before.group == sample.group
         && sample.at > before.at
         && grows(before.refaulted, sample.refaulted)
-        && sample.stalled >= before.stalled
+        && grows(before.stalled, sample.stalled)
 }
 
 #[cfg(test)]
@@ -282,7 +300,7 @@ mod tests {
             file -= bytes;
             steps += 1;
         }
-        assert_eq!(file, 256 * MIB);
+        assert!((256 * MIB..256 * MIB + PAGE).contains(&file), "{file}");
         assert!((100..300).contains(&steps), "{steps}");
     }
 
@@ -348,7 +366,73 @@ mod tests {
         assert_eq!(last(RULE, |seen| seen.limit = Some(u64::MAX)), Err(GroupReason::Within));
         assert_eq!(last(GroupRule { reclaim: false, ..RULE }, |_| ()), Err(GroupReason::NotAsked));
         assert!(last(RULE, |seen| seen.stalled = None).is_ok(), "refaults alone are a brake");
-        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5)), Ok(5));
+        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5 * PAGE + 1)), Ok(5 * PAGE));
+        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5)), Err(GroupReason::Within));
+    }
+
+    #[test]
+    fn clean_pages_do_not_go_in_place_of_what_is_yet_to_be_written() {
+        // 800 MiB, 256 MiB of them within the share: the rest is 544 MiB.
+        let asked = |unwritten: u64| run(RULE, 3, |_, seen| seen.unwritten = unwritten)[2];
+        assert_eq!(asked(700 * MIB), Err(GroupReason::Unwritten));
+        assert_eq!(asked(544 * MIB), Err(GroupReason::Unwritten));
+        assert_eq!(asked(543 * MIB), Ok(MIB));
+        assert_eq!(asked(MIB), Ok(8 * MIB));
+    }
+
+    /// All that had been reclaimed of a table is read again by a scan every so many seconds; after how many seconds each scan found
+    /// some of it gone.
+    fn scans(period: u64, times: u64) -> Vec<u64> {
+        let (mut state, mut file, mut refaulted, mut found) =
+            (GroupState::default(), 800 * MIB, 0, Vec::new());
+        for at in (5..period * times).step_by(5) {
+            if at % period == 0 && file < 800 * MIB {
+                refaulted += 800 * MIB - file;
+                file = 800 * MIB;
+                found.push(at);
+            }
+            let seen = GroupSample { file, refaulted: Some(refaulted), ..sample(at) };
+            file -= state.step(RULE, seen).reclaim.unwrap_or(0);
+        }
+        found
+    }
+
+    #[test]
+    fn a_table_that_is_scanned_now_and_then_is_pushed_out_ever_more_seldom() {
+        let found = scans(600, 60);
+        let last: Vec<u64> = found.iter().rev().take(3).copied().collect();
+        assert!(last.windows(2).all(|two| two[0] - two[1] >= 3600), "{found:?}");
+        assert!(found.len() < 20, "{found:?}");
+        // What is scanned more seldom than the longest pause is idle between.
+        assert_eq!(scans(3 * 3600, 5).len(), 4);
+    }
+
+    #[test]
+    fn a_pause_is_kept_over_a_counter_that_comes_and_goes() {
+        let mut state = GroupState::default();
+        let mut refaulted = 0;
+        let mut step = |at: u64, more: u64, stalled: Option<Duration>| {
+            refaulted += more;
+            state.step(RULE, GroupSample { refaulted: Some(refaulted), stalled, ..sample(at) }).reclaim
+        };
+        assert_eq!(step(5, 0, None), Err(GroupReason::New));
+        assert_eq!(step(10, 64 * MIB, None), Err(GroupReason::Refaults));
+        assert_eq!(step(15, 0, Some(Duration::from_secs(100))), Err(GroupReason::New), "no stall");
+        assert_eq!(step(20, 0, Some(Duration::from_secs(100))), Err(GroupReason::Pause));
+        assert_eq!(step(75, 0, Some(Duration::from_secs(100))), Ok(8 * MIB));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_find_ends_it_for_a_pause() {
+        let mut state = GroupState::default();
+        let mut step = |at: u64| state.step(RULE, sample(at)).reclaim;
+        assert_eq!((step(5), step(10)), (Err(GroupReason::New), Ok(8 * MIB)));
+        state.exhausted();
+        let mut step = |at: u64| state.step(RULE, sample(at)).reclaim;
+        assert_eq!((step(15), step(65)), (Err(GroupReason::Pause), Err(GroupReason::Pause)));
+        assert_eq!(step(70), Ok(8 * MIB));
+        state.exhausted();
+        assert_eq!(state.step(RULE, sample(185)).reclaim, Err(GroupReason::Pause), "twice as long");
     }
 
     #[test]
