@@ -6,7 +6,7 @@
 //!    group is refused, and a group made anew at the same path is another one ([`HeldGroup::id`]). Who may make groups (a delegated
 //!    part of the tree) can't have another's reclaimed.
 //! 2. The one file that is ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous memory is not
-//!    reclaimed: where the kernel can't be told that, nothing is asked for.
+//!    reclaimed: where the kernel knows no way to say that, nothing is asked for.
 //!
 //! What this kernel lacks is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; a group that was removed
 //! [is gone](Error::is_gone).
@@ -18,8 +18,13 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{CgroupVersion, MemInfo, MemoryCgroup, Pressure, SysRoots, read_number, read_optional};
+use crate::open::descend;
 use crate::process::{malformed, read_text};
 use crate::{Error, Result};
+
+/// How a group's directory is opened.
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Magic numbers of the two file systems (`include/uapi/linux/magic.h`).
 const CGROUP_V1_MAGIC: u64 = 0x0027_e0eb;
@@ -72,10 +77,12 @@ impl HeldGroup {
     )]
     pub fn open(version: CgroupVersion, path: &Path) -> Result<Self> {
         let failed = |call, error: Errno| Error::call(call, path, error);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let directory = rustix::fs::openat2(CWD, path, flags, Mode::empty(), no_links)
-            .map_err(|error| failed("openat2", error))?;
+        let directory = match rustix::fs::openat2(CWD, path, DIRECTORY, Mode::empty(), no_links) {
+            // Missing (before Linux 5.6), or forbidden by a filter that does not know it.
+            Err(Errno::NOSYS | Errno::PERM) => by_names(path).map_err(|error| failed("open", error))?,
+            other => other.map_err(|error| failed("openat2", error))?,
+        };
         let kind = rustix::fs::fstatfs(&directory).map_err(|error| failed("fstatfs", error))?;
         let expected = match version {
             CgroupVersion::V1 => CGROUP_V1_MAGIC,
@@ -149,7 +156,7 @@ impl HeldGroup {
             let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
             return Ok(Reclaim::Refused(why.to_owned()));
         }
-        // Since some release between Linux 6.1 and 6.12 the kernel can be told to leave anonymous memory alone; before, "invalid
+        // Since some release between Linux 6.1 and 6.12 the kernel takes a word to leave anonymous memory alone; before, "invalid
         // argument" is all it says.
         let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
         match asked {
@@ -208,6 +215,16 @@ impl HeldGroup {
     fn through(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
     }
+}
+
+/// Opens a directory by one name after the other, without following a link.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a directory of the kernel's own, which is checked by who asks for it; no link is followed"
+)]
+fn by_names(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let above = rustix::fs::openat(CWD, c"/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::openat(descend(above, path)?, c".", DIRECTORY, Mode::empty())
 }
 
 /// What the kernel answered to a write.
@@ -368,6 +385,29 @@ mod tests {
         assert!(error.contains("no control group"), "{error}");
         assert_eq!(std::fs::read(tree.path().join("memory.reclaim")).unwrap(), b"");
         std::fs::remove_dir(&path).unwrap();
+    }
+
+    #[test]
+    fn where_openat2_is_missing_a_group_is_opened_by_its_names_and_no_link() {
+        let tree = tempfile::tempdir().unwrap();
+        let tree_path = tree.path().canonicalize().unwrap();
+        let group = tree_path.join("slice/db");
+        std::fs::create_dir_all(&group).unwrap();
+        std::os::unix::fs::symlink(tree_path.join("slice"), tree_path.join("link")).unwrap();
+        std::os::unix::fs::symlink(&group, tree_path.join("slice/last")).unwrap();
+        std::fs::write(tree_path.join("file"), "").unwrap();
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let opened = by_names(&group).unwrap();
+        assert_eq!(inode(&opened), std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&group).unwrap()));
+        for refused in ["link/db", "slice/last", "slice/../slice/db", "file", "slice/none"] {
+            assert!(by_names(&tree_path.join(refused)).is_err(), "{refused}");
+        }
+        // The same as is opened otherwise.
+        if let Some((version, path)) = own_group("names") {
+            let id = HeldGroup::open(version, &path).unwrap().id();
+            assert_eq!(inode(&by_names(&path).unwrap()), id);
+            std::fs::remove_dir(&path).unwrap();
+        }
     }
 
     #[test]

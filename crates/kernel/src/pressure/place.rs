@@ -76,8 +76,8 @@ impl MemoryPlace {
 fn beneath(mount: &Mount, group: &Path, pid: u32) -> Option<(PathBuf, PathBuf)> {
     let (above, root) = split(&mount.root)?;
     let (up, rest) = split(group)?;
-    let below = if above == 0 && up == 0 {
-        // By the names of both.
+    let below = if above == up {
+        // Both begin at one group: by the names of both.
         rest.strip_prefix(&root).ok()?.to_path_buf()
     } else if root == Path::new("") {
         look_for(&mount.point, above.checked_sub(up)?, &rest, pid)?
@@ -86,7 +86,7 @@ fn beneath(mount: &Mount, group: &Path, pid: u32) -> Option<(PathBuf, PathBuf)> 
     };
     // A path of no components would end in a slash.
     let directory = if below == Path::new("") { mount.point.clone() } else { mount.point.join(&below) };
-    let group = if above == 0 { group.to_path_buf() } else { Path::new("/").join(below) };
+    let group = if above == 0 { group.to_path_buf() } else { Path::new("/").join(root).join(below) };
     directory.is_dir().then_some((directory, group))
 }
 
@@ -105,11 +105,11 @@ fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32) -> Option<PathBuf>
         let listed = read_text(&group.join("cgroup.procs"));
         listed.is_ok_and(|listed| listed.lines().any(|line| line.parse() == Ok(pid)))
     };
-    if levels == 0 {
-        return Some(rest.to_path_buf());
+    if levels > LEVELS {
+        return None;
     }
     let mut level = vec![PathBuf::new()];
-    for _ in 0..levels.min(LEVELS + 1) {
+    for _ in 0..levels {
         let entries = level.iter().filter_map(|above| Some((above, fs::read_dir(top.join(above)).ok()?)));
         let names = entries.flat_map(|(above, entries)| {
             let directories =
@@ -118,8 +118,7 @@ fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32) -> Option<PathBuf>
         });
         level = names.take(GROUPS).collect();
     }
-    let found = level.into_iter().map(|above| above.join(rest)).find(|group| holds(&top.join(group)));
-    found.filter(|_| levels <= LEVELS)
+    level.into_iter().map(|above| above.join(rest)).find(|group| holds(&top.join(group)))
 }
 
 #[cfg(test)]
@@ -167,6 +166,30 @@ mod tests {
         assert_eq!(found("/../../../init.scope", 5), Some("/init.scope".into()));
         assert_eq!(found("/", 1), Some("/kubepods.slice/a.slice/own".into()));
         assert_eq!(found("/../../../../out", 5), None);
+    }
+
+    #[test]
+    fn a_part_of_the_hierarchy_above_the_namespace_is_found_in_by_name() {
+        let tree = tree(&[("mariadb.service", "7\n")]);
+        let part = mount("/../../system.slice", tree.path());
+        let found = |group: &str| beneath(&part, Path::new(group), 7);
+        let (directory, group) = found("/../../system.slice/mariadb.service").unwrap();
+        assert_eq!(directory, tree.path().join("mariadb.service"));
+        assert_eq!(group, PathBuf::from("/system.slice/mariadb.service"), "as the node names it");
+        assert_eq!(found("/../../system.slice").unwrap().0, tree.path());
+        for other in
+            ["/../../other.slice/mariadb.service", "/../system.slice/mariadb.service", "/mariadb.service"]
+        {
+            assert_eq!(found(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn groups_are_looked_for_so_many_levels_deep_alone() {
+        let tree = tree(&[("a/b/c/d/e/db", "7\n")]);
+        let look = |levels: usize| look_for(tree.path(), levels, Path::new("db"), 7);
+        assert_eq!(look(5), None, "{LEVELS} levels");
+        assert_eq!(look_for(&tree.path().join("a"), 4, Path::new("db"), 7), Some("b/c/d/e/db".into()));
     }
 
     #[test]
