@@ -30,8 +30,9 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
     let best = candidates
         .iter()
         .map(|profile| {
-            let kinds = below.kinds_found(profile);
-            ((kinds, kinds > 0 && below.has_beside(profile)), profile)
+            let (kinds, has_beside) = (below.kinds_found(profile), below.has_beside(profile));
+            let counts = has_beside || !profile.beside_always || candidates.len() == 1;
+            (if counts { (kinds, kinds > 0 && has_beside) } else { (0, false) }, profile)
         })
         // Of equals the first: the particular profiles come before the generic.
         .reduce(|best, next| if next.0 > best.0 { next } else { best });
@@ -167,6 +168,9 @@ mod tests {
         assert_eq!(profile_of(&["00000003.wal", "meta.dets"]), Some(("rabbitmq".into(), 1)));
         assert_eq!(profile_of(&["CommitLog-8-1732600000123.log"]), Some(("cassandra".into(), 1)));
         assert_eq!(profile_of(&["translog-7.tlog", "translog.ckp"]), Some(("opensearch".into(), 1)));
+        for others in ["00000003.wal", "translog-7.tlog"] {
+            assert_eq!(profile_of(&[others]), None, "another engine's, by all that is seen");
+        }
         assert_eq!(profile_of(&["readme.txt"]), None);
     }
 

@@ -33,6 +33,9 @@ pub struct Profile {
     /// where nobody has.
     #[serde(default, deserialize_with = "all_spelled")]
     pub beside: Vec<Pattern>,
+    /// Whether one of these must stand in a directory that the user names, too, which else counts by its logs' names alone.
+    #[serde(default)]
+    pub beside_always: bool,
     /// Directories of logs, relative to the process's working directory, for databases that do not keep their
     /// logs open.
     #[serde(default)]
