@@ -52,12 +52,22 @@ fn main() {
 
     let carried = out.join("library.so");
     println!("cargo::rerun-if-env-changed={GIVEN}");
-    if let Some(given) = std::env::var_os(GIVEN).map(PathBuf::from) {
+    println!("cargo::rustc-check-cfg=cfg(carries_another)");
+    let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
+    if target == (OsString::from("linux"), OsString::from("musl"))
+        && let Some(given) = std::env::var_os(GIVEN).map(PathBuf::from)
+    {
         println!("cargo::rerun-if-changed={}", given.display());
-        write(&carried, &read(&given));
+        let library = read(&given);
+        assert!(
+            is_for(&library, &variable("CARGO_CFG_TARGET_ARCH")),
+            "{GIVEN}={}: no library for this processor",
+            given.display()
+        );
+        write(&carried, &library);
+        println!("cargo::rustc-cfg=carries_another");
         return;
     }
-    let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
     if target != (OsString::from("linux"), OsString::from("gnu")) {
         // The program says so when it is asked to run something.
         write(&carried, &[]);
@@ -101,6 +111,16 @@ fn main() {
     );
     let built = directory.join(&target).join("preload/libpagekeeper_preload.so");
     write(&carried, &read(&built));
+}
+
+/// Whether this is an ELF file of 64 bits, little-endian, for a processor (`e_machine` in elf(5)).
+fn is_for(library: &[u8], architecture: &std::ffi::OsStr) -> bool {
+    let machine: u16 = match architecture.to_str() {
+        Some("x86_64") => 62,
+        Some("aarch64") => 183,
+        _ => return false,
+    };
+    library.starts_with(b"\x7fELF\x02\x01") && library.get(18..20) == Some(&machine.to_le_bytes())
 }
 
 fn read(path: &Path) -> Vec<u8> {

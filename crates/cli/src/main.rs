@@ -31,10 +31,15 @@ use clap::{Parser, Subcommand};
 use pagekeeper_catalog::units as size;
 
 /// What `--version` prints, and `-V` the first line of: a static build says what is different about it.
-const LONG_VERSION: &str = if cfg!(target_env = "musl") {
+const LONG_VERSION: &str = if cfg!(carries_another) {
     concat!(
         env!("CARGO_PKG_VERSION"),
         "\nlinked statically: `run` loads its library into programs that use glibc; it loads none itself, and asks no name service"
+    )
+} else if cfg!(target_env = "musl") {
+    concat!(
+        env!("CARGO_PKG_VERSION"),
+        "\nlinked statically: it carries no library for `run`, and asks no name service"
     )
 } else {
     env!("CARGO_PKG_VERSION")
