@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
 # for each purpose what is missing, and the command that fixes it. Exits 0 either way, unless an installation fails.
-# A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server, clickhouse-server) is neither started nor left enabled.
+# A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server with Erlang's epmd,
+# clickhouse-server) is neither started nor left enabled.
 set -euo pipefail
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -37,6 +38,7 @@ if [ ! -e "$gate" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$gate"
     chmod 755 "$gate"
 fi
+had_erlang=$(dpkg-query --show --showformat '${db:Status-Status}' erlang-base 2>/dev/null || true)
 export DEBIAN_FRONTEND=noninteractive
 apt-get update --quiet=2
 apt-get install --yes --quiet=2 --no-install-recommends -o Dpkg::Use-Pty=0 "${all_missing[@]}" </dev/null
@@ -45,3 +47,6 @@ for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheu
         systemctl --quiet disable "${service#*:}.service" || true
     fi
 done
+if [ "$had_erlang" != installed ] && command -v systemctl >/dev/null && [ -e /lib/systemd/system/epmd.socket ]; then
+    systemctl --quiet disable epmd.socket epmd.service || true
+fi
