@@ -127,14 +127,17 @@ fn every_kind_of_finding_is_in_the_schema() {
     let (kinds, _) = kinds.split_once("\n}").expect("it ends");
     let is_kind = |line: &&str| !line.is_empty() && !line.starts_with("//");
     let words = |kind: &str| {
-        let dashed: String =
-            kind.chars().map(|c| if c.is_uppercase() { format!("-{}", c.to_lowercase()) } else { c.into() }).collect();
+        let dashed: String = kind
+            .chars()
+            .map(|c| if c.is_uppercase() { format!("-{}", c.to_lowercase()) } else { c.into() })
+            .collect();
         dashed.trim_matches(['-', ',']).to_owned()
     };
     let kinds: BTreeSet<String> = kinds.lines().map(str::trim).filter(is_kind).map(words).collect();
     let schema = schema();
     let listed = schema["$defs"]["finding"]["properties"]["kind"]["enum"].as_array().expect("kinds");
-    let listed: BTreeSet<String> = listed.iter().map(|kind| kind.as_str().expect("text").to_owned()).collect();
+    let listed: BTreeSet<String> =
+        listed.iter().map(|kind| kind.as_str().expect("text").to_owned()).collect();
     assert_eq!(kinds, listed);
 }
 

@@ -13,6 +13,7 @@ pub(crate) const BUSY: Code = 5;
 pub(crate) const NOTFOUND: Code = 12;
 pub(crate) const FULL: Code = 13;
 pub(crate) const CANTOPEN: Code = 14;
+pub(crate) const WARNING: Code = 28;
 pub(crate) const IOERR: Code = 10;
 pub(crate) const IOERR_READ: Code = IOERR | 1 << 8;
 pub(crate) const IOERR_SHORT_READ: Code = IOERR | 2 << 8;

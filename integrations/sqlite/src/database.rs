@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. A file is open once, by one name: who comes by another, or finds another file by the same, is refused.
 //! 2. A process that was forked touches nothing of its parent's: log, locks and transaction are not its own. What it has of them is never
-//!    dropped, as the list has it.
+//!    dropped, as the list has it. A fork is noticed by the C library's handlers; one by clone(2) past that when it begins to write, or closes.
 //! 3. Nobody waits for a database's disk with the list locked, but for its opening.
 
 use std::collections::BTreeMap;
@@ -49,12 +49,15 @@ type Inode = (u64, u64);
 
 pub(crate) struct Database {
     key: Inode,
+    vfs: RealVfs,
     pub(crate) name: CString,
     pub(crate) places: Places,
     /// Counted with [`OPEN`] locked when they come, without when they go: nobody waits there for a database's disk.
     connections: AtomicU64,
     /// The process that opened it.
     process: Process,
+    /// Its number.
+    pid: u32,
     state: Mutex<State>,
 }
 
@@ -91,10 +94,12 @@ impl Database {
             }
             let database = Arc::new(Self {
                 key,
+                vfs,
                 name: name.to_owned(),
                 places: Places { directory },
                 connections: AtomicU64::new(0),
                 process: Process::current(),
+                pid: std::process::id(),
                 state: Mutex::new(State::new(keeper)),
             });
             open.insert(key, Arc::clone(&database));
@@ -118,10 +123,10 @@ impl Database {
     /// Ends a connection; the last one leaves a plain file.
     pub(crate) fn close(self: &Arc<Self>, connection: u64) -> Result<(), Code> {
         // What the parent has stays as it is, and is its own to close.
-        let Ok(mut state) = self.state() else { return Ok(()) };
+        let Ok(mut state) = self.state_to_write() else { return Ok(()) };
         let mut ended = state.unlock(connection, Level::None);
         if self.connections.fetch_sub(1, Ordering::SeqCst) == 1 {
-            ended = ended.and(state.end());
+            ended = ended.and(self.remove_foreign_journal(&state)).and(state.end());
         }
         drop(state);
         let mut open = lock(&OPEN);
@@ -137,9 +142,45 @@ impl Database {
         !self.process.is_current()
     }
 
+    /// Makes the file a plain one, and lets other processes at it, until the next write.
+    pub(crate) fn release(&self, state: &mut State) -> Result<(), Code> {
+        self.remove_foreign_journal(state)?;
+        state.release()
+    }
+
+    /// A journal that appeared while nobody else could write here, as one that was copied back, is of another time: as soon as the mark is
+    /// off, who opens the file next would undo by it what is committed.
+    fn remove_foreign_journal(&self, state: &State) -> Result<(), Code> {
+        if !state.has_none_beside(Beside::Journal) {
+            return Ok(());
+        }
+        let mut name = self.name.to_bytes().to_vec();
+        name.extend_from_slice(Beside::Journal.suffix());
+        let name = CString::new(name).map_err(|_| abi::IOERR)?;
+        if !self.vfs.exists(&name)? {
+            return Ok(());
+        }
+        let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+        let path = pagekeeper_kernel::text::escaped(path);
+        crate::said(
+            abi::WARNING,
+            &format!("{path}: appeared while the database was in use, and is not its journal: removed"),
+        );
+        self.vfs.delete(&name, true)
+    }
+
     /// What the connections share; an error in a process that was forked.
     pub(crate) fn state(&self) -> Result<MutexGuard<'_, State>, Code> {
-        if self.is_forked() {
+        self.state_if(!self.is_forked())
+    }
+
+    /// The same, at the price of a system call also where the C library does not know of the fork.
+    pub(crate) fn state_to_write(&self) -> Result<MutexGuard<'_, State>, Code> {
+        self.state_if(!self.is_forked() && self.pid == std::process::id())
+    }
+
+    fn state_if(&self, is_own: bool) -> Result<MutexGuard<'_, State>, Code> {
+        if !is_own {
             crate::said(
                 abi::IOERR,
                 "a connection of the process that this one was forked from can't be used",

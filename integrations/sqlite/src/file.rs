@@ -48,7 +48,7 @@ impl DatabaseFile {
                 Some((abi::ERROR, why.to_owned()))
             }
             "pagekeeper" => Some((abi::OK, state.status())),
-            "pagekeeper_release" => match state.release() {
+            "pagekeeper_release" => match self.database.release(&mut state) {
                 Ok(()) => Some((abi::OK, state.status())),
                 Err(abi::BUSY) => Some((abi::BUSY, "pagekeeper: a transaction is open".to_owned())),
                 Err(code) => Some((code, state.status())),
@@ -93,7 +93,10 @@ impl Opened for DatabaseFile {
     }
 
     fn lock(&mut self, level: c_int) -> Result<(), Code> {
-        self.database.state()?.lock(&self.database.places, self.connection, Level::of(level))
+        let level = Level::of(level);
+        let mut state =
+            if level >= Level::Reserved { self.database.state_to_write()? } else { self.database.state()? };
+        state.lock(&self.database.places, self.connection, level)
     }
 
     fn unlock(&mut self, level: c_int) -> Result<(), Code> {
@@ -306,7 +309,8 @@ pub(crate) fn exists_beside(
         return Ok(false);
     }
     let exists = vfs.exists(name)?;
-    if !exists {
+    // That VFS answers no where it can't look, and for empty files, too.
+    if !exists && rustix::fs::lstat(name).err() == Some(rustix::io::Errno::NOENT) {
         state.note_none_beside(which);
     }
     Ok(exists)
