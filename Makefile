@@ -88,11 +88,11 @@ install-sqlite: ## the same, into lib/pagekeeper (PREFIX=/usr/local, DESTDIR=)
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"
 
-packages: ## a Debian package with its checksum, into target/packages (installs debhelper and lintian as root)
-	@scripts/build-packages.sh
+packages: ## deb, rpm, static program, container image, SBOM, checksums, for x86-64 and aarch64, into target/packages (ARGS=amd64)
+	@scripts/build-packages.sh $(ARGS)
 
-test-packages: ## that package built twice to the same bytes; installed, upgraded, removed and purged in a clean Debian, as root
-	@scripts/test-packages.sh
+test-packages: ## those built twice to the same bytes; deb and rpm installed, upgraded and purged in a clean Debian, the others run, as root
+	@scripts/test-packages.sh $(ARGS)
 
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
 	@scripts/install.sh

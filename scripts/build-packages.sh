@@ -1,29 +1,33 @@
 #!/usr/bin/env bash
-# The Debian package of this source, for this machine's Debian and architecture, into target/packages: pagekeeper_VERSION_ARCH.deb and
-# SHA256SUMS. It is made of what scripts/install.sh lays out, by debhelper's own commands, and checked by lintian.
+# What is given to users, for x86-64 and aarch64, into target/packages: a Debian package, an rpm, a static program with its manuals, an
+# image of containers for both, what is linked in (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian
+# does: amd64, arm64; without, both.
 #
-# The same source gives the same bytes, wherever it is built: times are those of the last commit (SOURCE_DATE_EPOCH), and names of the
-# directories that it was built in are left out of the program. PACKAGE_REVISION (1) is what follows the version, to build a package
-# anew; DEBFULLNAME and DEBEMAIL are who builds it.
+# All are made of one program for each processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same source gives the
+# same bytes, wherever it is built: times are those of the last commit (SOURCE_DATE_EPOCH), and names of the directories that it was built
+# in are left out. PROGRAMS is a directory in which programs were left before, by architecture: they are not built again. PACKAGE_REVISION (1) is what follows the version, to build a package anew; DEBFULLNAME and DEBEMAIL are who builds it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 packages=$target/packages
+architectures=("$@")
+[ ${#architectures[@]} -gt 0 ] || architectures=(amd64 arm64)
 
-scripts/packages.sh "Debian packages: debhelper dpkg-dev lintian"
-for tool in dh_builddeb dpkg-shlibdeps lintian; do
+scripts/packages.sh "Debian packages: debhelper dpkg-dev lintian" "rpms: rpm rpmlint" "zig, and images: python3 python3-pip" \
+    "what is checked of programs: binutils"
+for tool in dh_builddeb lintian rpmbuild rpmlint python3 readelf rustup; do
     if ! command -v "$tool" >/dev/null; then
-        echo "$tool is missing, without which no Debian package is built: apt-get install debhelper dpkg-dev lintian" >&2
+        echo "$tool is missing, without which no packages are built" >&2
         exit 1
     fi
 done
-
 scripts/require-rust.sh
 
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)-${PACKAGE_REVISION:-1}
-maintainer="${DEBFULLNAME:-The pagekeeper authors} <${DEBEMAIL:-root@localhost}>"
+PACKAGE_VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+export PACKAGE_VERSION PACKAGE_REVISION=${PACKAGE_REVISION:-1}
+export DEBFULLNAME=${DEBFULLNAME:-The pagekeeper authors} DEBEMAIL=${DEBEMAIL:-root@localhost}
 if [ -z "${SOURCE_DATE_EPOCH:-}" ] && ! SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null); then
-    echo "This source is not a git checkout: set SOURCE_DATE_EPOCH to the seconds since 1970 that the package's files are to carry" >&2
+    echo "This source is not a git checkout: set SOURCE_DATE_EPOCH to the seconds since 1970 that the packages' files are to carry" >&2
     exit 1
 fi
 export SOURCE_DATE_EPOCH
@@ -31,56 +35,59 @@ export TZ=UTC LC_ALL=C.UTF-8
 umask 022
 
 work=$packages/work
-rm -rf "$work" "$packages"/*.deb "$packages/SHA256SUMS"
-mkdir -p "$work/debian"
-cp deploy/debian/* "$work/debian/"
-sed -i "s|^Maintainer: .*|Maintainer: $maintainer|" "$work/debian/control"
-cat >"$work/debian/changelog" <<TEXT
-pagekeeper ($version) unstable; urgency=medium
+rm -rf "$packages"
+mkdir -p "$work"
+trap 'rm -rf "$work"' EXIT
+machine() {
+    case $1 in
+        amd64) echo x86_64 ;;
+        arm64) echo aarch64 ;;
+        *) echo "no architecture that is built for: $1" >&2 && return 1 ;;
+    esac
+}
 
-  * Built from the project's source: see changelog.gz for what changed.
+own=$(dpkg --print-architecture)
+# The program of this machine writes the manuals of all.
+programs=${PROGRAMS:-$work/programs}
+for architecture in "$own" "${architectures[@]}"; do
+    [ -e "$programs/$architecture" ] || scripts/packaging/build.sh "$(machine "$architecture")" "$programs/$architecture"
+done
 
- -- $maintainer  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
-TEXT
+# Sorted, owned by root, as old as the source.
+packed() { # directory, name in it
+    tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --format=gnu --directory "$1" "$2" |
+        gzip --best --no-name
+}
+images=()
+for architecture in "${architectures[@]}"; do
+    machine=$(machine "$architecture")
+    built=$work/$architecture
+    root=$built/root
+    mkdir -p "$built"
+    PROGRAM=$programs/$architecture/pagekeeper RUNS_HERE=$programs/$own/pagekeeper DESTDIR=$root PREFIX=/usr scripts/install.sh >/dev/null
+    # The configuration, which is the administrator's from then on.
+    install -D --mode 644 deploy/pagekeeper-guard.toml "$root/etc/pagekeeper/guard.toml"
+    install -D --mode 644 deploy/debian/default "$root/etc/default/pagekeeper"
+    scripts/packaging/copyright.py "$machine-unknown-linux-gnu" >"$built/copyright"
 
-# Flags of its own make it a build of its own.
-separator=$'\x1f'
-flags=("--remap-path-prefix=$target/packages/build=/usr/src/pagekeeper/target" "--remap-path-prefix=$PWD=/usr/src/pagekeeper"
-    "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/usr/src/cargo")
-root=$work/debian/pagekeeper
-CARGO_ENCODED_RUSTFLAGS=$(IFS=$separator && echo "${flags[*]}") CARGO_TARGET_DIR="$packages/build" \
-    DESTDIR="$root" PREFIX=/usr scripts/install.sh >/dev/null
-# Where Debian's zsh looks.
-mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
-# Where units go has changed between releases of Debian: debhelper knows.
-mv "$root/usr/lib/systemd/system/pagekeeper-guard.service" "$work/debian/pagekeeper.pagekeeper-guard.service"
-(cd "$root" && rmdir --parents usr/lib/systemd/system 2>/dev/null) || true
-# The configuration, which is the administrator's from then on: debhelper takes all files in /etc for such.
-install -D --mode 644 deploy/pagekeeper-guard.toml "$root/etc/pagekeeper/guard.toml"
-install -D --mode 644 "$work/debian/default" "$root/etc/default/pagekeeper"
+    scripts/packaging/deb.sh "$architecture" "$root" "$built/copyright" "$packages"
+    scripts/packaging/rpm.sh "$machine" "$root" "$built/copyright" "$packages"
+    scripts/packaging/sbom.py "$machine-unknown-linux-gnu" >"$packages/pagekeeper-$PACKAGE_VERSION-$machine.cdx.json"
 
-cp CHANGELOG.md "$work/"
-(
-    cd "$work"
-    dh_installdocs
-    dh_installchangelogs CHANGELOG.md
-    # A service that acts on other programs' memory begins when it is asked to: what is not enabled, deb-systemd-invoke does not start.
-    # (With --no-start, removal would not stop it, nor an upgrade restart it.)
-    dh_installsystemd --name=pagekeeper-guard --no-enable
-    dh_lintian
-    # Examples are to be copied as they are.
-    dh_compress --exclude=.json --exclude=.yaml --exclude=.yml --exclude=.toml --exclude=.conf
-    dh_fixperms
-    dh_strip --no-automatic-dbgsym
-    dh_shlibdeps
-    dh_installdeb
-    dh_gencontrol
-    dh_md5sums
-    dh_builddeb --destdir="$packages"
-)
-package=$(basename "$packages"/pagekeeper_*.deb)
-(cd "$packages" && sha256sum "$package" >SHA256SUMS)
-# Hints of the lowest kind are shown only: overrides that this revision or address doesn't need are among them.
-lintian --allow-root --fail-on error,warning --display-info --tag-display-limit 0 "$packages/$package"
+    name=pagekeeper-$PACKAGE_VERSION-$machine-linux-static
+    # For /usr/local, as the manual says: the unit starts the program there.
+    PROGRAM=$programs/$architecture/pagekeeper-static RUNS_HERE=$programs/$own/pagekeeper DESTDIR='' PREFIX=$built/$name scripts/install.sh >/dev/null
+    sed --in-place "s|$built/$name/|/usr/local/|g" "$built/$name/lib/systemd/system/pagekeeper-guard.service" \
+        "$built/$name/share/doc/pagekeeper/metrics.conf" "$built/$name"/share/doc/pagekeeper/run/*
+    cp "$built/copyright" LICENSE-APACHE LICENSE-MIT "$built/$name/share/doc/pagekeeper/"
+    packed "$built" "$name" >"$packages/$name.tar.gz"
+
+    install -D --mode 755 "$programs/$architecture/pagekeeper-static" "$built/image/usr/bin/pagekeeper"
+    install -D --mode 644 deploy/pagekeeper-guard.toml "$built/image/etc/pagekeeper/guard.toml"
+    install -D --mode 644 "$built/copyright" "$built/image/usr/share/doc/pagekeeper/copyright"
+    images+=("$architecture=$built/image")
+done
+scripts/packaging/image.py "$packages/pagekeeper-$PACKAGE_VERSION-image.tar" "$PACKAGE_VERSION" "${images[@]}"
+(cd "$packages" && sha256sum -- *.deb *.rpm *.tar.gz *.tar *.json >SHA256SUMS)
 rm -rf "$work"
-echo "$packages/$package: $(stat --format=%s "$packages/$package") bytes, lintian finds no fault"
+(cd "$packages" && du --apparent-size --human-readable -- *)

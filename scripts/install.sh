@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
 # Installs under $DESTDIR$PREFIX. Builds first where cargo is at hand; otherwise takes what `make build` left, so that
-# `make build && sudo make install` works where root has no Rust.
+# `make build && sudo make install` works where root has no Rust. PROGRAM is one that was built elsewhere, for another processor
+# perhaps: RUNS_HERE is then one of the same source that runs here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 prefix=${PREFIX:-/usr/local}
 root=${DESTDIR:-}$prefix
-program=${CARGO_TARGET_DIR:-target}/release/pagekeeper
+program=${PROGRAM:-${CARGO_TARGET_DIR:-target}/release/pagekeeper}
 
-if command -v "$cargo" >/dev/null || [ ! -x "$program" ]; then
+if [ -n "${PROGRAM:-}" ]; then
+    :
+elif command -v "$cargo" >/dev/null || [ ! -x "$program" ]; then
     scripts/require-rust.sh
     "$cargo" build --release --package pagekeeper
 fi
 
 install -D --mode 755 "$program" "$root/bin/pagekeeper"
+program=${RUNS_HERE:-$program}
 
 generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT

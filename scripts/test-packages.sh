@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The Debian package as a user meets it: built twice, in two places, to the same bytes; installed into a clean Debian of this machine's
-# release, used there, upgraded, removed and purged. As root; it takes minutes for the second build, and as long again for the clean
-# Debian, which is kept for the next time (target/packages-test/debian-CODENAME.tar).
+# What users are given, as they meet it: built twice, in two places, to the same bytes; the Debian package and the rpm installed into a
+# clean Debian of this machine's release, used there, upgraded, removed and purged; the static program and the image run where nothing
+# else is. Architectures as of scripts/build-packages.sh. As root; it takes a quarter of an hour for the second build, and minutes for the
+# clean Debian, which is kept for the next time (target/packages-test/debian-CODENAME.tar).
 #
-# No systemd runs in there: what the package's scripts do to a running one (reload, stop, restart) is not seen here.
+# No systemd runs in there: what the packages' scripts do to a running one (reload, stop, restart) is not seen here. Nor is what was
+# built for another processor run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -14,10 +16,12 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 1
 fi
 scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
+scripts/packages.sh "images: umoci" "units: systemd"
+architectures=("$@")
 mkdir -p "$test"
 root=$test/root
 discard() {
-    rm -rf "$root" "$test/elsewhere" "$test/target" "$test"/*.new
+    rm -rf "$root" "$test/elsewhere" "$test/target" "$test/higher" "$test/programs" "$test"/*.new
 }
 trap discard EXIT
 discard
@@ -29,19 +33,32 @@ fail() {
 
 # --- Built twice.
 packages=$target/packages
-PACKAGE_REVISION=2 scripts/build-packages.sh
-higher=$test/higher.deb
-mv "$packages"/pagekeeper_*-2_*.deb "$higher"
-scripts/build-packages.sh
-package=$(compgen -G "$packages/pagekeeper_*-1_*.deb")
+own=$(dpkg --print-architecture) machine=$(uname --machine)
+scripts/build-packages.sh "${architectures[@]}"
+# The same programs in packages of a higher revision, to be upgraded to.
+mkdir -p "$test/programs/$own" "$test/higher"
+dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$own".deb | tar --extract --to-stdout ./usr/bin/pagekeeper >"$test/programs/$own/pagekeeper"
+chmod 755 "$test/programs/$own/pagekeeper"
+cp "$test/programs/$own/pagekeeper" "$test/programs/$own/pagekeeper-static"
+ln --symbolic "$target/tools" "$test/programs/tools"
+PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null
+mv "$test/programs"/packages/*.deb "$test/programs"/packages/*.rpm "$test/higher/"
+rm -rf "$test/programs"
 (cd "$packages" && sha256sum --check --quiet SHA256SUMS)
+package=$(compgen -G "$packages/pagekeeper_*_$own.deb") higher=$(compgen -G "$test/higher/*.deb")
 
 mkdir "$test/elsewhere"
 git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar --extract --directory "$test/elsewhere"
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} CARGO_TARGET_DIR=$test/target "$test/elsewhere/scripts/build-packages.sh"
-cmp "$package" "$test/target/packages/${package##*/}" || fail "two builds of one source differ: compare them with diffoscope"
-echo "the same bytes from two places: $(cut -d ' ' -f 1 "$packages/SHA256SUMS")"
+# Tools alone are the same: they are no part of it.
+mkdir "$test/target"
+ln --symbolic "$target/tools" "$test/target/tools"
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} CARGO_TARGET_DIR=$test/target \
+    "$test/elsewhere/scripts/build-packages.sh" "${architectures[@]}" >/dev/null
+diff "$packages/SHA256SUMS" "$test/target/packages/SHA256SUMS" || fail "two builds of one source differ: compare them with diffoscope"
+echo "the same bytes from two places: $(wc -l <"$packages/SHA256SUMS") files"
 rm -rf "$test/elsewhere" "$test/target"
+
+scripts/packaging/test-formats.sh "$packages" "$machine" "$own"
 
 # --- A clean Debian.
 # shellcheck disable=SC1091
@@ -98,6 +115,16 @@ inside dpkg --verify pagekeeper | grep . && fail "files differ from what the pac
 [ "$(inside dpkg-query --show --showformat '${Conffiles}\n' pagekeeper | awk 'NF { print $1 }' | sort | paste -sd ' ')" = \
     "/etc/default/pagekeeper /etc/pagekeeper/guard.toml" ] || fail "other files than the configuration are kept as such"
 
+grep --quiet '^Files: crates/clap-' "$root/usr/share/doc/pagekeeper/copyright" || fail "the licences of what is linked in are not named"
+# The score of systemd-analyze security, times ten.
+systemd-analyze security --offline=true --threshold=25 --no-pager "$root$unit" >"$test/security" || fail "the unit has more rights than 2.5: $(tail -n 1 "$test/security")"
+# By this machine's systemd, since there is none in there.
+mkdir "$test/unit.new"
+sed "s|/usr/bin/pagekeeper|$root/usr/bin/pagekeeper|" "$root$unit" >"$test/unit.new/pagekeeper-guard.service"
+said=$(systemd-analyze verify --man=no "$test/unit.new/pagekeeper-guard.service" 2>&1) || fail "systemd finds fault with the unit: $said"
+[ -z "$said" ] || fail "systemd finds fault with the unit: $said"
+tail -n 1 "$test/security"
+
 # --- Upgraded: what the administrator set stays.
 ln --symbolic "$unit" "$wants/pagekeeper-guard.service"
 echo '# set by the administrator' >>"$root/etc/pagekeeper/guard.toml"
@@ -109,16 +136,50 @@ grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fai
 # --- Removed, and purged.
 mkdir -p "$root/var/lib/pagekeeper/disks"
 touch "$root/var/lib/pagekeeper/disks/8:1.toml" "$root/var/lib/pagekeeper/mysql.pks"
+# What `run` leaves, in each place that it chooses, and what others put there.
+inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "pagekeeper run doesn't run"
+compgen -G "$root/run/pagekeeper/libpagekeeper-*.so" >/dev/null || fail "pagekeeper run laid out no library"
+mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
+cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
+cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
+ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
 inside dpkg --remove pagekeeper >/dev/null
 grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "removal took the configuration away"
 [ ! -e "$root/usr/bin/pagekeeper" ] || fail "removal left the program"
 [ -e "$root/var/lib/pagekeeper/disks/8:1.toml" ] || fail "removal took saved disk profiles away"
 inside dpkg --purge pagekeeper >/dev/null
 [ -e "$root/var/lib/pagekeeper/mysql.pks" ] || fail "purge removed a snapshot that somebody saved"
-rm -r "$root/var/lib/pagekeeper/mysql.pks"
+compgen -G "$root/dev/shm/elsewhere/libpagekeeper-*.so" >/dev/null || fail "purge followed a link that anybody can make"
+rm -r "$root/var/lib/pagekeeper/mysql.pks" "$root/dev/shm/elsewhere" "$root/dev/shm/pagekeeper-0"
 rmdir "$root/var/lib/pagekeeper" || fail "purge left saved disk profiles"
 files >"$test/after"
 diff "$test/before" "$test/after" || fail "purge left the above (>) behind, or took it away (<)"
 
-echo "installed, upgraded, removed and purged in a clean Debian $codename"
-echo "not seen: the scripts beside a running systemd"
+echo "the Debian package: installed, upgraded, removed and purged in a clean Debian $codename"
+
+# --- The rpm. What it requires is not in Debian's root by rpm's books: that is compared by itself.
+rpm=$(compgen -G "$packages/*.$machine.rpm")
+newest=$(rpm --query --package --requires "$rpm" 2>/dev/null | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort --version-sort | tail -n 1)
+[ "$(printf '%s\n2.28\n' "$newest" | sort --version-sort | tail -n 1)" = 2.28 ] || fail "the rpm requires glibc $newest"
+rpms() {
+    rpm --root "$root" --dbpath /var/lib/rpm "$@"
+}
+mkdir -p "$root/var/lib/rpm"
+rpms --initdb
+files >"$test/before"
+rpms --install --nodeps "$rpm"
+[ "$(inside pagekeeper -V)" = "pagekeeper $version" ] || fail "the rpm's pagekeeper doesn't run"
+rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
+[ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
+echo '# set by the administrator' >>"$root/etc/pagekeeper/guard.toml"
+rpms --upgrade --nodeps "$(compgen -G "$test/higher/*.rpm")"
+[ "$(rpms --query --queryformat '%{VERSION}-%{RELEASE}' pagekeeper)" = "$version-2" ] || fail "the rpm was not upgraded"
+grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "an upgrade of the rpm took a changed configuration away"
+inside pagekeeper run -- true
+rpms --erase pagekeeper 2>/dev/null
+grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml.rpmsave" || fail "erasing the rpm took a changed configuration away"
+rm -r "$root/etc/pagekeeper"
+files >"$test/after"
+diff "$test/before" "$test/after" || fail "erasing the rpm left the above (>) behind, or took it away (<)"
+echo "the rpm: installed, upgraded and erased; needs glibc $newest"
+echo "not seen: the packages' scripts beside a running systemd"

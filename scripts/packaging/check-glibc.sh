@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# check-glibc.sh OLDEST FILE... — fails where a program or library needs a glibc that is newer than OLDEST, or a library that is none of
+# glibc's. Says what each needs.
+set -euo pipefail
+oldest=$1
+shift
+failed=0
+for file in "$@"; do
+    symbols=$(LC_ALL=C readelf --wide --version-info "$file" | grep -oE 'Name: GLIBC_[0-9.]+' | sed 's/.*_//' | sort --unique --version-sort)
+    newest=$(tail -n 1 <<<"$symbols")
+    if [ "$(printf '%s\n' "$oldest" "$newest" | sort --version-sort | tail -n 1)" != "$oldest" ]; then
+        echo "$file needs glibc $newest, and $oldest is to do:" >&2
+        LC_ALL=C objdump --dynamic-syms "$file" | grep -F "GLIBC_$newest" >&2 || true
+        failed=1
+    fi
+    others=$(LC_ALL=C readelf --wide --dynamic "$file" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' |
+        grep -vE '^(lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*)$' || true)
+    if [ -n "$others" ]; then
+        echo "$file needs libraries that are none of glibc's:" $others >&2
+        failed=1
+    fi
+    [ "$failed" = 0 ] && echo "${file##*/}: glibc ${newest:-of any version}"
+done
+exit "$failed"

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# test-formats.sh PACKAGES MACHINE ARCHITECTURE — the static program and the image of scripts/build-packages.sh, run where there is
+# nothing else: no shell, no C library. As root. Of what was built for other processors, that it is so.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+packages=$1 machine=$2 architecture=$3
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+test=$(mktemp --directory --tmpdir=/var/tmp)
+trap 'rm -rf "$test"' EXIT
+fail() {
+    echo "test-formats: $*" >&2
+    exit 1
+}
+machine_of() {
+    LC_ALL=C readelf --file-header "$1" | sed -n 's/^ *Machine: *//p'
+}
+
+# --- The static program.
+for archive in "$packages"/*-static.tar.gz; do
+    mkdir -p "$test/static"
+    tar --extract --file "$archive" --directory "$test/static"
+    name=$(basename "$archive" .tar.gz)
+    case "$name:$(machine_of "$test/static/$name/bin/pagekeeper")" in
+        *x86_64*:*X86-64 | *aarch64*:AArch64) ;;
+        *) fail "$name is for $(machine_of "$test/static/$name/bin/pagekeeper")" ;;
+    esac
+    grep --quiet '^ExecStart=/usr/local/bin/pagekeeper guard ' "$test/static/$name/lib/systemd/system/pagekeeper-guard.service" ||
+        fail "the unit of $name starts another program"
+    grep --recursive --files-with-matches --fixed-strings "$PWD" "$test/static/$name" && fail "$name names the place where it was built"
+done
+name=pagekeeper-$version-$machine-linux-static
+[ -d "$test/static/$name" ] || fail "there is no static program for this machine"
+static=$test/static/$name/bin/pagekeeper
+mkdir -p "$test/empty/proc" "$test/empty/data"
+cp "$static" "$test/empty/pagekeeper"
+head --bytes=8M /dev/zero >"$test/empty/data/file"
+sync "$test/empty/data/file"
+chroot "$test/empty" /pagekeeper --version >"$test/said"
+[ "$(head -n 1 "$test/said")" = "pagekeeper $version" ] || fail "it says $(cat "$test/said")"
+grep --quiet 'linked statically' "$test/said" || fail "it says nothing of what is different about it"
+chroot "$test/empty" /pagekeeper evict /data | grep --quiet 'evicted 8 MiB of 8 MiB' || fail "it evicts nothing in an empty root"
+chroot "$test/empty" /pagekeeper stat --json /data >/dev/null
+# Its library goes into programs with glibc.
+"$static" run --require --report -- cat "$test/empty/data/file" 2>"$test/report" >/dev/null || fail "run: $(cat "$test/report")"
+grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what cat read: $(cat "$test/report")"
+[ "$(fincore --bytes --noheadings --output RES "$test/empty/data/file")" -lt 1048576 ] || fail "its library released nothing"
+echo "the static program: runs in an empty root, and loads its library into programs with glibc"
+
+# --- What is linked in, by a validator of CycloneDX's own.
+tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}/tools")
+validator=cyclonedx-python-lib
+if ! PYTHONPATH=$tools/cyclonedx python3 -c 'import cyclonedx.validation.json' 2>/dev/null; then
+    python3 -m pip install --quiet --root-user-action ignore --target "$tools/cyclonedx" "$validator[json-validation]==11.*"
+fi
+for document in "$packages"/*.cdx.json; do
+    PYTHONPATH=$tools/cyclonedx python3 - "$document" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5"
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    text = file.read()
+error = JsonStrictValidator(SchemaVersion.V1_5).validate_str(text)
+if error:
+    sys.exit(str(error)[:2000])
+assert '"pkg:cargo/clap@' in text and '"pkg:cargo/pagekeeper@' in text
+TEXT
+done
+echo "the list of what is linked in is CycloneDX 1.5"
+
+# --- The image.
+mkdir "$test/image"
+tar --extract --file "$packages/pagekeeper-$version-image.tar" --directory "$test/image"
+for manifest in $(python3 -c 'import json, sys; print(*(m["annotations"]["org.opencontainers.image.ref.name"] for m in json.load(open(sys.argv[1]))["manifests"]))' \
+    "$test/image/index.json"); do
+    # That of all is for tools that choose by themselves.
+    [ "$manifest" != "$version" ] || continue
+    bundle=$test/bundle-$manifest
+    umoci unpack --image "$test/image:$manifest" "$bundle" >/dev/null 2>&1 || fail "umoci can't unpack $manifest"
+    case "$manifest:$(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" in
+        *-amd64:*X86-64 | *-arm64:AArch64) ;;
+        *) fail "the image $manifest is for $(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" ;;
+    esac
+    [ "$(cd "$bundle/rootfs" && find . -type f | sort | paste -sd ' ')" = \
+        "./etc/pagekeeper/guard.toml ./usr/bin/pagekeeper ./usr/share/doc/pagekeeper/copyright" ] || fail "the image $manifest has other files"
+done
+rootfs=$test/bundle-$version-$architecture/rootfs
+[ -d "$rootfs" ] || fail "there is no image for this machine"
+read -ra command < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1]))["process"]["args"])' "${rootfs%/rootfs}/config.json")
+mkdir -p "$rootfs/proc"
+# As a container is: processes, mounts and network of its own.
+unshare --pid --fork --mount --net --ipc --mount-proc="$rootfs/proc" chroot "$rootfs" "${command[@]}" --once --dry-run \
+    >"$test/said" 2>&1 || fail "the image does not run: $(cat "$test/said")"
+echo "the image: ${command[*]}, with no shell or library in it"
