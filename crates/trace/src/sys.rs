@@ -432,8 +432,14 @@ pub(crate) struct AttachError {
 
 /// One of the two requests on perf events that take an integer.
 fn ioctl(event: &OwnedFd, request: u32, argument: i32) -> Result<(), Errno> {
+    #[allow(
+        clippy::cast_lossless,
+        clippy::cast_possible_wrap,
+        reason = "the same 32 bits, in the type that each C library has for them"
+    )]
+    let request = request as libc::Ioctl;
     // SAFETY: both requests take an integer by value and touch no memory of this process.
-    let result = unsafe { libc::ioctl(event.as_raw_fd(), libc::Ioctl::from(request), argument) };
+    let result = unsafe { libc::ioctl(event.as_raw_fd(), request, argument) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 

@@ -297,7 +297,8 @@ fn make_thread(calls: Calls, receiving: c_int, starting: u32) -> bool {
     let argument = ptr::without_provenance_mut((starting as usize) << 32 | receiving as usize);
     let mut attr = MaybeUninit::<pthread_attr_t>::uninit();
     let mut old = MaybeUninit::<sigset_t>::zeroed();
-    let mut thread: pthread_t = 0;
+    // A number or a pointer, as the C library has it.
+    let mut thread = MaybeUninit::<pthread_t>::uninit();
     // All of them: the C library leaves out those that it needs.
     let all = MaybeUninit::<[u8; size_of::<sigset_t>()]>::new([0xff; size_of::<sigset_t>()]);
     // SAFETY: each is the C library's function and is given what POSIX says: `attr` is set up before it is used, and given back;
@@ -312,14 +313,15 @@ fn make_thread(calls: Calls, receiving: c_int, starting: u32) -> bool {
         }
         // Where so little is too little, the usual size.
         let small = (calls.set_stack)(attr.as_mut_ptr(), STACK) == 0
-            && (calls.create)(&raw mut thread, attr.as_ptr(), thread::body, argument) == 0;
-        let made = small || (calls.create)(&raw mut thread, ptr::null(), thread::body, argument) == 0;
+            && (calls.create)(thread.as_mut_ptr(), attr.as_ptr(), thread::body, argument) == 0;
+        let made = small || (calls.create)(thread.as_mut_ptr(), ptr::null(), thread::body, argument) == 0;
         (calls.mask)(libc::SIG_SETMASK, old.as_ptr(), ptr::null_mut());
         (calls.attr_destroy)(attr.as_mut_ptr());
         made
     };
     if made {
-        let before = THREAD.swap(thread as usize, Ordering::AcqRel);
+        // SAFETY: written by the call that made it.
+        let before = THREAD.swap(unsafe { thread.assume_init() } as usize, Ordering::AcqRel);
         if before != 0 {
             // SAFETY: the helper before this one, which has ended or is about to, and which nobody waits for.
             unsafe { (calls.detach)(before as pthread_t) };
