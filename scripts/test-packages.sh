@@ -167,12 +167,12 @@ rpms() {
 mkdir -p "$root/var/lib/rpm"
 rpms --initdb
 files >"$test/before"
-rpms --install --nodeps "$rpm"
+rpms --install --nodeps --force-debian "$rpm"
 [ "$(inside pagekeeper -V)" = "pagekeeper $version" ] || fail "the rpm's pagekeeper doesn't run"
 rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
 echo '# set by the administrator' >>"$root/etc/pagekeeper/guard.toml"
-rpms --upgrade --nodeps "$(compgen -G "$test/higher/*.rpm")"
+rpms --upgrade --nodeps --force-debian "$(compgen -G "$test/higher/*.rpm")"
 [ "$(rpms --query --queryformat '%{VERSION}-%{RELEASE}' pagekeeper)" = "$version-2" ] || fail "the rpm was not upgraded"
 grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "an upgrade of the rpm took a changed configuration away"
 inside pagekeeper run -- true
