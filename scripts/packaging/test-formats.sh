@@ -35,11 +35,15 @@ mkdir -p "$test/empty/proc" "$test/empty/data"
 cp "$static" "$test/empty/pagekeeper"
 head --bytes=8M /dev/zero >"$test/empty/data/file"
 sync "$test/empty/data/file"
-chroot "$test/empty" /pagekeeper --version >"$test/said"
+# With processes and mounts of its own, as a container has.
+alone() { # root, command
+    unshare --pid --fork --mount --net --ipc --mount-proc="$1/proc" chroot "$@"
+}
+alone "$test/empty" /pagekeeper --version >"$test/said"
 [ "$(head -n 1 "$test/said")" = "pagekeeper $version" ] || fail "it says $(cat "$test/said")"
 grep --quiet 'linked statically' "$test/said" || fail "it says nothing of what is different about it"
-chroot "$test/empty" /pagekeeper evict /data | grep --quiet 'evicted 8 MiB of 8 MiB' || fail "it evicts nothing in an empty root"
-chroot "$test/empty" /pagekeeper stat --json /data >/dev/null
+alone "$test/empty" /pagekeeper evict /data | grep --quiet 'evicted 8 MiB of 8 MiB' || fail "it evicts nothing in an empty root"
+alone "$test/empty" /pagekeeper stat --json /data >/dev/null
 # Its library goes into programs with glibc.
 "$static" run --require --report -- cat "$test/empty/data/file" 2>"$test/report" >/dev/null || fail "run: $(cat "$test/report")"
 grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what cat read: $(cat "$test/report")"
@@ -88,7 +92,5 @@ rootfs=$test/bundle-$version-$architecture/rootfs
 [ -d "$rootfs" ] || fail "there is no image for this machine"
 read -ra command < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1]))["process"]["args"])' "${rootfs%/rootfs}/config.json")
 mkdir -p "$rootfs/proc"
-# As a container is: processes, mounts and network of its own.
-unshare --pid --fork --mount --net --ipc --mount-proc="$rootfs/proc" chroot "$rootfs" "${command[@]}" --once --dry-run \
-    >"$test/said" 2>&1 || fail "the image does not run: $(cat "$test/said")"
+alone "$rootfs" "${command[@]}" --once --dry-run >"$test/said" 2>&1 || fail "the image does not run: $(cat "$test/said")"
 echo "the image: ${command[*]}, with no shell or library in it"
