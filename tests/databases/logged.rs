@@ -1,4 +1,4 @@
-//! The guard beside other real servers with logs (etcd, Prometheus, NATS, Kafka, RabbitMQ, Cassandra, OpenSearch), by one story: nothing of old logs stays, the newest does, mapped files
+//! The guard beside other real servers with logs (etcd, Prometheus, NATS, Kafka, `RabbitMQ`, Cassandra, `OpenSearch`), by one story: nothing of old logs stays, the newest does, mapped files
 //! and data are left alone, a reader that lags gets all, and after a kill all that was acknowledged is there.
 //!
 //! Each needs root and its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
