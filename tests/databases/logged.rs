@@ -264,13 +264,13 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = RabbitMq::start(&scratch.path().join("rabbitmq"));
-    let mut story = Story::begin(&mut server, scratch.path(), ("rabbitmq", &[]), 60 * MIB, (10 * MIB, MIB));
+    let mut story = Story::begin(&mut server, scratch.path(), ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
     story.server.take(10);
-    story.go_on(40 * MIB);
+    story.go_on(24 * MIB);
     // It lags by all but what it took.
     let waiting = story.server.waiting();
     story.server.take(waiting / 2);
-    story.survive(80 * MIB);
+    story.survive(50 * MIB);
 }
 
 #[test]
