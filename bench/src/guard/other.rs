@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
-    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
+    Cassandra, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
 };
 
 use super::watcher::Watcher;
@@ -40,9 +40,6 @@ pub(crate) enum Name {
     /// An index of one shard; `PAGEKEEPER_OPENSEARCH` names the directory of its jars
     #[value(name = "opensearch")]
     OpenSearch,
-    /// A table of `MergeTree`, which has no log: its parts
-    #[value(name = "clickhouse")]
-    ClickHouse,
     /// The engine of `MongoDB` by itself
     #[value(name = "wiredtiger")]
     WiredTiger,
@@ -58,7 +55,6 @@ impl Name {
             Self::RabbitMq => &RabbitMq::PROGRAMS,
             Self::Cassandra => &Cassandra::PROGRAMS,
             Self::OpenSearch => &OpenSearch::PROGRAMS,
-            Self::ClickHouse => &ClickHouse::PROGRAMS,
             Self::WiredTiger => &WiredTiger::PROGRAMS,
         }
     }
@@ -72,7 +68,6 @@ impl Name {
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
             Self::Cassandra => Box::new(Cassandra::start(home)),
             Self::OpenSearch => Box::new(OpenSearch::start(home)),
-            Self::ClickHouse => Box::new(ClickHouse::start(home)),
             Self::WiredTiger => Box::new(WiredTiger::start(home)),
         }
     }
@@ -80,7 +75,7 @@ impl Name {
     /// Bytes of a window: more than the guard leaves, and little enough for the server's memory.
     fn window(self) -> u64 {
         match self {
-            Self::Etcd | Self::Prometheus | Self::RabbitMq | Self::ClickHouse => 64 * MIB,
+            Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
             Self::Nats | Self::OpenSearch | Self::Cassandra | Self::WiredTiger => 192 * MIB,
             Self::Kafka => 384 * MIB,
         }
@@ -179,12 +174,7 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     seen.rate.push(mib(put) / began.elapsed().as_secs_f64());
     // Two ticks of the guard: what was written last is as old as the rest then.
     std::thread::sleep(std::time::Duration::from_millis(1500));
-    let logs = match server.logs() {
-        // Parts of tables are all that it has.
-        none if none.is_empty() => server.others(),
-        logs => logs,
-    };
-    let logs = logs.iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
+    let logs = server.logs().iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
     seen.resident.push(mib(logs));
     seen.read.push(mib(device_reads(server.pid())? - read));
     Ok(())

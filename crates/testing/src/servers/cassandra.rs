@@ -152,7 +152,7 @@ fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
          listen_address: 127.0.0.1\nrpc_address: 127.0.0.1\nnative_transport_port: {client}\nstorage_port: {peers}\n\
          start_native_transport: true\nauto_snapshot: false\nnum_tokens: 1\nauto_bootstrap: false\n\
          commitlog_sync: periodic\ncommitlog_sync_period: 1000ms\ncommitlog_segment_size: 8MiB\n\
-         memtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n\
+         write_request_timeout: 60000ms\nread_request_timeout: 60000ms\nmemtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n\
          commitlog_directory: {}\nsaved_caches_directory: {}\nhints_directory: {}\ncdc_raw_directory: {}\n\
          data_file_directories: [{}]\n\
          seed_provider: [{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, parameters: [{{seeds: '127.0.0.1:{peers}'}}]}}]\n",
