@@ -170,7 +170,7 @@ mod tests {
         std::fs::write(file.path(), vec![1; 1 << 16]).unwrap();
         file.as_file().sync_all().unwrap();
         advise(&file, Advice::DontNeed, 4096..4096, file.path()).unwrap();
-        let counts = crate::sys::cachestat::cachestat(&file, 0, 0).unwrap();
-        assert_eq!(counts.cache, 16);
+        let file = crate::InspectedFile::open(file.path(), crate::Links::Refuse).unwrap();
+        assert_eq!(crate::residency(&file, 0..u64::MAX).unwrap().resident, 1 << 16);
     }
 }
