@@ -21,7 +21,7 @@ pub(crate) fn without_limit<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Re
     let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
     let limit = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })
-        .or_else(|_| setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit.clone() }))
+        .or_else(|_| setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit }))
         .map_err(|_| Errno::PERM)?;
     let result = call();
     // To lower it is always allowed.
@@ -47,7 +47,7 @@ mod tests {
             Err(Errno::PERM)
         });
         assert_eq!(refused, Err(Errno::PERM));
-        assert!(calls.get(1).is_none_or(|raised| *raised == None || *raised == before.maximum), "{calls:?}");
+        assert!(calls.get(1).is_none_or(|raised| raised.is_none() || *raised == before.maximum), "{calls:?}");
         let mut passes = 0;
         let passed = without_limit(|| {
             passes += 1;
