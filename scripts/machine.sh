@@ -42,7 +42,7 @@ timeout "$seconds" nice -n 10 qemu-system-x86_64 -cpu max -accel "${QEMU_ACCEL:-
     -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=ttyS0 no_timer_check quiet panic=-1" \
     -drive "file=$work/disk,format=raw,if=virtio,cache=none" \
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap </dev/null 2>&1 |
-    sed --unbuffered --regexp-extended 's/\r|\x1b(\[[0-9;?]*)?[a-zA-Z]//g' | tee "$work/log" | sed --unbuffered --quiet '/^guest: begins/,$p' || true
+    sed --unbuffered --regexp-extended 's/\r|\x1b(\[[0-9;?]*)?[a-zA-Z]//g; s/^.*(guest: begins)/\1/' | tee "$work/log" | sed --unbuffered --quiet '/^guest: begins/,$p' || true
 if ! grep -q "^guest: ends" "$work/log"; then
     tail -n 30 "$work/log" >&2
     echo "the machine did not come to its end" >&2
