@@ -63,7 +63,7 @@ test-cgroup-v2: ## memory cgroups of version 2, in virtual machines with Debian'
 test-helm: ## the Helm chart: linted, rendered as the manifest is, validated against Kubernetes' schemas; builds Helm (needs Go)
 	@scripts/test-helm.sh
 
-test-kernels: ## the kernels of Debian and Ubuntu, and a small machine, in virtual machines (ARGS="SUITE[:FLAVOUR] ... small"); writes docs/src/kernels.md
+test-kernels: ## the kernels of Debian and Ubuntu, in virtual machines (ARGS="SUITE[:FLAVOUR] ..."); writes docs/src/kernels.md
 	@scripts/test-kernels.sh $(ARGS)
 
 test-rocksdb-stress: ## RocksDB's own crash test on pagekeeper's file system, ten minutes (ARGS="SOURCE [SECONDS]": RocksDB's source, of the installed version)

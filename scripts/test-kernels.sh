@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Pagekeeper on the kernels of distributions, in virtual machines (scripts/machine.sh) with cgroup v2, one after the other: unit tests of
 # what asks the kernel, every command with its figures compared with other programs' (scripts/kernels-tour.py), and what the kernel can
-# do, which comes to the table of docs/src/kernels.md; then guard, top and doctor in a small machine under memory pressure.
+# do, which comes to the table of docs/src/kernels.md.
 #
-# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh), and `small`; all that are below without. Ubuntu's need UBUNTU_MIRROR
+# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh); all that are below without. Ubuntu's need UBUNTU_MIRROR
 # on Debian. Kernels are kept in the target directory. A kernel that can't be had is named, and is no failure. Takes some minutes for each; a fraction of it with QEMU_ACCEL=kvm. For x86-64,
 # as root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
-kernels=(bullseye jammy:virtual bookworm noble:virtual trixie sid small)
+kernels=(bullseye jammy:virtual bookworm noble:virtual trixie sid)
 
 scripts/require-rust.sh
 scripts/packages.sh \
@@ -56,8 +56,8 @@ logs=$(mktemp --directory)
 trap 'rm -rf "$logs"' EXIT
 status=0 tests=""
 
-boot() { # name, mode
-    local suite=${1%:*} flavour=${1#*:} memory=2G
+boot() { # name
+    local suite=${1%:*} flavour=${1#*:}
     [ "$flavour" != "$1" ] || flavour=amd64
     local kernel=$base/$suite-$flavour
     if ! scripts/fetch-kernel.sh "$suite" "$flavour" "$kernel" 2>"$logs/why"; then
@@ -65,21 +65,17 @@ boot() { # name, mode
         return 0
     fi
     [ -n "$tests" ] || build
-    [ "$2" != small ] || memory=1G
-    echo "$1, Linux $(cat "$kernel/release"), $2"
+    echo "$1, Linux $(cat "$kernel/release")"
     SECONDS=0
-    scripts/machine.sh "$kernel" "$memory" 1800 PAGEKEEPER="$pagekeeper" UNIT_TESTS="$tests" STORIES="${STORIES:-}" \
-        "$PWD/scripts/kernels-guest.sh" "$2" | tee "$logs/$suite-$flavour-$2" || status=1
+    scripts/machine.sh "$kernel" 2G 1800 PAGEKEEPER="$pagekeeper" UNIT_TESTS="$tests" STORIES="${STORIES:-}" \
+        "$PWD/scripts/kernels-guest.sh" | tee "$logs/$suite-$flavour" || status=1
     echo "$1: $SECONDS s"
-    python3 scripts/kernels-table.py docs/src/kernels.md "$suite" "$flavour" "$(cat "$kernel/release")" "$logs/$suite-$flavour-$2"
+    python3 scripts/kernels-table.py docs/src/kernels.md "$suite" "$flavour" "$(cat "$kernel/release")" "$logs/$suite-$flavour"
 }
 
 for name in "$@"; do
-    case $name in
-        small) boot sid small ;;
-        *) boot "$name" tour ;;
-    esac
+    boot "$name"
 done
-rm -f "$logs/why"
+: >"$logs/why"
 cat "$logs"/* >"$logs/all"
 scripts/count-tests.sh "$logs/all" "$status"
