@@ -267,12 +267,13 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
     assert!(group.file() < file, "{} {file}", group.file());
     assert!(again <= reclaimed / 4, "{again} of {reclaimed} came back");
 
-    // To one that leaves none: it stops where that comes back.
-    let (_, stopped, ended) =
+    // To one that leaves none: it stops where what is read again comes back. What the server has in its own buffers, too, may go.
+    let (more, stopped, ended) =
         below("3%", &|guard| guard.has_said("cgroup", |event| event["news"] == "stopped"));
-    println!("  read again {} MiB in all", (group.refaulted() - refaulted) / MIB);
+    let again = group.refaulted() - refaulted;
+    println!("  read again {} MiB in all", again / MIB);
     assert!(stopped, "{:?}: {}", ended.events.last(), ended.stderr);
-    assert!(group.file() > 16 * MIB, "the hot table was pushed out: {}", group.file());
+    assert!(again <= (reclaimed + more) / 4, "{again} of {reclaimed} and {more} came back");
     let events = std::fs::read_to_string(memory.path().join("memory.events")).expect("version 2 has it");
     assert!(events.contains("oom_kill 0"), "{events}");
     // Nothing is lost of what the table holds.
