@@ -6,7 +6,7 @@
 //!    group is refused, and a group made anew at the same path is another one ([`HeldGroup::id`]). Who may make groups (a delegated
 //!    part of the tree) can't have another's reclaimed.
 //! 2. The one file that is ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous memory is not
-//!    reclaimed: where the kernel knows no way to say that, nothing is asked for.
+//!    reclaimed: where the kernel can't be asked for that, nothing is asked for.
 //!
 //! What this kernel lacks is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; a group that was removed
 //! [is gone](Error::is_gone).
@@ -156,7 +156,7 @@ impl HeldGroup {
             let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
             return Ok(Reclaim::Refused(why.to_owned()));
         }
-        // Since some release between Linux 6.1 and 6.12 the kernel takes a word to leave anonymous memory alone; before, "invalid
+        // Since some release between Linux 6.1 and 6.12 the kernel can be asked to leave anonymous memory alone; before, "invalid
         // argument" is all it says.
         let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
         match asked {
