@@ -348,6 +348,7 @@ fn parts_of_clickhouse_are_left_alone() {
     let scratch = support::scratch();
     let mut server = ClickHouse::start(&scratch.path().join("clickhouse"));
     server.put(64 * MIB);
+    the_doctor_names("clickhouse", server.pid());
     let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only]);
     // It has no log to be found by.
