@@ -426,8 +426,9 @@ fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Op
             format!("would reclaim file pages of it, in steps, the first of {}", Size(bytes))
         }
         GroupNews::Stopped { reason } => match reason {
-            GroupReason::Refaults => "what was reclaimed is read again: it is left alone for a while",
+            GroupReason::Refaults => "file pages are read again: it is left alone for a while",
             GroupReason::Stalls => "its tasks wait for memory: it is left alone for a while",
+            GroupReason::Exhausted => "the kernel finds no more to reclaim: it is left alone for a while",
             _ => "this kernel does not count what is read again: nothing is reclaimed",
         }
         .to_owned(),

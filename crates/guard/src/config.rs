@@ -82,7 +82,8 @@ impl FromStr for GroupGlob {
                  /kubepods.slice/**"
             ));
         }
-        let glob = GlobBuilder::new(text).literal_separator(true).build();
+        // The names that systemd gives have backslashes: `system-a\x2db.slice`.
+        let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
         glob.map(|glob| Self(glob.compile_matcher())).map_err(|error| error.to_string())
     }
 }
@@ -349,6 +350,8 @@ mod tests {
         assert!(
             groups[1].is_match("/db") && !groups[1].is_match("/db/below") && !groups[1].is_match("/a/db")
         );
+        let escaped = parse("[cgroup]\ngroups = ['/system.slice/system-my\\x2ddb.slice/*']\n").unwrap();
+        assert!(escaped.cgroup.groups[0].is_match(r"/system.slice/system-my\x2ddb.slice/a"));
         let text = "[cgroup]\ngroups = [\"/db\"]\nshare = \"10%\"\nreclaim = \"file\"\ntick = \"1s\"\n";
         let groups = parse(text).unwrap().cgroup;
         assert!(groups.reclaim && groups.percent == 10 && groups.tick == Duration::from_secs(1));

@@ -84,7 +84,8 @@ impl FromStr for Selector {
             return Err(bad("nothing stands after the colon"));
         }
         let glob = || {
-            let glob = GlobBuilder::new(value).literal_separator(true).build();
+            // The names that systemd gives have backslashes: `system-a\x2db.slice`.
+            let glob = GlobBuilder::new(value).literal_separator(true).backslash_escape(false).build();
             glob.map(|glob| glob.compile_matcher()).map_err(|error| bad(&error.to_string()))
         };
         let absolute = || if value.starts_with('/') { Ok(()) } else { Err(bad("its path is not absolute")) };

@@ -26,7 +26,7 @@ use crate::config::Settings;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
-use crate::targets::ProcessTraits;
+use crate::targets::{ProcessTraits, Targets};
 
 /// What was refused is examined again after so long.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -80,6 +80,12 @@ impl Claimant {
     /// What its claims are examined by is to be found out again.
     pub(super) fn examine_anew(&mut self) {
         self.examined = None;
+    }
+
+    /// Whether it is never to be touched, as a whole or in one of these directories, or that can't be ruled out.
+    pub(super) fn is_never<'a>(&self, targets: &Targets, claims: impl Iterator<Item = &'a PathBuf>) -> bool {
+        let mut places = claims.map(PathBuf::as_path).chain([Path::new("")]);
+        !targets.never.is_empty() && places.any(|place| targets.never(Some(&self.traits), place))
     }
 
     /// Whether claims of it wait to be examined.

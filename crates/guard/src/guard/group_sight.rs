@@ -58,10 +58,15 @@ impl GroupSight {
         }
         for (_, glob) in globs.iter().enumerate().filter(|(index, _)| !self.matched.contains(index)) {
             let glob = glob.glob().glob();
-            let of_off = self.off.as_ref().map(|off| format!("{} is one, but the memory controller is off there", off.display()));
+            let of_off = self
+                .off
+                .as_ref()
+                .map(|off| format!("{} is one, but the memory controller is off there", off.display()));
             let of_other = || self.other.as_ref().map(|other| format!("one is in {}", other.display()));
             let where_to = of_off.or_else(of_other).map(|text| format!(" ({text})")).unwrap_or_default();
-            let problem = format!("[cgroup] has done nothing for this glob so far: no watched database's memory is charged to such a group{where_to}");
+            let problem = format!(
+                "[cgroup] has done nothing for this glob so far: no watched database's memory is charged to such a group{where_to}"
+            );
             report.problem(PathBuf::from(glob), &problem);
         }
     }

@@ -162,7 +162,8 @@ impl Groups {
                     }
                 }
                 Some(Stand::Never) => {
-                    let problem = "nothing is reclaimed: a database in it or below it is listed as never to be touched";
+                    let problem =
+                        "nothing is reclaimed: a database in it or below it is listed as never to be touched";
                     report.problem(met.path, &problem);
                 }
                 None => {}
@@ -197,7 +198,7 @@ impl Groups {
         let sight = &mut self.sight;
         let passes = self.members.take_turns(&owners, |pid, party| {
             let mut place = Place::default();
-            match group_of(&roots, pid, &mounts, settings, sight, &mut place.path) {
+            match group_of(&roots, pid, &mounts, settings, (sight, report), &mut place.path) {
                 Ok(Some(group)) => {
                     place.group = Some(group.held.id());
                     met.entry(group.held.id()).or_insert((party, group));
@@ -372,7 +373,7 @@ fn group_of(
     pid: u32,
     mounts: &[Mount],
     settings: &Settings,
-    sight: &mut GroupSight,
+    (sight, report): (&mut GroupSight, &mut Report),
     path: &mut Option<PathBuf>,
 ) -> Result<Option<Met>, Error> {
     let globs = &settings.options.cgroup.groups;
@@ -385,11 +386,9 @@ fn group_of(
         return Ok(None);
     }
     if place.group.components().count() > LEVELS {
-        let path = roots.proc.root(pid).with_file_name("cgroup");
-        return Err(Error::Malformed {
-            path,
-            problem: format!("a group more than {LEVELS} levels deep, which is left alone"),
-        });
+        let problem = format!("its memory cgroup is more than {LEVELS} levels deep: it is left alone");
+        report.problem(roots.proc.root(pid), &problem);
+        return Ok(None);
     }
     let Some(figures) = MemoryCgroup::charged_in(&place)? else {
         sight.saw(&place.group, true);
@@ -457,8 +456,13 @@ mod tests {
         };
         let roots = SysRoots::default();
         let mounts = roots.proc.own_mounts().unwrap();
-        let is_met = |glob: &str| {
-            let met = group_of(&roots, std::process::id(), &mounts, &settings(&[glob])).unwrap();
+        let mut report = Report::new(Instant::now());
+        let mut is_met = |glob: &str| {
+            let (mut sight, mut place) = (GroupSight::default(), None);
+            let settings = settings(&[glob]);
+            let seen = (&mut sight, &mut report);
+            let met = group_of(&roots, std::process::id(), &mounts, &settings, seen, &mut place).unwrap();
+            assert!(place.unwrap().starts_with(&own), "where it is, in any case");
             met.inspect(|met| assert_eq!(met.path, PathBuf::from(&own))).is_some()
         };
         assert!(is_met(&own));
@@ -474,15 +478,7 @@ mod tests {
         let report = &mut guard.report;
         report.events.clear();
         let mut known = Known { path: PathBuf::from("/pod\n\u{1b}[2J/x"), ..Known::default() };
-        let seen = GroupSample {
-            group: 1,
-            at: Duration::from_secs(1),
-            limit: Some(1 << 30),
-            file: 1 << 29,
-            unwritten: 0,
-            refaulted: Some(0),
-            stalled: None,
-        };
+        let seen = seen(1 << 29);
         let step = GroupStep { tight: true, reclaim: Err(GroupReason::Refaults) };
         known.tell(step, &seen, report);
         known.tell(step, &seen, report);
@@ -500,7 +496,7 @@ mod tests {
         let groups = &mut guard.groups;
         groups.known.insert(5, Known { path: "/gone".into(), tight: true, ..Known::default() });
         let (give, take) = std::sync::mpsc::channel::<Outcome>();
-        groups.away.push((5, take));
+        groups.away.push((call(5, 1), take));
         drop(give);
         let settings = settings(&["/**"]);
         for pass in 0..5 {
@@ -508,6 +504,7 @@ mod tests {
                 &mut guard.watched,
                 &settings,
                 &mut guard.report,
+                true,
                 now + Duration::from_secs(60 * pass),
             );
         }
@@ -515,31 +512,95 @@ mod tests {
         assert!(groups.reclaimed.is_empty());
     }
 
-    #[test]
-    fn each_of_many_databases_has_its_turn() {
-        let owners: BTreeSet<u32> = (1..=200).chain([u32::MAX]).collect();
-        let (mut after, mut seen) = (0, BTreeSet::new());
-        for _ in 0..4 {
-            let turn;
-            (turn, after) = turn_of(&owners, after);
-            assert!(turn.len() <= AT_ONCE);
-            seen.extend(turn);
+    fn seen(file: u64) -> GroupSample {
+        GroupSample {
+            group: 1,
+            at: Duration::from_secs(1),
+            limit: Some(1 << 30),
+            file,
+            unwritten: 0,
+            refaulted: Some(0),
+            stalled: None,
         }
-        assert_eq!(seen, owners);
-        let few: BTreeSet<u32> = [7, 9].into();
-        assert_eq!(turn_of(&few, 8), (vec![9, 7], 0));
-        assert_eq!(turn_of(&BTreeSet::new(), u32::MAX), (Vec::new(), 0));
+    }
+
+    fn call(id: u64, user: u32) -> Call {
+        Call { id, party: Party::User(user), path: "/db".into(), sample: seen(1 << 29) }
+    }
+
+    #[test]
+    fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
+        let met = |count: u64| -> BTreeMap<u64, (Party, ())> {
+            let many = (0..count).map(|id| (id, (Party::User(1), ())));
+            many.chain([(count, (Party::User(2), ()))]).collect()
+        };
+        let order = |pass: u64| in_turn(met(5), pass).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!((order(0), order(1)), (vec![0, 5, 1, 2, 3, 4], vec![1, 5, 2, 3, 4, 0]));
+        assert_eq!(in_turn::<()>(BTreeMap::new(), 7), []);
+        // Calls that do not come back take no more than a part of the places.
+        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
+        let mut gives = Vec::new();
+        for id in 0..4 {
+            let (give, take) = std::sync::mpsc::channel::<Outcome>();
+            gives.push(give);
+            guard.groups.away.push((call(id, 1), take));
+        }
+        let parties = || guard.groups.away.iter().map(|(call, _)| call.party);
+        assert!(are_too_many(parties(), Party::User(1), MOST_AWAY));
+        assert!(!are_too_many(parties(), Party::User(2), MOST_AWAY));
+    }
+
+    #[test]
+    fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
+        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
+        let (groups, report) = (&mut guard.groups, &mut guard.report);
+        report.events.clear();
+        groups.known.insert(1, Known::default());
+        for _ in 0..3 {
+            groups.take(&call(1, 1), (Ok(Reclaim::Part), 0), report);
+        }
+        let reason = GroupReason::Exhausted;
+        let [Event::Cgroup { news, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
+        assert_eq!(*news, GroupNews::Stopped { reason });
+        assert!(groups.reclaimed.is_empty());
+        groups.take(&call(1, 1), (Ok(Reclaim::All), 4096), report);
+        groups.take(&call(1, 1), (Ok(Reclaim::Part), 4096), report);
+        assert_eq!((report.events.len(), groups.reclaimed[Path::new("/db")]), (4, 8192));
+    }
+
+    #[test]
+    fn a_glob_that_matches_nothing_is_said_once_after_a_minute() {
+        let mut report = Report::new(Instant::now());
+        let settings = settings(&["/a/*", "/b/*", "/c/*"]);
+        let globs = &settings.options.cgroup.groups;
+        let now = Instant::now();
+        let mut sight = GroupSight::default();
+        assert!(sight.matches(globs, Path::new("/b/db")) && !sight.matches(globs, Path::new("/d")));
+        sight.saw(Path::new("/d"), false);
+        for seconds in [0, 59, 60, 120, 180] {
+            sight.report(globs, &mut report, now + Duration::from_secs(seconds));
+            assert_eq!(report.events.len(), if seconds < 60 { 0 } else { 2 }, "{:?}", report.events);
+        }
+        let said = format!("{:?}", report.events);
+        assert!(
+            said.contains("\"/a/*\"") && said.contains("one is in /d") && !said.contains("/b/"),
+            "{said}"
+        );
+        report.events.clear();
+        let mut blind = GroupSight::default();
+        blind.report(globs, &mut report, now);
+        blind.report(globs, &mut report, now + Duration::from_secs(60));
+        assert!(format!("{:?}", report.events).contains("can't be seen here"), "{:?}", report.events);
     }
 
     #[test]
     fn a_refusal_is_said_once_and_nothing_counted() {
         let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
         guard.report.events.clear();
-        let path = PathBuf::from("/db");
         for _ in 0..3 {
             let refused =
                 Ok(Reclaim::Refused("control groups of version 1 have no memory.reclaim".to_owned()));
-            guard.groups.take(1, &path, (refused, 0), None, &mut guard.report);
+            guard.groups.take(&call(1, 1), (refused, 0), &mut guard.report);
         }
         assert_eq!(guard.report.events.len(), 1, "{:?}", guard.report.events);
         assert!(guard.groups.reclaimed.is_empty());

@@ -119,7 +119,7 @@ fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
 fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
     let (hangs, beside) = (disk_dir(), disk_dir());
     let mut guard = guard_on(&[&hangs, &beside]);
-    let (facts, _) = guard.sample(Instant::now());
+    let (facts, _) = guard.sample(false, Instant::now());
     assert!(facts.resident() > 0, "nothing to release");
     let (key, own) = take(&mut guard);
     let (answer, question) = std::sync::mpsc::channel::<()>();
@@ -193,7 +193,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     let decision = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
-            guard.sample(Instant::now());
+            guard.sample(false, Instant::now());
             // FUSE forgets a file's pages when it is opened anew, as by the guard.
             let window = Window { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
             let entries = guard.watched.directories.iter_mut().flat_map(|one| one.entries.values_mut());

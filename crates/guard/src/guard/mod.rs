@@ -15,9 +15,11 @@ mod claim_tests;
 mod claims;
 mod decide;
 mod following;
+mod group_sight;
 mod groups;
 #[cfg(test)]
 mod limit_tests;
+mod members;
 #[cfg(test)]
 mod named_tests;
 mod report;
@@ -200,7 +202,7 @@ impl Guard {
     ///
     /// What was decided once is taken to be done: it is decided again no sooner than ten seconds later, if it is there still.
     pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
-        let (facts, _) = self.sample(Instant::now());
+        let (facts, _) = self.sample(false, Instant::now());
         let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
         self.report.pass_on(report);
         decision
@@ -218,7 +220,7 @@ impl Guard {
     pub fn tick(&mut self, report: &mut dyn FnMut(&Event)) {
         self.ticked = true;
         self.report.done.clear();
-        let (facts, moved) = self.sample(Instant::now());
+        let (facts, moved) = self.sample(true, Instant::now());
         let directories = &self.watched.directories;
         let mut tick = Tick {
             databases: self.watched.databases.iter().filter(|database| database.is_watched()).count(),
@@ -251,8 +253,8 @@ impl Guard {
         self.report.pass_on(report);
     }
 
-    /// Takes a sample of everything; whether anything has moved.
-    fn sample(&mut self, now: Instant) -> (Facts, bool) {
+    /// Takes a sample of everything, and `acts` on memory cgroups; whether anything has moved.
+    fn sample(&mut self, acts: bool, now: Instant) -> (Facts, bool) {
         let (watched, report) = (&mut self.watched, &mut self.report);
         watched.took.clear();
         watched.find_databases(&self.settings, report, now);
@@ -261,7 +263,7 @@ impl Guard {
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
         }
-        self.groups.look(watched, &self.settings, report, now);
+        self.groups.look(watched, &self.settings, report, acts, now);
         (self.decider.facts(watched, report, now), moved)
     }
 

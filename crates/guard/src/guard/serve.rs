@@ -84,6 +84,11 @@ impl Hung {
         Self { key, party, path, profile, devices, place, silence, dropped, back }
     }
 
+    /// Whether it is this process's.
+    pub(super) fn is_of(&self, pid: u32) -> bool {
+        self.key.pid() == Some(pid)
+    }
+
     /// The device that does not answer, if it is known.
     fn device(&self) -> Option<u64> {
         self.devices.get(self.place.0.load(Ordering::Relaxed)).copied().flatten()

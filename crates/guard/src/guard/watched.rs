@@ -27,6 +27,7 @@ use crate::known_names::KnownNames;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
+use crate::targets::Targets;
 use crate::warned::Warned;
 use pagekeeper_kernel::hang::Crew;
 
@@ -47,7 +48,7 @@ pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
 /// A database that is watched.
 pub(super) struct Database {
     pub(super) pid: u32,
-    started: u64,
+    pub(super) started: u64,
     pub(super) profile: Arc<Profile>,
     /// Whether the profile is known by more than the process's name.
     pub(super) certain: bool,
@@ -69,6 +70,11 @@ impl Database {
     /// What of the files in its directories counts as its own.
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         self.claimant.right()
+    }
+
+    /// Whether it is never to be touched, as a whole or in a directory that it claims, or that can't be ruled out.
+    pub(super) fn is_never(&self, targets: &Targets) -> bool {
+        self.claimant.is_never(targets, self.claims.keys())
     }
 
     /// Whether it claims nothing: it has no log open, and its profile names no directory.
