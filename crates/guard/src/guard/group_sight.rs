@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use globset::GlobMatcher;
+use pagekeeper_kernel::text::escaped;
 
 use super::report::Report;
 
@@ -61,8 +62,8 @@ impl GroupSight {
             let of_off = self
                 .off
                 .as_ref()
-                .map(|off| format!("{} is one, but the memory controller is off there", off.display()));
-            let of_other = || self.other.as_ref().map(|other| format!("one is in {}", other.display()));
+                .map(|off| format!("{} is one, but the memory controller is off there", escaped(off)));
+            let of_other = || self.other.as_ref().map(|other| format!("one is in {}", escaped(other)));
             let where_to = of_off.or_else(of_other).map(|text| format!(" ({text})")).unwrap_or_default();
             let problem = format!(
                 "[cgroup] has done nothing for this glob so far: no watched database's memory is charged to such a group{where_to}"

@@ -47,6 +47,7 @@ const MOST_COUNTED: usize = 1000;
 
 /// What is remembered of one group.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each says what was reported of it")]
 struct Known {
     path: PathBuf,
     state: GroupState,
@@ -156,11 +157,7 @@ impl Groups {
                     self.reclaim(call, met, bytes, report);
                     continue;
                 }
-                Some(Stand::Acts | Stand::Reported) => {
-                    if !std::mem::replace(&mut known.would, true) {
-                        report.events.push(event(&met.path, &sample, GroupNews::WouldReclaim { bytes }));
-                    }
-                }
+                Some(Stand::Acts | Stand::Reported) => known.tell_would(bytes, &sample, report),
                 Some(Stand::Never) => {
                     let problem =
                         "nothing is reclaimed: a database in it or below it is listed as never to be touched";
@@ -298,6 +295,13 @@ impl Groups {
 }
 
 impl Known {
+    /// Reports what would be done, once.
+    fn tell_would(&mut self, bytes: u64, sample: &GroupSample, report: &mut Report) {
+        if !std::mem::replace(&mut self.would, true) {
+            report.events.push(event(&self.path, sample, GroupNews::WouldReclaim { bytes }));
+        }
+    }
+
     /// Reports what has changed.
     fn tell(&mut self, step: GroupStep, sample: &GroupSample, report: &mut Report) {
         if std::mem::replace(&mut self.tight, step.tight) != step.tight {
@@ -353,17 +357,19 @@ fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
 
 /// The groups in the order of a pass: one of each party's first, and of each party's another one first in each pass.
 fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T))> {
-    let mut parties: BTreeMap<Party, Vec<(u64, (Party, T))>> = BTreeMap::new();
-    for (id, (party, group)) in met {
-        parties.entry(party).or_default().push((id, (party, group)));
+    let mut counts: BTreeMap<Party, u64> = BTreeMap::new();
+    for (party, _) in met.values() {
+        *counts.entry(*party).or_default() += 1;
     }
-    let mut all = Vec::new();
-    for (_, mut own) in parties {
-        let count = own.len();
-        own.rotate_left(usize::try_from(pass).unwrap_or_default() % count);
-        all.extend(own.into_iter().enumerate());
-    }
-    all.sort_by_key(|(rank, _)| *rank);
+    let mut ranks: BTreeMap<Party, u64> = BTreeMap::new();
+    let ranked = met.into_iter().map(|(id, (party, group))| {
+        let (count, rank) = (counts[&party], ranks.entry(party).or_default());
+        let turn = (*rank + count - pass % count) % count;
+        *rank += 1;
+        (turn, (id, (party, group)))
+    });
+    let mut all: Vec<_> = ranked.collect();
+    all.sort_by_key(|(turn, _)| *turn);
     all.into_iter().map(|(_, group)| group).collect()
 }
 
@@ -419,190 +425,4 @@ fn sample(group: u64, met: &Met, at: Duration) -> GroupSample {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Groups as Rule, Options};
-    use crate::guard::Guard;
-    use pagekeeper_kernel::process::ProcRoot;
-
-    fn options(groups: &[&str]) -> Options {
-        let groups = groups.iter().map(|glob| glob.parse::<crate::config::GroupGlob>().unwrap().0).collect();
-        Options {
-            find: false,
-            cgroup: Rule { groups, percent: 1, reclaim: true, ..Rule::default() },
-            ..Options::default()
-        }
-    }
-
-    fn settings(groups: &[&str]) -> Settings {
-        Settings::new(options(groups)).unwrap()
-    }
-
-    /// The group of this process, as a rule would name it.
-    fn own() -> Option<String> {
-        let roots = SysRoots::default();
-        let place = MemoryPlace::of(&roots, std::process::id()).unwrap()?;
-        let figures = MemoryCgroup::charged_in(&place).unwrap()?;
-        Some(place.charged(&figures).to_str().unwrap().to_owned())
-    }
-
-    #[test]
-    fn a_group_is_met_by_its_whole_path_alone() {
-        let Some(own) = own() else {
-            pagekeeper_testing::skip(
-                "a_group_is_met_by_its_whole_path_alone: this process is in no memory cgroup that can be seen",
-            );
-            return;
-        };
-        let roots = SysRoots::default();
-        let mounts = roots.proc.own_mounts().unwrap();
-        let mut report = Report::new(Instant::now());
-        let mut is_met = |glob: &str| {
-            let (mut sight, mut place) = (GroupSight::default(), None);
-            let settings = settings(&[glob]);
-            let seen = (&mut sight, &mut report);
-            let met = group_of(&roots, std::process::id(), &mounts, &settings, seen, &mut place).unwrap();
-            assert!(place.unwrap().starts_with(&own), "where it is, in any case");
-            met.inspect(|met| assert_eq!(met.path, PathBuf::from(&own))).is_some()
-        };
-        assert!(is_met(&own));
-        assert!(is_met("/**") || own == "/");
-        for other in [format!("{own}x"), format!("{own}/below"), "/no-such-group".to_owned()] {
-            assert!(!is_met(&other), "{other}");
-        }
-    }
-
-    #[test]
-    fn what_would_be_done_to_a_group_with_an_odd_name_is_said() {
-        let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
-        let report = &mut guard.report;
-        report.events.clear();
-        let mut known = Known { path: PathBuf::from("/pod\n\u{1b}[2J/x"), ..Known::default() };
-        let seen = seen(1 << 29);
-        let step = GroupStep { tight: true, reclaim: Err(GroupReason::Refaults) };
-        known.tell(step, &seen, report);
-        known.tell(step, &seen, report);
-        assert_eq!(report.events.len(), 2, "each once: {:?}", report.events);
-        let json = serde_json::to_string(&report.events[0]).unwrap();
-        assert!(!json.contains('\n') && !json.contains('\u{1b}'), "{json}");
-        known.tell(GroupStep { tight: false, reclaim: Err(GroupReason::Within) }, &seen, report);
-        assert!(matches!(report.events[2], Event::Cgroup { news: GroupNews::Within, .. }));
-    }
-
-    #[test]
-    fn a_group_that_goes_away_is_forgotten_and_its_call_too() {
-        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
-        let now = Instant::now();
-        let groups = &mut guard.groups;
-        groups.known.insert(5, Known { path: "/gone".into(), tight: true, ..Known::default() });
-        let (give, take) = std::sync::mpsc::channel::<Outcome>();
-        groups.away.push((call(5, 1), take));
-        drop(give);
-        let settings = settings(&["/**"]);
-        for pass in 0..5 {
-            groups.look(
-                &mut guard.watched,
-                &settings,
-                &mut guard.report,
-                true,
-                now + Duration::from_secs(60 * pass),
-            );
-        }
-        assert!(groups.known.is_empty() && groups.away.is_empty());
-        assert!(groups.reclaimed.is_empty());
-    }
-
-    fn seen(file: u64) -> GroupSample {
-        GroupSample {
-            group: 1,
-            at: Duration::from_secs(1),
-            limit: Some(1 << 30),
-            file,
-            unwritten: 0,
-            refaulted: Some(0),
-            stalled: None,
-        }
-    }
-
-    fn call(id: u64, user: u32) -> Call {
-        Call { id, party: Party::User(user), path: "/db".into(), sample: seen(1 << 29) }
-    }
-
-    #[test]
-    fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
-        let met = |count: u64| -> BTreeMap<u64, (Party, ())> {
-            let many = (0..count).map(|id| (id, (Party::User(1), ())));
-            many.chain([(count, (Party::User(2), ()))]).collect()
-        };
-        let order = |pass: u64| in_turn(met(5), pass).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
-        assert_eq!((order(0), order(1)), (vec![0, 5, 1, 2, 3, 4], vec![1, 5, 2, 3, 4, 0]));
-        assert_eq!(in_turn::<()>(BTreeMap::new(), 7), []);
-        // Calls that do not come back take no more than a part of the places.
-        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
-        let mut gives = Vec::new();
-        for id in 0..4 {
-            let (give, take) = std::sync::mpsc::channel::<Outcome>();
-            gives.push(give);
-            guard.groups.away.push((call(id, 1), take));
-        }
-        let parties = || guard.groups.away.iter().map(|(call, _)| call.party);
-        assert!(are_too_many(parties(), Party::User(1), MOST_AWAY));
-        assert!(!are_too_many(parties(), Party::User(2), MOST_AWAY));
-    }
-
-    #[test]
-    fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
-        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
-        let (groups, report) = (&mut guard.groups, &mut guard.report);
-        report.events.clear();
-        groups.known.insert(1, Known::default());
-        for _ in 0..3 {
-            groups.take(&call(1, 1), (Ok(Reclaim::Part), 0), report);
-        }
-        let reason = GroupReason::Exhausted;
-        let [Event::Cgroup { news, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
-        assert_eq!(*news, GroupNews::Stopped { reason });
-        assert!(groups.reclaimed.is_empty());
-        groups.take(&call(1, 1), (Ok(Reclaim::All), 4096), report);
-        groups.take(&call(1, 1), (Ok(Reclaim::Part), 4096), report);
-        assert_eq!((report.events.len(), groups.reclaimed[Path::new("/db")]), (4, 8192));
-    }
-
-    #[test]
-    fn a_glob_that_matches_nothing_is_said_once_after_a_minute() {
-        let mut report = Report::new(Instant::now());
-        let settings = settings(&["/a/*", "/b/*", "/c/*"]);
-        let globs = &settings.options.cgroup.groups;
-        let now = Instant::now();
-        let mut sight = GroupSight::default();
-        assert!(sight.matches(globs, Path::new("/b/db")) && !sight.matches(globs, Path::new("/d")));
-        sight.saw(Path::new("/d"), false);
-        for seconds in [0, 59, 60, 120, 180] {
-            sight.report(globs, &mut report, now + Duration::from_secs(seconds));
-            assert_eq!(report.events.len(), if seconds < 60 { 0 } else { 2 }, "{:?}", report.events);
-        }
-        let said = format!("{:?}", report.events);
-        assert!(
-            said.contains("\"/a/*\"") && said.contains("one is in /d") && !said.contains("/b/"),
-            "{said}"
-        );
-        report.events.clear();
-        let mut blind = GroupSight::default();
-        blind.report(globs, &mut report, now);
-        blind.report(globs, &mut report, now + Duration::from_secs(60));
-        assert!(format!("{:?}", report.events).contains("can't be seen here"), "{:?}", report.events);
-    }
-
-    #[test]
-    fn a_refusal_is_said_once_and_nothing_counted() {
-        let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
-        guard.report.events.clear();
-        for _ in 0..3 {
-            let refused =
-                Ok(Reclaim::Refused("control groups of version 1 have no memory.reclaim".to_owned()));
-            guard.groups.take(&call(1, 1), (refused, 0), &mut guard.report);
-        }
-        assert_eq!(guard.report.events.len(), 1, "{:?}", guard.report.events);
-        assert!(guard.groups.reclaimed.is_empty());
-    }
-}
+mod tests;
