@@ -7,6 +7,7 @@
 use crate::support;
 use crate::support::MIB;
 use crate::support::command::run;
+use crate::support::doctor_report;
 use crate::support::guard::Guard;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::postgresql::{Server, programs};
