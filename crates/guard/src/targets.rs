@@ -229,6 +229,19 @@ mod tests {
     }
 
     #[test]
+    fn names_that_systemd_gives_are_matched_with_their_backslashes() {
+        let process = ProcessTraits {
+            pid: 7,
+            uid: Some(1),
+            cgroups: Some(vec![r"/system.slice/my\x2ddb.service".into()]),
+        };
+        for text in [r"unit:my\x2d*.service", r"cgroup:/system.slice/my\x2ddb.service"] {
+            assert_eq!(selector(text).matches(Some(&process), Path::new("/")), Some(true), "{text}");
+        }
+        assert_eq!(selector("unit:my-db.service").matches(Some(&process), Path::new("/")), Some(false));
+    }
+
+    #[test]
     fn databases_are_selected_by_each_property() {
         let (mariadb, data) = (mariadb(), Path::new("/var/lib/mysql/binlogs"));
         for (text, expected) in [

@@ -197,8 +197,8 @@ impl Guard {
         self.report.ticks() > 0 && (seen || late)
     }
 
-    /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released or
-    /// written. `report` is given what was found, and what could not be seen.
+    /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released,
+    /// reclaimed or written. `report` is given what was found, and what could not be seen.
     ///
     /// What was decided once is taken to be done: it is decided again no sooner than ten seconds later, if it is there still.
     pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
