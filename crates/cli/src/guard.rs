@@ -32,8 +32,9 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 /// Keep the log files of running databases out of the page cache
 ///
 /// Finds MySQL, MariaDB, PostgreSQL, RocksDB, TiKV, MongoDB, etcd, Prometheus, NATS, Kafka, RabbitMQ, Cassandra and
-/// OpenSearch by their processes and open files, recognizes their log files, and releases the pages that nobody will read again: those behind the writer, and behind followers such
-/// as replicas. It reads, starts writeback and advises the kernel; it can't change a byte of a database's files.
+/// OpenSearch by their processes and open files, recognizes their log files, and releases the pages that nobody will
+/// read again: those behind the writer, and behind followers such as replicas. It reads, starts writeback and advises
+/// the kernel; it can't change a byte of a database's files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   pagekeeper guard                              watch every database on this host

@@ -48,12 +48,12 @@ mod tests {
         });
         assert_eq!(refused, Err(Errno::PERM));
         assert!(calls.get(1).is_none_or(|raised| raised.is_none() || *raised == before.maximum), "{calls:?}");
-        let mut passes = 0;
+        let mut times = 0;
         let passed = without_limit(|| {
-            passes += 1;
+            times += 1;
             Ok::<_, Errno>(())
         });
-        assert_eq!((passed, passes), (Ok(()), 1), "what passes is called once");
+        assert_eq!((passed, times), (Ok(()), 1), "what passes is called once");
         assert_eq!(limit(), before, "it is as it was");
     }
 }
