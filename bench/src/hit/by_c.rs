@@ -71,10 +71,10 @@ unsafe extern "C" fn limit_read(
 ) -> c_int {
     // SAFETY: this function's contract.
     let (limit, buffer) = unsafe { (&*limit.cast::<Limit>(), std::slice::from_raw_parts_mut(buffer, size)) };
-    let (page, at) = (offset / PAGE as u64, (offset % PAGE as u64) as usize);
+    let at = usize::try_from(offset % PAGE as u64).expect("less than a page");
     // SAFETY: this function's contract.
     unsafe { *got = size };
-    c_int::from(!limit.read(page, at, buffer))
+    c_int::from(!limit.read(offset / PAGE as u64, at, buffer))
 }
 
 impl Reader for LimitByC {
