@@ -475,7 +475,7 @@ impl Exposition {
             (
                 "guard_cgroup_stops",
                 None,
-                "Times that reclaim in a cgroup was stopped: pages were read again, or tasks waited.",
+                "Times that reclaim in a cgroup was stopped: pages were read again, tasks waited, or the kernel found no more.",
             ),
             one(fleet.stopped),
         )?;
