@@ -114,6 +114,19 @@ impl<'a, S: LoggedServer> Story<'a, S> {
     }
 }
 
+/// Whether a server in Java is here, with its jars, which the environment names.
+fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
+    let what = format!("the guard beside {name}");
+    if !support::can_run(&what, programs) {
+        return false;
+    }
+    if jars.is_none() {
+        let variable = format!("PAGEKEEPER_{}", name.to_uppercase());
+        pagekeeper_testing::skip(format!("{what}: {variable} names no directory of its jars"));
+    }
+    jars.is_some()
+}
+
 /// It says which database it is, whatever its process is called, and nothing of older messages that it can't know.
 fn the_doctor_names(profile: &str, pid: u32) {
     let expected = match profile {
@@ -237,11 +250,7 @@ fn old_blocks_of_jetstream_leave_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches Kafka"]
 fn old_segments_of_kafka_leave_the_page_cache() {
-    if !support::can_run("the guard beside Kafka", &Kafka::PROGRAMS) {
-        return;
-    }
-    if Kafka::jars().is_none() {
-        pagekeeper_testing::skip("the guard beside Kafka: PAGEKEEPER_KAFKA names no directory of its jars");
+    if !can_run_jars("Kafka", &Kafka::PROGRAMS, Kafka::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -276,13 +285,7 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches Cassandra"]
 fn closed_segments_of_cassandra_leave_the_page_cache() {
-    if !support::can_run("the guard beside Cassandra", &Cassandra::PROGRAMS) {
-        return;
-    }
-    if Cassandra::jars().is_none() {
-        pagekeeper_testing::skip(
-            "the guard beside Cassandra: PAGEKEEPER_CASSANDRA names no directory of its jars",
-        );
+    if !can_run_jars("Cassandra", &Cassandra::PROGRAMS, Cassandra::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
@@ -297,13 +300,7 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches OpenSearch"]
 fn old_generations_of_opensearchs_translog_leave_the_page_cache() {
-    if !support::can_run("the guard beside OpenSearch", &OpenSearch::PROGRAMS) {
-        return;
-    }
-    if OpenSearch::jars().is_none() {
-        pagekeeper_testing::skip(
-            "the guard beside OpenSearch: PAGEKEEPER_OPENSEARCH names no directory of its jars",
-        );
+    if !can_run_jars("OpenSearch", &OpenSearch::PROGRAMS, OpenSearch::jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
