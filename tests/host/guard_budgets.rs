@@ -168,6 +168,7 @@ fn pages_scattered_over_large_files_cost_the_others_nothing() {
 }
 
 #[test]
+#[ignore = "three minutes: make test-hostile"]
 fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
     const PROCESSES: u32 = 4;
     const EACH: u64 = 1024;
