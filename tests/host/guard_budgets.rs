@@ -75,7 +75,6 @@ fn kills(group: &MemoryGroup) -> u64 {
 }
 
 #[test]
-#[ignore = "minutes: make test-hostile"]
 fn a_directory_of_very_many_names_costs_the_others_nothing() {
     const NAMES: u64 = 500_000;
     if !support::can_run("a directory of very many names", &["fincore", "setpriv"]) {
