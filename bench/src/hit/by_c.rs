@@ -37,13 +37,22 @@ impl ByC {
 impl Reader for ByC {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
-        let mut got = 0;
-        let file = std::ptr::from_ref(&*self.file).cast();
-        let offset = page * PAGE as u64 + at as u64;
-        // SAFETY: the file is open, and the buffer as long as is said.
-        let status = unsafe { (self.read)(file, offset, buf.as_mut_ptr(), buf.len(), &raw mut got) };
-        status == 0 && got == buf.len()
+        // SAFETY: the file is open.
+        unsafe { read_by(self.read, std::ptr::from_ref(&*self.file).cast(), page, at, buf) }
     }
+}
+
+/// Fills the buffer by such a call.
+///
+/// # Safety
+/// `of` is what the function takes.
+#[inline]
+unsafe fn read_by(read: Read, of: *const c_void, page: u64, at: usize, buf: &mut [u8]) -> bool {
+    let mut got = 0;
+    let offset = page * PAGE as u64 + at as u64;
+    // SAFETY: this function's contract, and the buffer is as long as is said.
+    let status = unsafe { read(of, offset, buf.as_mut_ptr(), buf.len(), &raw mut got) };
+    status == 0 && got == buf.len()
 }
 
 /// The limit, read by a call.
@@ -80,12 +89,7 @@ unsafe extern "C" fn limit_read(
 impl Reader for LimitByC {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
-        let mut got = 0;
-        let offset = page * PAGE as u64 + at as u64;
-        // SAFETY: the pointer is of the limit, which lives as long as this, and the buffer is as long as is said.
-        let status = unsafe {
-            (self.read)(Arc::as_ptr(&self.limit).cast(), offset, buf.as_mut_ptr(), buf.len(), &raw mut got)
-        };
-        status == 0 && got == buf.len()
+        // SAFETY: the pointer is of the limit, which lives as long as this.
+        unsafe { read_by(self.read, Arc::as_ptr(&self.limit).cast(), page, at, buf) }
     }
 }

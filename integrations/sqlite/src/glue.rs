@@ -305,19 +305,18 @@ unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, o
     let real = api().real;
     // SAFETY: SQLite's name.
     let text = unsafe { CStr::from_ptr(name) };
-    for which in [Beside::Journal, Beside::Wal] {
-        if flags == abi::ACCESS_EXISTS
-            && let Some(database) = Database::beside(text, which)
-        {
-            return match exists_beside(real, &database, text, which) {
-                Ok(exists) => {
-                    // SAFETY: the place that SQLite gives.
-                    unsafe { *out = c_int::from(exists) };
-                    abi::OK
-                }
-                Err(code) => code,
-            };
-        }
+    let mut kinds = [Beside::Journal, Beside::Wal].into_iter();
+    if flags == abi::ACCESS_EXISTS
+        && let Some((which, database)) = kinds.find_map(|which| Some((which, Database::beside(text, which)?)))
+    {
+        return match exists_beside(real, &database, text, which) {
+            Ok(exists) => {
+                // SAFETY: the place that SQLite gives.
+                unsafe { *out = c_int::from(exists) };
+                abi::OK
+            }
+            Err(code) => code,
+        };
     }
     // SAFETY: passed on as it came.
     unsafe { ((*real.as_ptr()).access)(real.as_ptr(), name, flags, out) }
