@@ -108,15 +108,12 @@ impl Amqp {
         Some(client)
     }
 
-    /// Makes a durable queue of this type, where it is not there; says how many messages it has.
-    pub(super) fn declare(&mut self, queue: &str, kind: &str) -> u64 {
-        let table = Arguments::default().text("x-queue-type").byte(b'S').long_text(kind.as_bytes());
+    /// Makes a quorum queue, where it is not there.
+    pub(super) fn declare(&mut self, queue: &str) {
+        let table = Arguments::default().text("x-queue-type").byte(b'S').long_text(b"quorum");
         let arguments = Arguments::default().short(0).text(queue).byte(2).long_text(&table.0);
         self.say(CHANNEL, (50, 10), arguments);
-        let said = self.expect((50, 11));
-        let mut said = Words(&said);
-        said.skip_text();
-        u32::from_be_bytes(said.number()).into()
+        self.expect((50, 11));
     }
 
     /// Has what is published confirmed from now on.

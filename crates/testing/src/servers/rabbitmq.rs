@@ -1,4 +1,4 @@
-//! A `rabbitmq-server`, Debian's, with one queue, `load`: a quorum queue of one member, or a classic one.
+//! A `rabbitmq-server`, Debian's, with one queue, `load`: a quorum queue of one member.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn daemon(home: &Path, ports: Ports) -> Daemon {
 
 fn connect(daemon: &mut Daemon, ports: Ports) -> Amqp {
     let mut client = daemon.wait_for("rabbitmq-server listens", || Amqp::connect(ports.client));
-    client.declare(QUEUE, "quorum");
+    client.declare(QUEUE);
     client.confirm();
     client
 }
