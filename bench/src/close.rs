@@ -7,7 +7,8 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -25,6 +26,7 @@ use crate::pattern;
 use crate::report::Unit;
 use crate::rounds::{Random, Samples, Subject, median};
 
+const LIMIT: &str = "the limit: a flag, and a list under a lock";
 /// Bytes of the file that goes on being read.
 const OTHER: u64 = 64 * MIB;
 /// How many threads read it.
@@ -60,6 +62,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.report.add_case(&case, Unit::Microseconds, &samples);
     if let Some(took) = samples.first().and_then(|ours| median(&ours.values)) {
         run.report.ratios.insert("close_us", took);
+        run.report.add_ratio("close_vs_limit", Unit::Microseconds, &samples, OURS, LIMIT);
     }
     Ok(())
 }
@@ -96,6 +99,8 @@ fn measure(run: &mut Run, files: &Files<'_>) -> Result<Vec<Samples>> {
     }
     let seed = seeds.next_u64();
     subjects.push(Subject::new("posix_fadvise(DONTNEED)", move || drop_pages(files, seed)));
+    let seed = seeds.next_u64();
+    subjects.push(Subject::new(LIMIT, move || least(files, seed)));
     let seed = seeds.next_u64();
     subjects.push(Subject::new("nothing: two reads of the clock", move || nothing(files, seed)));
     run.rounds(&mut subjects, 42)
@@ -185,6 +190,40 @@ fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
         while_reading(&other, seed, || Ok(advise(&closed, Advice::DontNeed, 0..u64::MAX, files.closed)?))?;
     let left = resident(files.closed)?;
     ensure!(left <= size / 50, "{left} bytes are still resident");
+    Ok(took)
+}
+
+/// What any cache must do at the least to let go of a file at once: say in the file that it is closed, and note under a lock
+/// whose pages are free. That memory and this code were in the processor's caches when the file was opened, and are not now.
+struct Least {
+    open: CacheLine<AtomicU64>,
+    closed: CacheLine<Mutex<Vec<Arc<u64>>>>,
+}
+
+#[repr(align(64))]
+struct CacheLine<T>(T);
+
+impl Least {
+    #[inline(never)]
+    fn close(&self, file: &Arc<u64>) {
+        if self.open.0.swap(0, Ordering::SeqCst) != 0 {
+            self.closed.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Arc::clone(file));
+        }
+    }
+}
+
+fn least(files: &Files<'_>, seed: u64) -> Result<f64> {
+    let other = Pread(File::open(files.other).context("can't open the other file")?);
+    let least = Box::new(Least {
+        open: CacheLine(AtomicU64::new(files.pages)),
+        closed: CacheLine(Mutex::new(Vec::with_capacity(64))),
+    });
+    let file = Arc::new(files.pages);
+    let took = while_reading(&other, seed, || {
+        least.close(&file);
+        Ok(())
+    })?;
+    ensure!(Arc::strong_count(&file) == 2, "the file was not noted");
     Ok(took)
 }
 

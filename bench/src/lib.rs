@@ -31,6 +31,7 @@ mod report;
 mod rocksdb;
 mod rounds;
 mod scan;
+mod scan_limit;
 mod scratch;
 pub mod slowdisk;
 mod speedtest1;
@@ -160,6 +161,12 @@ enum Bench {
     #[command(hide = true)]
     Mincore {
         /// File or directory.
+        path: PathBuf,
+    },
+    /// Resident bytes of the files in the directories of PATH, by the calls that each takes and nothing else
+    #[command(hide = true)]
+    ScanLimit {
+        /// Directory.
         path: PathBuf,
     },
     /// Reads extents of PATH one after the other
@@ -362,6 +369,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::OpeningChild(arguments) => recovery::open_once(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
+        Bench::ScanLimit { path } => scan_limit::scan_limit(&path),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),
         Bench::PressureBystander(arguments) => pressure::take_memory(&arguments),

@@ -19,6 +19,7 @@ use crate::report::Unit;
 use crate::rounds::{Random, Samples, Subject};
 
 const OURS: &str = "pagekeeper stat";
+const LIMIT: &str = "the limit: open, stat, count, close";
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
@@ -63,6 +64,8 @@ fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
         if (share - 0.01).abs() < 1e-9 {
             run.report.add_ratio("scan_20k_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
             run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
+            run.report.add_ratio("scan_20k_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT);
+            run.report.add_ratio("scan_20k_limit_vs_vmtouch", Unit::Milliseconds, &samples, LIMIT, "vmtouch");
         }
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
@@ -198,6 +201,13 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
             lists.measure(command, |text| text.trim().parse().ok())
         }),
     ];
+    if lists.files.len() > 1 {
+        subjects.push(Subject::new(LIMIT, || {
+            let mut command = this_program()?;
+            command.arg("scan-limit").arg(lists.root);
+            lists.measure(command, |text| text.trim().parse().ok())
+        }));
+    }
     for peer in peers {
         subjects.push(Subject::new(peer.name, move || {
             let mut command = peer.command();

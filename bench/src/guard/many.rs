@@ -89,7 +89,7 @@ fn write_on(directory: &Path, done: &AtomicBool) -> std::io::Result<()> {
 }
 
 /// CPU time that a process has used, in seconds (`utime` and `stime` of `proc_pid_stat(5)`, 0.01 s each).
-fn cpu_seconds(pid: u32) -> Result<f64> {
+pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text =
         std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what the guard uses")?;
     let ticks = cpu_ticks(&text).with_context(|| format!("not a stat file: {text}"))?;

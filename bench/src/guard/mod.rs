@@ -11,7 +11,7 @@ pub(crate) mod server;
 mod watcher;
 
 use std::cell::RefCell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -74,6 +74,8 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 struct Seen {
     resident_mib: Vec<f64>,
     cpu_percent: Vec<f64>,
+    /// In what is counted of a window, so without its start and the first release.
+    settled_percent: Vec<f64>,
     memory_mib: Vec<f64>,
 }
 
@@ -126,7 +128,11 @@ fn guarded_window(
 ) -> Result<f64> {
     server.purge(KEPT_BINLOGS)?;
     let guard = Watcher::start(pagekeeper, &["--pid", &server.pid().to_string()])?;
-    let queries = count(server, load, stop, lengths)?;
+    stop.sleep(lengths.settle)?;
+    let (before, began) = (many::cpu_seconds(guard.pid())?, Instant::now());
+    let queries = count_settled(server, load, stop, lengths)?;
+    let took = many::cpu_seconds(guard.pid())? - before;
+    seen.settled_percent.push(took / began.elapsed().as_secs_f64() * 100.0);
     seen.resident_mib.push(resident_mib(server)?);
     let used = guard.stop()?;
     seen.cpu_percent.push(used.cpu_percent);
@@ -137,6 +143,10 @@ fn guarded_window(
 /// Queries per second in a window.
 fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths) -> Result<f64> {
     stop.sleep(lengths.settle)?;
+    count_settled(server, load, stop, lengths)
+}
+
+fn count_settled(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths) -> Result<f64> {
     let (first, began) = server.questions()?;
     stop.sleep(lengths.window)?;
     let (last, ended) = server.questions()?;
@@ -183,9 +193,14 @@ fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen) {
     if let Some(percent) = median(&guarded.cpu_percent) {
         report.ratios.insert("guard_cpu_percent", percent);
     }
-    let own = |values| [Samples { subject: "the guard itself", values }];
-    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &own(guarded.cpu_percent));
-    report.add_case("the guard's memory beside the database", Unit::Mib, &own(guarded.memory_mib));
+    if let Some(percent) = median(&guarded.settled_percent) {
+        report.ratios.insert("guard_settled_cpu_percent", percent);
+    }
+    let cpu = [("with its start", guarded.cpu_percent), ("after its start", guarded.settled_percent)];
+    let cpu = cpu.map(|(subject, values)| Samples { subject, values });
+    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &cpu);
+    let memory = [Samples { subject: "the guard itself", values: guarded.memory_mib }];
+    report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
 }
 
 /// Which share of `without` is gone.

@@ -195,7 +195,7 @@ fn fill(
     run.say(&format!("filling {LIMIT}"))?;
     let huge_before = huge_bytes();
     let mut order = Random::new(run.random.next_u64());
-    let limit = Arc::new(Limit::new(pages, &mut order)?);
+    let limit = Arc::new(Limit::new(pages, pages, SEED, &mut order)?);
     subjects.push(Box::new(Named { name: LIMIT, reader: Arc::clone(&limit) }));
     subjects.push(Box::new(Named { name: LIMIT_BY_C, reader: LimitByC::new(limit) }));
     note_huge(run, LIMIT, huge_before, size);

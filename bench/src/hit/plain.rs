@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use super::map::Map;
-use super::reader::{PAGE, Reader, SEED};
+use super::reader::{PAGE, Reader};
 use crate::pattern;
 use crate::rounds::Random;
 
@@ -51,20 +51,26 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// Puts so many pages of the pattern's file into frames in random order.
-    pub(crate) fn new(pages: u64, random: &mut Random) -> Result<Self> {
+    /// Puts `held` of the `pages` pages of a pattern's file into frames, chosen and ordered at random; no read finds the others.
+    pub(crate) fn new(pages: u64, held: u64, seed: u64, random: &mut Random) -> Result<Self> {
         let mut frames: Vec<u32> = (0..u32::try_from(pages)?).collect();
         random.shuffle(&mut frames);
-        let mut arena = Map::arena(frames.len() * PAGE)?;
-        let mut page_of = vec![0; frames.len()];
-        for (page, &frame) in (0_u64..).zip(&frames) {
-            page_of[frame as usize] = page;
+        let mut arena = Map::arena(usize::try_from(held)? * PAGE)?;
+        let mut page_of = vec![0; usize::try_from(held)?];
+        for (page, frame) in (0_u64..).zip(&mut frames) {
+            match page_of.get_mut(*frame as usize) {
+                Some(place) => *place = page,
+                None => *frame = Self::NOWHERE,
+            }
         }
         for (frame, page) in arena.bytes_mut().chunks_mut(PAGE).zip(page_of) {
-            pattern::fill(SEED, page * PAGE as u64, frame);
+            pattern::fill(seed, page * PAGE as u64, frame);
         }
         Ok(Self { frames, arena })
     }
+
+    /// The frame of a page that is in none: beyond the end of any arena.
+    const NOWHERE: u32 = u32::MAX;
 }
 
 impl Reader for Arc<Limit> {
@@ -97,7 +103,7 @@ fn copy_at(bytes: &[u8], page: u64, at: usize, buf: &mut [u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::reader::verify;
+    use super::super::reader::{SEED, verify};
     use super::*;
     use crate::data::MIB;
 
@@ -112,7 +118,7 @@ mod tests {
         let subjects: [Box<dyn Reader>; 3] = [
             Box::new(Pread(open())),
             Box::new(Mapped::new(&open(), PAGES).unwrap()),
-            Box::new(Limit::new(PAGES, &mut Random::new(1)).unwrap()),
+            Box::new(Limit::new(PAGES, PAGES, SEED, &mut Random::new(1)).unwrap()),
         ];
         for subject in subjects {
             verify(&*subject, PAGES).unwrap();

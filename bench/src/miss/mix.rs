@@ -14,6 +14,8 @@ use super::{Cost, CpuTimes, Data, PAGE_LEN, add_case, duration};
 use crate::Run;
 use crate::data::{open, read_through, require_resident, resident};
 use crate::drive::{Judge, PAGE, drive, place};
+use crate::hit::plain::Limit;
+use crate::hit::reader::Reader;
 use crate::report::Unit;
 use crate::rounds::{Random, Subject};
 use crate::scratch::Stop;
@@ -25,6 +27,10 @@ const AT_ONCE: u64 = 64;
 
 const OURS: &str = "pagekeeper";
 const PREAD: &str = "pread";
+const LIMIT: &str = "the limit: an array, pread for the rest";
+/// Pages of a hundred that the limit has in memory: as many as the cache's reads were hits, or a little more. Which ones only its
+/// array tells, as in any cache.
+const LIMIT_PERCENT: u64 = 90;
 
 /// Measures all cases; with --quick only two threads.
 pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
@@ -33,17 +39,23 @@ pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
     let file = cache.open(data.path).context("can't open the file through the cache")?;
     fill(&file, data.size)?;
     let plain = open(data.path)?;
+    let pages = data.size / PAGE;
+    let limit =
+        Limit::new(pages, pages * LIMIT_PERCENT / 100, data.seed, &mut Random::new(run.random.next_u64()))?;
     run.note(&format!(
         "mixed reads: {} MiB, all in the kernel's page cache; the cache's memory is {} MiB with its bookkeeping, and its misses are buffered reads",
         data.size >> 20,
         budget >> 20
     ));
-    let cases: &[(usize, &'static str)] = if run.quick {
-        &[(2, "mix90_2T_vs_pread")]
-    } else {
-        &[(1, "mix90_1T_vs_pread"), (2, "mix90_2T_vs_pread"), (32, "mix90_32T_vs_pread")]
-    };
-    for &(threads, ratio) in cases {
+    let cases: &[(usize, [&'static str; 3])] = &[
+        (1, ["mix90_1T_vs_pread", "mix90_1T_vs_limit", "mix90_1T_limit_vs_pread"]),
+        (2, ["mix90_2T_vs_pread", "mix90_2T_vs_limit", "mix90_2T_limit_vs_pread"]),
+        (32, ["mix90_32T_vs_pread", "mix90_32T_vs_limit", "mix90_32T_limit_vs_pread"]),
+    ];
+    for &(threads, [ratio, to_limit, of_limit]) in cases {
+        if run.quick && threads != 2 {
+            continue;
+        }
         let name =
             format!("500 B, cache of 90 % of the data, {threads} threads").replace(" 1 threads", " 1 thread");
         run.say(&name)?;
@@ -55,7 +67,7 @@ pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
             stop: run.stop.clone(),
         };
         let before = cache.stats();
-        let cpu_times = [CpuTimes::default(), CpuTimes::default()];
+        let cpu_times = [CpuTimes::default(), CpuTimes::default(), CpuTimes::default()];
         let mut subjects = [
             Subject::new(OURS, || {
                 Ok(cpu_times[0].note(load.sample(|offset, buf| Ok(file.read_at(offset, buf)?))?))
@@ -63,11 +75,22 @@ pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
             Subject::new(PREAD, || {
                 Ok(cpu_times[1].note(load.sample(|offset, buf| Ok(plain.file().read_at(buf, offset)?))?))
             }),
+            Subject::new(LIMIT, || {
+                let read = |offset: u64, buf: &mut [u8]| {
+                    let at = usize::try_from(offset % PAGE)?;
+                    let found = limit.read(offset / PAGE, at, buf);
+                    if found { Ok(buf.len()) } else { Ok(plain.file().read_at(buf, offset)?) }
+                };
+                Ok(cpu_times[2].note(load.sample(read)?))
+            }),
         ];
         let rates = run.rounds(&mut subjects, 43)?;
         drop(subjects);
         add_case(run, &name, &rates, &cpu_times);
-        run.report.add_ratio(ratio, Unit::ReadsPerSecond, &rates, OURS, PREAD);
+        for (name, ours, theirs) in [(ratio, OURS, PREAD), (to_limit, OURS, LIMIT), (of_limit, LIMIT, PREAD)]
+        {
+            run.report.add_ratio(name, Unit::ReadsPerSecond, &rates, ours, theirs);
+        }
         let after = cache.stats();
         let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
         run.note(&format!(
