@@ -4,8 +4,7 @@
 //! and none but the expected file where that is known ([`Expected`]): a name is resolved first, and what was found is
 //! opened then (see [`Handle`]); read-only; never created, never truncated; without waiting (`O_NONBLOCK`); a symbolic
 //! link is followed only where the caller says so; the access time is left alone where the kernel allows it
-//! (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)). One exception: a walk opens at once what a listing shows as a file, in
-//! directories whose names nobody can exchange but root and the caller's own user ([`ListedFile`]).
+//! (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
 //! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`], [`Error::OtherFile`] or the call's
 //! own error.
 
@@ -28,7 +27,7 @@ mod names;
 mod tests;
 
 pub use handle::{Handle, stat_of_name};
-pub(crate) use handle::{ListedFile, descend, device_of_open, device_without_asking};
+pub(crate) use handle::{descend, device_of_open, device_without_asking};
 pub use names::first_names;
 
 /// Device and inode number: the identity of a file while it exists.

@@ -9,8 +9,6 @@
 //! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
 //! 5. No more names are read than [`NameLimit`] allows, and which directories were not read to their end for that is said.
 //! 6. No file is opened by more than one thread, and no lock is held while files are opened or read.
-//! 7. A file is opened at once, without a handle first, only in a directory whose names nobody can exchange but root and the
-//!    caller's own user ([`Directory::names_are_kept`]); elsewhere a device could by now have the name of a file.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -20,11 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{AtFlags, FileType, Mode, RawDir, Stat};
+use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
 use crate::hang::{self, asking_device, asking_from};
 use crate::mutex::ignore_poison;
-use crate::open::ListedFile;
 use crate::work::WorkQueue;
 use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
 
@@ -142,19 +139,9 @@ struct Directory {
     /// Asked once for each device on the way down, since the call sums up the counters of all CPUs on some file
     /// systems.
     file_system: Option<FileSystem>,
-    names_are_kept: bool,
 }
 
 impl Directory {
-    /// Whether nobody can exchange a name in it but root and the caller's own user: it belongs to one of them, no other may write
-    /// to it (with an ACL the group's bits show the most that it grants, acl(5)), and no server and no layer below changes it.
-    fn names_are_kept(stat: &Stat, file_system: Option<FileSystem>) -> bool {
-        let owner = stat.st_uid == 0 || stat.st_uid == rustix::process::geteuid().as_raw();
-        let others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH);
-        let local = [FileSystem::Ext, FileSystem::Xfs, FileSystem::Btrfs, FileSystem::Tmpfs];
-        owner && !others && file_system.is_some_and(|found| local.contains(&found))
-    }
-
     fn join(&self, name: &CStr) -> PathBuf {
         self.path.join(OsStr::from_bytes(name.to_bytes()))
     }
@@ -217,8 +204,7 @@ impl Walker<'_> {
     /// Lists a directory into jobs.
     fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&Directory>) -> Result<()> {
         let asking = asking_from(fd.as_fd(), &path)?;
-        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?;
-        let inode = Inode::of(&stat);
+        let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
         drop(asking);
         let root_dev = parent.map_or(inode.dev, |parent| parent.root_dev);
         if (self.options.one_file_system && inode.dev != root_dev) || !self.first_sight(inode) {
@@ -228,9 +214,7 @@ impl Walker<'_> {
             Some(parent) if parent.dev == inode.dev => parent.file_system,
             _ => FileSystem::of(&fd, &path).ok(),
         };
-        let names_are_kept = Directory::names_are_kept(&stat, file_system);
-        let directory =
-            Arc::new(Directory { fd, path, dev: inode.dev, root_dev, file_system, names_are_kept });
+        let directory = Arc::new(Directory { fd, path, dev: inode.dev, root_dev, file_system });
         let mut names = Vec::new();
         let mut directories = Vec::new();
         let mut read = 0;
@@ -294,14 +278,6 @@ impl Walker<'_> {
     }
 
     fn visit_file(&self, parent: &Directory, name: &CStr) {
-        if parent.names_are_kept
-            && let Some(listed) = ListedFile::open(parent.fd.as_fd(), name, &parent.path)
-        {
-            if listed.stat().st_nlink < 2 || self.first_sight(listed.inode()) {
-                (self.visit)(Ok(listed.inspected(parent.join(name)).on(parent.file_system)));
-            }
-            return;
-        }
         let visited = Handle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
             let stat = handle.stat();
             // It may have become something else since it was listed.
@@ -350,7 +326,7 @@ impl Walker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::symlink;
 
     fn names(roots: &[PathBuf], options: &WalkOptions<'_>) -> (Vec<String>, Vec<Error>) {
         let found = Mutex::new(Vec::new());
@@ -465,63 +441,6 @@ mod tests {
         assert!(found.is_empty() && problems.is_empty());
         let (_, problems) = names(&[fifo], &WalkOptions::default());
         assert!(problems[0].to_string().contains("a FIFO"), "{problems:?}");
-    }
-
-    #[test]
-    fn names_that_others_can_exchange_are_not_trusted() {
-        let dir = crate::testing::disk_dir();
-        let own = dir.path().metadata().unwrap().uid();
-        let kept = |mode: u32, owner: u32, file_system| {
-            let mut stat = rustix::fs::stat(dir.path()).unwrap();
-            (stat.st_mode, stat.st_uid) = (0o040_000 | mode, owner);
-            Directory::names_are_kept(&stat, file_system)
-        };
-        let ext = Some(FileSystem::Ext);
-        assert!(kept(0o755, own, ext) && kept(0o700, 0, Some(FileSystem::Tmpfs)));
-        for mode in [0o775, 0o757, 0o1777] {
-            assert!(!kept(mode, own, ext), "{mode:o}");
-        }
-        assert!(!kept(0o755, own + 12345, ext));
-        for file_system in [None, Some(FileSystem::Fuse), Some(FileSystem::Nfs), Some(FileSystem::Overlay)] {
-            assert!(!kept(0o755, own, file_system), "{file_system:?}");
-        }
-    }
-
-    /// What is mounted over a name is no longer what the listing shows: a service manager hides files by devices.
-    #[test]
-    fn what_is_mounted_over_a_file_is_looked_at_before_it_is_opened() {
-        if !rustix::process::geteuid().is_root() {
-            crate::testing::skip(
-                "what_is_mounted_over_a_file_is_looked_at_before_it_is_opened mounts as root",
-            );
-            return;
-        }
-        let dir = crate::testing::disk_dir();
-        let (tree, fifo) = (dir.path().join("tree"), dir.path().join("fifo"));
-        std::fs::create_dir(&tree).unwrap();
-        std::fs::set_permissions(&tree, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        for name in ["hidden", "plain"] {
-            std::fs::write(tree.join(name), b"").unwrap();
-        }
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
-        let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
-        let add = |path: &Path| {
-            rustix::fs::inotify::add_watch(&watch, path, rustix::fs::inotify::WatchFlags::OPEN).unwrap()
-        };
-        add(&fifo);
-        let of_plain = add(&tree.join("plain"));
-        rustix::mount::mount_bind(&fifo, tree.join("hidden")).unwrap();
-        let walked = std::panic::catch_unwind(|| names(std::slice::from_ref(&tree), &WalkOptions::default()));
-        rustix::mount::unmount(tree.join("hidden"), rustix::mount::UnmountFlags::DETACH).unwrap();
-        let (found, problems) = walked.unwrap();
-        assert_eq!((found.as_slice(), problems.len()), (["plain".to_owned()].as_slice(), 0));
-        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
-        let mut events = rustix::fs::inotify::Reader::new(&watch, &mut buffer);
-        let mut opened = Vec::new();
-        while let Ok(event) = events.next() {
-            opened.push(event.wd());
-        }
-        assert_eq!(opened, [of_plain], "opened, by watch");
     }
 
     #[test]

@@ -207,40 +207,6 @@ impl AsFd for Handle {
     }
 }
 
-/// A regular file that was opened by a name at once, in one call: for names alone that nobody can exchange between a listing
-/// and the call ([`walk`](crate::walk())).
-pub(crate) struct ListedFile {
-    fd: OwnedFd,
-    stat: Stat,
-}
-
-impl ListedFile {
-    /// `None` if it is no regular file, something is mounted over it, or it can't be opened so: [`Handle::below`] says what it is.
-    pub(crate) fn open(dir: BorrowedFd<'_>, name: &CStr, dir_path: &Path) -> Option<Self> {
-        let _asking = asking_from(dir, dir_path).ok()?;
-        let here = BENEATH | ResolveFlags::NO_XDEV;
-        let fd = open_quietly(|flags| {
-            rustix::fs::openat2(dir, name, flags | OFlags::NOFOLLOW, Mode::empty(), here)
-        })
-        .ok()?;
-        let stat = rustix::fs::fstat(&fd).ok()?;
-        (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(Self { fd, stat })
-    }
-
-    pub(crate) fn stat(&self) -> &Stat {
-        &self.stat
-    }
-
-    pub(crate) fn inode(&self) -> Inode {
-        Inode::of(&self.stat)
-    }
-
-    /// The file, by its whole path.
-    pub(crate) fn inspected(self, path: PathBuf) -> InspectedFile {
-        InspectedFile::from_stat(self.fd, path, &self.stat)
-    }
-}
-
 /// Opens read-only, without waiting, and without a change to the access time where that may be asked for.
 fn open_quietly(open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
