@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use pagekeeper_kernel::pressure::VmStat;
+use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents, VmStat};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
@@ -125,14 +125,24 @@ impl<'a> Observation<'a> {
         self.before.files.iter().find(|other| other.inode == file)
     }
 
+    /// The memory cgroup of a database of [`Self::after`] as it was when the watch began; `None` where it was in another then.
+    fn group_before(&self, database: &Database) -> Option<&'a MemoryCgroup> {
+        let directory = &database.cgroup.as_ref()?.directory;
+        let before = self.before.databases.iter().find(|before| before.pid == database.pid)?;
+        before.cgroup.as_ref().filter(|group| group.directory == *directory)
+    }
+
+    /// How often the limits of a database's memory cgroup took effect while watching; `None` where it was in another when the
+    /// watch began.
+    pub(crate) fn limits_hit(&self, database: &Database) -> Option<MemoryEvents> {
+        Some(database.cgroup.as_ref()?.events.since(&self.group_before(database)?.events))
+    }
+
     /// Bytes of files that were read in again after the kernel had reclaimed them, in the memory cgroup of a database of
     /// [`Self::after`]; `None` where that was not counted, or the database was in another when the watch began.
     pub(crate) fn refaulted_in_group(&self, database: &Database) -> Option<u64> {
-        let group = database.cgroup.as_ref()?;
-        let before =
-            self.before.databases.iter().find(|before| before.pid == database.pid)?.cgroup.as_ref()?;
-        let same = before.directory == group.directory;
-        let pages = group.file_refaults?.saturating_sub(before.file_refaults.filter(|_| same)?);
+        let after = database.cgroup.as_ref()?.file_refaults?;
+        let pages = after.saturating_sub(self.group_before(database)?.file_refaults?);
         Some(pages * page_size())
     }
 

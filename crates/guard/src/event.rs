@@ -210,6 +210,17 @@ pub enum GroupNews {
         /// By how much its page cache shrank.
         bytes: u64,
     },
+    /// Its limits took effect since it was looked at before.
+    LimitsHit {
+        /// How often its tasks were slowed down over `memory.high`.
+        high: u64,
+        /// How often it was about to pass its limit.
+        max: u64,
+        /// How often an allocation was about to fail.
+        oom: u64,
+        /// Processes that were killed for it.
+        oom_kill: u64,
+    },
     /// The kernel would be asked to reclaim file pages, in a dry run.
     WouldReclaim {
         /// In the first step.

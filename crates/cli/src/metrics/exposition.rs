@@ -479,6 +479,15 @@ impl Exposition {
             ),
             one(fleet.stopped),
         )?;
+        let limits = ["high", "max", "oom", "oom_kill"].into_iter().zip(fleet.limits_hit);
+        sheet.counter(
+            (
+                "guard_cgroup_limits_hit",
+                None,
+                "Times that limits of the cgroups that [cgroup] names took effect: as memory.events counts them, while watched.",
+            ),
+            limits.map(|one| by("event", one)),
+        )?;
         sheet.counter(
             ("guard_shared_directories", None, "Directories found to be of two databases of one kind."),
             one(fleet.shared),

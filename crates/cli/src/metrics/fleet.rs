@@ -31,6 +31,8 @@ pub(super) struct Fleet {
     /// Reclaimed in memory cgroups, in bytes, and how often that was stopped.
     pub(super) reclaimed: u64,
     pub(super) stopped: u64,
+    /// How often limits of these groups took effect: `memory.high`, `memory.max`, allocations that were about to fail, processes killed.
+    pub(super) limits_hit: [u64; 4],
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +64,11 @@ impl Fleet {
             Event::Tick(tick) => self.postponed += tick.postponed_acts as u64,
             Event::Cgroup { news: GroupNews::Reclaimed { bytes }, .. } => self.reclaimed += bytes,
             Event::Cgroup { news: GroupNews::Stopped { .. }, .. } => self.stopped += 1,
+            Event::Cgroup { news: GroupNews::LimitsHit { high, max, oom, oom_kill }, .. } => {
+                for (sum, times) in self.limits_hit.iter_mut().zip([high, max, oom, oom_kill]) {
+                    *sum += times;
+                }
+            }
             Event::Start { .. }
             | Event::Cgroup { .. }
             | Event::VisibilityGap { .. }

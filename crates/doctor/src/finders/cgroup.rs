@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::pressure::MemoryCgroup;
+use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::FileClass;
 
@@ -127,6 +127,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     let is_much = wasted.is_some_and(|wasted| wasted >= limit / WASTED_PART);
     let evidence = [
         Some(filled(group, limit, cache)),
+        limits(group, observation.limits_hit(database)),
         Some(held.evidence(cache)),
         streams(observation, group),
         without(group, &held),
@@ -188,6 +189,32 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
     .with("active_file_bytes", group.active_file)
     .with("inactive_file_bytes", group.inactive_file)
     .with("working_set_bytes", working_set(group))
+}
+
+/// How often its limits took effect since it was made, and how often of that while watching.
+fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
+    /// How a counter is shown, its figure's name, that of what came while watching, and the counter.
+    type Counter = (&'static str, &'static str, &'static str, fn(&MemoryEvents) -> Option<u64>);
+    const COUNTERS: [Counter; 4] = [
+        ("at its limit", "limit_hits", "limit_hits_watched", |events| events.max),
+        ("slowed down over memory.high", "high_hits", "high_hits_watched", |events| events.high),
+        ("out of memory", "oom_hits", "oom_hits_watched", |events| events.oom),
+        ("rid of a process for it", "oom_kills", "oom_kills_watched", |events| events.oom_kill),
+    ];
+    let mut evidence = Evidence::new(String::new());
+    let mut named = Vec::new();
+    for (what, name, name_watched, of) in COUNTERS {
+        let Some(times) = of(&group.events).filter(|times| *times > 0) else { continue };
+        let of_it = watched.as_ref().and_then(of);
+        let while_watching = of_it.map_or_else(String::new, |of_it| format!(" ({of_it} while watching)"));
+        named.push(format!("{} {what}{while_watching}", number(times, "time", "times")));
+        evidence = evidence.with(name, times);
+        if let Some(of_it) = of_it {
+            evidence = evidence.with(name_watched, of_it);
+        }
+    }
+    evidence.text = format!("since it was made: {}", named.join(", "));
+    (!named.is_empty()).then_some(evidence)
 }
 
 /// The working set without what the guard would release.
@@ -369,6 +396,38 @@ mod tests {
             found.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
         );
         assert!(found.pagekeeper.as_ref().unwrap().contains("240 MiB"));
+    }
+
+    #[test]
+    fn how_often_its_limits_took_effect_is_said() {
+        let events = |high, max| MemoryEvents { high, max, oom: Some(0), ..MemoryEvents::default() };
+        let mut before = sample();
+        before.databases[0].cgroup = Some(MemoryCgroup { events: events(Some(1), Some(40)), ..group(GIB) });
+        let mut now = MemoryCgroup { events: events(Some(1), Some(52)), ..group(900 * MIB) };
+        let find = |now: &MemoryCgroup| {
+            let after = snapshot(now.clone());
+            let found = examine(&Observation::new(&before, &after));
+            found.into_iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap()
+        };
+        let found = find(&now);
+        let said = found.evidence.iter().find(|one| one.text.starts_with("since it was made")).unwrap();
+        assert_eq!(
+            said.text,
+            "since it was made: 52 times at its limit (12 while watching), 1 time slowed down over memory.high (0 while watching)"
+        );
+        assert_eq!(
+            (&said.figures["limit_hits"], &said.figures["limit_hits_watched"]),
+            (&52.into(), &12.into())
+        );
+        // A group made anew at the same path has counted less, and one that was never at its limits has nothing to say.
+        now.events = events(None, Some(3));
+        let found = find(&now);
+        assert!(
+            found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
+            "{found:?}"
+        );
+        now.events = events(Some(0), Some(0));
+        assert!(find(&now).evidence.iter().all(|one| !one.text.starts_with("since it was made")));
     }
 
     #[test]

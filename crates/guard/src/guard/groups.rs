@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::hang::Crew;
-use pagekeeper_kernel::pressure::{HeldGroup, MemoryCgroup, MemoryPlace, Reclaim, SysRoots};
+use pagekeeper_kernel::pressure::{HeldGroup, MemoryCgroup, MemoryEvents, MemoryPlace, Reclaim, SysRoots};
 use pagekeeper_kernel::process::Mount;
 use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
@@ -58,6 +58,8 @@ struct Known {
     exhausted: bool,
     /// Whether it was reported that something would be reclaimed.
     would: bool,
+    /// How often its limits had taken effect when it was met last.
+    events: Option<MemoryEvents>,
     pass: u64,
 }
 
@@ -149,6 +151,7 @@ impl Groups {
             let known = self.known.entry(id).or_default();
             (known.path, known.pass) = (met.path.clone(), self.pass);
             let step = known.state.step(wanted, sample);
+            known.tell_limits(met.figures.events, &sample, report);
             known.tell(step, &sample, report);
             let Ok(bytes) = step.reclaim else { continue };
             match self.members.stand_in(&met.path) {
@@ -295,6 +298,18 @@ impl Groups {
 }
 
 impl Known {
+    /// Reports how often its limits took effect since it was met before.
+    fn tell_limits(&mut self, events: MemoryEvents, sample: &GroupSample, report: &mut Report) {
+        let Some(before) = self.events.replace(events) else { return };
+        let more = events.since(&before);
+        let [high, max, oom, oom_kill] =
+            [more.high, more.max, more.oom, more.oom_kill].map(Option::unwrap_or_default);
+        if [high, max, oom, oom_kill].iter().any(|times| *times > 0) {
+            let news = GroupNews::LimitsHit { high, max, oom, oom_kill };
+            report.events.push(event(&self.path, sample, news));
+        }
+    }
+
     /// Reports what would be done, once.
     fn tell_would(&mut self, bytes: u64, sample: &GroupSample, report: &mut Report) {
         if !std::mem::replace(&mut self.would, true) {

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{MemoryPlace, SysRoots, read_number, read_optional};
+use super::{MemoryEvents, MemoryPlace, SysRoots, read_number, read_optional};
 use crate::Result;
 use crate::process::{malformed, read_text};
 
@@ -46,6 +46,8 @@ pub struct MemoryCgroup {
     pub active_file: u64,
     /// File pages read in again after they had been reclaimed: pages, since the group was made, where reported.
     pub file_refaults: Option<u64>,
+    /// How often its limits took effect.
+    pub events: MemoryEvents,
 }
 
 impl MemoryCgroup {
@@ -112,6 +114,7 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
+        events: MemoryEvents::read(CgroupVersion::V1, &directory)?,
         directory,
     })
 }
@@ -152,6 +155,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
+        events: MemoryEvents::read(CgroupVersion::V2, directory)?,
     }))
 }
 
@@ -246,9 +250,10 @@ mod tests {
             file("pod/db/memory.max"),
             file("pod/db/memory.current"),
             file("pod/db/memory.stat"),
+            file("pod/db/memory.events"),
             file("pod/db/leaf/cgroup.procs"),
         ];
-        let values = ["524288\n", "70000\n", "max\n", "65536\n", V2, ""];
+        let values = ["524288\n", "70000\n", "max\n", "65536\n", V2, "low 0\nhigh 3\nmax 5\noom 0\n", ""];
         let files: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(values).collect();
         // The leaf has no memory controller: the group above it is charged.
         let (tree, roots) = machine("0::/pod/db/leaf\n", &[("/", top, "cgroup2 cgroup2 rw")], &files);
@@ -257,6 +262,7 @@ mod tests {
         assert_eq!(group.directory, tree.path().join(top).join("pod/db"));
         assert_eq!((group.usage, group.limit, group.effective_limit), (65536, None, Some(524_288)));
         assert_eq!((group.file, group.writeback, group.file_refaults), (40960, Some(0), Some(7)));
+        assert_eq!((group.events.high, group.events.max, group.events.oom_kill), (Some(3), Some(5), None));
         let place = MemoryPlace::of(&roots, 7).unwrap().unwrap();
         assert_eq!(place.group, PathBuf::from("/pod/db/leaf"));
         assert_eq!(place.charged(&group), PathBuf::from("/pod/db"), "a rule for it has to name this one");

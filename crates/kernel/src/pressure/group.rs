@@ -1,5 +1,5 @@
-//! One memory cgroup, held by a descriptor of its directory: its events and stalls, and asking the kernel to reclaim its file pages
-//! (`Documentation/admin-guide/cgroup-v2.rst`: `memory.events`, `memory.pressure`, `memory.reclaim`).
+//! One memory cgroup, held by a descriptor of its directory: its figures and stalls, and asking the kernel to reclaim its file pages
+//! (`Documentation/admin-guide/cgroup-v2.rst`: `memory.pressure`, `memory.reclaim`).
 //!
 //! Invariants:
 //! 1. What is read and what is asked for is of the very group that was opened: no link is followed on the way, what is no control
@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{CgroupVersion, MemInfo, MemoryCgroup, Pressure, SysRoots, read_number, read_optional};
+use super::{CgroupVersion, MemInfo, MemoryCgroup, Pressure, SysRoots, read_optional};
 use crate::open::descend;
-use crate::process::{malformed, read_text};
+use crate::process::malformed;
 use crate::{Error, Result};
 
 /// How a group's directory is opened.
@@ -29,21 +29,6 @@ const DIRECTORY: OFlags =
 /// Magic numbers of the two file systems (`include/uapi/linux/magic.h`).
 const CGROUP_V1_MAGIC: u64 = 0x0027_e0eb;
 const CGROUP_V2_MAGIC: u64 = 0x6367_7270;
-
-/// How often a group's limits took effect, since it was made. `None`: this kernel does not count it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryEvents {
-    /// Reclaimed below its protection (`memory.low`).
-    pub low: Option<u64>,
-    /// Its tasks were slowed down over `memory.high`.
-    pub high: Option<u64>,
-    /// Its usage was about to pass `memory.max` (version 1: `memory.failcnt`, of that group alone).
-    pub max: Option<u64>,
-    /// It was at its limit, and an allocation was about to fail.
-    pub oom: Option<u64>,
-    /// Processes that were killed for it.
-    pub oom_kill: Option<u64>,
-}
 
 /// What came of asking for reclaim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,27 +102,6 @@ impl HeldGroup {
             None | Some("max") => Ok(None),
             Some(limit) => limit.parse().map(Some).map_err(|_| malformed(&self.path.join(name), limit)),
         }
-    }
-
-    /// How often its limits took effect.
-    pub fn events(&self) -> Result<MemoryEvents> {
-        if self.version == CgroupVersion::V1 {
-            let oom_kill = read_text(&self.through().join("memory.oom_control"))?;
-            return Ok(MemoryEvents {
-                max: Some(read_number(&self.through().join("memory.failcnt"))?),
-                oom_kill: counted(&oom_kill, "oom_kill"),
-                ..MemoryEvents::default()
-            });
-        }
-        let text = read_text(&self.through().join("memory.events"))?;
-        let of = |name| counted(&text, name);
-        Ok(MemoryEvents {
-            low: of("low"),
-            high: of("high"),
-            max: of("max"),
-            oom: of("oom"),
-            oom_kill: of("oom_kill"),
-        })
     }
 
     /// The time its tasks lost for want of memory; `None` where that is not measured (version 1, `psi=0`).
@@ -255,12 +219,6 @@ impl Asked {
     }
 }
 
-/// A counter of a file with a name and a number a line.
-fn counted(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,8 +256,7 @@ mod tests {
         {
             assert!(text.lines().any(|line| line == format!("{prefix}{name} {figure}")), "{name}: {text}");
         }
-        assert_eq!(group.events().unwrap().oom_kill, Some(0));
-        assert_eq!(group.events().unwrap().max, Some(0));
+        assert_eq!((figures.events.oom_kill, figures.events.max), (Some(0), Some(0)));
         assert_eq!(group.high().unwrap(), None);
         match (version, group.reclaim_file(&SysRoots::default(), 1 << 20).unwrap()) {
             (CgroupVersion::V1, Reclaim::Refused(why)) => {
@@ -408,15 +365,5 @@ mod tests {
             assert_eq!(inode(&by_names(&path).unwrap()), id);
             std::fs::remove_dir(&path).unwrap();
         }
-    }
-
-    #[test]
-    fn events_as_kernels_have_written_them() {
-        // Linux 6.1, and 4.14, which had no oom_kill.
-        let text = "low 0\nhigh 12\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n";
-        assert_eq!(counted(text, "oom"), Some(1));
-        assert_eq!(counted(text, "high"), Some(12));
-        assert_eq!(counted("low 0\nhigh 0\nmax 0\noom 0\n", "oom_kill"), None);
-        assert_eq!(counted("max many\n", "max"), None);
     }
 }

@@ -17,6 +17,7 @@
 mod bdi;
 mod cgroup;
 mod dirty;
+mod events;
 mod group;
 mod meminfo;
 mod place;
@@ -29,7 +30,8 @@ use std::path::{Path, PathBuf};
 pub use bdi::{BackingDevice, BackingDeviceStats};
 pub use cgroup::{CgroupVersion, MemoryCgroup};
 pub use dirty::{DirtyParameters, DirtyReport, DirtyThresholds, Limit};
-pub use group::{HeldGroup, MemoryEvents, Reclaim};
+pub use events::MemoryEvents;
+pub use group::{HeldGroup, Reclaim};
 pub use meminfo::MemInfo;
 pub use place::MemoryPlace;
 pub use psi::{Pressure, Resource, Stalled};

@@ -68,6 +68,28 @@ fn what_would_be_done_to_a_group_with_an_odd_name_is_said() {
 }
 
 #[test]
+fn how_often_a_group_was_at_its_limits_is_counted_from_when_it_was_met() {
+    let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
+    let report = &mut guard.report;
+    report.events.clear();
+    let mut known = Known { path: "/db".into(), ..Known::default() };
+    let seen = seen(1 << 29);
+    let at = |high, max, oom_kill| MemoryEvents { high, max, oom_kill, ..MemoryEvents::default() };
+    for events in
+        [at(Some(5), Some(70), Some(0)), at(Some(5), Some(70), Some(0)), at(Some(7), Some(70), Some(1))]
+    {
+        known.tell_limits(events, &seen, report);
+    }
+    let [Event::Cgroup { news, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
+    assert_eq!(*news, GroupNews::LimitsHit { high: 2, max: 0, oom: 0, oom_kill: 1 });
+    // A counter that is gone or goes back counts nothing.
+    known.tell_limits(at(None, Some(69), Some(1)), &seen, report);
+    known.tell_limits(at(Some(9), Some(70), Some(1)), &seen, report);
+    let [_, Event::Cgroup { news, .. }] = &report.events[..] else { panic!("{:?}", report.events) };
+    assert_eq!(*news, GroupNews::LimitsHit { high: 0, max: 1, oom: 0, oom_kill: 0 });
+}
+
+#[test]
 fn a_group_that_goes_away_is_forgotten_and_its_call_too() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let now = Instant::now();

@@ -1,0 +1,102 @@
+//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt` and `memory.oom_control` of version 1.
+//!
+//! Of version 2 the groups below count, of version 1 they do not.
+
+use std::path::Path;
+
+use super::{CgroupVersion, read_optional};
+use crate::Result;
+
+/// How often a group's limits took effect, since it was made. `None`: this kernel does not count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryEvents {
+    /// Reclaimed below its protection (`memory.low`).
+    pub low: Option<u64>,
+    /// Its tasks were slowed down over `memory.high`.
+    pub high: Option<u64>,
+    /// Its usage was about to pass `memory.max` (version 1: `memory.failcnt`, of that group alone).
+    pub max: Option<u64>,
+    /// It was at its limit, and an allocation was about to fail.
+    pub oom: Option<u64>,
+    /// Processes that were killed for it.
+    pub oom_kill: Option<u64>,
+}
+
+impl MemoryEvents {
+    /// Of the group whose files are in this directory. What is missing or no number is not counted.
+    pub(super) fn read(version: CgroupVersion, directory: &Path) -> Result<Self> {
+        let text = |name| read_optional(&directory.join(name)).map(Option::unwrap_or_default);
+        match version {
+            CgroupVersion::V1 => Ok(Self {
+                max: text("memory.failcnt")?.trim().parse().ok(),
+                oom_kill: counted(&text("memory.oom_control")?, "oom_kill"),
+                ..Self::default()
+            }),
+            CgroupVersion::V2 => {
+                let text = text("memory.events")?;
+                let of = |name| counted(&text, name);
+                Ok(Self {
+                    low: of("low"),
+                    high: of("high"),
+                    max: of("max"),
+                    oom: of("oom"),
+                    oom_kill: of("oom_kill"),
+                })
+            }
+        }
+    }
+
+    /// What came on top of `before`; `None` of a counter that is not in both, and that of another group after it.
+    ///
+    /// ```
+    /// use pagekeeper_kernel::pressure::MemoryEvents;
+    /// let at = |max| MemoryEvents { max: Some(max), ..MemoryEvents::default() };
+    /// assert_eq!(at(9).since(&at(4)), at(5));
+    /// assert_eq!(at(4).since(&at(9)).max, None);
+    /// ```
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let more = |of: fn(&Self) -> Option<u64>| of(self)?.checked_sub(of(before)?);
+        Self {
+            low: more(|events| events.low),
+            high: more(|events| events.high),
+            max: more(|events| events.max),
+            oom: more(|events| events.oom),
+            oom_kill: more(|events| events.oom_kill),
+        }
+    }
+}
+
+/// A counter of a file with a name and a number a line.
+fn counted(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_as_kernels_have_written_them() {
+        // Linux 6.1, and 4.14, which had no oom_kill.
+        let text = "low 0\nhigh 12\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n";
+        assert_eq!(counted(text, "oom"), Some(1));
+        assert_eq!(counted(text, "high"), Some(12));
+        assert_eq!(counted("low 0\nhigh 0\nmax 0\noom 0\n", "oom_kill"), None);
+        assert_eq!(counted("max many\n", "max"), None);
+    }
+
+    #[test]
+    fn what_a_group_does_not_count_is_not_known() {
+        let directory = tempfile::tempdir().unwrap();
+        for version in [CgroupVersion::V1, CgroupVersion::V2] {
+            assert_eq!(MemoryEvents::read(version, directory.path()).unwrap(), MemoryEvents::default());
+        }
+        std::fs::write(directory.path().join("memory.failcnt"), "12\n").unwrap();
+        let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+        std::fs::write(directory.path().join("memory.oom_control"), control).unwrap();
+        let events = MemoryEvents::read(CgroupVersion::V1, directory.path()).unwrap();
+        assert_eq!((events.max, events.oom_kill, events.oom), (Some(12), Some(3), None));
+    }
+}
