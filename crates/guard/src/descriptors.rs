@@ -10,7 +10,9 @@
 //! that may not be inspected is reported by its error.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -236,37 +238,44 @@ impl Others {
         shares_by_party(all, &wanted)
     }
 
-    /// Lists the descriptors of these processes, if that is due, or goes on with it.
+    /// Lists the descriptors of these processes, if that is due, or goes on with it: which logs that were removed each of those has open
+    /// that were listed.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: impl Iterator<Item = u32>,
-        (directories, names): (&[Directory], &mut KnownNames),
+        wanted: Wanted<'_>,
         now: Instant,
-    ) {
+    ) -> Vec<(u32, Vec<OpenFile>)> {
         if self.schedule.begin(now) {
             // Those with very many are still being read.
             let begun: Vec<u32> = self.rounds.begun().collect();
             pids.filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
         }
         if self.rounds.is_empty() && self.schedule.running.is_none() {
-            return;
+            return Vec::new();
         }
-        let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return };
+        let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return Vec::new() };
         let before = thread_cpu_time();
+        let Wanted { directories, names, was_log } = wanted;
         names.update(directories);
         let names = &*names;
-        let wanted = |_: u32, path: &Path| names.has(path);
+        let wanted = |pid: u32, path: &Path| {
+            names.has(path) || name_of_removed(path).is_some_and(|name| was_log(pid, name))
+        };
         let kept = |file: &OpenFile| {
-            file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
+            file.deleted || file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
         };
         let mut lister = Lister::new(proc, &wanted, &kept);
         self.rounds.advance(proc, &mut lister, slice);
+        let mut all_removed = Vec::new();
         // That some may not be inspected was reported at the start.
         for done in lister.done {
             self.cost += done.cost;
+            let (removed, open): (Vec<_>, Vec<_>) = done.open.into_iter().partition(|file| file.deleted);
+            all_removed.push((done.pid, removed));
             let descriptors: Vec<Descriptor> =
-                done.open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
+                open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
             if done.left_out {
                 self.left_out.push(done.pid);
             }
@@ -288,7 +297,27 @@ impl Others {
         if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
             self.schedule.end(std::mem::take(&mut self.cost));
         }
+        all_removed
     }
+}
+
+/// What the kernel appends to the name of a removed file that is open.
+const MARK: &[u8] = b" (deleted)";
+
+/// The name that a removed file had, where what the kernel shows of a descriptor may be one's.
+pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
+    let name = shown.as_os_str().as_bytes().strip_suffix(MARK)?;
+    Some(Path::new(OsStr::from_bytes(name)))
+}
+
+/// By which names files matter.
+pub(crate) struct Wanted<'a> {
+    /// The directories of the watched files.
+    pub(crate) directories: &'a [Directory],
+    /// These files' names.
+    pub(crate) names: &'a mut KnownNames,
+    /// Whether a file of this name that was removed was a log, where this process has it open.
+    pub(crate) was_log: &'a dyn Fn(u32, &Path) -> bool,
 }
 
 /// What was listed of a process that is being read.

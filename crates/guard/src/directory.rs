@@ -337,6 +337,12 @@ impl Directory {
         if self.tight { rule.tightened() } else { rule }
     }
 
+    /// The log that a file of this name, which is in it no more, would be one of.
+    pub(crate) fn log_like(&self, path: &Path) -> Option<LogId> {
+        let (spec, matched) = self.profile.log_of(path)?;
+        self.by_stem.get(&(spec, matched.stem().concat())).copied()
+    }
+
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }

@@ -15,7 +15,7 @@ use super::Guard;
 use crate::config::Options;
 use crate::event::Event;
 
-const ATTACKER: u32 = 54_321;
+pub(super) const ATTACKER: u32 = 54_321;
 pub(super) const DATABASE: u32 = 54_322;
 pub(super) const OTHER: u32 = 54_323;
 const SIZE: usize = 1 << 20;

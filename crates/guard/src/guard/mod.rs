@@ -22,6 +22,9 @@ mod limit_tests;
 mod members;
 #[cfg(test)]
 mod named_tests;
+mod removed;
+#[cfg(test)]
+mod removed_tests;
 mod report;
 mod room;
 mod sampling;
@@ -240,13 +243,14 @@ impl Guard {
         let done = carry_out(decision, &mut self.watched, &self.settings, &mut self.report);
         self.decider.not_done(&done.not_done);
         tick.postponed_acts = done.not_done.len();
+        let removed = self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
 
         for entry in self.watched.directories.iter().flat_map(|directory| directory.entries.values()) {
             tick.resident_bytes += entry.sample.resident;
             tick.unwritten_bytes += entry.sample.unwritten;
         }
         self.follow_streams();
-        tick.released_bytes = done.released + std::mem::take(&mut self.report.streamed);
+        tick.released_bytes = done.released + removed + std::mem::take(&mut self.report.streamed);
         tick.seconds = self.report.seconds();
         self.report.resident_after(tick.resident_bytes);
         self.report.events.push(Event::Tick(tick));

@@ -19,7 +19,7 @@ use super::serve::Job;
 use super::watched::{LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, POLLED};
+use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, POLLED, Wanted, name_of_removed};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
@@ -188,7 +188,9 @@ impl Watched {
             }
             let is_read = listed.read.is_ok();
             self.databases[index].sees_descriptors = is_read && !listed.left_out;
-            self.note_claims(index, listed.open, settings, report, now);
+            let (removed, open) = listed.open.into_iter().partition(|file| file.deleted);
+            self.removed.note(&self.proc, listed.pid, removed);
+            self.note_claims(index, open, settings, report, now);
             let database = &mut self.databases[index];
             if is_read && database.shows_no_log() && settings.options.pids.contains(&database.pid) {
                 let (pid, profile) = (database.pid, &database.profile.name);
@@ -206,7 +208,18 @@ impl Watched {
             let is_known = |pid: u32| self.databases.iter().any(|database| database.pid == pid);
             let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
             let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
-            self.others.list(&self.proc, others, (&self.directories, &mut self.names), now);
+            let (table, removed) = (self.discovery.processes(), &self.removed);
+            let was_log = |pid: u32, name: &Path| {
+                let parent = table.get(pid).map(|process| process.parent);
+                let database = self.databases.iter().find(|database| Some(database.pid) == parent);
+                removed.has_name(name)
+                    || database.is_some_and(|database| database.profile.log_of(name).is_some())
+            };
+            let wanted = Wanted { directories: &self.directories, names: &mut self.names, was_log: &was_log };
+            let found = self.others.list(&self.proc, others, wanted, now);
+            for (pid, removed) in found {
+                self.removed.note(&self.proc, pid, removed);
+            }
         }
         for pid in self.others.left_out() {
             let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
@@ -247,7 +260,11 @@ impl Watched {
             self.databases.iter().map(|database| (database.pid, &*database.profile)).collect();
         let wanted = |pid: u32, path: &Path| {
             let is_log = || profiles.get(&pid).is_some_and(|profile| profile.log_of(path).is_some());
-            path.is_absolute() && (is_log() || names.has(path))
+            let was_log = || {
+                let (name, profile) = (name_of_removed(path), profiles.get(&pid));
+                name.zip(profile).is_some_and(|(name, profile)| profile.log_of(name).is_some())
+            };
+            path.is_absolute() && (is_log() || names.has(path) || was_log())
         };
         let mut lister = Lister::new(&self.proc, &wanted, &|_| true);
         self.listings.advance(&self.proc, &mut lister, slice);

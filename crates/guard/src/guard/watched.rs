@@ -15,6 +15,7 @@ use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::text::unescaped;
 
 use super::claims::{Claim, Claimant};
+use super::removed::Removed;
 use super::report::Report;
 use super::serve::Hung;
 use super::turns::Turns;
@@ -109,6 +110,8 @@ pub(super) struct Watched {
     pub(super) turns: Turns,
     pub(super) crew: Crew,
     pub(super) hung: Vec<Hung>,
+    /// Log files without names that databases have open.
+    pub(super) removed: Removed,
     /// With which database the examination of claims begins.
     pub(super) claims_from: usize,
     /// How long the last tick took, by database.
@@ -139,6 +142,7 @@ impl Watched {
             turns: Turns::new(now),
             crew: Crew::default(),
             hung: Vec::new(),
+            removed: Removed::new(now),
             claims_from: 0,
             took: BTreeMap::new(),
             discovery: Discovery::default(),
@@ -160,6 +164,7 @@ impl Watched {
         self.scan_due = now;
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
         self.others = Others::new(now);
+        self.removed = Removed::new(now);
         self.listings.clear();
     }
 

@@ -1,0 +1,117 @@
+//! Log files that are removed while processes have them open: as root, beside processes of users of their own.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::{Expected, InspectedFile, residency};
+
+use super::claim_tests::{ATTACKER, DATABASE, Fake, Watch, directory, log, scratch, whole};
+use crate::config::Options;
+
+/// What is resident of a file that a process has open.
+fn resident(pid: u32, fd: u32) -> u64 {
+    let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+    let file = InspectedFile::open_magic_link(&link, Expected::Any, link.clone()).unwrap();
+    residency(&file, 0..u64::MAX).unwrap().resident
+}
+
+fn watch(pids: &[u32], dry_run: bool) -> Watch {
+    let mut watch = Watch::with(Options { find: false, pids: pids.to_vec(), dry_run, ..Options::default() });
+    watch.guard.watched.removed.quiet = Duration::from_millis(500);
+    watch
+}
+
+fn binlogs(directory: &Path, user: u32, numbers: &[u32]) {
+    std::fs::write(directory.join("binlog.index"), "").unwrap();
+    for number in numbers {
+        log(directory.join(format!("binlog.{number:06}")), user, 0o644);
+    }
+}
+
+#[test]
+fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
+    let Some(scratch) = scratch("removed logs") else { return };
+    let data = directory(scratch.path().join("data"), DATABASE, 0o755);
+    binlogs(&data, DATABASE, &[1, 2, 3, 4, 5, 6, 7]);
+    // 3 is read to its end, 4 not at all, and 5 is written by somebody else; 6 has another name. 7 is a child's, as a segment
+    // is a backend's. The last is the writer's, and is not removed.
+    let script = "exec 3<binlog.000001 4<binlog.000002 5<binlog.000003 6<binlog.000004 8>>binlog.000007
+        for fd in 3 5 6; do dd of=/dev/null bs=1M count=1 status=none <&$fd; done
+        sleep 60 7<>binlog.000005 >/dev/null & echo $! >child; exec 9>>binlog.000006";
+    let server = Fake::start(scratch.path(), "mariadbd", DATABASE, &data, script);
+    let child: u32 = std::fs::read_to_string(data.join("child")).unwrap().trim().parse().unwrap();
+    let mut writer = OpenOptions::new().append(true).open(data.join("binlog.000003")).unwrap();
+    std::fs::hard_link(data.join("binlog.000004"), scratch.path().join("backup")).unwrap();
+
+    // Whoever is called so, and has a file of another user's open.
+    let home = directory(scratch.path().join("home"), ATTACKER, 0o755);
+    binlogs(&home, ATTACKER, &[2]);
+    log(home.join("binlog.000001"), 0, 0o644);
+    let script = "exec 3<binlog.000001 8>>binlog.000002; dd of=/dev/null bs=1M count=1 status=none <&3";
+    let hostile = Fake::start(scratch.path(), "mariadbd", ATTACKER, &home, script);
+
+    let mut watch = watch(&[server.pid(), hostile.pid()], false);
+    watch.tick();
+    let rounds = Cell::new(0);
+    let began = Instant::now();
+    let gone = |fd: u32| resident(server.pid(), fd) == 0;
+    let mut write = |watch: &mut Watch| {
+        writer.write_all(b"x").unwrap();
+        watch.tick();
+        std::thread::sleep(Duration::from_millis(100));
+        rounds.set(rounds.get() + 1);
+    };
+    for number in 1..=6 {
+        std::fs::remove_file(data.join(format!("binlog.{number:06}"))).unwrap();
+    }
+    std::fs::remove_file(home.join("binlog.000001")).unwrap();
+    File::open(&data).unwrap().sync_all().unwrap();
+    while !(gone(3) && gone(9) && resident(child, 7) == 0) {
+        let left = [3, 9].map(|fd| resident(server.pid(), fd));
+        assert!(began.elapsed() < Duration::from_secs(120), "{left:?}: {:#?}", watch.said);
+        write(&mut watch);
+    }
+    // For as long again, and some looks more.
+    for _ in 0..rounds.get() + 50 {
+        write(&mut watch);
+    }
+    assert_eq!(resident(server.pid(), 4), whole(), "who has yet to read it reads it from storage");
+    assert!(resident(server.pid(), 5) >= whole(), "it is written");
+    assert_eq!(resident(server.pid(), 6), whole(), "it has a name");
+    assert_eq!(resident(hostile.pid(), 3), whole(), "it is another user's");
+    let released = watch.guard.summary().released_total_bytes;
+    assert!(released >= 3 * whole(), "{released}");
+    // Nobody but those has them open: their space comes back.
+    let own = std::fs::read_dir("/proc/self/fd").unwrap();
+    let held = own.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let held: Vec<PathBuf> = held.filter(|path| path.starts_with(&data)).collect();
+    assert_eq!(held.len(), 1, "the writer's alone: {held:?}");
+}
+
+#[test]
+fn in_a_dry_run_it_is_said_once_what_would_go() {
+    let Some(scratch) = scratch("removed logs in a dry run") else { return };
+    let data = directory(scratch.path().join("data"), DATABASE, 0o755);
+    binlogs(&data, DATABASE, &[1, 2]);
+    let script = "exec 8>>binlog.000002 9>>binlog.000001";
+    let server = Fake::start(scratch.path(), "mariadbd", DATABASE, &data, script);
+    std::fs::remove_file(data.join("binlog.000001")).unwrap();
+    let mut watch = watch(&[server.pid()], true);
+    let began = Instant::now();
+    let said = |watch: &Watch| {
+        let about = |said: &&String| said.contains("Would") && said.contains("binlog.000001");
+        watch.said.iter().filter(about).count()
+    };
+    while said(&watch) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(120), "{:#?}", watch.said);
+        watch.tick();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    watch.ticks();
+    watch.ticks();
+    assert_eq!(said(&watch), 1, "{:#?}", watch.said);
+    assert_eq!(resident(server.pid(), 9), whole());
+}
