@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -380,4 +381,48 @@ fn names_that_are_not_utf8_are_served_like_others() {
     let ended = guard.stop();
     assert_no_problems(&ended);
     assert_eq!(ended.summary()["released_bytes"]["binlog"], 2 * MIB);
+}
+
+#[test]
+fn a_service_manager_hears_that_it_is_ready_reads_its_configuration_lives_and_ends() {
+    if !support::can_run("a guard and its service manager", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let logs = Logs::filled(scratch.path(), 2);
+    let path = scratch.path().join("notify");
+    let manager = UnixDatagram::bind(&path).expect("bind a socket");
+    manager.set_read_timeout(Some(SOON)).expect("set a timeout");
+    let next = || {
+        let mut buffer = [0; 256];
+        let length = manager.recv(&mut buffer).expect("a message");
+        String::from_utf8(buffer[..length].to_vec()).expect("text")
+    };
+    let next_but_alive = || std::iter::repeat_with(next).find(|said| said != "WATCHDOG=1").expect("endless");
+    let start = |tick: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]).arg(program());
+        command
+            .args(["guard", "--json", "--profile", "generic", "--tick", tick, "--dir"])
+            .arg(logs.directory());
+        Guard::spawn_command(command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000"))
+    };
+    let guard = start(NEVER);
+    assert_eq!(next(), "READY=1");
+    // Also in a pause that is far longer than a sign of life may be late.
+    for _ in 0..5 {
+        assert_eq!(next(), "WATCHDOG=1");
+    }
+    assert_no_problems(&guard.stop());
+    assert_eq!(next_but_alive(), "STOPPING=1");
+
+    let guard = start("200ms");
+    assert_eq!(next(), "READY=1");
+    guard.hang_up();
+    let reloading = next_but_alive();
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(next_but_alive(), "READY=1");
+    assert_no_problems(&guard.stop());
+    assert_eq!(next_but_alive(), "STOPPING=1");
 }

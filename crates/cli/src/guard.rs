@@ -1,7 +1,8 @@
 //! `pagekeeper guard`: the daemon, its status line and its summary.
 //!
 //! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on
-//! with the old one if the new one can't be read. When the reader of its output leaves, it ends silently.
+//! with the old one if the new one can't be read. When the reader of its output leaves, it ends silently. A service manager hears
+//! when it is ready, reads its configuration, is alive and ends ([`service`](crate::service)).
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -24,6 +25,7 @@ use signal_hook::consts::SIGHUP;
 
 use crate::metrics::{Door, Metrics, address};
 use crate::output::{self, UsageError};
+use crate::service::Manager;
 use crate::signals::Stop;
 
 /// Without a terminal, a status line is printed this often, if anything was released since.
@@ -169,6 +171,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let options = args.options().map_err(|error| args.refused(&error))?;
     let mut guard = Guard::new(options.clone(), ProcRoot::default()).map_err(|error| args.refused(&error))?;
     let metrics = args.start_metrics(&options)?;
+    let mut manager = Manager::of_this_process().unwrap_or_else(|error| {
+        output::complain(format_args!("the service manager can't be reached by NOTIFY_SOCKET: {error}"));
+        Manager::default()
+    });
+    // Not after the first tick: that may have to wait for file systems that do not answer.
+    manager.ready();
     let mut printer = Printer::new(args.json);
     let began = Instant::now();
     let mut ticks = 0;
@@ -185,6 +193,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {
+                manager.reloading();
                 let reloaded = args.options().and_then(|options| {
                     guard.reload(options.clone())?;
                     Ok(options)
@@ -196,10 +205,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                         output::complain(format_args!("the configuration stays as it was: {error}"));
                     }
                 }
+                manager.ready();
             }
             let left = args.duration.map(|duration| duration.saturating_sub(began.elapsed()));
-            let stopped = stop.wait(left.map_or(pause, |left| pause.min(left)));
-            if stopped.unwrap_or(true) || left.is_some_and(|left| left <= pause) {
+            if is_stopped(&stop, &mut manager, left.map_or(pause, |left| pause.min(left)))
+                || left.is_some_and(|left| left <= pause)
+            {
                 return Control::Stop;
             }
             if let Some(metrics) = &metrics {
@@ -215,6 +226,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             unheard.set(printer.reader_left());
         },
     );
+    manager.stopping();
     printer.print(&Event::Summary(summary));
     let named = !args.pid.is_empty() || !args.dir.is_empty();
     match printer.failed {
@@ -222,6 +234,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // In a long run, problems come and go; a single tick has met them or has not.
         None if (named && !printer.watched) || (args.once && printer.problems) => Ok(ExitCode::FAILURE),
         None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Waits, and says meanwhile that it is alive; whether a signal came.
+fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
+    let until = Instant::now() + pause;
+    loop {
+        manager.alive();
+        let left = until.saturating_duration_since(Instant::now());
+        match stop.wait(manager.pause(left)) {
+            Ok(false) if Instant::now() < until => {}
+            Ok(stopped) => return stopped,
+            Err(_) => return true,
+        }
     }
 }
 

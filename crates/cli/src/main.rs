@@ -18,6 +18,7 @@ mod paths;
 mod probe;
 mod problems;
 mod run;
+mod service;
 mod signals;
 mod snapshot;
 mod stat;
