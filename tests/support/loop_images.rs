@@ -144,11 +144,17 @@ impl Device {
         &self.path
     }
 
-    /// Bytes of its pages that are resident: cachestat(2), since fincore(1) takes a device for a file of no bytes.
+    /// Bytes of its pages that are resident: mincore(2), since fincore(1) takes a device for a file of no bytes, and kernels before
+    /// 6.5 have no cachestat(2).
     pub(crate) fn resident(&self) -> u64 {
-        let text = "import ctypes, os, sys\nseen, whole = (ctypes.c_uint64 * 5)(), (ctypes.c_uint64 * 2)(0, 1 << 40)\n\
-                    assert ctypes.CDLL(None).syscall(451, os.open(sys.argv[1], 0), whole, seen, 0) == 0\n\
-                    print(seen[0] * os.sysconf('SC_PAGE_SIZE'))";
+        let text = "import ctypes, mmap, os, sys\n\
+                    opened = os.open(sys.argv[1], 0)\n\
+                    size = os.lseek(opened, 0, 2)\n\
+                    mapped = ctypes.c_char.from_buffer(mmap.mmap(opened, size, access=mmap.ACCESS_COPY))\n\
+                    seen = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()\n\
+                    start = ctypes.c_void_p(ctypes.addressof(mapped))\n\
+                    assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(size), seen) == 0\n\
+                    print(sum(page & 1 for page in seen) * mmap.PAGESIZE)";
         let seen = super::command::finish(Command::new("python3").args(["-c", text]).arg(&self.path)).fine();
         seen.trim().parse().expect("a number")
     }
