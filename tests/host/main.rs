@@ -10,6 +10,7 @@ mod doctor_settings;
 mod doctor_streams;
 mod guard_budgets;
 mod guard_cgroups;
+mod guard_cgroups_databases;
 mod guard_streams;
 mod hostile;
 mod hung;

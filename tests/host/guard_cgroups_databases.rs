@@ -1,0 +1,194 @@
+//! The guard with `[cgroup]` and `reclaim = "file"` beside real databases in a group with `memory.max` and `memory.high`: what is idle goes,
+//! what is read again and again stays, and a share that leaves no room for it ends at the brake. Figures are those of `memory.stat`.
+//!
+//! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual machine.
+
+use super::guard_cgroups::{DEADLINE, Group, config};
+use crate::support;
+use crate::support::MIB;
+use crate::support::guard::{Ended, Guard};
+use crate::support::mariadb;
+use crate::support::memory_group::MemoryGroup;
+use crate::support::postgresql;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A database in a group, and what is measured of both.
+struct Beside<'a> {
+    scratch: &'a Path,
+    group: Group,
+    /// The one above it, which has the limits.
+    limited: &'a Path,
+    limit: u64,
+    pid: u32,
+    /// Reads the hot table for so many seconds: scans a minute.
+    scans: &'a dyn Fn(u64) -> f64,
+}
+
+/// What the guard did down to one share.
+struct Went {
+    reclaimed: u64,
+    stopped: bool,
+    ended: Ended,
+}
+
+impl Beside<'_> {
+    fn show(&self, name: &str) {
+        let scans = (self.scans)(30);
+        let stat = self.group.stat();
+        println!(
+            "{name}: file {} MiB, active_file {} MiB, inactive_file {} MiB, refaulted {} MiB in all, {scans:.1} scans a minute",
+            self.group.file() / MIB,
+            stat["active_file"] / MIB,
+            stat["inactive_file"] / MIB,
+            self.group.refaulted() / MIB
+        );
+    }
+
+    /// Runs a guard with this share until that `is_done`.
+    fn down_to(&self, share: &str, is_done: impl Fn(&Guard) -> bool) -> Went {
+        let (config, pid) = (config(self.scratch, &self.group.path, share), self.pid.to_string());
+        let guard = Guard::spawn(&["--config", &config, "--pid", &pid, "--duration", "20m"]);
+        let (began, mut rounds) = (Instant::now(), Vec::new());
+        while !is_done(&guard) && began.elapsed() < DEADLINE {
+            rounds.push((self.scans)(10));
+        }
+        let stopped = guard.has_said("cgroup", |event| event["news"] == "stopped");
+        self.show(&format!("share {share}, stopped: {stopped}"));
+        println!("  while it went down: {rounds:.1?} scans a minute");
+        let ended = guard.stop();
+        let summary = ended.summary();
+        let reclaimed = summary["reclaimed_in_cgroups_bytes"][&self.group.path].as_u64().unwrap_or(0);
+        println!(
+            "  reclaimed {} MiB, released {} MiB of logs; the guard took {:.0} % of a core at ticks of 200 ms",
+            reclaimed / MIB,
+            summary["released_total_bytes"].as_u64().unwrap_or(0) / MIB,
+            summary["cpu_percent"].as_f64().unwrap_or_default()
+        );
+        Went { reclaimed, stopped, ended }
+    }
+
+    /// To a share that leaves room for what is hot: the rest goes, and next to nothing comes back. Then to one that leaves none:
+    /// it stops where what is read again comes back.
+    fn both_ways(&self) {
+        assert!(self.group.is_v2, "this test is for version 2");
+        self.show("without");
+        let (file, refaulted) = (self.group.file(), self.group.refaulted());
+        let room = self.limit * 3 / 10 + 2 * MIB;
+        let first = self.down_to("30%", |_| self.group.file() <= room);
+        let again = self.group.refaulted() - refaulted;
+        println!("  read again {} MiB", again / MIB);
+        let said = || format!("{:?}: {}", first.ended.events.last(), first.ended.stderr);
+        assert!(first.reclaimed > 16 * MIB, "{}", said());
+        assert!(self.group.file() < file, "{} {file}", self.group.file());
+        assert!(again <= first.reclaimed / 4, "{again} of {} came back", first.reclaimed);
+
+        let stopped = |guard: &Guard| guard.has_said("cgroup", |event| event["news"] == "stopped");
+        let second = self.down_to("3%", stopped);
+        let (again, all) = (self.group.refaulted() - refaulted, first.reclaimed + second.reclaimed);
+        println!("  read again {} MiB in all", again / MIB);
+        assert!(second.stopped, "{:?}: {}", second.ended.events.last(), second.ended.stderr);
+        assert!(again <= all / 4, "{again} of {all} came back");
+        let events = std::fs::read_to_string(self.limited.join("memory.events")).expect("version 2 has it");
+        println!("  memory.events: {}", events.trim().replace('\n', ", "));
+        assert!(events.contains("oom_kill 0"), "{events}");
+    }
+}
+
+/// A group with `memory.max`, and `memory.high` a little below it.
+fn group(test: &str, limit: u64) -> Option<MemoryGroup> {
+    let memory = MemoryGroup::new(test, limit + 20 * MIB)?;
+    std::fs::write(memory.path().join("memory.high"), limit.to_string()).expect("set memory.high");
+    Some(memory)
+}
+
+#[test]
+#[ignore = "minutes, and version 2: make test-cgroup-v2"]
+fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
+    let test = "[cgroup] beside PostgreSQL";
+    let programs = postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run(test, &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let limit = 340 * MIB;
+    let Some(memory) = group(test, limit) else { return };
+    let scratch = support::scratch();
+    let server = postgresql::Server::start(scratch.path());
+    for pid in server.device_bytes_read().keys() {
+        memory.add(*pid);
+    }
+    // The hot table, of 64 MiB, anew: what was brought in before is charged elsewhere. Then one that is written and read once.
+    let made = server.pgbench(&["--initialize", "--quiet", "--scale=5"]).output().expect("start pgbench");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    server.query(
+        "CREATE TABLE cold AS SELECT g, repeat('x', 900) AS filler FROM generate_series(1, 120000) AS g",
+    );
+    server.query("CHECKPOINT");
+    server.query("SELECT count(*) FROM cold");
+    let script = scratch.path().join("scan.sql");
+    std::fs::write(&script, "SELECT sum(abalance) FROM pgbench_accounts;\n").expect("write a script");
+    let script = script.to_str().expect("it is UTF-8");
+    // By a ring of few buffers, so that the table comes from the page cache each time.
+    let scans = |seconds: u64| {
+        let time = format!("--time={seconds}");
+        let mut scans = server.pgbench(&["--no-vacuum", "--client=1", &time, "--file", script]);
+        let output = scans.output().expect("start pgbench");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().find_map(|line| line.strip_prefix("tps = "));
+        let line = line.unwrap_or_else(|| panic!("{said}"));
+        60.0 * line.split(' ').next().and_then(|figure| figure.parse::<f64>().ok()).expect("a number")
+    };
+    scans(20);
+    let group = Group::of(server.pid());
+    let limited = memory.path();
+    Beside { scratch: scratch.path(), group, limited, limit, pid: server.pid(), scans: &scans }.both_ways();
+    // Nothing is lost of what the table holds.
+    assert_eq!(server.query("SELECT count(*) FROM cold"), "120000");
+}
+
+#[test]
+#[ignore = "minutes, and version 2: make test-cgroup-v2"]
+fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
+    let test = "[cgroup] beside MariaDB";
+    if !support::can_run(test, &mariadb::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let limit = 400 * MIB;
+    let Some(memory) = group(test, limit) else { return };
+    let scratch = support::scratch();
+    let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary());
+    memory.add(server.pid());
+    // Tables of MyISAM come from the page cache; InnoDB's have a cache of their own. The hot one is of 64 MiB, and in no binlog;
+    // the other of 100 MiB is in one, too.
+    let make = |name: &str, rows: u64| {
+        format!(
+            "USE d; CREATE TABLE {name} (id INT, v CHAR(240) CHARACTER SET latin1 NOT NULL) ENGINE=MyISAM; \
+             INSERT INTO {name} SELECT seq, REPEAT('x', 240) FROM seq_1_to_{rows}"
+        )
+    };
+    server.query("CREATE DATABASE d");
+    server.query(&format!("SET SESSION sql_log_bin = 0; {}", make("hot", 270_000)));
+    server.query(&make("cold", 420_000));
+    server.query("FLUSH TABLES; FLUSH BINARY LOGS");
+    let count =
+        |table: &str| server.query(&format!("SELECT COUNT(DISTINCT v) AS n FROM d.{table}"))[0]["n"].clone();
+    assert_eq!((count("hot"), count("cold")), ("1".to_owned(), "1".to_owned()));
+    let scans = |seconds: u64| {
+        let (began, mut scans) = (Instant::now(), 0);
+        while began.elapsed() < Duration::from_secs(seconds) {
+            server.query("SELECT MAX(v) AS v FROM d.hot");
+            scans += 1;
+        }
+        f64::from(scans) * 60.0 / began.elapsed().as_secs_f64()
+    };
+    scans(20);
+    let group = Group::of(server.pid());
+    let limited = memory.path();
+    Beside { scratch: scratch.path(), group, limited, limit, pid: server.pid(), scans: &scans }.both_ways();
+    assert_eq!(server.query("SELECT COUNT(*) AS n FROM d.cold")[0]["n"], "420000");
+    let checked = server.query("CHECK TABLE d.hot, d.cold EXTENDED");
+    assert!(checked.iter().all(|row| row["Msg_text"] == "OK"), "{checked:?}");
+}
