@@ -6,8 +6,8 @@
 //! package. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside other
 //! programs.
 //!
-//! A program that is linked statically, with musl, can carry one for programs with glibc: `PAGEKEEPER_PRELOAD_LIBRARY` names the file,
-//! as a build for glibc has left it. Without that it carries none.
+//! `PAGEKEEPER_PRELOAD_LIBRARY` names one that was built before, to be carried instead: by a program that is linked statically, with
+//! musl, which carries none otherwise, and by one that is linked for an older glibc by a linker that can't link the library.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,9 @@ fn main() {
     println!("cargo::rerun-if-env-changed={GIVEN}");
     println!("cargo::rustc-check-cfg=cfg(carries_another)");
     let target = (variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
-    if target == (OsString::from("linux"), OsString::from("musl"))
+    let is_static = target == (OsString::from("linux"), OsString::from("musl"));
+    let is_dynamic = target == (OsString::from("linux"), OsString::from("gnu"));
+    if (is_static || is_dynamic)
         && let Some(given) = std::env::var_os(GIVEN).map(PathBuf::from)
     {
         println!("cargo::rerun-if-changed={}", given.display());
@@ -65,10 +67,12 @@ fn main() {
             given.display()
         );
         write(&carried, &library);
-        println!("cargo::rustc-cfg=carries_another");
+        if is_static {
+            println!("cargo::rustc-cfg=carries_another");
+        }
         return;
     }
-    if target != (OsString::from("linux"), OsString::from("gnu")) {
+    if !is_dynamic {
         // The program says so when it is asked to run something.
         write(&carried, &[]);
         return;
