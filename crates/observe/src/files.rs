@@ -217,8 +217,6 @@ fn file_of(
     devices: &mut Devices,
     gaps: &mut VisibilityGaps,
 ) -> File {
-    let reach_it = || reach(&roots.proc, pid, &held.path);
-    let reach = if held.deleted { held.link.clone() } else { reach_it() };
     let residency =
         match InspectedFile::open_magic_link(&held.link, Expected::Inode(held.inode), held.path.clone()) {
             Ok(file) => {
@@ -235,13 +233,14 @@ fn file_of(
             }
         };
     let exists = |beside: &Path| {
+        let reach_it = || reach(&roots.proc, pid, &held.path);
         beside.file_name().is_some_and(|name| stat_of_name(&reach_it().with_file_name(name)).is_ok())
     };
     File {
         inode: devices.traced(roots, held.inode, &held.link),
         stat_inode: held.inode,
         path: held.path.clone(),
-        reach,
+        reach: held.reach(&roots.proc, pid),
         size: held.size,
         database: Some(index),
         class: subject.profile.class_beside(&held.path, exists),

@@ -37,6 +37,14 @@ impl Held {
         (self.inode, self.kind, self.private) == (other.inode, other.kind, other.private)
             && (&self.path, self.deleted) == (&other.path, other.deleted)
     }
+
+    /// The path by which this process opens this very file: by its name where that leads to it, else through the descriptor or
+    /// mapping, as where another was renamed or mounted over it.
+    pub(crate) fn reach(&self, proc: &ProcRoot, pid: u32) -> PathBuf {
+        let named = reach(proc, pid, &self.path);
+        let leads_to_it = || stat_of_name(&named).is_ok_and(|found| Inode::of(&found) == self.inode);
+        if !self.deleted && leads_to_it() { named } else { self.link.clone() }
+    }
 }
 
 /// What a process holds.
@@ -155,5 +163,25 @@ mod tests {
         assert_eq!(kind_of(Access::ReadWrite, true), Some(OpenerKind::Direct(Access::ReadWrite)));
         assert_eq!(kind_of(Access::ReadOnly, false), Some(OpenerKind::Buffered(Access::ReadOnly)));
         assert_eq!(kind_of(Access::Neither, false), None);
+    }
+
+    #[test]
+    fn what_was_renamed_over_a_file_since_it_was_found_is_not_taken_for_it() {
+        use pagekeeper_kernel::{Expected, Handle, Links};
+
+        let dir = crate::testing::disk_dir();
+        let [path, other] = ["0001.log", "other"].map(|name| dir.path().join(name));
+        std::fs::write(&path, vec![1; 8192]).unwrap();
+        std::fs::write(&other, vec![2; 4096]).unwrap();
+        let _open = std::fs::File::open(&path).unwrap();
+        let (proc, own) = (ProcRoot::default(), std::process::id());
+        let found = held_by(&proc, own, usize::MAX).kept;
+        let held = found.into_iter().find(|held| held.path == path).unwrap();
+        assert_eq!(held.reach(&proc, own), path);
+
+        std::fs::rename(&other, &path).unwrap();
+        assert!(!held.deleted, "it was listed before");
+        let reached = Handle::at(held.reach(&proc, own), Links::RefuseAll).unwrap();
+        assert_eq!(reached.open(Expected::Inode(held.inode)).unwrap().size(), 8192);
     }
 }

@@ -3,7 +3,7 @@
 //! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Snapshot::databases`] hold within
 //! one snapshot only.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -119,6 +119,13 @@ impl File {
     /// [`Error::SymbolicLink`](pagekeeper_kernel::Error::SymbolicLink) where something else is there.
     pub fn open(&self) -> pagekeeper_kernel::Result<InspectedFile> {
         Handle::at(&self.reach, Links::RefuseAll)?.open(Expected::Inode(self.stat_inode))
+    }
+
+    /// The directory that it lies in, by the path by which this process reaches that; `None` where the file has no name any
+    /// more, or another has it, and it is reached through a descriptor.
+    pub fn directory(&self) -> Option<&Path> {
+        let is_named = self.reach.file_name() == self.path.file_name();
+        self.reach.parent().filter(|_| is_named)
     }
 }
 

@@ -178,6 +178,7 @@ fn a_named_process_need_be_no_database() {
     let seen = observer.snapshot().unwrap();
     let deleted = file(&seen, &path);
     assert_eq!(deleted.open().unwrap().size(), 8192);
+    assert_eq!((found.directory(), deleted.directory()), (Some(dir.path()), None));
 
     holder.end();
     let after = observer.snapshot().unwrap();
@@ -219,6 +220,46 @@ fn in_another_mount_namespace_files_are_reached_through_the_process() {
     assert_eq!(table.class, Some(FileClass::Data));
     assert!(table.residency.is_some());
     assert_eq!(kinds(&file(&seen, &base.join("000005.log")).openers, holder.pid()).len(), 1);
+}
+
+#[test]
+fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_opened() {
+    let what = "of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_opened";
+    if !rustix::process::geteuid().is_root() {
+        return skip(format_args!("{what}: needs root"));
+    }
+    let (dir, base) = rocksdb_dir();
+    let (log, other) = (base.join("000005.log"), dir.path().join("other"));
+    write(&other, 4 << 20);
+    let ready = dir.path().join("ready");
+    // In a mount namespace of its own, the process holds the log by then.
+    let script = "mount --bind \"$1\" \"$2\" && touch \"$3\" && exec sleep 1000";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).args([&other, &log, &ready]);
+    command.stdin(File::open(base.join("MANIFEST-000004")).unwrap());
+    command.stdout(File::options().append(true).open(&log).unwrap());
+    let holder = match command.spawn() {
+        Ok(child) => Holder::of(child),
+        Err(error) => return skip(format_args!("{what}: no unshare(1): {error}")),
+    };
+    let began = std::time::Instant::now();
+    while !ready.exists() {
+        if began.elapsed().as_secs() > 60 {
+            return skip(format_args!("{what}: nothing can be mounted here"));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let seen = snapshot(Scope::Pids(vec![holder.pid()]));
+    let at_the_name: Vec<_> = seen.files.iter().filter(|file| file.path == log).collect();
+    let with_size = |size| at_the_name.iter().find(|file| file.size == size).copied();
+    let (held, covers) = (with_size(64 << 10).unwrap(), with_size(4 << 20).unwrap());
+    assert_eq!(kinds(&held.openers, holder.pid()), [OpenerKind::Buffered(Access::WriteOnly)]);
+    assert_eq!(kinds(&covers.openers, holder.pid()), []);
+    for (file, size) in [(held, 64 << 10), (covers, 4 << 20)] {
+        assert!(file.residency.unwrap().resident <= size);
+        let opened = file.open().unwrap();
+        assert_eq!((opened.inode(), opened.size()), (file.stat_inode, size));
+    }
 }
 
 #[test]

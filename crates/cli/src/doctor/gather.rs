@@ -126,8 +126,9 @@ pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<Visibili
 fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
-    for file in snapshot.files.iter().filter(|file| seen.insert(file.inode.dev)) {
-        let Some(directory) = file.reach.parent() else { continue };
+    // A file without a name shows no directory: the next one of its file system may.
+    let named = snapshot.files.iter().filter_map(|file| Some((file, file.directory()?)));
+    for (file, directory) in named.filter(|(file, _)| seen.insert(file.inode.dev)) {
         let profile = pagekeeper_catalog::disks::of(given.map_or(&[], std::slice::from_ref), directory);
         let why = match profile {
             Ok(Some(profile)) => {

@@ -369,7 +369,7 @@ fn sentence(text: &str) -> String {
 }
 
 fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
-    let directory = files.first().and_then(|file| file.reach.parent());
+    let directory = files.iter().find_map(|file| file.directory());
     let command = directory.map_or_else(
         || "`pagekeeper probe --save DIR`".to_owned(),
         |directory| format!("`pagekeeper probe --save {}`", shell_quoted(directory)),
