@@ -72,7 +72,7 @@ for architecture in "${architectures[@]}"; do
 
     scripts/packaging/deb.sh "$architecture" "$root" "$built/copyright" "$packages"
     scripts/packaging/rpm.sh "$machine" "$root" "$built/copyright" "$packages"
-    scripts/packaging/sbom.py "$machine-unknown-linux-gnu" >"$packages/pagekeeper-$PACKAGE_VERSION-$machine.cdx.json"
+    scripts/packaging/sbom.sh "$machine-unknown-linux-gnu" >"$packages/pagekeeper-$PACKAGE_VERSION-$machine.cdx.json"
 
     name=pagekeeper-$PACKAGE_VERSION-$machine-linux-static
     # For /usr/local, as the manual says: the unit starts the program there.

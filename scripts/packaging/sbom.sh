@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# sbom.sh TARGET — prints what is linked into the program for TARGET, as CycloneDX 1.5: by cargo-cyclonedx, which is built into
+# target/tools where it is missing.
+#
+# It writes beside every Cargo.toml, and names the directory of the source: so it is given a copy, and that name is another's. With
+# SOURCE_DATE_EPOCH it gives no random number: the same source gives the same bytes. Fails where Cargo.lock is not what it lists.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cargo=${CARGO:-cargo}
+tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/tools
+cyclonedx=0.5.9
+
+if [ "$("$tools/bin/cargo-cyclonedx" cyclonedx --version 2>/dev/null)" != "cargo-cyclonedx-cyclonedx $cyclonedx" ]; then
+    "$cargo" install --quiet --locked --root "$tools" "cargo-cyclonedx@$cyclonedx" >&2
+fi
+source=$(mktemp --directory)
+trap 'rm -rf "$source"' EXIT
+cp --recursive Cargo.toml Cargo.lock crates docs integrations tests "$source/"
+"$tools/bin/cargo-cyclonedx" cyclonedx --quiet --manifest-path "$source/crates/cli/Cargo.toml" --format json --spec-version 1.5 \
+    --target "$1" --all --no-build-deps --override-filename sbom >&2
+cmp "$source/Cargo.lock" Cargo.lock >&2
+sed "s|file://$source/|file:///usr/src/pagekeeper/|g" "$source/crates/cli/sbom.json"
