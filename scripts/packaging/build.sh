@@ -45,11 +45,13 @@ joined() {
 
 # The library that programs load names no new function, whatever glibc it is linked with, and one (dlsym) by a version that zig, for
 # this glibc, has in another library alone.
+linker=()
 if [ "$machine" != "$(uname --machine)" ]; then
     variable=${gnu//-/_}
-    export "CARGO_TARGET_${variable^^}_LINKER=$machine-linux-gnu-gcc"
+    # For this alone: the program would be linked by it, too, and for this machine's glibc.
+    linker=("CARGO_TARGET_${variable^^}_LINKER=$machine-linux-gnu-gcc")
 fi
-CARGO_ENCODED_RUSTFLAGS=$(joined "${flags[@]}") "$cargo" rustc --locked --quiet --package pagekeeper-preload --lib --crate-type cdylib \
+CARGO_ENCODED_RUSTFLAGS=$(joined "${flags[@]}") env "${linker[@]}" "$cargo" rustc --locked --quiet --package pagekeeper-preload --lib --crate-type cdylib \
     --features interpose --config crates/preload/profile.toml --profile preload --target "$gnu" --target-dir "$build/preload"
 export PAGEKEEPER_PRELOAD_LIBRARY=$build/preload/$gnu/preload/libpagekeeper_preload.so
 
