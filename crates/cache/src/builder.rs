@@ -10,7 +10,7 @@ use crate::pool::Pool;
 use crate::queues::Frame;
 use crate::settings::{HugePages, Settings, TABLES_SHARE};
 use crate::sys::arena::Arena;
-use crate::sys::table::PART_BYTES;
+use crate::sys::memory;
 use crate::verifier::{LoadedPage, Verifier};
 use crate::{BuildError, PageCache};
 
@@ -157,7 +157,7 @@ impl Builder {
     }
 
     /// The budget that has room for this many pages, while no file is open: open files take four bytes a page of their own
-    /// length in addition, where they are read (4 KiB at the least), up to half of the budget in all, and some 1,150 bytes each.
+    /// length in addition, where they are read (a page of the kernel's at the least), up to half of the budget in all, and some 1,150 bytes each.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BASE.saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
     }
@@ -168,6 +168,11 @@ impl Builder {
     ///
     /// [`BuildError`] says which setting is impossible and what is possible.
     pub fn build(self) -> Result<PageCache, BuildError> {
+        self.build_on(memory::page())
+    }
+
+    /// The same on a kernel whose pages have so many bytes.
+    pub(crate) fn build_on(self, kernel_page: usize) -> Result<PageCache, BuildError> {
         let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables, threads } = self;
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
             return Err(BuildError::PageSize { given: page_size });
@@ -181,13 +186,16 @@ impl Builder {
             .filter(|&frames| frames < FRAMES_MAX)
             .ok_or(BuildError::TooMuchMemory { given: memory, page_size })?;
         let page_shift = page_size.trailing_zeros();
-        let arena = Arena::new(frames, page_shift, huge_pages).map_err(|errno| match huge_pages {
-            HugePages::Hugetlb => BuildError::NoHugePages {
-                needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
-                errno: errno.raw_os_error(),
-            },
-            HugePages::Transparent | HugePages::Off => BuildError::NoMemory { errno: errno.raw_os_error() },
-        })?;
+        let arena =
+            Arena::new(kernel_page, frames, page_shift, huge_pages).map_err(|errno| match huge_pages {
+                HugePages::Hugetlb => BuildError::NoHugePages {
+                    needed: (u64::from(frames) << page_shift).div_ceil(2 << 20),
+                    errno: errno.raw_os_error(),
+                },
+                HugePages::Transparent | HugePages::Off => {
+                    BuildError::NoMemory { errno: errno.raw_os_error() }
+                }
+            })?;
         let access = if backend == Backend::Buffered { Access::Buffered } else { Access::Direct };
         let io: Arc<dyn Io> = match (io, backend) {
             (Some(io), _) => io,
@@ -195,11 +203,12 @@ impl Builder {
             (None, Backend::Auto) => pagekeeper_io::best(),
             (None, Backend::Threads | Backend::Buffered) => Arc::new(Threads::new()),
         };
-        let parts_max = usize::try_from(memory / TABLES_SHARE / PART_BYTES).unwrap_or(usize::MAX);
-        let parts_per_frame = page_size / 4096;
-        let pool = Pool::new(arena, frames, parts_max.max(1)).loan_frames_to_tables(parts_per_frame);
+        let part_bytes = kernel_page as u64;
+        let parts_max = usize::try_from(memory / TABLES_SHARE / part_bytes).unwrap_or(usize::MAX);
+        let pool =
+            Pool::new(arena, frames, parts_max.max(1)).loan_frames_to_tables(part_bytes, page_size as u64);
         Ok(PageCache::new(
-            Settings { memory, page_shift, io, access, verifier, reserve_tables, threads },
+            Settings { memory, page_shift, io, access, verifier, reserve_tables, threads, kernel_page },
             pool,
         ))
     }

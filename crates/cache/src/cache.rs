@@ -165,6 +165,8 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::sys::memory;
+    use crate::{Builder, HugePages};
 
     #[test]
     fn numbers_of_files_do_not_come_round() {
@@ -200,5 +202,49 @@ mod tests {
         assert_eq!(pins(), 1);
         drop(kept);
         assert_eq!(pins(), 0);
+    }
+
+    /// On a kernel with larger pages than the cache's, several frames are in one of them: its memory goes once none is used.
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel what memory is taken up")]
+    fn a_budget_that_comes_and_goes_changes_no_page_and_gives_memory_back() {
+        const PAGES: usize = 400;
+        for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {
+            let disk = pagekeeper_io::SimDisk::new();
+            disk.create_patterned("/file", PAGES as u64 * 4096, 1).unwrap();
+            let memory = Builder::memory_for(500, 4096);
+            let builder = PageCache::builder().memory(memory).huge_pages(HugePages::Off).io(Arc::new(disk));
+            let cache = builder.build_on(kernel_page).unwrap();
+            let pool = &cache.shared.pool;
+            let mut right = vec![0; PAGES * 4096];
+            let reader = cache.io().open("/file".as_ref(), pagekeeper_io::Access::Buffered).unwrap();
+            reader.read_at(0, &mut right).unwrap();
+            let file = cache.open("/file").unwrap();
+            let right = |page: usize| &right[page * 4096..][..4096];
+            let read_all = || {
+                for page in 0..PAGES {
+                    let mut read = [0; 4096];
+                    file.read_at(page as u64 * 4096, &mut read).unwrap();
+                    assert!(read == right(page), "page {page} on pages of {kernel_page}");
+                }
+            };
+            read_all();
+            let kept = [3, 130, 257, 399].map(|page| (page, file.page_ref(page as u64).unwrap()));
+            for frames in [300, 77, 64, 500, 65] {
+                let records = memory - 500 * 4096;
+                cache.set_memory(records + frames * 4096).unwrap();
+                for _ in 0..3 {
+                    read_all();
+                }
+                for (page, kept) in &kept {
+                    assert!(**kept == *right(*page), "page {page}, which is kept, on pages of {kernel_page}");
+                }
+            }
+            drop(kept);
+            read_all();
+            // What frames that are in use share a page with stays.
+            let most = (pool.limit() as usize * 4096).next_multiple_of(kernel_page);
+            assert!(pool.arena.taken_up() <= most, "{} of {most}", pool.arena.taken_up());
+        }
     }
 }

@@ -10,7 +10,6 @@ use super::pool::{Pool, PoolState, RetiredBatch};
 use super::queues::FramePlace;
 use super::readers::Readers;
 use super::sync::{Arc, Ordering};
-use super::table::PART;
 
 /// Steps through the queues for each frame that is wanted: after these the next page goes whatever its frequency. Each
 /// touches memory that is cold, with the lock held; more than these were not seen to bring more hits, but for caches
@@ -213,7 +212,7 @@ impl Pool {
             state.queues.frame(frame).place
         );
         if frame >= state.limit {
-            self.give_back(frame);
+            self.give_back(state, frame);
             state.queues.set(frame, FramePlace::OnLoan, None);
         } else {
             state.queues.set(frame, FramePlace::Free, None);
@@ -250,8 +249,7 @@ impl PoolState {
 
     /// Takes all pages of a part out of their entries, but for those that are loading.
     pub(super) fn take_out(&mut self, file: &PageTable, part: u32) {
-        let end = (part * PART).saturating_add(PART).min(file.table.pages());
-        for page in part * PART..end {
+        for page in file.pages_of(part) {
             self.take_out_page(file, page);
         }
     }

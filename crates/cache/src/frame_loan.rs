@@ -6,6 +6,8 @@
 //! they are loaned to nobody. When they come to more than tables may have, parts are forgotten as others are
 //! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
 //!
+//! Where several frames are in one page of the kernel's, its memory goes back once none of them is used any more ([`Pool::give_back`]).
+//!
 //! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame is never
 //! loaned. Nothing fails.
 
@@ -16,8 +18,6 @@ use super::pool::{Pool, PoolState};
 use super::queues::FramePlace;
 use super::readers::Readers;
 use super::sync::Ordering;
-use super::table::PART;
-use crate::sys::table::PART_BYTES;
 
 /// Frames checked under one lock when many are loaned.
 const AT_ONCE: u32 = 1024;
@@ -35,9 +35,9 @@ const PARTS_AT_ONCE: usize = 64;
 const MAX_PROBES: usize = 16;
 
 impl Pool {
-    /// From now on one frame is loaned for every `parts_per_frame` parts of tables.
-    pub(crate) fn loan_frames_to_tables(mut self, parts_per_frame: usize) -> Self {
-        self.parts_per_frame = parts_per_frame;
+    /// From now on as many frames are loaned as parts of tables take up, of which each takes up `part_bytes`, and a frame `frame_bytes`.
+    pub(crate) fn loan_frames_to_tables(mut self, part_bytes: u64, frame_bytes: u64) -> Self {
+        (self.part_bytes, self.frame_bytes) = (part_bytes, frame_bytes);
         self
     }
 
@@ -98,23 +98,25 @@ impl Pool {
 
     /// How many frames are to be used, by what tables take up.
     pub(super) fn usable_frames(&self, state: &PoolState) -> u32 {
-        if self.parts_per_frame == 0 {
+        if self.part_bytes == 0 {
             return self.frames;
         }
         let budgeted = self.budgeted();
-        let as_frames =
-            |parts: usize| u32::try_from(parts.div_ceil(self.parts_per_frame)).unwrap_or(u32::MAX);
+        let as_frames = |parts: usize| {
+            let bytes = (parts as u64).saturating_mul(self.part_bytes);
+            u32::try_from(bytes.div_ceil(self.frame_bytes)).unwrap_or(u32::MAX)
+        };
         // As much as tables can come to, so that none of it changes as they are taken up.
         let reserved = self.reserved.load(Ordering::Relaxed).min(as_frames(self.most_parts()));
         let tables = as_frames(state.parts).max(reserved);
-        let files = usize::try_from(state.files.len() as u64 * FILE_BYTES / PART_BYTES).unwrap_or(usize::MAX);
-        let files = as_frames(files).min(budgeted / FILES_SHARE);
+        let files = state.files.len() as u64 * FILE_BYTES / self.frame_bytes;
+        let files = u32::try_from(files).unwrap_or(u32::MAX).min(budgeted / FILES_SHARE);
         budgeted.saturating_sub(tables).saturating_sub(files).max(1)
     }
 
     /// Loans frames to tables, or takes them back, by what they take up now.
     pub(super) fn settle_loans(&self, readers: &Readers) {
-        if self.parts_per_frame == 0 {
+        if self.part_bytes == 0 {
             return;
         }
         loop {
@@ -177,7 +179,7 @@ impl Pool {
             }
             let kept = end.max(unused);
             for frame in kept..state.cleared {
-                self.give_back(frame);
+                self.give_back(state, frame);
             }
             state.cleared = state.cleared.min(kept);
         }
@@ -190,7 +192,7 @@ impl Pool {
         let mut state = self.lock();
         let kept = state.limit.max(state.free.first_unused()).min(end);
         for frame in kept..end {
-            self.give_back(frame);
+            self.give_back(&state, frame);
         }
         state.cleared = state.cleared.max(kept);
     }
@@ -200,7 +202,7 @@ impl Pool {
         let record = *state.queues.frame(frame);
         match record.place {
             FramePlace::Free => {
-                self.give_back(frame);
+                self.give_back(state, frame);
                 state.queues.set(frame, FramePlace::OnLoan, None);
             }
             FramePlace::Queued(_) => {
@@ -216,7 +218,7 @@ impl Pool {
     /// A part of a table is taken up: if tables are at their limit, another is forgotten.
     pub(super) fn populate(&self, state: &mut PoolState, file: &PageTable, page: u32) {
         state.parts += 1;
-        state.populated.push_back((file.number, page / PART));
+        state.populated.push_back((file.number, file.part_of(page)));
         if state.populated.len() > 2 * state.parts + 1024 {
             let files = &state.files;
             state.populated.retain(|(number, _)| files.contains_key(number));
@@ -239,10 +241,18 @@ impl Pool {
         }
     }
 
-    /// Gives a frame's memory back to the kernel. The frame is in no entry, and nobody accesses it.
-    pub(super) fn give_back(&self, frame: u32) {
-        // SAFETY: only called for a frame that is free, is becoming free (invariant 3 of the pool), or was never used, under the
-        // lock: nobody reads it, and nobody can begin to load into it.
-        unsafe { self.arena.drop_memory(frame) };
+    /// Gives a frame's memory back to the kernel, or leaves that to the last of those that go together with it. The frame is in no
+    /// entry, nobody accesses it, and it is not to be used.
+    pub(super) fn give_back(&self, state: &PoolState, frame: u32) {
+        let together = self.arena.together(frame);
+        let is_unused = |other: u32| {
+            let place = state.queues.frame(other).place;
+            other == frame || other >= state.limit && matches!(place, FramePlace::Free | FramePlace::OnLoan)
+        };
+        if together.clone().all(is_unused) {
+            // SAFETY: all are free, or the one that is becoming free (invariant 3 of the pool), were never used or are on loan,
+            // under the lock: nobody reads them, and nobody can begin to load into them.
+            unsafe { self.arena.drop_memory(together) };
+        }
     }
 }

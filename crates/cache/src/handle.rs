@@ -111,7 +111,7 @@ impl Shared {
             .ok()
             .filter(|&pages| pages < u32::MAX)
             .ok_or_else(|| Error::TooLarge { path: path.clone(), bytes: stat.size, page_size })?;
-        let table = Table::new(pages, &self.tables)
+        let table = Table::new(self.settings.kernel_page, pages, &self.tables)
             .map_err(|errno| Error::NoMemory { path: path.clone(), errno: errno.raw_os_error() })?;
         self.clear_ahead.note_use(self, 0);
         self.pool.tidy(self.slots.readers());

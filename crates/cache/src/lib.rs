@@ -99,8 +99,8 @@
 //! # Memory
 //!
 //! `memory(bytes)` bounds frames, records (32 bytes a frame), open files (some 1,150 bytes each, at most a quarter of the budget) and
-//! their tables (4 bytes for each page *of the open files*, in parts of 4 KiB for 1,024 pages, at most half of the budget, and only where
-//! a file is read): a file of few pages costs about 5 KiB beside them. It is taken up as the cache fills. Beside it: some 450 bytes for each
+//! their tables (4 bytes for each page *of the open files*, in parts of a page of the kernel's, such as 4 KiB for 1,024 pages, at most half of
+//! the budget, and only where a file is read): a file of few pages costs about 5 KiB beside them. It is taken up as the cache fills. Beside it: some 450 bytes for each
 //! thread, four for each 1,024 pages of open files, the kernel's page tables (up to 4 KiB for each 2 GiB of a file that is read here and
 //! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards or being loaded, a page for each
 //! blocking read past the cache. Of futures no more are read past it at once than a sixteenth of the pages, or 256; the others

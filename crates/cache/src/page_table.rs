@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::entry::PageEntry;
-use super::table::{PART, Table};
+use super::table::Table;
 use crate::sys::memory::zeros;
 
 /// The other bits of a part's counter count its live pages.
@@ -26,17 +26,28 @@ pub(crate) struct PageTable {
 
 impl PageTable {
     pub(crate) fn new(number: u64, table: Table) -> Self {
-        let parts = zeros(table.pages().div_ceil(PART) as usize);
+        let parts = zeros(table.pages().div_ceil(table.part()) as usize);
         Self { number, table, parts, live: AtomicU32::new(0), populated: AtomicU32::new(0) }
     }
 
     pub(crate) fn parts(&self) -> u32 {
-        self.table.pages().div_ceil(PART)
+        self.table.pages().div_ceil(self.table.part())
+    }
+
+    /// The part in which the entry of a page is.
+    pub(crate) fn part_of(&self, page: u32) -> u32 {
+        page / self.table.part()
+    }
+
+    /// The pages whose entries are in a part.
+    pub(crate) fn pages_of(&self, part: u32) -> Range<u32> {
+        let first = part * self.table.part();
+        first..first.saturating_add(self.table.part()).min(self.table.pages())
     }
 
     /// A page of the part is in a frame, or on its way into one. True if the part's memory was not taken up before.
     pub(crate) fn enters(&self, page: u32) -> bool {
-        let part = &self.parts[(page / PART) as usize];
+        let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
         part.store((before | POPULATED) + 1, Ordering::Relaxed);
         self.live.store(self.live.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -49,7 +60,7 @@ impl PageTable {
 
     /// The page is in no frame any more.
     pub(crate) fn leaves(&self, page: u32) {
-        let part = &self.parts[(page / PART) as usize];
+        let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
         debug_assert!(before & !POPULATED > 0, "page {page} left a part in which none was live");
         part.store(before - 1, Ordering::Relaxed);
@@ -75,8 +86,7 @@ impl PageTable {
     pub(crate) fn readable(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for part in (0..self.parts()).filter(|&part| self.live(part) > 0) {
-            let end = (part * PART).saturating_add(PART).min(self.table.pages());
-            for page in part * PART..end {
+            for page in self.pages_of(part) {
                 let Some(entry) = self.table.entry(page) else { return Vec::new() };
                 if PageEntry(entry.load(Ordering::Relaxed)).readable().is_none() {
                     continue;

@@ -166,8 +166,10 @@ pub(crate) struct Pool {
     pub(super) parts_max: usize,
     /// All frames, on loan or not.
     pub(super) frames: u32,
-    /// How many parts of tables come to a frame; 0 if no frames are loaned for them.
-    pub(super) parts_per_frame: usize,
+    /// Bytes of a part of a table; 0 if no frames are loaned for them.
+    pub(super) part_bytes: u64,
+    /// Bytes of a frame, where frames are loaned.
+    pub(super) frame_bytes: u64,
     /// Frames on loan at the least, whatever the tables take up.
     pub(super) reserved: AtomicU32,
     /// Frames that a budget which was made smaller leaves out; they are on loan, to nobody.
@@ -205,7 +207,8 @@ impl Pool {
             just_closed: Mutex::new(Vec::with_capacity(64)),
             parts_max,
             frames,
-            parts_per_frame: 0,
+            part_bytes: 0,
+            frame_bytes: 0,
             reserved: AtomicU32::new(0),
             withheld: AtomicU32::new(0),
             in_use: AtomicBool::new(false),

@@ -16,7 +16,7 @@ pub enum HugePages {
     /// Transparent huge pages (`MADV_HUGEPAGE`), where the kernel has any at hand.
     #[default]
     Transparent,
-    /// Huge pages that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They are taken as a whole,
+    /// Huge pages of 2 MiB that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They are taken as a whole,
     /// and can't be given back in parts: what the tables of files take up comes on top of them, and is not within the budget.
     Hugetlb,
     /// None.
@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) reserve_tables: bool,
     /// It may have threads of its own.
     pub(crate) threads: bool,
+    /// Bytes of a page of the kernel's.
+    pub(crate) kernel_page: usize,
 }
 
 impl fmt::Debug for Settings {

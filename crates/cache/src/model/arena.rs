@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use loom::cell::UnsafeCell;
 
 /// Frames of one number each.
@@ -31,12 +33,18 @@ impl Arena {
         self.0[frame as usize].with_mut(|number| unsafe { *number = content });
     }
 
+    /// A frame is a page of the kernel's.
+    #[expect(clippy::unused_self, reason = "as of the real one")]
+    pub(crate) fn together(&self, frame: u32) -> Range<u32> {
+        frame..frame + 1
+    }
+
     /// As the real one: reads as zeros from then on.
     ///
     /// # Safety
     ///
     /// As of the real one; here, loom reports where it is not kept.
-    pub(crate) unsafe fn drop_memory(&self, frame: u32) {
-        self.write(frame, 0);
+    pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
+        frames.for_each(|frame| self.write(frame, 0));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: the mapping lives as long as the value; a frame is accessed only by those who have it by the rules of the
 //! pool (its loader alone, or readers that hold it in place). Making the mapping touches none of it, so memory is taken
-//! up as frames are first used. Fails where the kernel has no address space or no huge pages left.
+//! up as frames are first used. Memory goes back to the kernel in pages of the kernel's, which hold several frames where they are larger
+//! (16 and 64 KiB on aarch64). Fails where the kernel has no address space or no huge pages left.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +15,7 @@ use rustix::mm::{Advice, MapFlags};
 use super::memory;
 use crate::settings::HugePages;
 
-/// The size of a huge page of x86-64 and of aarch64 with 4 KiB pages, in bytes.
+/// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB transparent ones are larger, and these the smaller of hugetlb.
 const HUGE: usize = 2 << 20;
 
 /// The memory of all frames.
@@ -27,6 +28,8 @@ pub(crate) struct Arena {
     frames: NonNull<u8>,
     page_shift: u32,
     count: u32,
+    /// Frames in a page of the kernel's, at least one.
+    together: u32,
     /// Whether it is hugetlb memory, which is taken and given back in huge pages only.
     hugetlb: bool,
     in_huge_pages: bool,
@@ -38,11 +41,17 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Room for `count` frames of `1 << page_shift` bytes.
-    pub(crate) fn new(count: u32, page_shift: u32, huge: HugePages) -> rustix::io::Result<Self> {
+    /// Room for `count` frames of `1 << page_shift` bytes. `kernel_page`: bytes of a page of the kernel's, [`memory::page`] or a multiple of
+    /// it.
+    pub(crate) fn new(
+        kernel_page: usize,
+        count: u32,
+        page_shift: u32,
+        huge: HugePages,
+    ) -> rustix::io::Result<Self> {
         let len = (count as usize) << page_shift;
         let (mapped, flags) = match huge {
-            HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::HUGETLB),
+            HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::HUGE_2MB),
             // Room to begin at a multiple of a huge page.
             HugePages::Transparent => (len + HUGE, MapFlags::NORESERVE),
             HugePages::Off => (len, MapFlags::NORESERVE),
@@ -66,7 +75,8 @@ impl Arena {
             let _ = unsafe { memory::advise(frames.as_ptr().cast(), len, advice) };
         }
         let (hugetlb, in_huge_pages) = (huge == HugePages::Hugetlb, huge != HugePages::Off);
-        Ok(Self { mapping, mapped, frames, page_shift, count, hugetlb, in_huge_pages })
+        let together = u32::try_from(kernel_page >> page_shift).map_or(1, |frames| frames.max(1));
+        Ok(Self { mapping, mapped, frames, page_shift, count, together, hugetlb, in_huge_pages })
     }
 
     /// Has the kernel give memory to these frames now, in place of when they are first used. What is in them stays.
@@ -86,6 +96,17 @@ impl Arena {
     /// Where frame 0 begins; the others follow.
     pub(crate) fn first(&self) -> NonNull<u8> {
         self.frames
+    }
+
+    /// Bytes of the frames that have memory now, in whole pages of the kernel's.
+    #[cfg(test)]
+    pub(crate) fn taken_up(&self) -> usize {
+        let len = (self.count as usize) << self.page_shift;
+        let mut pages = vec![0_u8; len.div_ceil(memory::page())];
+        // SAFETY: the range is of this value's own mapping, and `pages` has a byte for each of its pages.
+        let asked = unsafe { libc::mincore(self.frames.as_ptr().cast(), len, pages.as_mut_ptr()) };
+        assert_eq!(asked, 0);
+        pages.iter().filter(|&page| page & 1 == 1).count() * memory::page()
     }
 
     /// Where a frame begins.
@@ -140,21 +161,28 @@ impl Arena {
         self.at(frame)
     }
 
-    /// Gives the memory of a frame back to the kernel; it reads as zeros until it is used again. Hugetlb memory stays.
+    /// The frames whose memory goes back to the kernel together with that of this one: all that are in one page of the kernel's.
+    pub(crate) fn together(&self, frame: u32) -> Range<u32> {
+        let first = frame - frame % self.together;
+        first..first.saturating_add(self.together).min(self.count)
+    }
+
+    /// Gives the memory of frames back to the kernel; they read as zeros until they are used again. Hugetlb memory stays.
     ///
     /// # Safety
     ///
-    /// As for [`page_mut`](Self::page_mut).
-    pub(crate) unsafe fn drop_memory(&self, frame: u32) {
+    /// They are all that go [`together`](Self::together), and for each the same holds as for [`page_mut`](Self::page_mut).
+    pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
+        debug_assert_eq!(frames, self.together(frames.start));
         if self.hugetlb {
             // Refused by most kernels; some (5.18 to 6.0) drop the whole huge page that begins with the frame, and with it
             // the frames behind it.
             return;
         }
-        // SAFETY: the range is one frame of this value's mapping, which nobody reads or writes by the caller's promise.
-        let _ = unsafe {
-            memory::advise(self.at(frame).as_ptr().cast(), 1 << self.page_shift, Advice::LinuxDontNeed)
-        };
+        let len = frames.len() << self.page_shift;
+        // SAFETY: the range is of frames of this value's mapping, which nobody reads or writes by the caller's promise, and of whole
+        // pages of the kernel's: it begins with one, and only behind the last frame of all it may end within one, which holds no more.
+        let _ = unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxDontNeed) };
     }
 }
 
@@ -171,28 +199,60 @@ impl Drop for Arena {
 mod tests {
     use super::*;
 
+    const FRAMES: u32 = 1001;
+
+    fn fill(arena: &Arena) {
+        for frame in 0..FRAMES {
+            // SAFETY: single-threaded, and no other reference to the frame is alive.
+            unsafe { arena.page_mut(frame) }.fill(u8::try_from(frame % 251).unwrap() + 1);
+        }
+    }
+
+    /// Whether each frame has what it was filled with, or zeros if it is among `dropped`.
+    fn assert_filled(arena: &Arena, dropped: &Range<u32>) {
+        for frame in 0..FRAMES {
+            let expected = if dropped.contains(&frame) { 0 } else { frame % 251 + 1 };
+            // SAFETY: nobody writes.
+            let bytes = unsafe { arena.page(frame, 4096) };
+            assert!(bytes.iter().all(|&byte| u32::from(byte) == expected), "frame {frame} of {dropped:?}");
+        }
+    }
+
+    /// On a kernel with pages of more than 4 KiB, the frames beside one that is given back would be zeros.
     #[test]
     fn frames_lie_side_by_side_and_keep_their_bytes() {
-        for huge in [HugePages::Transparent, HugePages::Off] {
-            let arena = Arena::new(1000, 12, huge).unwrap();
-            for frame in 0..1000 {
-                // SAFETY: single-threaded, and no other reference to the frame is alive.
-                unsafe { arena.page_mut(frame) }.fill(u8::try_from(frame % 251).unwrap());
-            }
-            for frame in [0, 1, 500, 999] {
+        let pages = [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page());
+        for (kernel_page, huge) in
+            pages.flat_map(|page| [(page, HugePages::Transparent), (page, HugePages::Off)])
+        {
+            let arena = Arena::new(kernel_page, FRAMES, 12, huge).unwrap();
+            fill(&arena);
+            for frame in [0, 1, 500, 1000] {
                 let mut buf = [0; 100];
                 // SAFETY: within the page; nobody writes.
                 unsafe { arena.copy(frame, 3996, &mut buf) };
-                assert!(buf.iter().all(|&byte| u32::from(byte) == frame % 251));
+                assert!(buf.iter().all(|&byte| u32::from(byte) == frame % 251 + 1));
             }
-            // SAFETY: nobody has a reference to frame 1.
-            unsafe { arena.drop_memory(1) };
-            // SAFETY: nobody writes.
-            unsafe {
-                assert!(arena.page(0, 4096).iter().all(|&byte| byte == 0));
-                assert!(arena.page(1, 4096).iter().all(|&byte| byte == 0));
-                assert!(arena.page(2, 4096).iter().all(|&byte| byte == 2));
+            for frame in [1, 500, 1000] {
+                let together = arena.together(frame);
+                assert!(
+                    together.contains(&frame) && (together.start as usize).is_multiple_of(kernel_page / 4096)
+                );
+                assert_eq!(
+                    together.len(),
+                    if frame == 1000 { (1001 % (kernel_page / 4096)).max(1) } else { kernel_page / 4096 }
+                );
+                // SAFETY: nobody has a reference to any of them.
+                unsafe { arena.drop_memory(together.clone()) };
+                assert_filled(&arena, &together);
+                fill(&arena);
             }
         }
+    }
+
+    #[test]
+    fn a_frame_larger_than_the_kernels_pages_goes_alone() {
+        let arena = Arena::new(memory::page(), 4, 16, HugePages::Off).unwrap();
+        assert_eq!([0, 1, 3].map(|frame| arena.together(frame)), [0..1, 1..2, 3..4]);
     }
 }

@@ -2,6 +2,9 @@
 //! the other.
 //!
 //! Invariant: [`advise`] with `LinuxDontNeed` leaves zeros, however it does that.
+//!
+//! The kernel's pages have 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64. Advice for part of one is refused, or taken for all of it:
+//! whoever advises knows their size ([`page`]).
 
 #![allow(unsafe_code)]
 
@@ -9,6 +12,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_void;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// The bytes of a page of the kernel's.
+pub(crate) fn page() -> usize {
+    if cfg!(miri) { 4096 } else { usize::try_from(pagekeeper_kernel::page_size()).unwrap_or(4096) }
+}
 
 /// Private memory that no file is behind: zeros, taken up on first use.
 pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
