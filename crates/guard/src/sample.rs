@@ -289,7 +289,7 @@ mod tests {
             loop {
                 let turn = turn(cpu);
                 let scan = sample(&file, &Reach { from, room, turn: &turn }).unwrap();
-                assert_eq!(scan.sample.resident, 100 * 4096, "the sums are of all of it");
+                assert_eq!(scan.sample.resident, 100 * page_size(), "the sums are of all of it");
                 assert!(scan.sample.windows.len() <= room.min(32));
                 assert_eq!(scan.no_room, scan.next.is_some() && room == 30);
                 seen.extend(scan.sample.windows.iter().map(|window| window.start / WINDOW));

@@ -217,7 +217,10 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
-    const PAGE: u64 = 4096;
+    /// Pages in a MiB.
+    fn mib() -> u64 {
+        (1 << 20) / page_size()
+    }
 
     fn extents(file: &InspectedFile, range: Range<u64>) -> Vec<Range<u64>> {
         resident_extents(file, range).unwrap().collect::<Result<_>>().unwrap()
@@ -229,13 +232,13 @@ mod tests {
 
     /// Page by page, the slow and sure way.
     fn by_mincore(file: &InspectedFile) -> Vec<Range<u64>> {
-        let mut found: Vec<Range<u64>> = Vec::new();
+        let (page, mut found) = (page_size(), Vec::<Range<u64>>::new());
         for_each_mincore_chunk(file, 0..u64::MAX, |start, pages| {
-            for (index, _) in pages.iter().enumerate().filter(|(_, page)| **page & 1 == 1) {
-                let at = start + index as u64 * PAGE;
+            for (index, _) in pages.iter().enumerate().filter(|(_, byte)| **byte & 1 == 1) {
+                let at = start + index as u64 * page;
                 match found.last_mut() {
-                    Some(last) if last.end == at => last.end = at + PAGE,
-                    _ => found.push(at..at + PAGE),
+                    Some(last) if last.end == at => last.end = at + page,
+                    _ => found.push(at..at + page),
                 }
             }
         })
@@ -245,16 +248,17 @@ mod tests {
 
     fn load_single_pages(file: &InspectedFile, pages: &[u64]) {
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
-        for page in pages {
-            file.file().read_exact_at(&mut [0; 1], page * PAGE).unwrap();
+        for number in pages {
+            file.file().read_exact_at(&mut [0; 1], number * page_size()).unwrap();
         }
     }
 
     #[test]
     fn an_empty_and_a_full_file_are_one_stretch() {
+        let page = page_size();
         let (_dir, file) = file_of(8 << 20);
         assert_eq!(extents(&file, 0..u64::MAX), one(0..8 << 20));
-        assert_eq!(extents(&file, 5 * PAGE + 1..9 * PAGE + 1), one(5 * PAGE..10 * PAGE));
+        assert_eq!(extents(&file, 5 * page + 1..9 * page + 1), one(5 * page..10 * page));
         evict_all(&file);
         assert!(extents(&file, 0..u64::MAX).is_empty());
         let stretches: Vec<_> = Stretches::new(&file, 0..u64::MAX).unwrap().map(Result::unwrap).collect();
@@ -263,19 +267,23 @@ mod tests {
 
     #[test]
     fn scattered_pages_are_found_exactly() {
+        let (page, mib) = (page_size(), mib());
         let (_dir, file) = file_of(200 << 20);
         evict_all(&file);
         // First, last, at the seams of ranges and leaves, alone and in pairs.
-        let pages = [0, 1, 511, 512, 513, 16383, 16384, 20000, 20001, 40000, 51199];
+        let (window, range, odd) = (2 * mib, 64 * mib, 78 * mib);
+        let pages =
+            [0, 1, window - 1, window, window + 1, range - 1, range, odd, odd + 1, 156 * mib, 200 * mib - 1];
         load_single_pages(&file, &pages);
         let found = extents(&file, 0..u64::MAX);
         assert_eq!(found, by_mincore(&file));
         let loaded: Vec<u64> =
-            found.iter().flat_map(|extent| extent.start / PAGE..extent.end / PAGE).collect();
+            found.iter().flat_map(|extent| extent.start / page..extent.end / page).collect();
         assert_eq!(loaded, pages);
         assert_eq!(
-            extents(&file, 512 * PAGE..20001 * PAGE),
-            [512 * PAGE..514 * PAGE, 16383 * PAGE..16385 * PAGE, 20000 * PAGE..20001 * PAGE]
+            extents(&file, window * page..(odd + 1) * page),
+            [(window, 2), (range - 1, 2), (odd, 1)]
+                .map(|(first, count)| first * page..(first + count) * page)
         );
     }
 
@@ -283,7 +291,7 @@ mod tests {
     fn the_stretches_cover_the_range_without_a_gap() {
         let (_dir, file) = file_of((10 << 20) + 100);
         evict_all(&file);
-        load_single_pages(&file, &[7, 9, 600, 2560]);
+        load_single_pages(&file, &[7, 9, 3 * mib(), 10 * mib()]);
         let mut at = 0;
         let mut last = None;
         for stretch in Stretches::new(&file, 0..u64::MAX).unwrap() {
@@ -293,23 +301,24 @@ mod tests {
             at = stretch.range.end;
             last = Some(stretch.resident);
         }
-        assert_eq!(at, (10 << 20) + PAGE);
+        assert_eq!(at, (10 << 20) + page_size());
     }
 
     #[test]
     fn a_sparse_file_of_fifteen_tib_is_one_stretch() {
-        let (_dir, file) = file_of(0);
+        let (page, (_dir, file)) = (page_size(), file_of(0));
         std::fs::OpenOptions::new().write(true).open(file.path()).unwrap().set_len(15 << 40).unwrap();
         assert!(extents(&file, 0..u64::MAX).is_empty());
-        load_single_pages(&file, &[(7 << 40) / PAGE + 3]);
-        assert_eq!(extents(&file, 0..u64::MAX), one((7 << 40) + 3 * PAGE..(7 << 40) + 4 * PAGE));
+        load_single_pages(&file, &[(7 << 40) / page + 3]);
+        assert_eq!(extents(&file, 0..u64::MAX), one((7 << 40) + 3 * page..(7 << 40) + 4 * page));
     }
 
     #[test]
     fn nothing_has_no_extents() {
+        let page = page_size();
         let (_dir, file) = file_of(4096);
-        assert!(extents(&file, PAGE..u64::MAX).is_empty());
-        assert!(extents(&file, 9 * PAGE..10 * PAGE).is_empty());
+        assert!(extents(&file, page..u64::MAX).is_empty());
+        assert!(extents(&file, 9 * page..10 * page).is_empty());
         let (_dir, empty) = file_of(0);
         assert!(extents(&empty, 0..u64::MAX).is_empty());
     }
@@ -317,7 +326,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn any_pattern_is_found_as_mincore_sees_it(pages in prop::collection::btree_set(0_u64..2048, 0..200)) {
+        fn any_pattern_is_found_as_mincore_sees_it(pages in prop::collection::btree_set(0..8 * mib(), 0..200)) {
             let (_dir, file) = file_of(8 << 20);
             evict_all(&file);
             let pages: Vec<u64> = pages.into_iter().collect();

@@ -285,6 +285,7 @@ fn edges(range: &Range<u64>) -> Vec<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page_size;
     use crate::sys::mapping::FileMapping;
     use crate::testing::file_of;
 
@@ -306,7 +307,7 @@ mod tests {
         std::fs::write(file.path(), &content).unwrap();
         let report = release_all(&file);
         assert_eq!(report.requested, content.len() as u64);
-        assert_eq!(report.released, (content.len() as u64).next_multiple_of(4096));
+        assert_eq!(report.released, (content.len() as u64).next_multiple_of(page_size()));
         assert_eq!(report.kept(), 0);
         assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);
         assert_eq!(std::fs::read(file.path()).unwrap(), content);
@@ -331,10 +332,11 @@ mod tests {
     #[test]
     fn a_range_within_a_large_folio_says_so() {
         let (_dir, file) = file_of(8 * MIB);
-        let range = 2 * MIB as u64 + 4096..2 * MIB as u64 + 8192;
+        let page = page_size();
+        let range = 2 * MIB as u64 + page..2 * MIB as u64 + 2 * page;
         let report = release(&file, range, &ReleaseOptions::default()).unwrap();
         // On a file system with single-page folios the page goes; with large ones it stays, and the reason is the edge.
-        assert_eq!(report.released + report.kept_edge, 4096);
+        assert_eq!(report.released + report.kept_edge, page);
         assert_eq!(report.kept(), report.kept_edge);
     }
 
@@ -392,7 +394,7 @@ mod tests {
         out.sync_all().unwrap();
         [offsets[1], offsets[3]].into_iter().for_each(write);
         let before = residency(&file, 0..u64::MAX).unwrap();
-        assert!(before.resident >= 5 * 4096 && before.unwritten() > 0);
+        assert!(before.resident >= 5 * page_size() && before.unwritten() > 0);
         let report = release_all(&file);
         assert_eq!((report.resident_before, report.released), (before.resident, before.resident));
         let mut page = [0; 4096];

@@ -302,25 +302,29 @@ mod tests {
     use crate::Links;
     use crate::testing::{evict_all, file_of};
 
+    /// A file of so many pages.
+    fn file_of_pages(pages: u64) -> (tempfile::TempDir, InspectedFile) {
+        file_of(usize::try_from(pages * page_size()).unwrap())
+    }
+
     #[test]
     fn cachestat_and_mincore_agree() {
-        let (_dir, file) = file_of(64 * 4096);
-        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 64 * 4096);
+        let (page, (_dir, file)) = (page_size(), file_of_pages(64));
+        assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 64 * page);
         evict_all(&file);
         assert_eq!(residency(&file, 0..u64::MAX).unwrap().resident, 0);
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-        let mut page = [0; 4096];
         for index in [3_u64, 17, 63] {
-            std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, index * 4096).unwrap();
+            std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut [0], index * page).unwrap();
         }
         let by_cachestat = residency(&file, 0..u64::MAX).unwrap();
         let by_mincore = residency_by_mincore(&file, 0..u64::MAX).unwrap();
-        assert_eq!(by_cachestat.resident, 3 * 4096);
-        assert_eq!(by_mincore.resident, 3 * 4096);
+        assert_eq!(by_cachestat.resident, 3 * page);
+        assert_eq!(by_mincore.resident, 3 * page);
         assert_eq!((by_mincore.source, by_mincore.dirty), (Source::Mincore, None));
-        assert_eq!(residency(&file, 17 * 4096..18 * 4096).unwrap().resident, 4096);
-        assert_eq!(residency_by_mincore(&file, 17 * 4096..18 * 4096).unwrap().resident, 4096);
-        assert_eq!(residency(&file, 4 * 4096..17 * 4096).unwrap().resident, 0);
+        assert_eq!(residency(&file, 17 * page..18 * page).unwrap().resident, page);
+        assert_eq!(residency_by_mincore(&file, 17 * page..18 * page).unwrap().resident, page);
+        assert_eq!(residency(&file, 4 * page..17 * page).unwrap().resident, 0);
     }
 
     #[test]
@@ -346,31 +350,31 @@ mod tests {
 
     #[test]
     fn the_map_shows_where() {
-        let (_dir, file) = file_of(100 * 4096);
+        let (page, (_dir, file)) = (page_size(), file_of_pages(100));
         evict_all(&file);
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-        let mut page = [0; 4096];
-        std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut page, 50 * 4096).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut [0], 50 * page).unwrap();
         let map = residency_map(&file, 100, 2).unwrap();
-        assert_eq!(map.cell_bytes, 4096);
+        assert_eq!(map.cell_bytes, page);
         assert_eq!(map.resident.len(), 100);
         let shown: Vec<usize> = (0..100).filter(|&cell| map.resident[cell] > 0).collect();
         assert_eq!(shown, [50]);
         let coarse = residency_map(&file, 10, 2).unwrap();
-        assert_eq!(coarse.resident.iter().sum::<u64>(), 4096);
-        assert_eq!(coarse.resident[5], 4096);
+        assert_eq!(coarse.resident.iter().sum::<u64>(), page);
+        assert_eq!(coarse.resident[5], page);
         assert_eq!((coarse.total, map.total), (map.total, residency(&file, 0..u64::MAX).unwrap()));
     }
 
     #[test]
     fn the_map_of_a_whole_file_is_full_to_its_last_short_cell() {
-        let (_dir, file) = file_of(10 * 4096 + 1);
+        let page = page_size();
+        let (_dir, file) = file_of(usize::try_from(10 * page + 1).unwrap());
         let map = residency_map(&file, 4, 1).unwrap();
         assert_eq!(
             (map.cell_bytes, map.resident.as_slice()),
-            (3 * 4096, [3 * 4096, 3 * 4096, 3 * 4096, 2 * 4096].as_slice())
+            (3 * page, [3 * page, 3 * page, 3 * page, 2 * page].as_slice())
         );
-        assert_eq!(map.total.resident, 11 * 4096);
+        assert_eq!(map.total.resident, 11 * page);
     }
 
     #[test]
