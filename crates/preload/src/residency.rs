@@ -185,3 +185,35 @@ pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PA
 pub(crate) fn resident(fd: c_int, range: &Range<u64>) -> Result<u64, Errno> {
     sys::cachestat(fd, range.clone()).map(|seen| seen.cached * sys::page_size())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    /// Pages of any size: around one that is accessed, the kernel maps 64 KiB of others, of which a page may have all.
+    #[test]
+    fn what_is_probed_is_what_is_resident() {
+        let dir = pagekeeper_testing::disk_dir();
+        let path = dir.path().join("file");
+        let (size, page) = (WINDOW + 10_000, sys::page_size());
+        std::fs::write(&path, vec![1; usize::try_from(size).unwrap()]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        let fd = file.as_raw_fd();
+        sys::drop_pages(fd, 0..u64::MAX).unwrap();
+        sys::read_in_no_order(fd);
+        for at in [0, 70_000, 1 << 20, (1 << 20) + 2 * page, WINDOW - 1, WINDOW, size - 1] {
+            file.read_exact_at(&mut [0], at).unwrap();
+        }
+        for window in windows(&(0..size)) {
+            let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
+            resident_pages(fd, &window, &mut resident).unwrap();
+            sys::probe(fd, &window, &mut probed).unwrap();
+            let count = usize::try_from((window.end - window.start).div_ceil(page)).unwrap();
+            let ours = |pages: &[u8; PAGES]| pages[..count].iter().map(|page| page & 1).collect::<Vec<_>>();
+            assert_eq!(ours(&probed), ours(&resident), "{window:?}, by pages of {page}");
+        }
+    }
+}

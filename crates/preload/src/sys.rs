@@ -601,24 +601,29 @@ pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64
     unsafe { call(libc::SYS_preadv2, args) }.map(|done| done as u64)
 }
 
+/// Bytes around a page that is accessed of which a mapping gets what is resident: `fault_around_bytes`, unless it was changed.
+const AROUND: u64 = 64 << 10;
+
 /// Which pages of a window were resident, each in the lowest bit of a byte, for who may not see that by cachestat(2) or mincore(2). Of
-/// an open file with `POSIX_FADV_RANDOM`: it brings in the first page of each 16, by reads that don't wait and say whether it was
-/// there; then it has these mapped, with which the kernel maps those of the 16 that are resident (`fault_around_bytes`), and reads in
-/// /proc/self/pagemap which these were. No child of fork inherits that mapping: it would keep the file.
+/// an open file with `POSIX_FADV_RANDOM`: it brings in the first page of each 64 KiB, by reads that don't wait and say whether it
+/// was there; then it has these mapped, with which the kernel maps those of the 64 KiB that are resident (`fault_around_bytes`), and
+/// reads in /proc/self/pagemap which these were. No child of fork inherits that mapping: it would keep the file.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
-    const EACH: usize = 16;
     const BLOCKS: usize = 32;
+    const PAGES: usize = 512;
     const PRESENT: u64 = 1 << 63;
     let page = page_size();
+    // Of larger pages fewer are mapped around one.
+    let each = (AROUND / page).max(1) as usize;
     let count = (window.end.saturating_sub(window.start)).div_ceil(page) as usize;
-    let (Some(pages), true) = (pages.get_mut(..count), count <= EACH * BLOCKS) else {
+    let (Some(pages), true) = (pages.get_mut(..count), count <= (each * BLOCKS).min(PAGES)) else {
         return Err(Errno(libc::EINVAL));
     };
     let mut byte = 0_u8;
     let one = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    for (nth, block) in pages.chunks_mut(EACH).enumerate() {
-        let at = window.start as usize + nth * EACH * page as usize;
+    for (nth, block) in pages.chunks_mut(each).enumerate() {
+        let at = window.start as usize + nth * each * page as usize;
         let args = [of(fd), (&raw const one) as usize, 1, at, 0, libc::RWF_NOWAIT as usize];
         // SAFETY: `one` names one byte that lives over the call.
         let was_there = match unsafe { call(libc::SYS_preadv2, args) } {
@@ -631,7 +636,7 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     }
     let map = open(c"/proc/self/pagemap", libc::O_RDONLY)?;
     let (length, access) = (length(window), libc::PROT_READ as usize);
-    let mut seen = [0_u64; EACH * BLOCKS];
+    let mut seen = [0_u64; PAGES];
     // SAFETY: a new mapping, which nobody else knows, and which the kernel alone reads, into bytes that live over the call; `seen` has
     // a number for each of its pages.
     let done = unsafe {
@@ -643,10 +648,10 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
                 let mut bytes = [0_u8; BLOCKS];
                 let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BLOCKS };
                 let firsts: [libc::iovec; BLOCKS] = core::array::from_fn(|nth| libc::iovec {
-                    iov_base: (at + nth * EACH * page as usize) as *mut _,
+                    iov_base: (at + nth * each * page as usize) as *mut _,
                     iov_len: 1,
                 });
-                let blocks = count.div_ceil(EACH);
+                let blocks = count.div_ceil(each);
                 let (ours, theirs) = ((&raw const ours) as usize, firsts.as_ptr() as usize);
                 let read = call(libc::SYS_process_vm_readv, [getpid() as usize, ours, 1, theirs, blocks, 0]);
                 let from = at / page as usize * size_of::<u64>();
@@ -661,7 +666,7 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
         return Err(Errno(libc::EIO));
     }
     for (nth, (page, seen)) in pages.iter_mut().zip(seen).enumerate() {
-        if !nth.is_multiple_of(EACH) {
+        if !nth.is_multiple_of(each) {
             *page = u8::from(seen & PRESENT != 0);
         }
     }

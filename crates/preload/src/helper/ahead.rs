@@ -7,7 +7,7 @@
 //! helper, on an open file of its own, keeps ahead of the reader: the bytes are read once.
 //!
 //! Calls that end within a page would have that page dropped, and read again. For who makes such, reads are plain, and the pages that
-//! are resident before are probed ([`sys::probe`]): one page of 16 is read by itself for it. So they are of who reads by calls that are not
+//! are resident before are probed ([`sys::probe`]): one page of each 64 KiB is read by itself for it. So they are of who reads by calls that are not
 //! seen, which might otherwise get ahead of the helper before it notices.
 //!
 //! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`Ahead`]) and the helper's ([`Reader`]);

@@ -212,9 +212,10 @@ impl Reader {
         self.next = at;
         // A file that is read from its beginning is read in order.
         let is_in_order = self.run >= IN_ORDER || at == 0;
+        let page = sys::page_size();
         // Of a call that ends within a page, that page would go, and be read again with others behind it.
         let is_whole =
-            !self.is_plain && at.is_multiple_of(PAGE) && (length.is_multiple_of(PAGE) || length > IN_ORDER);
+            !self.is_plain && at.is_multiple_of(page) && (length.is_multiple_of(page) || length > IN_ORDER);
         let calls = if is_whole { Calls::Uncached } else { Calls::Plain };
         if !is_whole && self.ahead.as_ref().is_some_and(|ahead| !ahead.is_plain()) {
             self.ahead = None;
