@@ -1,9 +1,11 @@
 //! What this kernel or the guard's permissions do not offer, found out once at the start, in sentences for the
 //! operator.
 
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
+use rustix::fs::MemfdFlags;
 use rustix::thread::CapabilitySet;
 
 /// What the guard will have to do without.
@@ -13,7 +15,7 @@ pub(crate) fn gaps() -> Vec<String> {
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
         .and_then(|file| residency(&file, 0..u64::MAX));
     match probe {
-        Ok(counts) if counts.source == Source::Mincore => gaps.push(
+        Ok(counts) if counts.source == Source::Mincore && !has_counts() => gaps.push(
             "this kernel or sandbox has no cachestat(2) (Linux 6.5): residency is read by mincore(2), which is slower and does not see dirty pages"
                 .to_owned(),
         ),
@@ -31,4 +33,27 @@ pub(crate) fn gaps() -> Vec<String> {
         );
     }
     gaps
+}
+
+/// Whether cachestat(2) answers at all: of the program's own file it says nothing where that is on an overlay, as in a container.
+fn has_counts() -> bool {
+    let Ok(memory) = rustix::fs::memfd_create("pagekeeper", MemfdFlags::CLOEXEC) else { return false };
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    InspectedFile::open(Path::new(&path), Links::Follow)
+        .and_then(|file| residency(&file, 0..u64::MAX))
+        .is_ok_and(|counts| counts.source != Source::Mincore)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_there_are_counts_is_asked_of_memory_as_of_a_file() {
+        let dir = pagekeeper_testing::disk_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        assert_eq!(has_counts(), residency(&file, 0..u64::MAX).unwrap().source != Source::Mincore);
+    }
 }
