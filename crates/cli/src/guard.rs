@@ -446,7 +446,7 @@ impl Printer {
 fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Option<String> {
     let of = limit.map(|limit| format!(" of {}", Size(limit))).unwrap_or_default();
     let what = match news {
-        GroupNews::Reclaimed { .. } | GroupNews::LimitsHit { oom: 0, oom_kill: 0, .. } => return None,
+        GroupNews::Reclaimed { .. } | GroupNews::LimitsHit { oom_kill: 0, .. } => return None,
         GroupNews::LimitsHit { oom_kill, .. } => {
             let processes = if oom_kill == 1 { "process was" } else { "processes were" };
             format!("out of memory: {oom_kill} {processes} killed for it")

@@ -1,8 +1,9 @@
 //! What a service manager hears of the guard: that it is ready, reads its configuration again, is alive, and stops (`sd_notify(3)`: a
 //! datagram to the socket that `NOTIFY_SOCKET` names).
 //!
-//! Invariants: without `NOTIFY_SOCKET` no socket is made. No message is waited for: the socket does not block, and what can't be sent
-//! is lost. The socket's name is the service manager's word, as the rest of the environment is.
+//! Invariants: without `NOTIFY_SOCKET` no socket is made. No message is waited for: the socket does not block. That it is ready or alive
+//! is said again until it could be sent, since the manager ends a service of which it does not hear that (others may fill its
+//! socket, and a manager that starts anew has none for a moment); what else can't be sent is lost. The socket's name is the service manager's word, as the rest of the environment is.
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,7 +20,12 @@ use rustix::time::{ClockId, clock_gettime};
 pub(crate) struct Manager {
     door: Option<(UnixDatagram, SocketAddr)>,
     alive: Option<Alive>,
+    /// That it is ready could not be sent yet.
+    is_ready_due: bool,
 }
+
+/// How soon what could not be sent is said again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// When it is to hear that the guard is alive.
 #[derive(Debug)]
@@ -50,12 +56,12 @@ impl Manager {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         let alive = every.map(|every| Alive { every, due: Instant::now() });
-        Ok(Self { door: Some((socket, address)), alive })
+        Ok(Self { door: Some((socket, address)), alive, is_ready_due: false })
     }
 
-    /// It watches what it was asked to watch.
-    pub(crate) fn ready(&self) {
-        self.say("READY=1");
+    /// It has read its configuration.
+    pub(crate) fn ready(&mut self) {
+        self.is_ready_due = !self.say("READY=1");
     }
 
     /// It reads its configuration again; [`Self::ready`] ends that.
@@ -70,33 +76,45 @@ impl Manager {
         self.say("STOPPING=1");
     }
 
-    /// It is alive, which is said no more often than is asked for.
+    /// It is alive, which is said no more often than is asked for; and that it is ready, if that is still to be said.
     pub(crate) fn alive(&mut self) {
+        if self.is_ready_due {
+            self.ready();
+        }
         let now = Instant::now();
-        let Some(alive) = self.alive.as_mut().filter(|alive| now >= alive.due) else { return };
-        alive.due = now + alive.every;
-        self.say("WATCHDOG=1");
+        if self.alive.as_ref().is_some_and(|alive| now >= alive.due) {
+            let was_said = self.say("WATCHDOG=1");
+            if let Some(alive) = self.alive.as_mut().filter(|_| was_said) {
+                alive.due = now + alive.every;
+            }
+        }
     }
 
     /// The longest time to wait before the next [`Self::alive`].
     pub(crate) fn pause(&self, longest: Duration) -> Duration {
-        self.alive.as_ref().map_or(longest, |alive| longest.min(alive.every))
+        let ready = self.is_ready_due.then_some(AGAIN);
+        let alive = self.alive.as_ref().map(|alive| {
+            let left = alive.due.saturating_duration_since(Instant::now());
+            // Due, and could not be sent.
+            if left.is_zero() { AGAIN.min(alive.every) } else { left }
+        });
+        ready.into_iter().chain(alive).fold(longest, Duration::min)
     }
 
-    fn say(&self, message: &str) {
-        if let Some((socket, address)) = &self.door {
-            // A manager that is just being started anew hears the next one.
-            let _ = socket.send_to_addr(message.as_bytes(), address);
-        }
+    /// Whether the message was sent, or there is nobody to hear it.
+    fn say(&self, message: &str) -> bool {
+        self.door
+            .as_ref()
+            .is_none_or(|(socket, address)| socket.send_to_addr(message.as_bytes(), address).is_ok())
     }
 }
 
-/// How often a sign of life is to come: half of the time after which the manager takes this process for hung. `None` if it asks for
+/// How often a sign of life is to come: an eighth of the time after which the manager takes this process for hung. `None` if it asks for
 /// none, or asks another process.
 fn watchdog(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     let is_own = pid.is_none_or(|pid| pid.parse() == Ok(own));
     let micros: u64 = micros.filter(|_| is_own)?.parse().ok()?;
-    (micros > 0).then(|| Duration::from_micros(micros) / 2)
+    (micros > 0).then(|| Duration::from_micros(micros) / 8)
 }
 
 #[cfg(test)]
@@ -137,7 +155,7 @@ mod tests {
         let path = directory.path().join("notify");
         Manager::at(path.as_os_str(), None).unwrap().ready();
         let silent = UnixDatagram::bind(&path).unwrap();
-        let manager = Manager::at(path.as_os_str(), None).unwrap();
+        let mut manager = Manager::at(path.as_os_str(), None).unwrap();
         for _ in 0..10_000 {
             manager.ready();
         }
@@ -146,11 +164,38 @@ mod tests {
         assert!(Manager::at(OsStr::new(&"x".repeat(200)), None).is_err(), "no socket can be called so");
     }
 
+    /// Any user may send to the socket of the service manager, and so fill it.
+    #[test]
+    fn what_others_kept_from_being_heard_is_said_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let hostile = UnixDatagram::unbound().unwrap();
+        hostile.set_nonblocking(true).unwrap();
+        while hostile.send_to(b"noise", &path).is_ok() {}
+        let day = Duration::from_secs(86_400);
+        let mut manager = Manager::at(path.as_os_str(), Some(day)).unwrap();
+        manager.ready();
+        manager.alive();
+        assert_eq!(manager.pause(day), AGAIN, "neither could be sent");
+        let heard = || {
+            let mut buffer = [0; 100];
+            let next = || socket.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec());
+            std::iter::from_fn(next).filter(|message| message != b"noise").collect::<Vec<_>>()
+        };
+        assert!(heard().is_empty());
+        manager.alive();
+        assert_eq!(heard(), [b"READY=1".to_vec(), b"WATCHDOG=1".to_vec()]);
+        manager.alive();
+        assert!(heard().is_empty() && manager.pause(day) > AGAIN, "each was said once");
+    }
+
     #[test]
     fn a_sign_of_life_is_for_who_asks_this_process() {
-        let half = Some(Duration::from_secs(15));
-        assert_eq!(watchdog(Some("30000000"), None, 7), half);
-        assert_eq!(watchdog(Some("30000000"), Some("7"), 7), half);
+        let eighth = Some(Duration::from_secs(15));
+        assert_eq!(watchdog(Some("120000000"), None, 7), eighth);
+        assert_eq!(watchdog(Some("120000000"), Some("7"), 7), eighth);
         assert_eq!(watchdog(Some("30000000"), Some("8"), 7), None);
         assert_eq!(watchdog(Some("30000000"), Some(""), 7), None);
         for odd in ["0", "-1", "", "soon", "99999999999999999999"] {

@@ -46,7 +46,7 @@ pub struct MemoryCgroup {
     pub active_file: u64,
     /// File pages read in again after they had been reclaimed: pages, since the group was made, where reported.
     pub file_refaults: Option<u64>,
-    /// How often its limits took effect.
+    /// How often limits took effect, of the group whose limit is the effective one: there the kernel counts.
     pub events: MemoryEvents,
 }
 
@@ -114,7 +114,7 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
-        events: MemoryEvents::read(CgroupVersion::V1, &directory)?,
+        events: MemoryEvents::read(CgroupVersion::V1, &directory),
         directory,
     })
 }
@@ -134,9 +134,13 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     let stat = Stat::read(directory)?;
     let required = |name: &str| stat.get(name)?.ok_or_else(|| malformed(&stat.path, name));
     let limit = limit_v2(directory)?;
-    let mut effective_limit = limit;
+    let (mut effective_limit, mut limiting) = (limit, directory);
     for above in directory.ancestors().skip(1).take_while(|above| above.starts_with(top)) {
-        effective_limit = [effective_limit, limit_v2(above)?].into_iter().flatten().min();
+        if let Some(lower) =
+            limit_v2(above)?.filter(|found| effective_limit.is_none_or(|lowest| *found < lowest))
+        {
+            (effective_limit, limiting) = (Some(lower), above);
+        }
     }
     let file_refaults = match stat.get("workingset_refault_file")? {
         None => stat.get("workingset_refault")?,
@@ -155,7 +159,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
-        events: MemoryEvents::read(CgroupVersion::V2, directory)?,
+        events: MemoryEvents::read(CgroupVersion::V2, limiting),
     }))
 }
 
@@ -252,8 +256,11 @@ mod tests {
             file("pod/db/memory.stat"),
             file("pod/db/memory.events"),
             file("pod/db/leaf/cgroup.procs"),
+            file("pod/memory.events"),
         ];
-        let values = ["524288\n", "70000\n", "max\n", "65536\n", V2, "low 0\nhigh 3\nmax 5\noom 0\n", ""];
+        let own = "low 0\nhigh 0\nmax 0\noom 0\n";
+        let of_the_pod = "low 0\nhigh 3\nmax 5\noom 0\n";
+        let values = ["524288\n", "70000\n", "max\n", "65536\n", V2, own, "", of_the_pod];
         let files: Vec<(&str, &str)> = names.iter().map(String::as_str).zip(values).collect();
         // The leaf has no memory controller: the group above it is charged.
         let (tree, roots) = machine("0::/pod/db/leaf\n", &[("/", top, "cgroup2 cgroup2 rw")], &files);
@@ -262,7 +269,10 @@ mod tests {
         assert_eq!(group.directory, tree.path().join(top).join("pod/db"));
         assert_eq!((group.usage, group.limit, group.effective_limit), (65536, None, Some(524_288)));
         assert_eq!((group.file, group.writeback, group.file_refaults), (40960, Some(0), Some(7)));
-        assert_eq!((group.events.high, group.events.max, group.events.oom_kill), (Some(3), Some(5), None));
+        let hits = (group.events.high, group.events.max, group.events.oom_kill);
+        assert_eq!(hits, (Some(3), Some(5), None), "of the pod, whose limit it is");
+        let alone = MemoryCgroup::at(CgroupVersion::V2, &group.directory).unwrap();
+        assert_eq!((alone.events.max, alone.effective_limit), (Some(0), None));
         let place = MemoryPlace::of(&roots, 7).unwrap().unwrap();
         assert_eq!(place.group, PathBuf::from("/pod/db/leaf"));
         assert_eq!(place.charged(&group), PathBuf::from("/pod/db"), "a rule for it has to name this one");

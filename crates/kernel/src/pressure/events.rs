@@ -5,7 +5,6 @@
 use std::path::Path;
 
 use super::{CgroupVersion, read_optional};
-use crate::Result;
 
 /// How often a group's limits took effect, since it was made. `None`: this kernel does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,25 +22,26 @@ pub struct MemoryEvents {
 }
 
 impl MemoryEvents {
-    /// Of the group whose files are in this directory. What is missing or no number is not counted.
-    pub(super) fn read(version: CgroupVersion, directory: &Path) -> Result<Self> {
-        let text = |name| read_optional(&directory.join(name)).map(Option::unwrap_or_default);
+    /// Of the group whose files are in this directory. What is missing, can't be read or is no number is not counted: the group's
+    /// other figures stand without it.
+    pub(super) fn read(version: CgroupVersion, directory: &Path) -> Self {
+        let text = |name| read_optional(&directory.join(name)).ok().flatten().unwrap_or_default();
         match version {
-            CgroupVersion::V1 => Ok(Self {
-                max: text("memory.failcnt")?.trim().parse().ok(),
-                oom_kill: counted(&text("memory.oom_control")?, "oom_kill"),
+            CgroupVersion::V1 => Self {
+                max: text("memory.failcnt").trim().parse().ok(),
+                oom_kill: counted(&text("memory.oom_control"), "oom_kill"),
                 ..Self::default()
-            }),
+            },
             CgroupVersion::V2 => {
-                let text = text("memory.events")?;
+                let text = text("memory.events");
                 let of = |name| counted(&text, name);
-                Ok(Self {
+                Self {
                     low: of("low"),
                     high: of("high"),
                     max: of("max"),
                     oom: of("oom"),
                     oom_kill: of("oom_kill"),
-                })
+                }
             }
         }
     }
@@ -91,12 +91,12 @@ mod tests {
     fn what_a_group_does_not_count_is_not_known() {
         let directory = tempfile::tempdir().unwrap();
         for version in [CgroupVersion::V1, CgroupVersion::V2] {
-            assert_eq!(MemoryEvents::read(version, directory.path()).unwrap(), MemoryEvents::default());
+            assert_eq!(MemoryEvents::read(version, directory.path()), MemoryEvents::default());
         }
         std::fs::write(directory.path().join("memory.failcnt"), "12\n").unwrap();
         let control = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
         std::fs::write(directory.path().join("memory.oom_control"), control).unwrap();
-        let events = MemoryEvents::read(CgroupVersion::V1, directory.path()).unwrap();
+        let events = MemoryEvents::read(CgroupVersion::V1, directory.path());
         assert_eq!((events.max, events.oom_kill, events.oom), (Some(12), Some(3), None));
     }
 }
