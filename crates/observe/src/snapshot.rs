@@ -3,7 +3,8 @@
 //! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Snapshot::databases`] hold within
 //! one snapshot only.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -124,9 +125,21 @@ impl File {
     /// The directory that it lies in, by the path by which this process reaches that; `None` where the file has no name any
     /// more, or another has it, and it is reached through a descriptor.
     pub fn directory(&self) -> Option<&Path> {
-        let is_named = self.reach.file_name() == self.path.file_name();
-        self.reach.parent().filter(|_| is_named)
+        self.reach.parent().filter(|_| !is_of_process(&self.reach))
     }
+}
+
+/// Whether a path is that of a descriptor or a mapping of a process, whose name is no file's: `/proc/PID/fd/N`.
+fn is_of_process(reach: &Path) -> bool {
+    let mut names = reach.components().map(Component::as_os_str);
+    let at = |names: &mut dyn Iterator<Item = &OsStr>, wanted: &[&str]| {
+        names.next().is_some_and(|name| wanted.iter().any(|wanted| name == *wanted))
+    };
+    at(&mut names, &["/"])
+        && at(&mut names, &["proc"])
+        && names.next().is_some_and(|pid| pid.as_encoded_bytes().iter().all(u8::is_ascii_digit))
+        && at(&mut names, &["fd", "map_files"])
+        && names.count() == 1
 }
 
 /// A process that has a file open, or mapped.
@@ -154,4 +167,19 @@ pub enum OpenerKind {
         /// It may write through the mapping, and that changes the file.
         writable: bool,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_no_name_even_where_the_file_is_called_by_a_number() {
+        for of_process in ["/proc/7/fd/112", "/proc/7/map_files/1-2"] {
+            assert!(is_of_process(Path::new(of_process)), "{of_process}");
+        }
+        for named in ["/var/lib/fd/112", "/proc/7/root/fd/112", "/proc/self/fd/1", "fd/112", "/proc/7/fd"] {
+            assert!(!is_of_process(Path::new(named)), "{named}");
+        }
+    }
 }
