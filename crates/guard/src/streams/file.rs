@@ -348,7 +348,10 @@ impl Ahead {
     /// Samples as far as `max`, and goes on while all is resident. As far as read-ahead may be that is done however long it takes:
     /// what is missed would count as somebody else's.
     pub(super) fn of(file: &InspectedFile, position: u64, max: u64) -> Result<Self> {
-        let deadline = Instant::now() + MAX_SAMPLE_TIME;
+        Self::until(file, position, max, Instant::now() + MAX_SAMPLE_TIME)
+    }
+
+    fn until(file: &InspectedFile, position: u64, max: u64, deadline: Instant) -> Result<Self> {
         let mut at = position / page_size() * page_size();
         let mut ahead = Self { end: at, resident: Vec::new() };
         let end = position.saturating_add(max).min(file.size().max(position));
@@ -482,6 +485,8 @@ mod tests {
         // However far that is.
         file.file().read_exact_at(&mut vec![0; 32 << 20], PIECE - 40 * MIB).unwrap();
         assert_eq!(run_from(&file, PIECE - 40 * MIB, MAX_AHEAD).unwrap(), MAX_AHEAD);
-        assert_eq!(run_from(&file, PIECE - 40 * MIB, 2 * MAX_AHEAD).unwrap(), 48 * MIB);
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        let ahead = Ahead::until(&file, PIECE - 40 * MIB, 2 * MAX_AHEAD, deadline).unwrap();
+        assert_eq!(ahead.run(PIECE - 40 * MIB), 48 * MIB);
     }
 }
