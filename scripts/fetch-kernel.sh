@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The newest kernel of a suite of Debian or Ubuntu, and its modules that a virtual machine needs:
 #   scripts/fetch-kernel.sh SUITE FLAVOUR FOLDER
-# FLAVOUR is as in the name of the package that depends on the newest image, linux-image-FLAVOUR: amd64 or, of Ubuntu, virtual. FOLDER
-# comes to hold vmlinuz, release, package and modules/, with their list in the order of loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, on Ubuntu
-# that of this machine's apt; Debian's is as scripts/own-apt.sh finds it.
+# FLAVOUR is as in the name of the package that depends on the newest image, linux-image-FLAVOUR: amd64, arm64, arm64-16k or, of Ubuntu,
+# virtual. FOLDER comes to hold vmlinuz, release, package, machine (as `uname -m` says it) and modules/, with their list in the order of
+# loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, on Ubuntu that of this
+# machine's apt; Debian's is as scripts/own-apt.sh finds it.
 set -euo pipefail
 # Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
 OWN_APT_EXPIRED=1
@@ -34,6 +35,10 @@ fetch_ubuntu_keys() {
     ubuntu_keys=$folder.keys$ubuntu_keys
 }
 
+case $flavour in
+    *arm64*) machine=aarch64 architecture=arm64 ;;
+    *) machine=x86_64 architecture=amd64 ;;
+esac
 lists=$folder.apt unpacked=$folder.unpacked
 trap 'rm -rf "$lists" "$unpacked" "$folder.keys"' EXIT
 rm -rf "$lists" "$unpacked" "$folder.keys"
@@ -41,9 +46,9 @@ case $flavour in
     virtual | generic*)
         mirror=$(ubuntu_mirror)
         fetch_ubuntu_keys
-        OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates"
+        OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"
         ;;
-    *) own_apt "$lists" "$(debian_mirror) $suite" || [ -e "$folder/package" ] ;;
+    *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" || [ -e "$folder/package" ] ;;
 esac
 # The image, and the packages that hold its modules: not the tools that would install it.
 packages=$(apt-cache "${apt[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
@@ -86,4 +91,5 @@ done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
     echo "$name" >>"$folder/modules/list"
 done
 echo "$release" >"$folder/release"
+echo "$machine" >"$folder/machine"
 printf %s "$packages" >"$folder/package"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What scripts/test-kernels.sh runs in its machines, as their first process: unit tests, and the tour. In the environment:
+# What scripts/test-kernels.sh runs in its machines, as their first process: `tour`, with unit tests, or `small`. In the environment:
 # PAGEKEEPER, the program; UNIT_TESTS, programs of tests, each with the words after it that libtest takes, parted by ";".
 . "$(dirname "$0")/guest.sh"
 
@@ -22,6 +22,7 @@ if command -v mkfs.xfs >/dev/null; then
     fi
 fi
 
+[ "$1" != small ] || UNIT_TESTS=""
 IFS=';' read -ra tests <<<"$UNIT_TESTS"
 for words in "${tests[@]}"; do
     read -ra words <<<"$words"
@@ -36,7 +37,7 @@ done
 echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/tour
 began=$SECONDS
-program kernels-tour.py python3 scripts/kernels-tour.py /var/tmp/tour
+program "kernels-$1.py" python3 "scripts/kernels-$1.py" /var/tmp/tour
 echo "took $((SECONDS - began)) s"
 dmesg | grep WARNING | head
 result "the kernel has nothing to complain of" "$(dmesg | grep -E 'BUG|Oops|hung' | head)"

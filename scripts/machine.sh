@@ -1,19 +1,35 @@
 #!/usr/bin/env bash
 # Runs a command in a virtual machine of QEMU, as its first process, and shows what it prints from "guest: begins" on:
 #   scripts/machine.sh KERNEL MEMORY SECONDS [NAME=VALUE...] COMMAND [ARG...]
-# KERNEL is a folder that scripts/fetch-kernel.sh made. The machine has this system's root, read only below a layer in memory, the sources
-# above that in the same way, a disk of its own at /var/tmp, where the tests' files are too, and no network. It ends with the kernel
-# (scripts/guest.sh has `ends`), or after SECONDS. QEMU_ACCEL=kvm is faster, where that can be had. Fails if the command did not come to
-# its end.
+# KERNEL is a folder that scripts/fetch-kernel.sh made. The machine has this system's root, or the folder MACHINE_ROOT, read only below a
+# layer in memory, the sources above that in the same way, a disk of its own at /var/tmp, where the tests' files are too, and no network.
+# It ends with the kernel (scripts/guest.sh has `ends`), or after SECONDS. QEMU_ACCEL=kvm is faster, where that can be had. Fails if the
+# command did not come to its end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kernel=$1 memory=$2 seconds=$3
 shift 3
+root=${MACHINE_ROOT:-/}
+
+case $(cat "$kernel/machine" 2>/dev/null) in
+    aarch64)
+        console=ttyAMA0
+        busybox=$root/bin/busybox
+        # The full authentication of pointers is most of what this processor would cost to emulate.
+        processor=(qemu-system-aarch64 -machine virt -cpu "max,pauth-impdef=on")
+        ;;
+    *)
+        # A machine that gets little of a busy processor misses the ticks by which the kernel would judge its timer.
+        console="ttyS0 no_timer_check"
+        busybox=$(command -v busybox)
+        processor=(qemu-system-x86_64 -cpu max)
+        ;;
+esac
 
 work=$(mktemp --directory "$kernel/run.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir -p target/test-files "$work"/root/{bin,proc,sys,dev,lower,up,new,sources}
-cp "$(command -v busybox)" "$work/root/bin/busybox"
+cp "$busybox" "$work/root/bin/busybox"
 cp -r "$kernel/modules" "$work/root/"
 cat >"$work/root/init" <<END
 #!/bin/busybox sh
@@ -22,7 +38,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 while read -r module; do insmod "/modules/\$module"; done </modules/list
 mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose host /lower
 mount -t tmpfs up /up; mkdir /up/upper /up/work /up/sources /up/sources-work
-mount -t overlay -o "lowerdir=/lower,upperdir=/up/upper,workdir=/up/work" root /new
+mount -t overlay -o "lowerdir=/lower$root,upperdir=/up/upper,workdir=/up/work" root /new
 mount -t overlay -o "lowerdir=/lower$PWD,upperdir=/up/sources,workdir=/up/sources-work" sources /sources
 mkdir -p /new/proc /new/sys /new/dev /new/tmp /new/var/tmp
 mount -t ext4 /dev/vda /new/var/tmp; chmod 1777 /new/var/tmp
@@ -34,12 +50,11 @@ exec switch_root /new /usr/bin/env SOURCE=$(printf %q "$PWD")$(printf ' %q' "$@"
 END
 chmod +x "$work/root/init"
 (cd "$work/root" && find . | cpio --create --format=newc --quiet | gzip -1) >"$work/initrd"
-# A machine that gets little of a busy processor misses the ticks by which the kernel would judge its timer: no_timer_check.
 truncate --size 6G "$work/disk"
 mkfs.ext4 -q "$work/disk"
 
-timeout "$seconds" nice -n 10 qemu-system-x86_64 -cpu max -accel "${QEMU_ACCEL:-tcg,thread=multi}" -m "$memory" -smp 2 -nographic -no-reboot -nic none \
-    -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=ttyS0 no_timer_check quiet panic=-1" \
+timeout "$seconds" nice -n 10 "${processor[@]}" -accel "${QEMU_ACCEL:-tcg,thread=multi}" -m "$memory" -smp 2 -nographic -no-reboot -nic none \
+    -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=$console nosoftlockup quiet panic=-1" \
     -drive "file=$work/disk,format=raw,if=virtio,cache=none" \
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap </dev/null 2>&1 |
     sed --unbuffered --regexp-extended 's/\r|\x1b(\[[0-9;?]*)?[a-zA-Z]//g; s/^.*(guest: begins)/\1/' | tee "$work/log" | sed --unbuffered --quiet '/^guest: begins/,$p' || true

@@ -1,36 +1,35 @@
 #!/usr/bin/env bash
-# Pagekeeper on the kernels of distributions, in virtual machines (scripts/machine.sh) with cgroup v2, one after the other: unit tests of
-# what asks the kernel, every command with its figures compared with other programs' (scripts/kernels-tour.py), and what the kernel can
-# do, which comes to the table of docs/src/kernels.md.
+# Pagekeeper on the kernels of distributions, in virtual machines (scripts/machine.sh) with cgroup v2, MACHINES of them at a time (2): unit
+# tests of what asks the kernel, every command with its figures compared with other programs' (scripts/kernels-tour.py), and what the
+# kernel can do, which comes to the table of docs/src/kernels.md; and, in a machine of 1 GiB, guard, top and doctor without memory to spare.
 #
-# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh); all that are below without. Ubuntu's need UBUNTU_MIRROR
-# on Debian. Kernels are kept in the target directory. A kernel that can't be had is named, and is no failure. Takes some minutes for each; a fraction of it with QEMU_ACCEL=kvm. For x86-64,
-# as root.
+# Arguments are SUITE or SUITE:FLAVOUR (scripts/fetch-kernel.sh), and small[:SUITE[:FLAVOUR]]; all that are below without. Ubuntu's need
+# UBUNTU_MIRROR on Debian. Machines with arm64 have a root of their own (scripts/arm64-root.sh). Kernels, roots and builds are kept in the
+# target directory. A kernel that can't be had is named, and is no failure. Takes some minutes for each; a fraction of it with
+# QEMU_ACCEL=kvm. For x86-64, as root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
-kernels=(bullseye jammy:virtual bookworm noble:virtual trixie sid)
+machines=(bullseye jammy:virtual bookworm noble:virtual trixie sid trixie:arm64 trixie:arm64-16k small:trixie)
 
 scripts/require-rust.sh
 scripts/packages.sh \
     "the virtual machines: qemu-system-x86 busybox-static kmod cpio e2fsprogs xfsprogs xz-utils zstd" \
     "the stories in them: python3 util-linux-extra"
 [ "$(id -u)" -eq 0 ] || { echo "make test-kernels reads this system's whole root: run it as root." >&2; exit 1; }
-[ $# -gt 0 ] || set -- "${kernels[@]}"
+[ $# -gt 0 ] || set -- "${machines[@]}"
 
 base=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/kernels
 mkdir -p "$base"
-
-# built OPTION...: has cargo build the tests of crates; their paths.
-built() {
-    "$cargo" test --no-run --message-format=json "$@" | grep -o '"executable":"[^"]*"' | cut -d'"' -f4
-}
+arm_root=$base/root-arm64
+logs=$(mktemp --directory)
+trap 'rm -rf "$logs"' EXIT
 
 # What is tried on each kernel: of the unit tests what asks the kernel and, in a machine that is emulated, takes no minutes.
 declare -A chosen=(
     [kernel]="--skip model:: --skip of_fifteen_tib" [io]="" [preload]="" [policy]=""
-    [cache]="sys:: builder bypass clear_ahead"
-    [guard]="sample:: streams:: descriptors:: ownership:: usage:: guard::tests notify"
+    [cache]="sys:: cache:: page_table builder bypass clear_ahead"
+    [guard]="visibility:: sample:: streams:: descriptors:: ownership:: usage:: guard::tests notify"
 )
 crates=()
 for name in "${!chosen[@]}"; do
@@ -44,38 +43,91 @@ unit_tests() { # the paths
     echo "$tests"
 }
 
+# built OPTION...: has cargo build the tests of crates; their paths.
+built() {
+    "$cargo" test --no-run --message-format=json "${crates[@]}" --lib "$@" | grep -o '"executable":"[^"]*"' | cut -d'"' -f4
+}
+
 build() {
     local paths
-    paths=$(built "${crates[@]}" --lib)
-    "$cargo" build --quiet --package pagekeeper
-    pagekeeper=$(dirname "$(dirname "$(head -1 <<<"$paths")")")/pagekeeper
+    paths=$(built) || return 1
+    "$cargo" build --quiet --package pagekeeper || return 1
+    # Of what is for a debugger, the small machine would have to keep a lot.
+    pagekeeper=$base/pagekeeper
+    strip -o "$pagekeeper" "$(dirname "$(dirname "$(head -1 <<<"$paths")")")/pagekeeper" || return 1
     tests=$(unit_tests "$paths")
 }
 
-logs=$(mktemp --directory)
-trap 'rm -rf "$logs"' EXIT
-status=0 tests=""
+build_arm() {
+    local paths path target=aarch64-unknown-linux-gnu
+    scripts/packages.sh \
+        "machines with arm64: qemu-system-arm" \
+        "a compiler for arm64: gcc-aarch64-linux-gnu libc6-dev-arm64-cross binutils-aarch64-linux-gnu"
+    rustup target add "$target" >/dev/null 2>&1 || { echo "rustup can't install Rust's library for $target here"; return 1; }
+    local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
+    paths=$(built --target "$target" --target-dir "$base/build") || return 1
+    "$cargo" build --quiet --package pagekeeper --target "$target" --target-dir "$base/build" || return 1
+    scripts/arm64-root.sh "$arm_root" || return 1
+    for path in $paths "$base/build/$target/debug/pagekeeper"; do
+        aarch64-linux-gnu-strip -o "$arm_root/opt/$(basename "$path")" "$path"
+    done
+    arm_tests=$(unit_tests "$(sed 's#.*/#/opt/#' <<<"$paths")")
+}
 
-boot() { # name
-    local suite=${1%:*} flavour=${1#*:}
-    [ "$flavour" != "$1" ] || flavour=amd64
-    local kernel=$base/$suite-$flavour
-    if ! scripts/fetch-kernel.sh "$suite" "$flavour" "$kernel" 2>"$logs/why"; then
-        echo "$1: not tried, its kernel can't be had: $(tail -1 "$logs/why")"
-        return 0
+# Of each machine: what it does, its kernel's suite and flavour, and the folder of that kernel; and the names of those that run.
+declare -A mode=() suite=() flavour=() kernel=() running=()
+status=0 tests="" arm_tests="" pagekeeper=""
+
+# Fetches and builds what a machine needs. False if that can't be had.
+prepare() { # name
+    local of=${1#small:}
+    [ "$of" != small ] || of=trixie
+    mode[$1]=tour suite[$1]=${of%:*} flavour[$1]=amd64
+    [[ $1 != small* ]] || mode[$1]=small
+    [[ $of != *:* ]] || flavour[$1]=${of#*:}
+    kernel[$1]=$base/${suite[$1]}-${flavour[$1]}
+    if ! scripts/fetch-kernel.sh "${suite[$1]}" "${flavour[$1]}" "${kernel[$1]}" 2>"$base/why"; then
+        echo "$1: not tried, its kernel can't be had: $(tail -1 "$base/why")"
+        return 1
     fi
-    [ -n "$tests" ] || build
-    echo "$1, Linux $(cat "$kernel/release")"
+    if [[ ${flavour[$1]} = *arm64* ]]; then
+        [ -n "$arm_tests" ] || build_arm || { echo "$1: not tried, its programs can't be built"; return 1; }
+    else
+        [ -n "$tests" ] || build || exit 1
+    fi
+}
+
+# The machine itself, as a process of its own.
+boot() { # name
+    local memory=2G root=/ program=$pagekeeper run=$tests
+    [ "${mode[$1]}" != small ] || memory=1G
+    [[ ${flavour[$1]} != *arm64* ]] || root=$arm_root program=/opt/pagekeeper run=$arm_tests
     SECONDS=0
-    scripts/machine.sh "$kernel" 2G 1800 PAGEKEEPER="$pagekeeper" UNIT_TESTS="$tests" STORIES="${STORIES:-}" \
-        "$PWD/scripts/kernels-guest.sh" | tee "$logs/$suite-$flavour" || status=1
+    MACHINE_ROOT=$root scripts/machine.sh "${kernel[$1]}" "$memory" 3600 PAGEKEEPER="$program" UNIT_TESTS="$run" STORIES="${STORIES:-}" \
+        "$PWD/scripts/kernels-guest.sh" "${mode[$1]}" || return 1
     echo "$1: $SECONDS s"
-    python3 scripts/kernels-table.py docs/src/kernels.md "$suite" "$flavour" "$(cat "$kernel/release")" "$logs/$suite-$flavour"
+}
+
+# Waits for the machine that ends next, shows what it said, and has what its kernel can do in the table.
+finish() {
+    local pid name
+    wait -n -p pid "${!running[@]}" || status=1
+    name=${running[$pid]}
+    unset "running[$pid]"
+    echo "$name, Linux $(cat "${kernel[$name]}/release")"
+    cat "$logs/$name"
+    python3 scripts/kernels-table.py docs/src/kernels.md "${suite[$name]}" "${flavour[$name]}" "$(cat "${kernel[$name]}/release")" "$logs/$name"
 }
 
 for name in "$@"; do
-    boot "$name"
+    prepare "$name" || continue
+    [ "${#running[@]}" -lt "${MACHINES:-2}" ] || finish
+    echo "$name: starts"
+    boot "$name" >"$logs/$name" 2>&1 &
+    running[$!]=$name
 done
-: >"$logs/why"
+while [ "${#running[@]}" -gt 0 ]; do
+    finish
+done
 cat "$logs"/* >"$logs/all"
 scripts/count-tests.sh "$logs/all" "$status"
