@@ -164,7 +164,11 @@ def guard(directory):
         index.write("".join(f"./{os.path.basename(name)}\n" for name in names))
     run("guard", "--dry-run", "--once", "--dir", logs, "--profile", "mariadb")
     same("after a dry run", resident(names[0]), 4 * MIB)
-    said = "".join(run("guard", "--once", "--dir", logs, "--profile", "mariadb"))
+    # On an emulated processor sampling takes more than a tick's budget has: what is left is for the next pass.
+    for _ in range(5):
+        said = "".join(run("guard", "--once", "--dir", logs, "--profile", "mariadb"))
+        if resident(names[0]) + resident(names[1]) == 0:
+            break
     # The program itself is on an overlay, of which cachestat(2) says nothing.
     same("whether cachestat is missed", "no cachestat" in said, not kernel_has_cachestat(names[0]))
     same("closed logs", resident(names[0]) + resident(names[1]), 0)
