@@ -639,31 +639,38 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
         return Ok(());
     }
     let map = open(c"/proc/self/pagemap", libc::O_RDONLY)?;
-    let (length, access) = (length(window), libc::PROT_READ as usize);
+    let length = length(window);
+    let around = AROUND as usize;
+    let (access, private) =
+        (libc::PROT_READ as usize, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    let (none, shared) = (libc::PROT_NONE as usize, libc::MAP_SHARED | libc::MAP_FIXED);
     let mut seen = [0_u64; PAGES];
-    // SAFETY: a new mapping, which nobody else knows, and which the kernel alone reads, into bytes that live over the call; `seen` has
-    // a number for each of its pages.
+    // SAFETY: new mappings, which nobody else knows, the file's in the room of the other one; the kernel alone reads them, into bytes
+    // that live over the call; `seen` has a number for each of their pages.
     let done = unsafe {
-        call(libc::SYS_mmap, [0, length, access, libc::MAP_SHARED as usize, of(fd), window.start as usize])
-            .map(|at| {
-                for advice in [libc::MADV_DONTFORK, libc::MADV_RANDOM] {
-                    let _ = call(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]);
-                }
-                let mut bytes = [0_u8; BLOCKS];
-                let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BLOCKS };
-                let firsts: [libc::iovec; BLOCKS] = core::array::from_fn(|nth| libc::iovec {
-                    iov_base: (at + nth * each * page as usize) as *mut _,
-                    iov_len: 1,
-                });
-                let blocks = count.div_ceil(each);
-                let (ours, theirs) = ((&raw const ours) as usize, firsts.as_ptr() as usize);
-                let read = call(libc::SYS_process_vm_readv, [getpid() as usize, ours, 1, theirs, blocks, 0]);
-                let from = at / page as usize * size_of::<u64>();
-                let into = seen.as_mut_ptr() as usize;
-                let got = call(libc::SYS_pread64, [of(map), into, count * size_of::<u64>(), from, 0, 0]);
-                let _ = call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]);
-                read == Ok(blocks) && got == Ok(count * size_of::<u64>())
-            })
+        // Room for the file to begin at a multiple of what is mapped around a page, or the last pages would not be mapped.
+        call(libc::SYS_mmap, [0, length + around, none, private as usize, usize::MAX, 0]).map(|room| {
+            let at = room.next_multiple_of(around);
+            let args = [at, length, access, shared as usize, of(fd), window.start as usize];
+            let is_mapped = call(libc::SYS_mmap, args).is_ok();
+            for advice in [libc::MADV_DONTFORK, libc::MADV_RANDOM] {
+                let _ = call(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]);
+            }
+            let mut bytes = [0_u8; BLOCKS];
+            let ours = libc::iovec { iov_base: (&raw mut bytes).cast(), iov_len: BLOCKS };
+            let firsts: [libc::iovec; BLOCKS] = core::array::from_fn(|nth| libc::iovec {
+                iov_base: (at + nth * each * page as usize) as *mut _,
+                iov_len: 1,
+            });
+            let blocks = count.div_ceil(each);
+            let (ours, theirs) = ((&raw const ours) as usize, firsts.as_ptr() as usize);
+            let read = call(libc::SYS_process_vm_readv, [getpid() as usize, ours, 1, theirs, blocks, 0]);
+            let from = at / page as usize * size_of::<u64>();
+            let into = seen.as_mut_ptr() as usize;
+            let got = call(libc::SYS_pread64, [of(map), into, count * size_of::<u64>(), from, 0, 0]);
+            let _ = call(libc::SYS_munmap, [room, length + around, 0, 0, 0, 0]);
+            is_mapped && read == Ok(blocks) && got == Ok(count * size_of::<u64>())
+        })
     };
     close(map);
     if !done? {
