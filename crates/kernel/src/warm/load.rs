@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::{WarmMethod, WarmOptions, WarmProgress, call_error};
 use crate::mutex::{ignore_poison, lock};
 use crate::sys::mapping::FileMapping;
-use crate::{Error, InspectedFile, Result};
+use crate::{Error, InspectedFile, Result, page_size};
 
 /// Bytes read between two checks of cancellation and rate.
 pub(super) const CHUNK: u64 = 8 << 20;
@@ -255,12 +255,22 @@ struct Shared<'a> {
     progress: WarmProgress<'a>,
 }
 
+/// A huge page is read in as a whole, and the next one with it: as much as a part has at the most.
+const HUGE_MAX: u64 = 2 << 20;
+
+/// Bytes of a huge page where a page has so many: what one page of the page table's lowest level maps, by entries of 8 bytes.
+pub(super) fn huge_page(page: u64) -> u64 {
+    page / 8 * page
+}
+
 /// Faults all pages of a part in, and waits for them.
 fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> {
     let len = usize::try_from(part.end - part.start).map_err(|_| Errno::NOMEM)?;
     let map = FileMapping::new(reader, part.start, len)?;
-    // Without large folios it is still a way to read.
-    let _ = map.advise_huge();
+    // Without large folios it is still a way to read. Those of larger pages (32 MiB of 16 KiB) would bring in what nobody asked for.
+    if huge_page(page_size()) <= HUGE_MAX {
+        let _ = map.advise_huge();
+    }
     map.populate_read()
 }
 

@@ -6,7 +6,6 @@ use super::*;
 use crate::testing::{evict_all, evict_once, file_of};
 use crate::{Links, residency_by_mincore, resident_extents};
 
-const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const METHODS: [WarmMethod; 4] =
     [WarmMethod::Auto, WarmMethod::Populate, WarmMethod::SendFile, WarmMethod::ReadAhead];
@@ -28,7 +27,7 @@ fn load_single_pages(file: &InspectedFile, pages: impl Iterator<Item = u64>) {
     let random = std::fs::File::open(file.path()).unwrap();
     rustix::fs::fadvise(&random, 0, None, rustix::fs::Advice::Random).unwrap();
     for page in pages {
-        random.read_exact_at(&mut [0; 1], page * PAGE).unwrap();
+        random.read_exact_at(&mut [0; 1], page * page_size()).unwrap();
     }
 }
 
@@ -37,7 +36,7 @@ fn a_cold_file_is_there_when_it_returns() {
     // Not a whole number of pages: the last one is partial.
     let size = 40 * MIB + 100;
     let (_dir, file) = file_of((40 << 20) + 100);
-    let pages = size.next_multiple_of(PAGE);
+    let pages = size.next_multiple_of(page_size());
     for method in METHODS {
         for width in [1, 3] {
             evict_all(&file);
@@ -72,8 +71,9 @@ fn what_is_resident_is_not_read_again() {
     let report = warm_all(&file, &WarmOptions::default());
     assert_eq!((report.resident_before, report.loaded), (Some(16 * MIB), 0));
     evict_all(&file);
-    load_single_pages(&file, (0..4096).step_by(3));
-    let there = 4096_u64.div_ceil(3) * PAGE;
+    let pages = 16 * MIB / page_size();
+    load_single_pages(&file, (0..pages).step_by(3));
+    let there = pages.div_ceil(3) * page_size();
     let reported = AtomicU64::new(0);
     let progress = |bytes| {
         reported.fetch_add(bytes, Ordering::Relaxed);
@@ -91,39 +91,41 @@ fn what_is_resident_is_not_read_again() {
 fn a_short_range_is_loaded_exactly() {
     let (_dir, file) = file_of(16 << 20);
     evict_all(&file);
-    let range = 3 * MIB + 5 * PAGE + 1..3 * MIB + 9 * PAGE + 1;
+    let page = page_size();
+    let range = 3 * MIB + 5 * page + 1..3 * MIB + 9 * page + 1;
     let report = warm(&file, range, &WarmOptions::default(), &|_| {}, &never()).unwrap();
     assert_eq!(
         (report.requested, report.loaded, report.resident_after),
-        (4 * PAGE, 5 * PAGE, Some(5 * PAGE))
+        (4 * page, 5 * page, Some(5 * page))
     );
-    assert_eq!(really_resident(&file), 5 * PAGE);
+    assert_eq!(really_resident(&file), 5 * page);
 }
 
 #[test]
 fn extents_are_loaded_exactly() {
     let (_dir, file) = file_of(64 << 20);
     evict_all(&file);
-    let extents: Vec<_> = (0..500).map(|index| index * 30 * PAGE..(index * 30 + 4) * PAGE).collect();
+    let page = page_size();
+    let extents: Vec<_> =
+        (0..64 * MIB / page / 30).map(|index| index * 30 * page..(index * 30 + 4) * page).collect();
+    let bytes = extents.len() as u64 * 4 * page;
     let options = WarmOptions::default();
     let report = warm_extents(&file, &extents, &options, &|_| {}, &never()).unwrap();
-    assert_eq!(
-        (report.resident_before, report.loaded, report.resident_after),
-        (Some(0), 2000 * PAGE, Some(2000 * PAGE))
-    );
+    assert_eq!((report.resident_before, report.loaded, report.resident_after), (Some(0), bytes, Some(bytes)));
     let found: Vec<_> = resident_extents(&file, 0..u64::MAX).unwrap().collect::<Result<_>>().unwrap();
     assert_eq!(found, extents);
     let again = warm_extents(&file, &extents, &options, &|_| {}, &never()).unwrap();
-    assert_eq!((again.resident_before, again.loaded), (Some(2000 * PAGE), 0));
+    assert_eq!((again.resident_before, again.loaded), (Some(bytes), 0));
 }
 
 #[test]
 fn extents_past_the_end_are_left_out() {
-    let (_dir, file) = file_of(10 * 4096);
+    let page = page_size();
+    let (_dir, file) = file_of(usize::try_from(10 * page).unwrap());
     evict_all(&file);
-    let extents = [0..PAGE, 8 * PAGE..20 * PAGE, 30 * PAGE..40 * PAGE];
+    let extents = [0..page, 8 * page..20 * page, 30 * page..40 * page];
     let report = warm_extents(&file, &extents, &WarmOptions::default(), &|_| {}, &never()).unwrap();
-    assert_eq!((report.requested, report.loaded), (3 * PAGE, 3 * PAGE));
+    assert_eq!((report.requested, report.loaded), (3 * page, 3 * page));
 }
 
 #[test]
@@ -131,13 +133,14 @@ fn holes_are_left_alone() {
     let (_dir, file) = file_of(0);
     let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
     writer.set_len(15 << 40).unwrap();
-    writer.write_all_at(&[1; 8192], 7 << 40).unwrap();
+    let bytes = 2 * page_size();
+    writer.write_all_at(&vec![1; usize::try_from(bytes).unwrap()], 7 << 40).unwrap();
     writer.sync_all().unwrap();
     evict_all(&file);
     let report = warm_all(&file, &WarmOptions::default());
-    assert_eq!((report.requested, report.loaded), (15 << 40, 8192));
-    assert_eq!(report.holes, (15 << 40) - 8192);
-    assert_eq!(report.resident_after, Some(8192));
+    assert_eq!((report.requested, report.loaded), (15 << 40, bytes));
+    assert_eq!(report.holes, (15 << 40) - bytes);
+    assert_eq!(report.resident_after, Some(bytes));
 }
 
 #[test]
@@ -239,7 +242,7 @@ fn holes_are_not_locked() {
     writer.set_len(1 << 40).unwrap();
     writer.write_all_at(&[1; 4096], 5 << 30).unwrap();
     let locked = lock(&file, 0..u64::MAX).unwrap();
-    assert_eq!(locked.bytes(), 4096);
+    assert_eq!(locked.bytes(), page_size());
 }
 
 #[test]
@@ -258,4 +261,9 @@ fn the_limit_on_locked_memory_is_reported_with_its_fix() {
         if rustix::process::geteuid().is_root() { crate::testing::as_nobody(locking) } else { locking() };
     assert!(matches!(error, LockError::Limit { limit: reported, .. } if reported == limit), "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
+}
+
+#[test]
+fn a_huge_page_is_what_a_page_of_the_page_table_maps() {
+    assert_eq!([4096, 16_384, 65_536].map(load::huge_page), [2 << 20, 32 << 20, 512 << 20]);
 }
