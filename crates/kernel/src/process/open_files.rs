@@ -370,11 +370,15 @@ mod tests {
     #[test]
     fn mappings_are_resolved_by_their_paths() {
         // As on btrfs: the kernel shows another device than stat.
-        let (_dir, paths) = files(&["a", "b"]);
+        let (dir, paths) = files(&["a", "b"]);
         let (tree, proc) = fake(&[(7, &[])]);
+        // A root of its own: what leads to the directory may be an overlay that asks the layer below each time, as over 9p.
+        let root = tree.path().join("7/root");
+        std::fs::remove_file(&root).unwrap();
+        symlink(dir.path(), &root).unwrap();
         let line = |at: u32, index: usize| {
-            let (ino, path) = (inode_at(&paths[index]).ino, paths[index].display());
-            format!("{at}000-{at}800 r--s 00000000 00:fe {ino} {path}\n")
+            let (ino, name) = (inode_at(&paths[index]).ino, paths[index].file_name().unwrap().display());
+            format!("{at}000-{at}800 r--s 00000000 00:fe {ino} /{name}\n")
         };
         let gone = "9000-9800 r--s 00000000 00:fe 1 /nowhere/c\n";
         std::fs::write(tree.path().join("7/maps"), format!("{}{}{gone}", line(1, 0), line(2, 1))).unwrap();
