@@ -70,11 +70,12 @@ pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
 }
 
 /// After one of these calls was made by its number.
-pub(super) fn after_call(number: i64, [a, b, c, d]: [i64; 4], done: i64) {
+pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
+    let [_, b, c, d] = arguments;
     let (from, at, to) = match number {
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename | libc::SYS_link => (a, libc::AT_FDCWD, b),
+        libc::SYS_rename | libc::SYS_link => (arguments[0], libc::AT_FDCWD, b),
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => (b, c as c_int, d),
         _ => return,
     };
