@@ -317,10 +317,8 @@ impl Printer {
             Event::Tick(tick) => return self.status(tick),
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
             Event::Found { pid, profile, directories } => {
-                let directories: Vec<String> =
-                    directories.iter().map(|path| escaped(path).to_string()).collect();
                 let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
-                format!("watching {profile}{pid}: {}", directories.join(", "))
+                format!("watching {profile}{pid}: {}", directories_text(directories))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {
@@ -442,6 +440,16 @@ impl Printer {
     }
 }
 
+/// The first of them, and how many more there are: a database may have a thousand.
+fn directories_text(directories: &[PathBuf]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = directories.iter().take(SHOWN).map(|path| escaped(path).to_string()).collect();
+    match directories.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 /// What is said of a memory cgroup; nothing of each single step.
 fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Option<String> {
     let of = limit.map(|limit| format!(" of {}", Size(limit))).unwrap_or_default();
@@ -499,4 +507,18 @@ fn summary_text(summary: &Summary) -> String {
         let _ = write!(text, ", {} of memory at most", Size(bytes));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_very_many_directories_the_first_are_shown() {
+        let directories =
+            |count: usize| (1..=count).map(|at| PathBuf::from(format!("/d{at}"))).collect::<Vec<_>>();
+        assert_eq!(directories_text(&directories(2)), "/d1, /d2");
+        assert!(directories_text(&directories(8)).ends_with("/d7, /d8"));
+        assert!(directories_text(&directories(1000)).ends_with("/d8 and 992 more"));
+    }
 }
