@@ -8,6 +8,7 @@ mod doctor_memory;
 mod doctor_rocksdb;
 mod doctor_settings;
 mod doctor_streams;
+mod engine;
 mod guard_budgets;
 mod guard_cgroups;
 mod guard_cgroups_databases;

@@ -21,6 +21,7 @@ pub(crate) mod mariadb;
 pub(crate) mod mariadb_test;
 pub(crate) mod memory_group;
 pub(crate) mod mysql;
+pub(crate) mod podman;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;
 pub(crate) mod rocksdb;

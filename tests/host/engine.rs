@@ -1,0 +1,178 @@
+//! The guard and the doctor on the host, a `MariaDB` in containers of podman and crun: one with a memory limit, and one in a user namespace.
+//!
+//! Needs root, Debian's `podman`, `crun` and `mariadb-server`, and minutes: `make test-cgroup-v2` runs it in a virtual machine.
+
+use crate::support;
+use crate::support::command::run;
+use crate::support::doctor_report;
+use crate::support::guard::{Ended, Guard};
+use crate::support::podman::{Container, DATA, Engine, FILLED, PROGRAMS};
+use crate::support::{MIB, eventually};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(300);
+
+/// Its memory limit.
+const LIMIT: u64 = 288 * MIB;
+
+/// What may stay of a binlog that is being written: the slack of the profile, twice.
+const IDLE_LIMIT: u64 = 8 * MIB;
+
+/// The memory cgroup of a process: read here by the kernel's own names, not by what is tested.
+struct Group {
+    directory: PathBuf,
+    is_v2: bool,
+}
+
+impl Group {
+    fn of(pid: u32) -> Self {
+        let paths = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
+        let v1 = paths.lines().find_map(|line| line.split_once(":memory:/"));
+        let path = v1.or_else(|| paths.lines().find_map(|line| line.split_once("0::/")));
+        let top = if v1.is_some() { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+        Self { directory: Path::new(top).join(path.expect("a memory cgroup").1), is_v2: v1.is_none() }
+    }
+
+    /// One number in a file that versions 1 and 2 call differently.
+    fn number(&self, v1: &str, v2: &str) -> u64 {
+        let file = self.directory.join(if self.is_v2 { v2 } else { v1 });
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        text.trim().parse().expect("a number")
+    }
+
+    fn limit(&self) -> u64 {
+        self.number("memory.limit_in_bytes", "memory.max")
+    }
+
+    fn usage(&self) -> u64 {
+        self.number("memory.usage_in_bytes", "memory.current")
+    }
+
+    /// Page cache without shared memory, in bytes.
+    fn cache(&self) -> u64 {
+        let text = std::fs::read_to_string(self.directory.join("memory.stat")).expect("a memory cgroup");
+        let of = |name: &str| {
+            let of = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok();
+            text.lines().find_map(of).unwrap_or_else(|| panic!("{name}: {text}"))
+        };
+        if self.is_v2 { of("file") - of("shmem") } else { of("total_cache") - of("total_shmem") }
+    }
+}
+
+/// What is said of files and processes that can't be seen. That an overlay's files, and all files before Linux 6.5, show only what is
+/// resident of them is true, and one line each.
+fn gaps(report: &Value) -> Vec<String> {
+    let gaps = report["visibility_gaps"].as_array().expect("a list of gaps");
+    let mut kinds: Vec<&str> =
+        gaps.iter().filter_map(|gap| gap["what"].as_str()?.split(':').next()).collect();
+    kinds.sort_unstable();
+    let known = [
+        "what of files is dirty, or was evicted",
+        "what of files on overlayfs is dirty or was evicted, and which of their pages come and go",
+    ];
+    let count = kinds.len();
+    kinds.dedup();
+    assert_eq!(kinds.len(), count, "each once: {gaps:#?}");
+    let words = ["file", "process", "user namespace"];
+    let unseen = |kind: &&str| !known.contains(kind) && words.iter().any(|word| kind.contains(word));
+    kinds.into_iter().filter(unseen).map(str::to_owned).collect()
+}
+
+fn complaints(ended: &Ended) -> Vec<&Value> {
+    ended.events.iter().filter(|event| event["event"] == "problem" || event["event"] == "refused").collect()
+}
+
+/// With a guard beside it, its binlogs stay small.
+fn is_guarded(container: &Container<'_>) {
+    let guard = Guard::spawn(&["--tick", "200ms"]);
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
+    assert_eq!((&found["profile"], &found["directories"]), (&"mariadb".into(), &vec![DATA].into()));
+    let left = || container.resident_binlogs();
+    eventually("its binlogs are released", SOON, || (left() < IDLE_LIMIT).then_some(()));
+    container.fill_binlogs();
+    eventually("its binlogs are released again", SOON, || (left() < IDLE_LIMIT).then_some(()));
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let said = complaints(&ended);
+    assert!(said.iter().all(|event| event["path"] != DATA), "{said:#?}");
+    // Whatever there is to say of a process in another namespace is one line, once.
+    let mut lines: Vec<String> = said.iter().map(ToString::to_string).collect();
+    lines.sort();
+    let count = lines.len();
+    lines.dedup();
+    assert_eq!(lines.len(), count, "{lines:#?}");
+    println!("  the guard's problems: {lines:?}; {}", ended.summary()["released_bytes"]);
+}
+
+#[test]
+#[ignore = "minutes: make test-cgroup-v2"]
+fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
+    if !support::can_run("a container of podman", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let engine = Engine::new(scratch.path());
+    let limit = format!("--memory={LIMIT}");
+    let container = engine.start("limited", &[&limit]);
+    let group = Group::of(container.pid());
+    assert_eq!(group.limit(), LIMIT);
+    // Until little of its limit is left.
+    for _ in 0..8 {
+        container.fill_binlogs();
+        if group.usage() > LIMIT * 9 / 10 {
+            break;
+        }
+    }
+    assert!(container.resident_binlogs() >= FILLED, "{}", container.resident_binlogs());
+
+    let outcome = run(["doctor", "--watch", "5s", "--json"]);
+    let report = doctor_report::of(&outcome);
+    let findings = report["findings"].as_array().expect("findings");
+    let found = findings
+        .iter()
+        .find(|finding| finding["kind"] == "cgroup-cache")
+        .unwrap_or_else(|| panic!("{report:#}"));
+    let title = found["title"].as_str().expect("a title");
+    assert!(title.contains(group.directory.to_str().expect("UTF-8")), "{title}");
+    let figure = |name: &str| {
+        let of = |evidence: &Value| evidence["figures"][name].as_u64();
+        found["evidence"].as_array().expect("evidence").iter().find_map(of)
+    };
+    let cache = group.cache();
+    println!(
+        "{title}\n  page cache {} MiB by the doctor, {} MiB by memory.stat, {} MiB of it logs by the doctor, {} MiB by fincore; at its limit {:?} times",
+        figure("page_cache_bytes").unwrap_or(0) / MIB,
+        cache / MIB,
+        figure("log_resident_bytes").unwrap_or(0) / MIB,
+        container.resident_binlogs() / MIB,
+        figure("limit_hits"),
+    );
+    assert!(figure("page_cache_bytes").is_some_and(|bytes| bytes.abs_diff(cache) <= 8 * MIB), "{found:#}");
+    assert!(figure("log_resident_bytes") >= Some(FILLED), "{found:#}");
+    assert_eq!(gaps(&report), Vec::<String>::new());
+
+    is_guarded(&container);
+    println!("  after the guard: page cache {} MiB", group.cache() / MIB);
+}
+
+#[test]
+#[ignore = "minutes: make test-cgroup-v2"]
+fn a_container_in_a_user_namespace_is_seen_and_served() {
+    if !support::can_run("a container of podman in a user namespace", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let engine = Engine::new(scratch.path());
+    let container = engine.start("mapped", &["--uidmap=0:200000:65536", "--gidmap=0:200000:65536"]);
+    let map = std::fs::read_to_string(format!("/proc/{}/uid_map", container.pid())).expect("it runs");
+    assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "200000", "65536"]);
+    container.fill_binlogs();
+    let outcome = run(["doctor", "--watch", "2s", "--json"]);
+    assert_eq!(gaps(&doctor_report::of(&outcome)), Vec::<String>::new());
+    is_guarded(&container);
+}
