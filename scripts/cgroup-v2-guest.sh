@@ -1,7 +1,8 @@
 #!/bin/bash
-# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, `guard`, or `systemd`, which
-# starts it again as `stories`.
+# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, `guard`, `containers`, or `systemd` and `unit`, which
+# start it again as `stories` and `unit_stories`.
 . "$(dirname "$0")/guest.sh"
+. "$(dirname "$0")/unit-guest.sh"
 
 topmost() {
     echo "guest: begins with Linux $(uname -r)"
@@ -10,6 +11,23 @@ topmost() {
     ip link set lo up
     cd "$SOURCE/crates/cli" || ends
     PAGEKEEPER_REQUIRE_ALL=1 program preload "$TESTS" group:: --test-threads=1 --color=never
+    results
+    ends
+}
+
+# Containers of podman, beside the guard and the doctor.
+containers() {
+    echo "guest: begins with Linux $(uname -r)"
+    mount -t cgroup2 cgroup /sys/fs/cgroup
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
+    mkdir -p /dev/pts /dev/mqueue && mount -t devpts devpts /dev/pts
+    mount -t tmpfs run /run
+    ip link set lo up
+    podman --version
+    crun --version | head -n 1
+    cd "$SOURCE/crates/cli" || ends
+    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" engine:: --include-ignored --nocapture --test-threads=1 --color=never
     results
     ends
 }
@@ -24,21 +42,29 @@ guard() {
     cd "$SOURCE/crates/kernel" || ends
     PAGEKEEPER_REQUIRE_ALL=1 program kernel "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" guard_cgroups:: --include-ignored --nocapture --test-threads=1 --color=never
+    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" guard_cgroups --include-ignored --nocapture --test-threads=1 --color=never
     results
     ends
 }
 
-# Has systemd begin with the stories and little else.
 systemd() {
+    boots stories
+}
+
+unit() {
+    boots unit_stories
+}
+
+# Has systemd begin with these stories and little else.
+boots() {
     cat >/etc/systemd/system/stories.service <<END
 [Unit]
 Requires=dbus.service
 After=dbus.service basic.target
 [Service]
 Type=oneshot
-Environment=PAGEKEEPER=$PAGEKEEPER
-ExecStart=$0 stories
+Environment=PAGEKEEPER=$PAGEKEEPER PACKAGE=$PACKAGE
+ExecStart=$0 $1
 StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/ttyS0

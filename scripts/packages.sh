@@ -2,7 +2,7 @@
 # packages.sh "PURPOSE: PACKAGE..."... — installs the Debian packages that are missing if this is root; otherwise says
 # for each purpose what is missing, and the command that fixes it. Exits 0 either way, unless an installation fails.
 # A service that comes with a package (mariadb-server, postgresql, prometheus, etcd-server, nats-server, rabbitmq-server with Erlang's epmd,
-# clickhouse-server) is neither started nor left enabled.
+# clickhouse-server, podman's) is neither started nor left enabled.
 set -euo pipefail
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -49,4 +49,7 @@ for service in mariadb-server:mariadb postgresql:postgresql prometheus:prometheu
 done
 if [ "$had_erlang" != installed ] && command -v systemctl >/dev/null && [ -e /lib/systemd/system/epmd.socket ]; then
     systemctl --quiet disable epmd.socket epmd.service || true
+fi
+if [[ " ${all_missing[*]} " == *" podman "* ]] && command -v systemctl >/dev/null; then
+    systemctl --quiet disable podman.socket podman.service podman-auto-update.timer podman-auto-update.service podman-restart.service || true
 fi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Memory cgroups of version 2, in three virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
-# group; systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them; and the guard with
-# [cgroup], beside PostgreSQL too.
+# Memory cgroups of version 2, in virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
+# group (topmost); systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them (systemd); the
+# guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package under a real systemd, its service with each
+# drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman (containers).
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
-# Takes some minutes where QEMU_ACCEL=kvm can be had, and half an hour without. For x86-64, as root. Arguments are the machines:
-# topmost, systemd, guard.
+# Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -14,7 +14,9 @@ scripts/require-rust.sh
 scripts/packages.sh \
     "the virtual machines: qemu-system-x86 busybox-static kmod cpio e2fsprogs xz-utils" \
     "systemd in them: systemd dbus dbus-user-session libpam-systemd" \
-    "the server in them: postgresql" \
+    "the servers in them: postgresql mariadb-server" \
+    "the container engine in them: podman crun" \
+    "the package that is installed in them: debhelper dpkg-dev lintian binutils" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }
 
@@ -29,13 +31,27 @@ kernel_tests=$("$cargo" test --package pagekeeper-kernel --lib --no-run --messag
     grep -o '"executable":"[^"]*/pagekeeper_kernel-[^"]*"' | tail -1 | cut -d'"' -f4)
 pagekeeper=$(grep -o '"executable":"[^"]*/pagekeeper"' <<<"$built" | tail -1 | cut -d'"' -f4)
 
+[ $# -gt 0 ] || set -- topmost systemd guard unit containers
 logs=$(mktemp --directory)
 trap 'rm -rf "$logs"' EXIT
 status=0
-[ $# -gt 0 ] || set -- topmost systemd guard
+
+# Where the machines see it. It has the program of the tests, and is none to give to others: `make packages` builds those.
+package=$(dirname "$kernel")/pagekeeper.deb
+if [[ " $* " == *" unit "* ]]; then
+    strip -o "$logs/program" "$pagekeeper"
+    PROGRAM=$logs/program RUNS_HERE=$logs/program DESTDIR=$logs/root PREFIX=/usr scripts/install.sh >/dev/null
+    install -D --mode 644 deploy/pagekeeper-guard.toml "$logs/root/etc/pagekeeper/guard.toml"
+    install -D --mode 644 deploy/debian/default "$logs/root/etc/default/pagekeeper"
+    mkdir "$logs/out"
+    SOURCE_DATE_EPOCH=$(date +%s) PACKAGE_VERSION=0.0.1 PACKAGE_REVISION=1 DEBFULLNAME=Tests DEBEMAIL=root@localhost \
+        scripts/packaging/deb.sh amd64 "$logs/root" LICENSE-MIT "$logs/out" >"$logs/packaging" 2>&1 || { cat "$logs/packaging" >&2; exit 1; }
+    mv "$logs/out"/*.deb "$package"
+    rm -r "$logs"/{program,root,out,packaging}
+fi
 for machine in "$@"; do
     echo "$machine, Linux $(cat "$kernel/release")"
-    scripts/machine.sh "$kernel" 3G 2400 PAGEKEEPER="$pagekeeper" TESTS="$tests" HOST="$host" \
+    scripts/machine.sh "$kernel" 3G 2400 PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
         KERNEL_TESTS="$kernel_tests" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
         tee "$logs/$machine" || status=1
 done

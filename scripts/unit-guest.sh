@@ -1,0 +1,252 @@
+# What the machine `unit` of scripts/cgroup-v2-guest.sh does under a real systemd, to be sourced by it: the package is installed, its service
+# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`. $PACKAGE is
+# the package; mariadb.service is that of Debian's package.
+
+unit=pagekeeper-guard.service
+
+# show PROPERTY [UNIT]
+show() {
+    systemctl show --property="$1" --value "${2:-$unit}"
+}
+
+# within TIMES COMMAND...: whether it succeeds when it is tried so often, at least a second apart.
+within() {
+    local left=$1
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        sleep 1
+    done
+}
+
+# said PATTERN: whether the service has said so, in its present run.
+said() {
+    journalctl --quiet --output=cat _SYSTEMD_INVOCATION_ID="$(show InvocationID)" | grep --quiet --extended-regexp "$1"
+}
+
+# unit_story NAME FUNCTION: it prints what is wrong, and nothing else.
+unit_story() {
+    local problem
+    problem=$("$2" 2>&1) || problem+="; it ended with $?"
+    result "unit::$1" "$problem"
+    [ -z "$problem" ] || journalctl --quiet --output=cat --lines=15 --unit="$unit" --unit=mariadb.service
+}
+
+installed() {
+    dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || { cat /var/tmp/installed; return; }
+    [ "$(systemctl is-enabled $unit)" = disabled ] || echo "it was enabled"
+    [ "$(show ActiveState)" = inactive ] || echo "it was started"
+}
+
+started() {
+    systemctl start $unit || { echo "it does not start"; return; }
+    [ "$(show ActiveState)/$(show SubState)/$(show Type)" = active/running/notify ] || systemctl status --no-pager $unit
+    local status
+    status=$(cat "/proc/$(show MainPID)/status")
+    # CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_SYS_PTRACE, and no other.
+    for line in 'CapEff:	000000000008000c' 'CapBnd:	000000000008000c' 'NoNewPrivs:	1' 'Seccomp:	2'; do
+        grep --quiet "^$line\$" <<<"$status" || echo "$line is missing: $status"
+    done
+    ! grep --quiet '^Uid:	0' <<<"$status" || echo "it is root's"
+}
+
+scored() {
+    local said
+    said=$(systemd-analyze security --threshold=25 --no-pager $unit 2>&1) || tail -n 1 <<<"$said"
+    tail -n 1 <<<"$said" >&3
+}
+
+released() {
+    systemctl start mariadb.service || { echo "mariadb does not start"; return; }
+    fill
+    within 40 said "watching mariadb \(process $(show MainPID mariadb.service)\)" || echo "the server is not found"
+    within 60 logs_are_small || echo "logs stay: $(resident) bytes"
+}
+
+fill() {
+    local round
+    for round in $(seq 24); do
+        mariadb --execute "INSERT INTO d.t VALUES (REPEAT('x', 1048576)); DELETE FROM d.t" || return
+    done
+}
+
+resident() {
+    fincore --bytes --noheadings --output RES /var/lib/mysql/binlog.0* | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+logs_are_small() {
+    [ "$(resident)" -lt $((10 << 20)) ]
+}
+
+reloaded() {
+    local pid
+    pid=$(show MainPID)
+    cp /etc/pagekeeper/guard.toml /var/tmp/guard.toml
+    echo 'tick = "soon"' >/etc/pagekeeper/guard.toml
+    systemctl reload $unit || echo "reload fails"
+    within 40 said "the configuration stays as it was: .*tick" || echo "a bad configuration is not refused"
+    cp /var/tmp/guard.toml /etc/pagekeeper/guard.toml
+    systemctl reload $unit || echo "reload fails"
+    # It is ready again, and goes on.
+    within 60 runs || echo "it is $(show ActiveState), $(show SubState)"
+    [ "$(show MainPID)" = "$pid" ] || echo "it was started again"
+    fill
+    within 60 logs_are_small || echo "logs stay: $(resident) bytes"
+}
+
+stopped() {
+    local run
+    run=$(show InvocationID)
+    systemctl stop $unit || echo "it does not stop"
+    [ "$(show ActiveState)/$(show Result)" = inactive/success ] || systemctl status --no-pager $unit
+    journalctl --quiet --output=cat _SYSTEMD_INVOCATION_ID="$run" | grep --quiet '^released .* ticks' || echo "it says no summary"
+}
+
+# One that hangs is ended, and started again.
+hung() {
+    mkdir -p /run/systemd/system/$unit.d
+    printf '[Service]\nWatchdogSec=90s\nRestartSec=1s\n' >/run/systemd/system/$unit.d/test.conf
+    systemctl daemon-reload
+    systemctl start $unit || { echo "it does not start"; return; }
+    local pid before
+    pid=$(show MainPID)
+    before=$(show WatchdogTimestampMonotonic)
+    within 80 is_later "$before" || echo "it gives no sign of life"
+    [ "$(show MainPID)" = "$pid" ] || echo "it was ended, alive"
+    kill -STOP "$pid"
+    within 200 is_another "$pid" || echo "it hangs, and nothing happens: $(show ActiveState)"
+    [ "$(show NRestarts)" -ge 1 ] || echo "it was not started again"
+    journalctl --quiet --output=cat --unit=$unit | grep --quiet "Failed with result 'watchdog'" || echo "not for its watchdog"
+    rm /run/systemd/system/$unit.d/test.conf
+    systemctl daemon-reload
+    systemctl restart $unit
+}
+
+is_later() {
+    [ "$(show WatchdogTimestampMonotonic)" != "$1" ]
+}
+
+runs() {
+    [ "$(show ActiveState)/$(show SubState)" = active/running ]
+}
+
+is_another() {
+    [ "$(show MainPID)" != "$1" ] && runs
+}
+
+with_metrics() {
+    drop_in $unit metrics.conf
+    systemctl restart $unit || { echo "it does not start"; return; }
+    scored
+    within 40 has_metrics || echo "no metrics: $(busybox wget -q -O - http://127.0.0.1:9417/metrics 2>&1 | head -n 3)"
+    rm /etc/systemd/system/$unit.d/metrics.conf
+    systemctl daemon-reload
+}
+
+has_metrics() {
+    busybox wget -q -O - http://127.0.0.1:9417/metrics | grep --quiet '^pagekeeper_.*database="mariadb"'
+}
+
+# A table that nobody reads again goes by [cgroup], in the group of a service.
+with_cgroup() {
+    drop_in $unit cgroup.conf
+    drop_in_text mariadb.service limit '[Service]\nMemoryMax=400M\nMemoryHigh=380M\n'
+    systemctl restart mariadb.service || { echo "mariadb does not start"; return; }
+    mariadb --execute "USE d; SET SESSION sql_log_bin = 0; CREATE OR REPLACE TABLE d.cold (v CHAR(240) CHARACTER SET latin1) ENGINE=MyISAM;
+        INSERT INTO d.cold SELECT REPEAT('x', 240) FROM seq_1_to_400000" || echo "no table"
+    printf '\n[cgroup]\ngroups = ["/system.slice/mariadb.service"]\nshare = "10%%"\nreclaim = "file"\ntick = "1s"\n' >>/etc/pagekeeper/guard.toml
+    systemctl restart $unit || { echo "it does not start"; return; }
+    scored
+    local before after
+    before=$(cached)
+    within 150 has_shrunk $((44 << 20)) || echo "page cache stays"
+    after=$(cached)
+    echo "page cache of mariadb.service: $before, then $after bytes" >&3
+    [ "$before" -gt $((80 << 20)) ] || echo "only $before bytes of page cache before"
+    ! said "may not be written" || echo "it may not write memory.reclaim"
+    cp /var/tmp/guard.toml /etc/pagekeeper/guard.toml
+    rm /etc/systemd/system/$unit.d/cgroup.conf /etc/systemd/system/mariadb.service.d/limit.conf
+    systemctl daemon-reload
+    systemctl restart $unit
+}
+
+cached() {
+    awk '$1 == "file" { file = $2 } $1 == "shmem" { file -= $2 } END { print file }' /sys/fs/cgroup/system.slice/mariadb.service/memory.stat
+}
+
+has_shrunk() {
+    [ "$(cached)" -lt "$1" ]
+}
+
+# drop_in UNIT FILE: one of the package's examples, where it says that it goes.
+drop_in() {
+    mkdir -p "/etc/systemd/system/$1.d"
+    cp "/usr/share/doc/pagekeeper/$2" "/etc/systemd/system/$1.d/"
+    systemctl daemon-reload
+}
+
+drop_in_text() {
+    mkdir -p "/etc/systemd/system/$1.d"
+    # shellcheck disable=SC2059
+    printf "$3" >"/etc/systemd/system/$1.d/$2.conf"
+    systemctl daemon-reload
+}
+
+# By the drop-in, with the guard away: the server itself gives its pages back.
+under_run() {
+    systemctl stop $unit
+    drop_in mariadb.service run/mariadb.conf
+    systemctl restart mariadb.service || { echo "mariadb does not start"; return; }
+    local pid
+    pid=$(show MainPID mariadb.service)
+    [ "$(cat "/proc/$pid/comm")" = mariadbd ] || echo "its process is $(cat "/proc/$pid/comm")"
+    grep --quiet libpagekeeper "/proc/$pid/maps" || echo "the library is not loaded"
+    fill
+    within 40 logs_are_small || echo "logs stay: $(resident) bytes"
+    [ "$(mariadb --batch --skip-column-names --execute 'SELECT COUNT(*) FROM d.t')" = 0 ] || echo "the table holds something else"
+    rm /etc/systemd/system/mariadb.service.d/mariadb.conf
+    systemctl daemon-reload
+    systemctl restart mariadb.service || echo "mariadb does not start without it"
+}
+
+# A running service is another after an upgrade, and none after removal.
+upgraded() {
+    systemctl start $unit
+    local pid
+    pid=$(show MainPID)
+    dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
+    within 60 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
+    dpkg --purge pagekeeper >/var/tmp/installed 2>&1 || cat /var/tmp/installed
+    [ ! -e "/proc/$(pidof -s pagekeeper)/exe" ] || [ -z "$(pidof pagekeeper)" ] || echo "it runs without its package"
+}
+
+unit_stories() {
+    echo "guest: begins with $(systemctl --version | head -1)"
+    exec 3>&1
+    export SYSTEMD_PAGER=cat SYSTEMD_COLORS=0
+    rm -f /usr/sbin/policy-rc.d
+    # The machine did not do that at its start.
+    systemd-tmpfiles --create mariadb.conf
+    # The server's data on the machine's own disk.
+    mkdir -p /var/tmp/mysql /etc/mysql/mariadb.conf.d
+    mount --bind /var/tmp/mysql /var/lib/mysql
+    printf '[mariadbd]\nlog_bin=binlog\nbinlog_format=ROW\nsync_binlog=1\nmax_binlog_size=16M\ninnodb_buffer_pool_size=64M\ninnodb_log_file_size=16M\nskip_networking\n' \
+        >/etc/mysql/mariadb.conf.d/99-test.cnf
+    mariadb-install-db --user=mysql --skip-test-db >/var/tmp/mysql-installed 2>&1 || cat /var/tmp/mysql-installed
+    systemctl start mariadb.service && mariadb --execute "CREATE DATABASE d; CREATE TABLE d.t (v LONGBLOB)"
+    systemctl stop mariadb.service
+    unit_story installed installed
+    unit_story started_and_ready started
+    unit_story hardened scored
+    unit_story a_server_is_found_and_its_logs_are_released released
+    unit_story reloaded reloaded
+    unit_story stopped_with_a_summary stopped
+    unit_story hung_and_started_again hung
+    unit_story with_metrics with_metrics
+    unit_story with_cgroup with_cgroup
+    unit_story mariadb_under_run under_run
+    unit_story upgraded_and_purged upgraded
+    results
+    ends
+}
