@@ -218,7 +218,7 @@ upgraded() {
     dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
     within 60 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
     dpkg --purge pagekeeper >/var/tmp/installed 2>&1 || cat /var/tmp/installed
-    [ ! -e "/proc/$(pidof -s pagekeeper)/exe" ] || [ -z "$(pidof pagekeeper)" ] || echo "it runs without its package"
+    ! pidof pagekeeper >/dev/null || echo "it runs without its package"
 }
 
 unit_stories() {
