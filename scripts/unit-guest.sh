@@ -226,6 +226,8 @@ unit_stories() {
     exec 3>&1
     export SYSTEMD_PAGER=cat SYSTEMD_COLORS=0
     rm -f /usr/sbin/policy-rc.d
+    # An index of all manuals takes an emulated machine minutes.
+    rm -f /var/lib/man-db/auto-update
     # The machine did not do that at its start.
     systemd-tmpfiles --create mariadb.conf
     # The server's data on the machine's own disk.
