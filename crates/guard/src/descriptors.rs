@@ -9,7 +9,7 @@
 //! and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one
 //! that may not be inspected is reported by its error.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -91,6 +91,10 @@ pub(crate) struct Schedule {
     earliest: Instant,
     /// Whether the listing that is under way was asked for; none if there is none.
     running: Option<bool>,
+    /// When the last one began.
+    began: Instant,
+    /// When the last one began that has ended.
+    pub(crate) listed: Option<Instant>,
     /// How many have ended.
     #[cfg(test)]
     pub(crate) ended: usize,
@@ -103,6 +107,8 @@ impl Schedule {
             asked: true,
             earliest: now,
             running: None,
+            began: now,
+            listed: None,
             #[cfg(test)]
             ended: 0,
         }
@@ -118,6 +124,7 @@ impl Schedule {
         let due = self.running.is_none() && now >= self.earliest && (self.asked || now >= self.due);
         if due {
             self.running = Some(std::mem::take(&mut self.asked));
+            self.began = now;
         }
         due
     }
@@ -135,6 +142,7 @@ impl Schedule {
         }
         let now = Instant::now();
         self.running = None;
+        self.listed = Some(self.began);
         self.due = now + (cost * SHARE).clamp(LEAST, MOST);
         self.earliest = now + (cost * URGENT_SHARE).min(MOST);
     }
@@ -180,6 +188,46 @@ pub(crate) struct Others {
     cost: Duration,
     /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
     left_out: Vec<u32>,
+    whole: Whole,
+}
+
+/// Since when all of them have been read: with very many descriptors some are read for longer than a listing.
+#[derive(Debug, Default)]
+struct Whole {
+    since: Option<Instant>,
+    /// What comes next: when a listing began that has ended, and who has yet to be read from then on.
+    next: Option<(Instant, BTreeSet<u32>)>,
+}
+
+impl Whole {
+    /// Takes in a listing that began at that time and has ended, but for these.
+    fn listed(&mut self, began: Instant, but: BTreeSet<u32>) {
+        // Else who has very many would put it off without end.
+        self.next.get_or_insert((began, but));
+        self.settle();
+    }
+
+    /// Takes in that a process was read, or has ended; it was begun with at that time.
+    fn read(&mut self, pid: u32, began: Instant) {
+        if let Some((_, waiting)) = self.next.as_mut().filter(|(since, _)| began >= *since) {
+            waiting.remove(&pid);
+            self.settle();
+        }
+    }
+
+    /// Forgets those that have ended.
+    fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
+        if let Some((_, waiting)) = &mut self.next {
+            waiting.retain(|pid| is_there(*pid));
+            self.settle();
+        }
+    }
+
+    fn settle(&mut self) {
+        if let Some((since, _)) = self.next.take_if(|(_, waiting)| waiting.is_empty()) {
+            self.since = Some(since);
+        }
+    }
 }
 
 /// What is known of one of these processes.
@@ -194,7 +242,7 @@ impl Others {
     pub(crate) fn new(now: Instant) -> Self {
         let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
         let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
-        Self { known, schedule, rounds, time, cost, left_out }
+        Self { known, schedule, rounds, time, cost, left_out, whole: Whole::default() }
     }
 
     /// Lists them soon.
@@ -215,6 +263,11 @@ impl Others {
     /// Whether a listing of all processes is under way, but for those with very many descriptors.
     pub(crate) fn is_listing(&self) -> bool {
         self.schedule.running.is_some()
+    }
+
+    /// Since when all of them have been read that may be.
+    pub(crate) fn all_read_since(&self) -> Option<Instant> {
+        self.whole.since
     }
 
     /// Which processes were found to have more of them open than are kept in mind.
@@ -238,16 +291,17 @@ impl Others {
         shares_by_party(all, &wanted)
     }
 
-    /// Lists the descriptors of these processes, if that is due, or goes on with it: which logs that were removed each of those has open
-    /// that were listed.
+    /// Lists the descriptors of these processes, if that is due, or goes on with it: those that were listed, and which logs that
+    /// were removed they have open.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: impl Iterator<Item = u32>,
         wanted: Wanted<'_>,
         now: Instant,
-    ) -> Vec<(u32, Vec<OpenFile>)> {
+    ) -> Vec<ListedProcess> {
         if self.schedule.begin(now) {
+            self.whole.keep(|pid| proc.start_time(pid).is_ok());
             // Those with very many are still being read.
             let begun: Vec<u32> = self.rounds.begun().collect();
             pids.filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
@@ -270,10 +324,11 @@ impl Others {
         self.rounds.advance(proc, &mut lister, slice);
         let mut all_removed = Vec::new();
         // That some may not be inspected was reported at the start.
-        for done in lister.done {
+        for mut done in lister.done {
             self.cost += done.cost;
-            let (removed, open): (Vec<_>, Vec<_>) = done.open.into_iter().partition(|file| file.deleted);
-            all_removed.push((done.pid, removed));
+            self.whole.read(done.pid, done.began);
+            let (removed, open): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut done.open).into_iter().partition(|file| file.deleted);
             let descriptors: Vec<Descriptor> =
                 open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
             if done.left_out {
@@ -285,6 +340,7 @@ impl Others {
                 let party = Party::of(proc, done.pid);
                 self.known.insert(done.pid, Known { descriptors, party, turn: 0 });
             }
+            all_removed.push(ListedProcess { open: removed, ..done });
         }
         let shares = self.shares(DESCRIPTORS_OF_OTHERS);
         for ((pid, known), share) in self.known.iter_mut().zip(shares) {
@@ -296,6 +352,7 @@ impl Others {
         self.time.spend(thread_cpu_time().saturating_sub(before));
         if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
             self.schedule.end(std::mem::take(&mut self.cost));
+            self.whole.listed(self.schedule.began, self.rounds.begun().collect());
         }
         all_removed
     }
@@ -324,6 +381,7 @@ pub(crate) struct Wanted<'a> {
 #[derive(Debug)]
 pub(crate) struct Listing {
     pid: u32,
+    began: Instant,
     open: Vec<OpenFile>,
     left_out: bool,
 }
@@ -332,6 +390,8 @@ pub(crate) struct Listing {
 #[derive(Debug)]
 pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
+    /// When that began.
+    pub(crate) began: Instant,
     /// Its descriptors of regular files whose names passed.
     pub(crate) open: Vec<OpenFile>,
     /// Whether it has more of them than are kept in mind.
@@ -340,6 +400,13 @@ pub(crate) struct ListedProcess {
     pub(crate) read: Result<()>,
     /// The processor time that it took.
     pub(crate) cost: Duration,
+}
+
+impl ListedProcess {
+    /// Whether it is there and could not be read.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.read.as_ref().is_err_and(|error| !error.is_gone())
+    }
 }
 
 /// Lists descriptors of files whose names pass.
@@ -365,7 +432,7 @@ impl FdVisitor for Lister<'_> {
     type Process = Listing;
 
     fn begin(&mut self, pid: u32) -> Option<Listing> {
-        Some(Listing { pid, open: Vec::new(), left_out: false })
+        Some(Listing { pid, began: Instant::now(), open: Vec::new(), left_out: false })
     }
 
     fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
@@ -380,8 +447,8 @@ impl FdVisitor for Lister<'_> {
     }
 
     fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        let Listing { open, left_out, .. } = listing;
-        self.done.push(ListedProcess { pid, open, left_out, read, cost });
+        let Listing { open, left_out, began, .. } = listing;
+        self.done.push(ListedProcess { pid, began, open, left_out, read, cost });
     }
 }
 
@@ -440,6 +507,29 @@ fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descripto
 mod tests {
     use super::*;
     use pagekeeper_policy::FileId;
+
+    #[test]
+    fn who_has_very_many_descriptors_is_waited_for_and_puts_it_off_no_longer() {
+        let now = Instant::now();
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
+        let mut whole = Whole::default();
+        whole.listed(at(1), BTreeSet::new());
+        assert_eq!(whole.since, Some(at(1)));
+        // 7 was begun with before this listing, and 8 in it.
+        whole.listed(at(10), BTreeSet::from([7, 8]));
+        whole.read(8, at(11));
+        whole.read(7, at(5));
+        assert_eq!(whole.since, Some(at(1)), "of 7 a part was read before");
+        // There are ever new ones of them.
+        for second in [20, 30] {
+            whole.listed(at(second), BTreeSet::from([7, 9]));
+        }
+        whole.read(7, at(21));
+        assert_eq!(whole.since, Some(at(10)));
+        whole.listed(at(40), BTreeSet::from([9]));
+        whole.keep(|pid| pid != 9);
+        assert_eq!(whole.since, Some(at(40)), "it has ended");
+    }
 
     #[test]
     fn of_many_descriptors_those_that_move_are_read_at_each_tick() {

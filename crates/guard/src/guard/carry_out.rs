@@ -24,7 +24,7 @@ use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
 /// A tick acts for its own length, and at least so long.
-const LEAST_TIME: Duration = Duration::from_millis(250);
+pub(super) const LEAST_TIME: Duration = Duration::from_millis(250);
 /// And no longer: who does not come back for longer than that hangs.
 const MOST_TIME: Duration = Duration::from_secs(1);
 /// Longer ranges are released in pieces of this many bytes, between which the time is checked.
@@ -178,7 +178,7 @@ impl Acts {
                 Ok(Some((0, 0)))
             }
             Action::Release => {
-                let (released, kept, rest) = release_pieces(act, file, deadline)?;
+                let (released, kept, rest) = release_pieces(file, &act.range, deadline)?;
                 self.not_done.extend(rest.map(|rest| (act.file, rest)));
                 directory.take_sample(&act.path, file, act.range.clone())?;
                 Ok(Some((released, kept)))
@@ -188,17 +188,17 @@ impl Acts {
 }
 
 /// Releases a range, as far as there is time: the bytes released, those that resisted, and what is left.
-fn release_pieces(
-    act: &FileAct,
+pub(super) fn release_pieces(
     file: &InspectedFile,
+    range: &Range<u64>,
     deadline: Instant,
 ) -> Result<(u64, u64, Option<Range<u64>>), Error> {
     let (mut released, mut kept) = (0, 0);
-    let mut start = act.range.start;
-    while start < act.range.end {
+    let mut start = range.start;
+    while start < range.end {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() && start > act.range.start {
-            return Ok((released, kept, Some(start..act.range.end)));
+        if left.is_zero() && start > range.start {
+            return Ok((released, kept, Some(start..range.end)));
         }
         let options = ReleaseOptions {
             flush: Flush::Watch,
@@ -206,7 +206,7 @@ fn release_pieces(
             retry_pause: Duration::ZERO,
             explain: false,
         };
-        let end = (start + PIECE).min(act.range.end);
+        let end = (start + PIECE).min(range.end);
         let report = release(file, start..end, &options)?;
         released += report.released;
         kept += report.kept();

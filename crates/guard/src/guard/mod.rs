@@ -243,14 +243,16 @@ impl Guard {
         let done = carry_out(decision, &mut self.watched, &self.settings, &mut self.report);
         self.decider.not_done(&done.not_done);
         tick.postponed_acts = done.not_done.len();
-        let removed = self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
+        let (of_removed, acts) =
+            self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
+        tick.acts += acts;
 
         for entry in self.watched.directories.iter().flat_map(|directory| directory.entries.values()) {
             tick.resident_bytes += entry.sample.resident;
             tick.unwritten_bytes += entry.sample.unwritten;
         }
         self.follow_streams();
-        tick.released_bytes = done.released + removed + std::mem::take(&mut self.report.streamed);
+        tick.released_bytes = done.released + of_removed + std::mem::take(&mut self.report.streamed);
         tick.seconds = self.report.seconds();
         self.report.resident_after(tick.resident_bytes);
         self.report.events.push(Event::Tick(tick));

@@ -9,11 +9,15 @@
 //!    database's by [the rules of ownership](crate::ownership), that is on another file system than the watched directory it was
 //!    in, or that is called as no log of that directory is.
 //! 2. One that was written or changed in the last [`QUIET`] is left alone, and so is what lies at or behind a reader.
-//! 3. No descriptor of one is held between ticks: its space comes back with the last of the database's own.
+//! 3. Before anything is done to one, all who may have it open were listed since it was seen first: nobody who reads is missed. Who
+//!    has more open than is kept in mind may have any of its user's.
+//! 4. No descriptor of one is held between ticks: its space comes back with the last of the database's own.
+//! 5. Descriptors are kept of no more than twice [`MOST_HELD`], and of a file only its name. A look goes over them once; what it
+//!    does for a database is that one's to pay, in a job that may hang alone, and not begun where it has nothing left.
 //!
 //! What can't be seen of one leaves it alone.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -21,15 +25,19 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
-use pagekeeper_kernel::{Error, Expected, Flush, Handle, Inode, ReleaseOptions, release, residency};
+use pagekeeper_kernel::{Error, Expected, Handle, Inode, page_size, residency};
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::{FileId, Rule, WINDOW};
 
+use super::carry_out::{LEAST_TIME, release_pieces};
 use super::report::Report;
+use super::serve::Job;
 use super::watched::Watched;
+use crate::budget::{Slice, Turn};
 use crate::config::Settings;
 use crate::decision::{Action, FileAct};
-use crate::directory::DatabaseKey;
+use crate::descriptors::ListedProcess;
+use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 use crate::ownership::Right;
 
@@ -39,24 +47,45 @@ const LOOK: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(5);
 /// Descriptors of them that are kept in mind of one process, and of all together, by shares.
 const MOST_HELD: (usize, usize) = (256, 4096);
+/// One that is open more often is left alone.
+const MOST_OPEN: usize = 1024;
 /// Files of one database that are looked at in one look.
 const MOST_LOOKED_AT: usize = 16;
-/// One that was not looked at in so many looks is forgotten: with as many as there may be, its turn would have come.
-const LOOKS: u64 = 2 * (MOST_HELD.1 / MOST_LOOKED_AT) as u64;
 /// What resists so often is left.
 const TRIES: u32 = 3;
-/// How long one release may take.
-const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A descriptor of one.
-#[derive(Debug, Clone)]
-pub(super) struct Held {
+#[derive(Debug, Clone, Copy)]
+struct Opener {
     pid: u32,
     fd: RawFd,
-    inode: Inode,
-    writes: bool,
-    /// Where it was, as the kernel shows it to this process.
-    path: PathBuf,
+    /// What fdinfo shows of the file.
+    shown: Option<u64>,
+    /// Whether the process is its database, or a child of that.
+    is_own: bool,
+}
+
+/// What a process has open of them.
+#[derive(Debug)]
+struct Process {
+    party: Party,
+    /// The database that it is, or whose child it is.
+    of: Option<u32>,
+    open: Vec<(RawFd, Inode, Option<u64>)>,
+    /// Whether that may not be all.
+    is_cut: bool,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct File {
+    database: u32,
+    /// The watched directory that it was in, and how it was called there.
+    directory: Inode,
+    name: OsString,
+    /// Who was listed since then is known to have it open, or not.
+    since: Instant,
+    known: Option<Known>,
 }
 
 /// What was seen of one at a look.
@@ -70,7 +99,7 @@ struct Seen {
 }
 
 /// What is remembered of one.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Known {
     size: u64,
     changed: [i64; 4],
@@ -78,18 +107,18 @@ struct Known {
     /// Up to where it was released, or that was given up.
     released_to: u64,
     tries: u32,
-    look: u64,
 }
 
 /// All of them. See the module.
 #[derive(Debug)]
 pub(super) struct Removed {
-    /// By process, and whose that is.
-    held: BTreeMap<u32, (Party, Vec<Held>)>,
+    held: BTreeMap<u32, Process>,
+    /// How many descriptors that are.
+    count: usize,
+    files: BTreeMap<Inode, File>,
     names: HashSet<OsString>,
-    known: BTreeMap<Inode, Known>,
     due: Instant,
-    look: u64,
+    look: usize,
     /// [`QUIET`].
     pub(super) quiet: Duration,
 }
@@ -98,29 +127,58 @@ impl Removed {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             held: BTreeMap::new(),
+            count: 0,
+            files: BTreeMap::new(),
             names: HashSet::new(),
-            known: BTreeMap::new(),
             due: now,
             look: 0,
             quiet: QUIET,
         }
     }
 
-    /// Takes in which of them a process was seen to have open.
-    pub(super) fn note(&mut self, proc: &ProcRoot, pid: u32, open: Vec<OpenFile>) {
-        let of = |file: OpenFile| Held {
-            pid,
-            fd: file.fd,
-            inode: file.inode,
-            writes: matches!(file.access, Access::WriteOnly | Access::ReadWrite),
-            path: file.path,
-        };
-        let held: Vec<Held> = open.into_iter().take(MOST_HELD.0).map(of).collect();
-        if held.is_empty() {
-            self.held.remove(&pid);
-        } else {
-            self.held.insert(pid, (Party::of(proc, pid), held));
+    /// Takes in what a process was seen to have open of removed files: those that are known, and of a database or its child those
+    /// that `place` finds a watched directory for.
+    fn note(
+        &mut self,
+        pid: u32,
+        (party, of): (Party, Option<u32>),
+        (listed, is_cut): (Vec<OpenFile>, bool),
+        mut place: impl FnMut(&OpenFile) -> Option<Inode>,
+        now: Instant,
+    ) {
+        self.forget(pid);
+        let (mut open, mut is_cut) = (Vec::new(), is_cut);
+        for file in listed {
+            let is_known = self.files.contains_key(&file.inode);
+            let directory = if is_known || of.is_none() { None } else { place(&file) };
+            if !is_known && directory.is_none() {
+                continue;
+            }
+            if open.len() >= MOST_HELD.0 {
+                is_cut = true;
+                break;
+            }
+            if let Some(((directory, database), name)) = directory.zip(of).zip(file.path.file_name()) {
+                self.names.insert(name.to_os_string());
+                let name = name.to_os_string();
+                self.files.insert(file.inode, File { database, directory, name, since: now, known: None });
+            }
+            open.push((file.fd, file.inode, file.shown_inode));
         }
+        if open.is_empty() && !is_cut {
+            return;
+        }
+        self.count += open.len();
+        open.shrink_to_fit();
+        self.held.insert(pid, Process { party, of, open, is_cut });
+        if self.count > 2 * MOST_HELD.1 {
+            self.share_out();
+        }
+    }
+
+    /// Takes in that a process has none of them open.
+    fn forget(&mut self, pid: u32) {
+        self.count -= self.held.remove(&pid).map_or(0, |process| process.open.len());
     }
 
     /// Whether a file of this name is one of them, as far as that is known.
@@ -128,33 +186,113 @@ impl Removed {
         path.file_name().is_some_and(|name| self.names.contains(name))
     }
 
-    /// Begins a look: forgets what is gone, and what there are too many of.
-    fn begin(&mut self, proc: &ProcRoot, now: Instant) {
-        self.due = now + LOOK;
-        self.look += 1;
-        self.held.retain(|pid, _| proc.start_time(*pid).is_ok());
-        let wanted: Vec<_> = self.held.values().map(|(party, held)| (*party, held.len())).collect();
-        for ((_, held), share) in self.held.values_mut().zip(shares_by_party(MOST_HELD.1, &wanted)) {
-            held.truncate(share);
-        }
-        self.names = self.all().filter_map(|held| Some(held.path.file_name()?.to_os_string())).collect();
-        let look = self.look;
-        self.known.retain(|_, known| known.look.saturating_add(LOOKS) > look);
+    /// Of each file whether it was looked at.
+    #[cfg(test)]
+    pub(super) fn looked_at(&self) -> Vec<bool> {
+        self.files.values().map(|file| file.known.is_some()).collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = &Held> {
-        self.held.values().flat_map(|(_, held)| held)
+    /// Begins a look: forgets what is gone, and what there is too much of.
+    fn begin(&mut self, proc: &ProcRoot, now: Instant) {
+        self.due = now + LOOK;
+        self.look = self.look.wrapping_add(MOST_LOOKED_AT);
+        self.held.retain(|pid, _| proc.start_time(*pid).is_ok());
+        self.share_out();
+    }
+
+    /// Leaves each its share of the descriptors, and forgets the files that no database has open.
+    fn share_out(&mut self) {
+        let wanted: Vec<_> = self.held.values().map(|process| (process.party, process.open.len())).collect();
+        let mut own = HashSet::new();
+        self.count = 0;
+        for ((pid, process), share) in self.held.iter_mut().zip(shares_by_party(MOST_HELD.1, &wanted)) {
+            process.is_cut |= process.open.len() > share;
+            process.open.truncate(share);
+            self.count += process.open.len();
+            let database = process.of.unwrap_or(*pid);
+            own.extend(process.open.iter().map(|(_, inode, _)| (database, *inode)));
+        }
+        self.files.retain(|inode, file| own.contains(&(file.database, *inode)));
+        self.names = self.files.values().map(|file| file.name.clone()).collect();
+    }
+
+    /// The files of each database.
+    fn by_database(&self) -> BTreeMap<u32, Vec<Inode>> {
+        let mut files: BTreeMap<u32, Vec<Inode>> = BTreeMap::new();
+        for (inode, file) in &self.files {
+            files.entry(file.database).or_default().push(*inode);
+        }
+        files
+    }
+
+    /// Who has each of them open.
+    fn openers(&self) -> HashMap<Inode, Vec<Opener>> {
+        let mut openers: HashMap<Inode, Vec<Opener>> = HashMap::new();
+        for (pid, process) in &self.held {
+            for (fd, inode, shown) in &process.open {
+                let database = self.files.get(inode).map(|file| file.database);
+                let is_own = process.of == database;
+                let opener = Opener { pid: *pid, fd: *fd, shown: *shown, is_own };
+                openers.entry(*inode).or_default().push(opener);
+            }
+        }
+        openers
+    }
+
+    /// What is to be looked at of these files of one database, in turns.
+    fn items(
+        &self,
+        mut files: Vec<Inode>,
+        openers: &mut HashMap<Inode, Vec<Opener>>,
+        own: &[Directory],
+        all_listed: Option<Instant>,
+        new_id: impl Fn() -> u64,
+    ) -> Vec<Item> {
+        let count = files.len();
+        files.rotate_left(self.look % count.max(1));
+        let directories: HashMap<Inode, usize> =
+            own.iter().enumerate().filter_map(|(at, directory)| Some((directory.pin?.inode, at))).collect();
+        let item = |inode: Inode| {
+            let file = self.files.get(&inode)?;
+            let openers = openers.remove(&inode).filter(|all| all.len() <= MOST_OPEN)?;
+            let at = *directories.get(&file.directory)?;
+            let directory = &own[at];
+            let path = directory.path_of(&file.name);
+            let log = directory.log_like(&path)?;
+            let act = FileAct {
+                path,
+                inode,
+                range: 0..0,
+                action: Action::Release,
+                class: directory.spec(log).class,
+                rule: directory.rule(log),
+                file: FileId(new_id()),
+                directory: at,
+            };
+            let all_listed = all_listed.is_some_and(|all| all > file.since);
+            let (database, known) = (file.database, file.known.clone());
+            Some(Item { act, database, openers, all_listed, known })
+        };
+        files.into_iter().take(MOST_LOOKED_AT).filter_map(item).collect()
     }
 }
 
 impl Known {
-    /// Up to where it may be released now, if anywhere; `u64::MAX` for all of it.
-    fn end(&mut self, seen: &Seen, quiet: Duration, now: Instant) -> Option<u64> {
-        if (self.size, self.changed) != (seen.size, seen.changed) {
-            // Or it is another one with the same number.
-            (self.size, self.changed, self.since) = (seen.size, seen.changed, now);
-            (self.released_to, self.tries) = (0, 0);
+    fn new(seen: &Seen, now: Instant) -> Self {
+        Self { size: seen.size, changed: seen.changed, since: now, released_to: 0, tries: 0 }
+    }
+
+    /// Takes in what is seen; whether it has changed, or is another one with the same number.
+    fn see(&mut self, seen: &Seen, now: Instant) -> bool {
+        let has_changed = (self.size, self.changed) != (seen.size, seen.changed);
+        if has_changed {
+            *self = Self::new(seen, now);
         }
+        has_changed
+    }
+
+    /// Up to where it may be released now, if anywhere; `u64::MAX` for all of it.
+    fn end(&self, seen: &Seen, quiet: Duration, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) < quiet {
             return None;
         }
@@ -165,264 +303,419 @@ impl Known {
         (end > self.released_to).then_some(end)
     }
 
-    /// Takes in what came of a release up to there.
-    fn released(&mut self, end: u64, kept: u64) {
+    /// Takes in that it was released up to there, or that this did not come to its end; whether that is given up.
+    fn released(&mut self, end: u64, is_done: bool) -> bool {
         self.tries += 1;
-        if kept == 0 || self.tries >= TRIES {
+        let is_left = self.tries >= TRIES;
+        if is_done || is_left {
             (self.released_to, self.tries) = (end, 0);
         }
+        is_left
     }
 }
 
-/// One that may be acted on, and through which descriptors it is seen.
-#[derive(Debug, Clone)]
-struct Candidate {
-    inode: Inode,
-    path: PathBuf,
-    /// The database's, or its children's.
-    through: (u32, RawFd),
-    /// Whether the database itself has it open for writing.
-    writes: bool,
-    /// All that are known.
-    held: Vec<(u32, RawFd)>,
-    directory: usize,
+/// Since when all were listed who may have the files of a database open, by whose that one is.
+#[derive(Debug, Default)]
+struct Listed {
+    /// Who may open anybody's.
+    anybody: Option<Instant>,
+    own: BTreeMap<Party, Option<Instant>>,
+}
+
+impl Listed {
+    fn note(&mut self, party: Party, since: Option<Instant>) {
+        match party {
+            Party::User(0) | Party::Unknown | Party::Operator => self.anybody = self.anybody.min(since),
+            Party::User(_) | Party::Container(_) => {
+                let own = self.own.entry(party).or_insert(since);
+                *own = (*own).min(since);
+            }
+        }
+    }
+
+    fn since(&self, party: Party) -> Option<Instant> {
+        self.own.get(&party).map_or(self.anybody, |own| self.anybody.min(*own))
+    }
 }
 
 impl Watched {
-    /// Releases what may go of them, or reports that it would; how many bytes went.
-    pub(super) fn release_removed(&mut self, settings: &Settings, report: &mut Report, now: Instant) -> u64 {
+    /// Takes in which removed files a database was seen to have open; it may be but a part of them.
+    pub(super) fn note_removed(&mut self, index: usize, open: Vec<OpenFile>, is_cut: bool, now: Instant) {
+        let pid = self.databases[index].pid;
+        self.note_removed_of(pid, Some(index), open, is_cut, now);
+    }
+
+    /// The same of processes that are no databases.
+    pub(super) fn note_removed_of_others(&mut self, listed: Vec<ListedProcess>, now: Instant) {
+        for one in listed {
+            if one.is_unread() {
+                continue;
+            }
+            let parent = self.discovery.processes().get(one.pid).map(|process| process.parent);
+            let has_any = !one.open.is_empty();
+            let is_of = || self.databases.iter().position(|database| Some(database.pid) == parent);
+            let index = if has_any { is_of() } else { None };
+            self.note_removed_of(one.pid, index, one.open, one.left_out, now);
+        }
+    }
+
+    fn note_removed_of(
+        &mut self,
+        pid: u32,
+        index: Option<usize>,
+        open: Vec<OpenFile>,
+        is_cut: bool,
+        now: Instant,
+    ) {
+        if open.is_empty() && !is_cut {
+            self.removed.forget(pid);
+            return;
+        }
+        let before = thread_cpu_time();
+        let database = index.map(|index| &self.databases[index]);
+        let party = database.map_or_else(|| Party::of(&self.proc, pid), |database| database.right().party());
+        let of = database.map(|database| database.pid);
+        let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
+        let own: HashMap<&Path, &Directory> =
+            own.map(|directory| (directory.path.as_path(), directory)).collect();
+        // Most are in the same few.
+        let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
+        let place = |file: &OpenFile| {
+            let shown = file.path.parent().filter(|_| !own.is_empty())?;
+            if !parents.contains_key(shown) {
+                parents.insert(shown.to_path_buf(), self.proc.as_seen_by(pid, shown));
+            }
+            let directory = own.get(parents.get(shown)?.as_path())?;
+            let pin = directory.pin.filter(|pin| pin.inode.dev == file.inode.dev)?;
+            let log = directory.log_like(&directory.path_of(file.path.file_name()?))?;
+            (directory.rule(log) != Rule::Keep).then_some(pin.inode)
+        };
+        self.removed.note(pid, (party, of), (open, is_cut), place, now);
+        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+    }
+
+    /// Releases what may go of them, or reports that it would: how many bytes went, and in how many acts.
+    pub(super) fn release_removed(
+        &mut self,
+        settings: &Settings,
+        report: &mut Report,
+        now: Instant,
+    ) -> (u64, usize) {
+        let mut done = (0, 0);
         if now < self.removed.due {
-            return 0;
+            return done;
         }
         self.removed.begin(&self.proc, now);
-        let mut released = 0;
-        for (key, candidate) in self.candidates() {
-            released += self.release_one(&key, &candidate, settings, report, now).unwrap_or(0);
+        let mut files = self.removed.by_database();
+        if files.is_empty() {
+            return done;
         }
-        released
-    }
-
-    /// Those of each database that lie in its watched directories: some in each look, in turns.
-    fn candidates(&self) -> Vec<(DatabaseKey, Candidate)> {
-        let table = self.discovery.processes();
-        let mut all = Vec::new();
-        for database in &self.databases {
-            let is_own = |pid: u32| {
-                pid == database.pid || table.get(pid).is_some_and(|process| process.parent == database.pid)
+        let (mut openers, listed) = (self.removed.openers(), self.all_listed());
+        let deadline = Instant::now() + LEAST_TIME;
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+            let files = files.remove(&key.pid()?)?;
+            let slice = watched.turns.slice_on_account(key)?;
+            let wall = slice.wall.min(deadline.saturating_duration_since(Instant::now()));
+            if wall.is_zero() {
+                return None;
+            }
+            let before = thread_cpu_time();
+            let all_listed = listed.since(own.first()?.right.party());
+            let ids = &watched.ids;
+            let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
+            watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
+            let look = Look {
+                proc: watched.proc.clone(),
+                quiet: watched.removed.quiet,
+                is_dry: settings.options.dry_run,
+                now,
             };
-            let own = self.removed.all().filter(|held| is_own(held.pid));
-            let mut found: BTreeMap<Inode, Candidate> = BTreeMap::new();
-            for held in own {
-                let writes = held.writes && held.pid == database.pid;
-                if let Some(candidate) = found.get_mut(&held.inode) {
-                    candidate.writes |= writes;
-                } else if let Some(directory) = self.directory_of(database.pid, held) {
-                    let (path, through) = (held.path.clone(), (held.pid, held.fd));
-                    let candidate =
-                        Candidate { inode: held.inode, path, through, writes, held: Vec::new(), directory };
-                    found.insert(held.inode, candidate);
+            (!items.is_empty()).then(|| look.job(items, Slice { wall, ..slice }))
+        };
+        let take = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], looked: AllLooked| {
+            let released = looked.all.iter().map(Looked::released).sum();
+            watched.turns.spend_on_release(key, looked.spent, released);
+            for Looked { act, known, came } in looked.all {
+                if let Some(file) = watched.removed.files.get_mut(&act.inode) {
+                    file.known = known;
+                    if matches!(came, Came::Anew) {
+                        file.since = now;
+                    }
+                }
+                match came {
+                    Came::Nothing | Came::Anew => {}
+                    Came::Would(end) => {
+                        let (path, action) = (act.path, act.action);
+                        report.events.push(Event::Would { path, action, start: 0, end });
+                    }
+                    Came::Released(released, kept) => {
+                        done = (done.0 + released, done.1 + 1);
+                        report.act_done(&act, &own[act.directory], released, kept);
+                    }
+                    Came::Failed(error) => report.problem(act.path, &error),
                 }
             }
-            let turn = usize::try_from(self.removed.look).unwrap_or(0).wrapping_mul(MOST_LOOKED_AT);
-            let skipped = turn % found.len().max(1);
-            let in_turn = found.len().min(MOST_LOOKED_AT);
-            let mut found: Vec<Candidate> = found.into_values().collect();
-            found.rotate_left(skipped);
-            found.truncate(in_turn);
-            for candidate in &mut found {
-                let of_it = self.removed.all().filter(|held| held.inode == candidate.inode);
-                candidate.held = of_it.map(|held| (held.pid, held.fd)).collect();
-            }
-            all.extend(found.into_iter().map(|one| (DatabaseKey::Process(database.pid), one)));
-        }
-        all
+        };
+        self.serve(prepare, take);
+        done
     }
 
-    /// The watched directory of a database that a file was in, if it was a log there.
-    fn directory_of(&self, pid: u32, held: &Held) -> Option<usize> {
-        let parent = self.proc.as_seen_by(held.pid, held.path.parent()?);
-        self.directories.iter().position(|directory| {
-            directory.owner == Some(pid)
-                && directory.path == parent
-                && directory.pin.is_some_and(|pin| pin.inode.dev == held.inode.dev)
-                && directory.log_like(&held.path).is_some_and(|log| directory.rule(log) != Rule::Keep)
+    /// Since when all were listed.
+    fn all_listed(&mut self) -> Listed {
+        let before = thread_cpu_time();
+        let mut listed = Listed { anybody: self.others.all_read_since(), own: BTreeMap::new() };
+        for database in &self.databases {
+            let since = database.descriptors.schedule.listed.filter(|_| database.sees_descriptors);
+            // Whose one is that was never listed is not known yet.
+            let party = match since {
+                Some(_) => database.right().party(),
+                None => Party::of(&self.proc, database.pid),
+            };
+            listed.note(party, since);
+        }
+        for process in self.removed.held.values().filter(|process| process.is_cut) {
+            listed.note(process.party, None);
+        }
+        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+        listed
+    }
+}
+
+/// One that is to be looked at.
+struct Item {
+    /// Of which the range is not known yet.
+    act: FileAct,
+    database: u32,
+    openers: Vec<Opener>,
+    /// Whether all who may have it open were listed since it was seen.
+    all_listed: bool,
+    known: Option<Known>,
+}
+
+/// By what a look goes.
+struct Look {
+    proc: ProcRoot,
+    quiet: Duration,
+    is_dry: bool,
+    now: Instant,
+}
+
+/// One that was looked at.
+struct Looked {
+    act: FileAct,
+    known: Option<Known>,
+    came: Came,
+}
+
+impl Looked {
+    /// In bytes.
+    fn released(&self) -> u64 {
+        if let Came::Released(released, _) = self.came { released } else { 0 }
+    }
+}
+
+/// What came of a look.
+enum Came {
+    Nothing,
+    /// It has changed, or a descriptor of it is where it was not: who has it open is to be listed again.
+    Anew,
+    /// It would be released up to there.
+    Would(u64),
+    /// So many bytes were, and so many resisted.
+    Released(u64, u64),
+    /// It is left.
+    Failed(Error),
+}
+
+/// What came of a database's.
+struct AllLooked {
+    all: Vec<Looked>,
+    spent: Duration,
+}
+
+/// Why one is not to be touched now.
+enum Unclear {
+    /// A descriptor is another file, or closed: it may have another number.
+    Moved,
+    /// It has a name, is not the database's, or that can't be seen.
+    LeftAlone,
+}
+
+impl Look {
+    /// Looks at some files of one database, as far as its turn lasts.
+    fn job(self, items: Vec<Item>, slice: Slice) -> Job<AllLooked> {
+        Box::new(move |own, place| {
+            let (turn, deadline) = (Turn::begin(slice), Instant::now() + slice.wall);
+            let mut all = Vec::new();
+            for mut item in items {
+                if turn.is_over() {
+                    break;
+                }
+                let directory = item.act.directory;
+                place.at(directory);
+                let came = self.one(&mut item, &own[directory], deadline);
+                all.push(Looked { act: item.act, known: item.known, came });
+            }
+            AllLooked { all, spent: turn.spent() }
         })
     }
 
     /// Looks at one, and releases what may go of it.
-    fn release_one(
-        &mut self,
-        key: &DatabaseKey,
-        candidate: &Candidate,
-        settings: &Settings,
-        report: &mut Report,
-        now: Instant,
-    ) -> Option<u64> {
-        self.turns.slice_on_account(key)?;
-        let (proc, one) = (self.proc.clone(), candidate.clone());
-        let right = self.directories[candidate.directory].right.clone();
-        let seen = self.find_out(key.clone(), &candidate.path, move || {
-            let before = thread_cpu_time();
-            let seen = look_at(&proc, &one, &right);
-            (seen, thread_cpu_time().saturating_sub(before))
-        });
-        let (seen, spent) = seen?;
-        self.turns.spend(key, spent);
-        let Some(seen) = seen else {
-            self.removed.known.remove(&candidate.inode);
-            return None;
-        };
-        let (look, quiet) = (self.removed.look, self.removed.quiet);
-        let known = self.removed.known.entry(candidate.inode).or_insert_with(|| Known {
-            size: seen.size,
-            changed: seen.changed,
-            since: now,
-            released_to: 0,
-            tries: 0,
-            look,
-        });
-        known.look = look;
-        let end = known.end(&seen, quiet, now)?;
-        let act = self.act(candidate, end)?;
-        if settings.options.dry_run || !self.directories[candidate.directory].acts {
-            let (path, action) = (act.path, act.action);
-            report.events.push(Event::Would { path, action, start: 0, end: end.min(seen.size) });
-            self.known_of(candidate)?.released(end, 0);
-            return None;
-        }
-        let (proc, one) = (self.proc.clone(), candidate.clone());
-        let right = self.directories[candidate.directory].right.clone();
-        let done = self.find_out(key.clone(), &candidate.path, move || {
-            let before = thread_cpu_time();
-            let done = release_to(&proc, &one, &right, &seen, end);
-            (done, thread_cpu_time().saturating_sub(before))
-        });
-        let (done, spent) = done?;
-        match done {
-            Ok(Some((released, kept))) => {
-                self.turns.spend_on_release(key, spent, released);
-                self.known_of(candidate)?.released(end, kept);
-                report.act_done(&act, &self.directories[candidate.directory], released, kept);
-                Some(released)
+    fn one(&self, item: &mut Item, directory: &Directory, deadline: Instant) -> Came {
+        let (handle, seen) = match item.find(&self.proc, &directory.right) {
+            Ok(found) => found,
+            Err(Unclear::Moved) => return Came::Anew,
+            Err(Unclear::LeftAlone) => {
+                item.known = None;
+                return Came::Nothing;
             }
-            Ok(None) => None,
-            Err(error) => {
-                self.known_of(candidate)?.released(u64::MAX, 0);
-                if !error.is_gone() {
-                    report.problem(act.path, &error);
+        };
+        let known = item.known.get_or_insert_with(|| Known::new(&seen, self.now));
+        if known.see(&seen, self.now) {
+            return Came::Anew;
+        }
+        let Some(end) = known.end(&seen, self.quiet, self.now).filter(|_| item.all_listed) else {
+            return Came::Nothing;
+        };
+        let is_dry = self.is_dry || !directory.acts;
+        match release_to(handle, item.act.inode, known, end, is_dry, deadline) {
+            Ok(came) => came,
+            Err(error) if error.is_gone() => Came::Nothing,
+            // Who has a lease on it (fcntl(2) `F_SETLEASE`) may give that back.
+            Err(error) if known.released(u64::MAX, false) => Came::Failed(error),
+            Err(_) => Came::Nothing,
+        }
+    }
+}
+
+impl Item {
+    /// Finds it behind a descriptor of the database's, and where its readers are.
+    fn find(&self, proc: &ProcRoot, right: &Right) -> Result<(Handle, Seen), Unclear> {
+        let mut handle = None;
+        for opener in self.openers.iter().filter(|opener| opener.is_own) {
+            match Handle::of_magic_link(&proc.fd_path(opener.pid, opener.fd), self.act.path.clone()) {
+                Ok(found) if found.inode() == self.act.inode => {
+                    handle = Some(found);
+                    break;
                 }
-                None
+                Ok(_) => {}
+                Err(error) if error.is_gone() => {}
+                Err(_) => return Err(Unclear::LeftAlone),
             }
         }
-    }
-
-    fn known_of(&mut self, candidate: &Candidate) -> Option<&mut Known> {
-        self.removed.known.get_mut(&candidate.inode)
-    }
-
-    fn act(&self, candidate: &Candidate, end: u64) -> Option<FileAct> {
-        let directory = &self.directories[candidate.directory];
-        let log = directory.log_like(&candidate.path)?;
-        Some(FileAct {
-            path: candidate.path.clone(),
-            inode: candidate.inode,
-            range: 0..end,
-            action: Action::Release,
-            class: directory.spec(log).class,
-            rule: directory.rule(log),
-            file: FileId(self.ids.next()),
-            directory: candidate.directory,
-        })
-    }
-}
-
-/// Looks at one; `None` where it is none any more, or not the database's.
-fn look_at(proc: &ProcRoot, one: &Candidate, right: &Right) -> Option<Seen> {
-    let (pid, fd) = one.through;
-    let found = Handle::of_magic_link(&proc.fd_path(pid, fd), one.path.clone()).ok()?;
-    let stat = found.stat();
-    let is_its_own = match right {
-        Right::Process(right) => one.writes || right.has_rights_of(stat.st_uid),
-        Right::Operator | Right::Owner(_) => false,
-    };
-    if found.inode() != one.inode || stat.st_nlink != 0 || !is_its_own {
-        return None;
-    }
-    let mut readers = None;
-    for (pid, fd) in &one.held {
-        // One that is closed or another file by now reads no more.
-        if proc.inode_behind(*pid, *fd) != Some(one.inode) {
-            continue;
+        let Some(handle) = handle else { return Err(Unclear::Moved) };
+        let (mut readers, mut is_written_by_it) = (None, false);
+        for opener in &self.openers {
+            let info = match proc.fd_info(opener.pid, opener.fd) {
+                Ok(info) => info,
+                Err(error) if error.is_gone() && proc.start_time(opener.pid).is_err() => continue,
+                Err(error) if error.is_gone() => return Err(Unclear::Moved),
+                Err(_) => return Err(Unclear::LeftAlone),
+            };
+            // Before Linux 5.14, which has no counts of pages either.
+            if info.inode_number.is_none() || opener.shown.is_none() {
+                return Err(Unclear::LeftAlone);
+            }
+            if info.inode_number != opener.shown {
+                return Err(Unclear::Moved);
+            }
+            let writes = matches!(info.access(), Access::WriteOnly | Access::ReadWrite);
+            is_written_by_it |= writes && opener.pid == self.database;
+            let at = match info.access() {
+                Access::ReadOnly => info.position,
+                // Who writes by pwrite(2) has it at 0, and who reads has moved it.
+                Access::ReadWrite if info.position > 0 => info.position,
+                Access::ReadWrite | Access::WriteOnly | Access::Neither => continue,
+            };
+            readers = Some(readers.map_or(at, |other: u64| other.min(at)));
         }
-        let info = proc.fd_info(*pid, *fd).ok()?;
-        let at = match info.access() {
-            Access::ReadOnly => info.position,
-            // Who writes by pwrite(2) has it at 0, and who reads has moved it.
-            Access::ReadWrite if info.position > 0 => info.position,
-            Access::ReadWrite | Access::WriteOnly | Access::Neither => continue,
+        let stat = handle.stat();
+        let is_its_own = match right {
+            Right::Process(right) => is_written_by_it || right.has_rights_of(stat.st_uid),
+            Right::Operator | Right::Owner(_) => false,
         };
-        readers = Some(readers.map_or(at, |other: u64| other.min(at)));
+        let size = u64::try_from(stat.st_size).ok();
+        let Some(size) = size.filter(|_| stat.st_nlink == 0 && is_its_own) else {
+            return Err(Unclear::LeftAlone);
+        };
+        let changed = [
+            stat.st_mtime,
+            stat.st_mtime_nsec.cast_signed(),
+            stat.st_ctime,
+            stat.st_ctime_nsec.cast_signed(),
+        ];
+        Ok((handle, Seen { size, changed, readers }))
     }
-    let changed =
-        [stat.st_mtime, stat.st_mtime_nsec.cast_signed(), stat.st_ctime, stat.st_ctime_nsec.cast_signed()];
-    Some(Seen { size: u64::try_from(stat.st_size).ok()?, changed, readers })
 }
 
-/// Releases one up to there: the bytes released, and those that resisted; `None` where it is another than was seen, or has yet to
-/// be written: pages that are thrown away with the last descriptor are not worth a write.
+/// Releases one up to there, as far as there is time, unless it has yet to be written: pages that are thrown away with the last
+/// descriptor are not worth a write.
 fn release_to(
-    proc: &ProcRoot,
-    one: &Candidate,
-    right: &Right,
-    seen: &Seen,
+    handle: Handle,
+    inode: Inode,
+    known: &mut Known,
     end: u64,
-) -> Result<Option<(u64, u64)>, Error> {
-    if look_at(proc, one, right).as_ref() != Some(seen) {
-        return Ok(None);
+    is_dry: bool,
+    deadline: Instant,
+) -> Result<Came, Error> {
+    let file = handle.open(Expected::Inode(inode))?;
+    let start = known.released_to;
+    let range = start..end.min(file.size().next_multiple_of(page_size()));
+    // Without counts (on overlayfs, or an older kernel) it is not known what has yet to be written, and all of the file would be mapped.
+    if range.is_empty() || residency(&file, start..start + 1)?.dirty.is_none() {
+        known.released(u64::MAX, true);
+        return Ok(Came::Nothing);
     }
-    let (pid, fd) = one.through;
-    let file =
-        Handle::of_magic_link(&proc.fd_path(pid, fd), one.path.clone())?.open(Expected::Inode(one.inode))?;
-    let found = residency(&file, 0..end)?;
+    let found = residency(&file, range.clone())?;
     if found.resident == 0 {
-        return Ok(Some((0, 0)));
+        known.released(end, true);
+        return Ok(Came::Nothing);
     }
     if found.unwritten() > 0 {
-        return Ok(None);
+        return Ok(Came::Nothing);
     }
-    let options = ReleaseOptions {
-        flush: Flush::Watch,
-        patience: PATIENCE,
-        retry_pause: Duration::ZERO,
-        explain: false,
-    };
-    let report = release(&file, 0..end, &options)?;
-    Ok(Some((report.released, report.kept())))
+    if is_dry {
+        known.released(end, true);
+        return Ok(Came::Would(range.end));
+    }
+    let (released, kept, rest) = release_pieces(&file, &range, deadline)?;
+    match rest {
+        Some(rest) => known.released_to = rest.start,
+        None => _ = known.released(end, kept == 0),
+    }
+    Ok(Came::Released(released, kept))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn seen(size: u64, readers: Option<u64>) -> Seen {
+        Seen { size, changed: [0; 4], readers }
+    }
+
     #[test]
     fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
         let now = Instant::now();
         let at = |seconds: u64| now + Duration::from_secs(seconds);
-        let seen = |size: u64, readers: Option<u64>| Seen { size, changed: [0; 4], readers };
-        let mut known = Known { size: 0, changed: [0; 4], since: now, released_to: 0, tries: 0, look: 0 };
-        let mut end = |seen: &Seen, second: u64| known.end(seen, QUIET, at(second));
+        let mut known = Known::new(&seen(0, None), now);
+        let mut end = |seen: &Seen, second: u64| {
+            known.see(seen, at(second));
+            known.end(seen, QUIET, at(second))
+        };
         let size = 5 * WINDOW + 7;
         // Its size is news at first, and again when it grows.
         assert_eq!(end(&seen(size - 1, None), 0), None);
         assert_eq!(end(&seen(size, None), 4), None);
         assert_eq!(end(&seen(size, Some(0)), 8), None);
+        assert_eq!(end(&seen(size, Some(0)), 9), None);
         assert_eq!(end(&seen(size, Some(WINDOW - 1)), 9), None);
         assert_eq!(end(&seen(size, Some(3 * WINDOW + 5)), 9), Some(3 * WINDOW), "whole windows");
         assert_eq!(end(&seen(size, Some(size)), 9), Some(u64::MAX), "the reader is at the end");
         assert_eq!(end(&seen(size, None), 9), Some(u64::MAX));
         // A change that leaves the size as it is.
         assert_eq!(end(&Seen { changed: [0, 1, 0, 1], ..seen(size, None) }, 20), None);
-        known.released(3 * WINDOW, 0);
+        known.released(3 * WINDOW, true);
         let seen = |readers| Seen { changed: [0, 1, 0, 1], ..seen(size, Some(readers)) };
         assert_eq!(known.end(&seen(3 * WINDOW), QUIET, at(30)), None, "that has gone");
         assert_eq!(known.end(&seen(4 * WINDOW), QUIET, at(30)), Some(4 * WINDOW));
@@ -431,12 +724,78 @@ mod tests {
     #[test]
     fn what_resists_again_and_again_is_left() {
         let now = Instant::now();
-        let mut known = Known { size: 9, changed: [0; 4], since: now, released_to: 0, tries: 0, look: 0 };
-        let seen = Seen { size: 9, changed: [0; 4], readers: None };
-        for _ in 0..TRIES {
+        let seen = seen(9, None);
+        let mut known = Known::new(&seen, now);
+        for tried in 1..=TRIES {
             assert_eq!(known.end(&seen, Duration::ZERO, now), Some(u64::MAX));
-            known.released(u64::MAX, 4096);
+            assert_eq!(known.released(u64::MAX, false), tried == TRIES);
         }
         assert_eq!(known.end(&seen, Duration::ZERO, now), None);
+    }
+
+    const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
+
+    /// Descriptors of so many files, from this inode number on.
+    fn open(from: u64, count: u64) -> Vec<OpenFile> {
+        let file = |number: u64| OpenFile {
+            fd: RawFd::try_from(number).unwrap(),
+            path: format!("/d/{}/binlog.{number:06}", "x".repeat(4000)).into(),
+            deleted: true,
+            inode: Inode { dev: 1, ino: number },
+            size: 0,
+            access: Access::ReadOnly,
+            direct: false,
+            append: false,
+            position: 0,
+            mount_id: None,
+            shown_inode: Some(number),
+        };
+        (from..from + count).map(file).collect()
+    }
+
+    #[test]
+    fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_others() {
+        let now = Instant::now();
+        let mut removed = Removed::new(now);
+        let (hostile, other) = (Party::User(1), Party::User(2));
+        // Not in a watched directory, however many and however long their paths are.
+        removed.note(5, (hostile, Some(5)), (open(10, 2000), false), |_| None, now);
+        removed.note(6, (hostile, None), (open(10, 2000), true), |_| Some(DIRECTORY), now);
+        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
+        assert!(removed.held[&6].is_cut && !removed.held.contains_key(&5));
+        removed.note(7, (other, Some(7)), (open(10, 3), false), |_| Some(DIRECTORY), now);
+        for pid in 100..400 {
+            let own = (open(u64::from(pid) * 1000, 300), false);
+            removed.note(pid, (hostile, Some(pid)), own, |_| Some(DIRECTORY), now);
+            assert!(removed.count <= 2 * MOST_HELD.1 + MOST_HELD.0 && removed.files.len() <= removed.count);
+            assert!(removed.names.len() <= 2 * removed.count);
+        }
+        removed.share_out();
+        assert!(removed.count <= MOST_HELD.1 && removed.files.len() <= removed.count);
+        assert!((100..400).all(|pid| removed.held[&pid].is_cut));
+        assert!(removed.held[&7].open.len() == 3 && !removed.held[&7].is_cut);
+        // What nobody has open any more is forgotten at once.
+        for pid in 100..400 {
+            removed.forget(pid);
+        }
+        removed.share_out();
+        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (3, 3, 3));
+        removed.forget(7);
+        removed.share_out();
+        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_hostile_user_who_has_too_much_open_to_be_seen_keeps_its_own_files_alone() {
+        let now = Instant::now();
+        let mut listed = Listed { anybody: Some(now), own: BTreeMap::new() };
+        listed.note(Party::User(1), None);
+        listed.note(Party::User(2), Some(now + QUIET));
+        assert_eq!(listed.since(Party::User(1)), None);
+        assert_eq!(listed.since(Party::User(2)), Some(now));
+        assert_eq!(listed.since(Party::Container(3)), Some(now));
+        // Who may open anybody's files keeps all.
+        listed.note(Party::User(0), None);
+        assert_eq!(listed.since(Party::User(2)), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use pagekeeper_policy::shares::shares_by_party;
 use super::claims::Claim;
 use super::report::Report;
 use super::serve::Job;
-use super::watched::{LIST_AGAIN, Watched};
+use super::watched::{Database, LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
 use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, POLLED, Wanted, name_of_removed};
@@ -188,8 +188,9 @@ impl Watched {
             }
             let is_read = listed.read.is_ok();
             self.databases[index].sees_descriptors = is_read && !listed.left_out;
+            let is_cut = listed.left_out || listed.is_unread();
             let (removed, open) = listed.open.into_iter().partition(|file| file.deleted);
-            self.removed.note(&self.proc, listed.pid, removed);
+            self.note_removed(index, removed, is_cut, now);
             self.note_claims(index, open, settings, report, now);
             let database = &mut self.databases[index];
             if is_read && database.shows_no_log() && settings.options.pids.contains(&database.pid) {
@@ -209,17 +210,18 @@ impl Watched {
             let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
             let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
             let (table, removed) = (self.discovery.processes(), &self.removed);
+            let (all, databases) = (OnceCell::new(), &self.databases);
             let was_log = |pid: u32, name: &Path| {
-                let parent = table.get(pid).map(|process| process.parent);
-                let database = self.databases.iter().find(|database| Some(database.pid) == parent);
-                removed.has_name(name)
-                    || database.is_some_and(|database| database.profile.log_of(name).is_some())
+                let is_of_parent = || {
+                    let profiles: &HashMap<u32, &Profile> = all.get_or_init(|| profiles(databases));
+                    let profile = profiles.get(&table.get(pid)?.parent)?;
+                    profile.log_of(name)
+                };
+                removed.has_name(name) || is_of_parent().is_some()
             };
             let wanted = Wanted { directories: &self.directories, names: &mut self.names, was_log: &was_log };
             let found = self.others.list(&self.proc, others, wanted, now);
-            for (pid, removed) in found {
-                self.removed.note(&self.proc, pid, removed);
-            }
+            self.note_removed_of_others(found, now);
         }
         for pid in self.others.left_out() {
             let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
@@ -256,13 +258,14 @@ impl Watched {
         let before = thread_cpu_time();
         self.names.update(&self.directories);
         let names = &self.names;
-        let profiles: HashMap<u32, &Profile> =
-            self.databases.iter().map(|database| (database.pid, &*database.profile)).collect();
+        let (profiles, removed) = (profiles(&self.databases), &self.removed);
         let wanted = |pid: u32, path: &Path| {
             let is_log = || profiles.get(&pid).is_some_and(|profile| profile.log_of(path).is_some());
             let was_log = || {
-                let (name, profile) = (name_of_removed(path), profiles.get(&pid));
-                name.zip(profile).is_some_and(|(name, profile)| profile.log_of(name).is_some())
+                name_of_removed(path).is_some_and(|name| {
+                    let profile = profiles.get(&pid);
+                    removed.has_name(name) || profile.is_some_and(|profile| profile.log_of(name).is_some())
+                })
             };
             path.is_absolute() && (is_log() || names.has(path) || was_log())
         };
@@ -354,6 +357,11 @@ impl Watched {
             done
         })
     }
+}
+
+/// The profiles of databases, by their processes.
+fn profiles(databases: &[Database]) -> HashMap<u32, &Profile> {
+    databases.iter().map(|database| (database.pid, &*database.profile)).collect()
 }
 
 /// What came of listing the directories of a database, by their indices among its own.
