@@ -4,8 +4,8 @@
 # else is. Architectures as of scripts/build-packages.sh. As root; it takes a quarter of an hour for the second build, and minutes for the
 # clean Debian, which is kept for the next time (target/packages-test/debian-CODENAME.tar).
 #
-# No systemd runs in there: what the packages' scripts do to a running one (reload, stop, restart) is not seen here. Nor is what was
-# built for another processor run.
+# No systemd runs in there: what the packages' scripts do to a running one (reload, stop, restart) is not seen here. Packages for another
+# processor are not installed: their programs run under qemu-user.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")

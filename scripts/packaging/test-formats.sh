@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test-formats.sh PACKAGES MACHINE ARCHITECTURE — the static program and the image of scripts/build-packages.sh, run where there is
-# nothing else: no shell, no C library. As root. Of what was built for other processors, that it is so.
+# nothing else: no shell, no C library. As root. What was built for other processors runs under qemu-user.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 packages=$1 machine=$2 architecture=$3
@@ -49,6 +49,38 @@ alone "$test/empty" /pagekeeper stat --json /data >/dev/null
 grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what cat read: $(cat "$test/report")"
 [ "$(fincore --bytes --noheadings --output RES "$test/empty/data/file")" -lt 1048576 ] || fail "its library released nothing"
 echo "the static program: runs in an empty root, and loads its library into programs with glibc"
+
+# --- What is built for another processor, under qemu: it answers, lists pages of a file, and runs as its dynamic twin does. qemu gives
+# it this machine's kernel, so its system calls are real ones.
+for archive in "$packages"/*-static.tar.gz; do
+    other=$(basename "$archive" -linux-static.tar.gz)
+    other=${other##*-}
+    [ "$other" != "$machine" ] || continue
+    scripts/packages.sh "programs of other processors: qemu-user-static"
+    if ! command -v "qemu-$other-static" >/dev/null; then
+        echo "SKIPPED: what was built for $other, as there is no qemu-$other-static"
+        continue
+    fi
+    case $other in
+        aarch64) debian=arm64 ;;
+        *) debian=amd64 ;;
+    esac
+    program=$test/static/$(basename "$archive" .tar.gz)/bin/pagekeeper
+    mkdir "$test/deb-$other"
+    dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$debian".deb | tar --extract --directory "$test/deb-$other" ./usr/bin/pagekeeper
+    head --bytes=8M /dev/zero >"$test/resident"
+    sync "$test/resident"
+    # The dynamic one by the C library that the linker for that processor brought; $run is split into words.
+    for run in "qemu-$other-static $program" "qemu-$other-static -L /usr/$other-linux-gnu $test/deb-$other/usr/bin/pagekeeper"; do
+        [ "$($run -V)" = "pagekeeper $version" ] || fail "$run -V says $($run -V)"
+        cat "$test/resident" >/dev/null
+        $run stat --json "$test/resident" >"$test/said" || fail "$run stat: $(cat "$test/said")"
+        grep --quiet '"resident":8388608' "$test/said" || fail "$run stat does not see 8 MiB: $(cat "$test/said")"
+        $run evict "$test/resident" >"$test/said" || fail "$run evict: $(cat "$test/said")"
+        grep --quiet 'evicted 8 MiB of 8 MiB' "$test/said" || fail "$run evict says $(cat "$test/said")"
+    done
+    echo "what was built for $other: runs under qemu, statically linked and not"
+done
 
 # --- What is linked in, by a validator of CycloneDX's own.
 tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}/tools")
