@@ -9,8 +9,8 @@
 //!    database's by [the rules of ownership](crate::ownership), that is on another file system than the watched directory it was
 //!    in, or that is called as no log of that directory is.
 //! 2. One that was written or changed in the last [`QUIET`] is left alone, and so is what lies at or behind a reader.
-//! 3. Before anything is done to one, all who may have it open were listed since it was seen first: nobody who reads is missed. Who
-//!    has more open than is kept in mind may have any of its user's.
+//! 3. Before anything is done to one, all who may have it open were listed since it was seen first: nobody who reads is missed, but
+//!    who may not be inspected, as everywhere. Who has more open than is kept in mind may have any of its user's.
 //! 4. No descriptor of one is held between ticks: its space comes back with the last of the database's own.
 //! 5. Descriptors are kept of no more than twice [`MOST_HELD`], and of a file only its name. A look goes over them once; what it
 //!    does for a database is that one's to pay, in a job that may hang alone, and not begun where it has nothing left.
@@ -687,115 +687,4 @@ fn release_to(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seen(size: u64, readers: Option<u64>) -> Seen {
-        Seen { size, changed: [0; 4], readers }
-    }
-
-    #[test]
-    fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
-        let now = Instant::now();
-        let at = |seconds: u64| now + Duration::from_secs(seconds);
-        let mut known = Known::new(&seen(0, None), now);
-        let mut end = |seen: &Seen, second: u64| {
-            known.see(seen, at(second));
-            known.end(seen, QUIET, at(second))
-        };
-        let size = 5 * WINDOW + 7;
-        // Its size is news at first, and again when it grows.
-        assert_eq!(end(&seen(size - 1, None), 0), None);
-        assert_eq!(end(&seen(size, None), 4), None);
-        assert_eq!(end(&seen(size, Some(0)), 8), None);
-        assert_eq!(end(&seen(size, Some(0)), 9), None);
-        assert_eq!(end(&seen(size, Some(WINDOW - 1)), 9), None);
-        assert_eq!(end(&seen(size, Some(3 * WINDOW + 5)), 9), Some(3 * WINDOW), "whole windows");
-        assert_eq!(end(&seen(size, Some(size)), 9), Some(u64::MAX), "the reader is at the end");
-        assert_eq!(end(&seen(size, None), 9), Some(u64::MAX));
-        // A change that leaves the size as it is.
-        assert_eq!(end(&Seen { changed: [0, 1, 0, 1], ..seen(size, None) }, 20), None);
-        known.released(3 * WINDOW, true);
-        let seen = |readers| Seen { changed: [0, 1, 0, 1], ..seen(size, Some(readers)) };
-        assert_eq!(known.end(&seen(3 * WINDOW), QUIET, at(30)), None, "that has gone");
-        assert_eq!(known.end(&seen(4 * WINDOW), QUIET, at(30)), Some(4 * WINDOW));
-    }
-
-    #[test]
-    fn what_resists_again_and_again_is_left() {
-        let now = Instant::now();
-        let seen = seen(9, None);
-        let mut known = Known::new(&seen, now);
-        for tried in 1..=TRIES {
-            assert_eq!(known.end(&seen, Duration::ZERO, now), Some(u64::MAX));
-            assert_eq!(known.released(u64::MAX, false), tried == TRIES);
-        }
-        assert_eq!(known.end(&seen, Duration::ZERO, now), None);
-    }
-
-    const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
-
-    /// Descriptors of so many files, from this inode number on.
-    fn open(from: u64, count: u64) -> Vec<OpenFile> {
-        let file = |number: u64| OpenFile {
-            fd: RawFd::try_from(number).unwrap(),
-            path: format!("/d/{}/binlog.{number:06}", "x".repeat(4000)).into(),
-            deleted: true,
-            inode: Inode { dev: 1, ino: number },
-            size: 0,
-            access: Access::ReadOnly,
-            direct: false,
-            append: false,
-            position: 0,
-            mount_id: None,
-            shown_inode: Some(number),
-        };
-        (from..from + count).map(file).collect()
-    }
-
-    #[test]
-    fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_others() {
-        let now = Instant::now();
-        let mut removed = Removed::new(now);
-        let (hostile, other) = (Party::User(1), Party::User(2));
-        // Not in a watched directory, however many and however long their paths are.
-        removed.note(5, (hostile, Some(5)), (open(10, 2000), false), |_| None, now);
-        removed.note(6, (hostile, None), (open(10, 2000), true), |_| Some(DIRECTORY), now);
-        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
-        assert!(removed.held[&6].is_cut && !removed.held.contains_key(&5));
-        removed.note(7, (other, Some(7)), (open(10, 3), false), |_| Some(DIRECTORY), now);
-        for pid in 100..400 {
-            let own = (open(u64::from(pid) * 1000, 300), false);
-            removed.note(pid, (hostile, Some(pid)), own, |_| Some(DIRECTORY), now);
-            assert!(removed.count <= 2 * MOST_HELD.1 + MOST_HELD.0 && removed.files.len() <= removed.count);
-            assert!(removed.names.len() <= 2 * removed.count);
-        }
-        removed.share_out();
-        assert!(removed.count <= MOST_HELD.1 && removed.files.len() <= removed.count);
-        assert!((100..400).all(|pid| removed.held[&pid].is_cut));
-        assert!(removed.held[&7].open.len() == 3 && !removed.held[&7].is_cut);
-        // What nobody has open any more is forgotten at once.
-        for pid in 100..400 {
-            removed.forget(pid);
-        }
-        removed.share_out();
-        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (3, 3, 3));
-        removed.forget(7);
-        removed.share_out();
-        assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
-    }
-
-    #[test]
-    fn a_hostile_user_who_has_too_much_open_to_be_seen_keeps_its_own_files_alone() {
-        let now = Instant::now();
-        let mut listed = Listed { anybody: Some(now), own: BTreeMap::new() };
-        listed.note(Party::User(1), None);
-        listed.note(Party::User(2), Some(now + QUIET));
-        assert_eq!(listed.since(Party::User(1)), None);
-        assert_eq!(listed.since(Party::User(2)), Some(now));
-        assert_eq!(listed.since(Party::Container(3)), Some(now));
-        // Who may open anybody's files keeps all.
-        listed.note(Party::User(0), None);
-        assert_eq!(listed.since(Party::User(2)), None);
-    }
-}
+mod tests;
