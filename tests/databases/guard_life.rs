@@ -406,7 +406,7 @@ fn a_service_manager_hears_that_it_is_ready_reads_its_configuration_lives_and_en
         command
             .args(["guard", "--json", "--profile", "generic", "--tick", tick, "--dir"])
             .arg(logs.directory());
-        Guard::spawn_command(command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000"))
+        Guard::spawn_command(command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "8000000"))
     };
     let guard = start(NEVER);
     assert_eq!(next(), "READY=1");

@@ -208,15 +208,19 @@ mod tests {
             file.read_exact_at(&mut [0], at).unwrap();
         }
         for window in windows(&(0..size)) {
-            let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
-            resident_pages(fd, &window, &mut resident).unwrap();
-            sys::probe(fd, &window, &mut probed).unwrap();
             let count = usize::try_from((window.end - window.start).div_ceil(page)).unwrap();
-            for (nth, (probed, resident)) in probed.iter().zip(resident).take(count).enumerate() {
+            let differs = || {
+                let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
+                resident_pages(fd, &window, &mut resident).unwrap();
+                sys::probe(fd, &window, &mut probed).unwrap();
                 // The first page of each 64 KiB is read, and may be there before the read has come back to say that it was not.
-                let is_read = (nth as u64 * page).is_multiple_of(64 << 10) && *probed == 1;
-                assert!(is_read || *probed == resident & 1, "page {nth} of {page} bytes in {window:?}");
-            }
+                let is_first = |nth: usize| (nth as u64 * page).is_multiple_of(64 << 10);
+                (0..count)
+                    .find(|&nth| probed[nth] != resident[nth] & 1 && !(is_first(nth) && probed[nth] == 1))
+            };
+            // A page that the kernel has locked just then, to look at it, is not mapped with those around it.
+            let found = (0..20).map(|_| differs()).find(Option::is_none);
+            assert!(found.is_some(), "page {:?} of {page} bytes in {window:?}", differs());
         }
     }
 }

@@ -640,19 +640,11 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     }
     let map = open(c"/proc/self/pagemap", libc::O_RDONLY)?;
     let length = length(window);
-    let around = AROUND as usize;
-    let (access, private) =
-        (libc::PROT_READ as usize, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    let (none, shared) = (libc::PROT_NONE as usize, libc::MAP_SHARED | libc::MAP_FIXED);
     let mut seen = [0_u64; PAGES];
-    // SAFETY: new mappings, which nobody else knows, the file's in the room of the other one; the kernel alone reads them, into bytes
-    // that live over the call; `seen` has a number for each of their pages.
+    // SAFETY: a new mapping, which nobody else knows, and which the kernel alone reads, into bytes that live over the call; `seen` has
+    // a number for each of its pages.
     let done = unsafe {
-        // Room for the file to begin at a multiple of what is mapped around a page, or the last pages would not be mapped.
-        call(libc::SYS_mmap, [0, length + around, none, private as usize, usize::MAX, 0]).map(|room| {
-            let at = room.next_multiple_of(around);
-            let args = [at, length, access, shared as usize, of(fd), window.start as usize];
-            let is_mapped = call(libc::SYS_mmap, args).is_ok();
+        map_at_around(fd, window.start, length).map(|at| {
             for advice in [libc::MADV_DONTFORK, libc::MADV_RANDOM] {
                 let _ = call(libc::SYS_madvise, [at, length, advice as usize, 0, 0, 0]);
             }
@@ -668,8 +660,8 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
             let from = at / page as usize * size_of::<u64>();
             let into = seen.as_mut_ptr() as usize;
             let got = call(libc::SYS_pread64, [of(map), into, count * size_of::<u64>(), from, 0, 0]);
-            let _ = call(libc::SYS_munmap, [room, length + around, 0, 0, 0, 0]);
-            is_mapped && read == Ok(blocks) && got == Ok(count * size_of::<u64>())
+            let _ = call(libc::SYS_munmap, [at, length, 0, 0, 0, 0]);
+            read == Ok(blocks) && got == Ok(count * size_of::<u64>())
         })
     };
     close(map);
@@ -682,6 +674,33 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
         }
     }
     Ok(())
+}
+
+/// Maps a part of a file for reading where an address is a multiple of [`AROUND`], or the last pages would not be mapped with the first
+/// of their 64 KiB. The place is only a wish: nothing that other threads have mapped there meanwhile is replaced, and `EAGAIN` comes
+/// if they were quicker each time.
+#[allow(unsafe_code, reason = "system calls")]
+fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
+    const TRIES: usize = 4;
+    let (access, shared) = (libc::PROT_READ as usize, libc::MAP_SHARED as usize);
+    let reserved = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+    let around = AROUND as usize;
+    for _ in 0..TRIES {
+        // SAFETY: what is unmapped was mapped just before, at the address that the kernel returned, and nobody else knows of it; no
+        // mapping is made over another one.
+        unsafe {
+            let whole = length + around;
+            let room = call(libc::SYS_mmap, [0, whole, libc::PROT_NONE as usize, reserved, usize::MAX, 0])?;
+            call(libc::SYS_munmap, [room, whole, 0, 0, 0, 0])?;
+            let wish = room.next_multiple_of(around);
+            let at = call(libc::SYS_mmap, [wish, length, access, shared, of(fd), start as usize])?;
+            if at.is_multiple_of(around) {
+                return Ok(at);
+            }
+            call(libc::SYS_munmap, [at, length, 0, 0, 0, 0])?;
+        }
+    }
+    Err(Errno(libc::EAGAIN))
 }
 
 /// `POSIX_FADV_RANDOM`: what is read of the open file comes alone.
