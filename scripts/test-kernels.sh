@@ -23,7 +23,11 @@ base=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/kernels
 mkdir -p "$base"
 arm_root=$base/root-arm64
 logs=$(mktemp --directory)
-trap 'rm -rf "$logs"' EXIT
+declare -A running=()
+# Machines in process groups of their own, which end with this.
+set -m
+trap 'for pid in "${!running[@]}"; do kill -- "-$pid" 2>/dev/null || true; done; rm -rf "$logs"' EXIT
+trap 'exit 1' INT TERM
 
 # What is tried on each kernel: of the unit tests what asks the kernel and, in a machine that is emulated, takes no minutes.
 declare -A chosen=(
@@ -63,19 +67,19 @@ build_arm() {
     scripts/packages.sh \
         "machines with arm64: qemu-system-arm" \
         "a compiler for arm64: gcc-aarch64-linux-gnu libc6-dev-arm64-cross binutils-aarch64-linux-gnu"
-    rustup target add "$target" >/dev/null 2>&1 || { echo "rustup can't install Rust's library for $target here"; return 1; }
+    rustup target add "$target" >/dev/null 2>&1 || { echo "rustup can't install Rust's library for $target here"; return 2; }
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
     paths=$(built --target "$target" --target-dir "$base/build") || return 1
     "$cargo" build --quiet --package pagekeeper --target "$target" --target-dir "$base/build" || return 1
-    scripts/arm64-root.sh "$arm_root" || return 1
+    scripts/arm64-root.sh "$arm_root" || return 2
     for path in $paths "$base/build/$target/debug/pagekeeper"; do
-        aarch64-linux-gnu-strip -o "$arm_root/opt/$(basename "$path")" "$path"
+        aarch64-linux-gnu-strip -o "$arm_root/opt/$(basename "$path")" "$path" || return 1
     done
     arm_tests=$(unit_tests "$(sed 's#.*/#/opt/#' <<<"$paths")")
 }
 
 # Of each machine: what it does, its kernel's suite and flavour, and the folder of that kernel; and the names of those that run.
-declare -A mode=() suite=() flavour=() kernel=() running=()
+declare -A mode=() suite=() flavour=() kernel=()
 status=0 tests="" arm_tests="" pagekeeper=""
 
 # Fetches and builds what a machine needs. False if that can't be had.
@@ -91,7 +95,12 @@ prepare() { # name
         return 1
     fi
     if [[ ${flavour[$1]} = *arm64* ]]; then
-        [ -n "$arm_tests" ] || build_arm || { echo "$1: not tried, its programs can't be built"; return 1; }
+        [ -n "$arm_tests" ] || build_arm || {
+            # Only what this machine can't have is no failure.
+            [ $? -eq 2 ] || exit 1
+            echo "$1: not tried, what arm64 needs can't be had"
+            return 1
+        }
     else
         [ -n "$tests" ] || build || exit 1
     fi

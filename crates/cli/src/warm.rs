@@ -202,6 +202,7 @@ mod tests {
             inactive_file: 0,
             active_file: 0,
             file_refaults: None,
+            limited_by: None,
             events: pagekeeper_kernel::pressure::MemoryEvents::default(),
         };
         let warning = too_much_to_lock(2 * GIB, &group(0, 0, Some(GIB))).unwrap();

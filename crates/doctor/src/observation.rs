@@ -133,9 +133,10 @@ impl<'a> Observation<'a> {
     }
 
     /// How often the limits of a database's memory cgroup took effect while watching; `None` where it was in another when the
-    /// watch began.
+    /// watch began, or another one's limit was the effective one.
     pub(crate) fn limits_hit(&self, database: &Database) -> Option<MemoryEvents> {
-        Some(database.cgroup.as_ref()?.events.since(&self.group_before(database)?.events))
+        let (now, before) = (database.cgroup.as_ref()?, self.group_before(database)?);
+        (now.limited_by == before.limited_by).then(|| now.events.since(&before.events))
     }
 
     /// Bytes of files that were read in again after the kernel had reclaimed them, in the memory cgroup of a database of

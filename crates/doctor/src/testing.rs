@@ -170,6 +170,7 @@ pub(crate) fn cgroup(usage: u64, limit: u64) -> MemoryCgroup {
         inactive_file: 300 * MIB,
         active_file: 300 * MIB,
         file_refaults: Some(0),
+        limited_by: None,
         events: pagekeeper_kernel::pressure::MemoryEvents::default(),
     }
 }

@@ -191,7 +191,8 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
     .with("working_set_bytes", working_set(group))
 }
 
-/// How often its limits took effect since it was made, and how often of that while watching.
+/// How often limits took effect since it was made, or the group above it whose limit is the effective one, and how often of that
+/// while watching.
 fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
     /// How a counter is shown, its figure's name, that of what came while watching, and the counter.
     type Counter = (&'static str, &'static str, &'static str, fn(&MemoryEvents) -> Option<u64>);
@@ -213,7 +214,11 @@ fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidenc
             evidence = evidence.with(name_watched, of_it);
         }
     }
-    evidence.text = format!("since it was made: {}", named.join(", "));
+    let since = match &group.limited_by {
+        Some(above) => format!("since {} was made, whose limit it is", escaped(above)),
+        None => "since it was made".to_owned(),
+    };
+    evidence.text = format!("{since}: {}", named.join(", "));
     (!named.is_empty()).then_some(evidence)
 }
 
@@ -426,6 +431,12 @@ mod tests {
             found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
             "{found:?}"
         );
+        // Of a group above, others than this one count, too; and what it counted before is of another.
+        now.limited_by = Some(PathBuf::from("/sys/fs/cgroup/pod"));
+        let said = "since /sys/fs/cgroup/pod was made, whose limit it is: 3 times at its limit";
+        let found = find(&now);
+        assert!(found.evidence.iter().any(|one| one.text == said), "{found:?}");
+        now.limited_by = None;
         now.events = events(Some(0), Some(0));
         assert!(find(&now).evidence.iter().all(|one| !one.text.starts_with("since it was made")));
     }

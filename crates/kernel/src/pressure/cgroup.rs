@@ -46,7 +46,10 @@ pub struct MemoryCgroup {
     pub active_file: u64,
     /// File pages read in again after they had been reclaimed: pages, since the group was made, where reported.
     pub file_refaults: Option<u64>,
-    /// How often limits took effect, of the group whose limit is the effective one: there the kernel counts.
+    /// Where the files of the group above it are whose limit is the effective one; `None` where that is its own, there is none, and on
+    /// version 1.
+    pub limited_by: Option<PathBuf>,
+    /// How often limits took effect, on version 2 of the group whose limit is the effective one: there the kernel counts.
     pub events: MemoryEvents,
 }
 
@@ -114,6 +117,7 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
+        limited_by: None,
         events: MemoryEvents::read(CgroupVersion::V1, &directory),
         directory,
     })
@@ -159,6 +163,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
         inactive_file: required("inactive_file")?,
         active_file: required("active_file")?,
         file_refaults,
+        limited_by: (limiting != directory).then(|| limiting.to_path_buf()),
         events: MemoryEvents::read(CgroupVersion::V2, limiting),
     }))
 }
@@ -271,8 +276,9 @@ mod tests {
         assert_eq!((group.file, group.writeback, group.file_refaults), (40960, Some(0), Some(7)));
         let hits = (group.events.high, group.events.max, group.events.oom_kill);
         assert_eq!(hits, (Some(3), Some(5), None), "of the pod, whose limit it is");
+        assert_eq!(group.limited_by, Some(tree.path().join(top).join("pod")));
         let alone = MemoryCgroup::at(CgroupVersion::V2, &group.directory).unwrap();
-        assert_eq!((alone.events.max, alone.effective_limit), (Some(0), None));
+        assert_eq!((alone.events.max, alone.effective_limit, alone.limited_by), (Some(0), None, None));
         let place = MemoryPlace::of(&roots, 7).unwrap().unwrap();
         assert_eq!(place.group, PathBuf::from("/pod/db/leaf"));
         assert_eq!(place.charged(&group), PathBuf::from("/pod/db"), "a rule for it has to name this one");

@@ -35,6 +35,7 @@ fn group(directory: &str, limit: Option<u64>) -> MemoryCgroup {
         inactive_file: 0,
         active_file: 0,
         file_refaults: Some(1000),
+        limited_by: None,
         events: pagekeeper_kernel::pressure::MemoryEvents::default(),
     }
 }
