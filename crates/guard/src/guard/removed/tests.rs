@@ -1,6 +1,7 @@
 //! What is kept of removed logs, and what of them may go, without any process.
 
 use super::*;
+use pagekeeper_kernel::process::Access;
 
 fn seen(size: u64, readers: Option<u64>) -> Seen {
     Seen { size, changed: [0; 4], readers }
