@@ -189,7 +189,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 metrics.ticked(guard.done(), guard.released_behind_streams(), guard.tick_by_process());
             }
             // With all found, files are sampled at the next tick; the one after that releases what had to be written out first.
-            if (args.once && ticks == 3) || guard.is_done() || unheard.get() {
+            if (args.once && ticks >= 3 && !guard.is_behind()) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
             if reload.swap(false, Ordering::Relaxed) {

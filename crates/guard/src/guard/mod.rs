@@ -200,6 +200,12 @@ impl Guard {
         self.report.ticks() > 0 && (seen || late)
     }
 
+    /// Whether a database had no processor time left for a sample in the last tick, and gets some later: what it has is not
+    /// released yet. Never after the first minute, as [`Self::has_seen_all`].
+    pub fn is_behind(&self) -> bool {
+        self.watched.turns.anyone_waits() && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
+    }
+
     /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released,
     /// reclaimed or written. `report` is given what was found, and what could not be seen.
     ///

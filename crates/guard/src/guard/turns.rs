@@ -94,6 +94,11 @@ impl Turns {
         self.accounts.get(key).is_some_and(|account| account.waited >= WAITED)
     }
 
+    /// Whether one that has directories had no time for a sample in this tick.
+    pub(super) fn anyone_waits(&self) -> bool {
+        self.accounts.iter().any(|(key, account)| account.waited > 0 && self.present.contains_key(key))
+    }
+
     /// Takes off what a database spent.
     pub(super) fn spend(&mut self, key: &DatabaseKey, cpu: Duration) {
         self.account(key).credit.spend(cpu);
@@ -190,6 +195,14 @@ mod tests {
         let of_another = (turns.names(&others[..1]), turns.windows(&others[..1]));
         assert!(of_another.0 * others.len() + NAMES <= ALL_NAMES, "{of_another:?}");
         assert!(of_another.1 * others.len() + WINDOWS <= ALL_WINDOWS, "{of_another:?}");
+        // One that has spent what it has is waited for, as long as it has directories.
+        let key = own[0].database();
+        assert!(turns.slice(&key).is_some() && !turns.anyone_waits());
+        turns.spend(&key, Duration::from_secs(30));
+        assert!(turns.slice(&key).is_none() && turns.anyone_waits());
+        turns.begin_tick(others, |_| false, now);
+        assert!(!turns.anyone_waits());
+        turns.begin_tick(&directories, |_| false, now);
         // One that is found in this tick has its share at once.
         let late = [of(1 << 21, Party::Container(7))];
         assert_eq!(turns.names(&late), NAMES);
