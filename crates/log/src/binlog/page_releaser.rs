@@ -23,6 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
+use pagekeeper_kernel::page_size;
 use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer};
 use pagekeeper_policy::exact::{Due, Watermarks, due};
 use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
@@ -37,8 +38,6 @@ const RETRY: u64 = 16;
 
 /// Passes that one thread does for others before it goes back to its own work.
 const MAX_PASSES: usize = 4;
-
-const PAGE: u64 = 4096;
 
 /// The pages of one segment.
 struct Pages {
@@ -321,7 +320,7 @@ impl PageAction {
             }
             PageOperation::Release(range) => {
                 // The last page goes only if the advice reaches its end.
-                let pages = range.start..range.end.next_multiple_of(PAGE);
+                let pages = range.start..range.end.next_multiple_of(page_size());
                 let stayed = match file.release(pages.clone()) {
                     Ok(()) if is_gone(&*file, &pages) => Vec::new(),
                     Ok(()) => windows(&range)
@@ -414,7 +413,7 @@ mod tests {
         }
 
         fn residency(&self, _: Range<u64>) -> Result<Option<Resident>, IoError> {
-            let resident = if self.resists.load(Ordering::Relaxed) { PAGE } else { 0 };
+            let resident = if self.resists.load(Ordering::Relaxed) { page_size() } else { 0 };
             Ok(Some(Resident { resident, unwritten: 0 }))
         }
     }
