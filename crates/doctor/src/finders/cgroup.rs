@@ -194,24 +194,45 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
 /// How often limits took effect since it was made, or the group above it whose limit is the effective one, and how often of that
 /// while watching.
 fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
-    /// How a counter is shown, its figure's name, that of what came while watching, and the counter.
-    type Counter = (&'static str, &'static str, &'static str, fn(&MemoryEvents) -> Option<u64>);
+    /// How a counter is shown, the counter, and its figures: of all the time, and of what came while watching.
+    type Counter = (&'static str, fn(&MemoryEvents) -> Option<u64>, Figure, Figure);
+    type Figure = fn(Evidence, u64) -> Evidence;
     const COUNTERS: [Counter; 4] = [
-        ("at its limit", "limit_hits", "limit_hits_watched", |events| events.max),
-        ("slowed down over memory.high", "high_hits", "high_hits_watched", |events| events.high),
-        ("out of memory", "oom_hits", "oom_hits_watched", |events| events.oom),
-        ("rid of a process for it", "oom_kills", "oom_kills_watched", |events| events.oom_kill),
+        (
+            "at its limit",
+            |events| events.max,
+            |to, times| to.with("limit_hits", times),
+            |to, times| to.with("limit_hits_watched", times),
+        ),
+        (
+            "slowed down over memory.high",
+            |events| events.high,
+            |to, times| to.with("high_hits", times),
+            |to, times| to.with("high_hits_watched", times),
+        ),
+        (
+            "out of memory",
+            |events| events.oom,
+            |to, times| to.with("oom_hits", times),
+            |to, times| to.with("oom_hits_watched", times),
+        ),
+        (
+            "rid of a process for it",
+            |events| events.oom_kill,
+            |to, times| to.with("oom_kills", times),
+            |to, times| to.with("oom_kills_watched", times),
+        ),
     ];
     let mut evidence = Evidence::new(String::new());
     let mut named = Vec::new();
-    for (what, name, name_watched, of) in COUNTERS {
+    for (what, of, figure, figure_watched) in COUNTERS {
         let Some(times) = of(&group.events).filter(|times| *times > 0) else { continue };
         let of_it = watched.as_ref().and_then(of);
         let while_watching = of_it.map_or_else(String::new, |of_it| format!(" ({of_it} while watching)"));
         named.push(format!("{} {what}{while_watching}", number(times, "time", "times")));
-        evidence = evidence.with(name, times);
+        evidence = figure(evidence, times);
         if let Some(of_it) = of_it {
-            evidence = evidence.with(name_watched, of_it);
+            evidence = figure_watched(evidence, of_it);
         }
     }
     let since = match &group.limited_by {
