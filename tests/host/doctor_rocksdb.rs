@@ -7,6 +7,7 @@
 use crate::support;
 use crate::support::MIB;
 use crate::support::command::run;
+use crate::support::doctor_report::finding;
 use crate::support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -72,10 +73,6 @@ impl Drop for Load {
     }
 }
 
-fn find<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
-    report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
-}
-
 /// Runs a load on an empty database, inspects it, and takes all away again.
 fn with_load<T>(disk: &SlowDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T) -> T {
     let database = disk.path().join("database");
@@ -102,8 +99,8 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     // A watch in which the machine did not stand still.
     let examine = |load: &Load| {
         let reported = |report: &Value| {
-            find(report, "writers-throttled").is_some_and(|throttled| throttled["severity"] == "serious")
-                && ["shared-device", "dirty-limits"].iter().all(|kind| find(report, kind).is_some())
+            finding(report, "writers-throttled").is_some_and(|throttled| throttled["severity"] == "serious")
+                && ["shared-device", "dirty-limits"].iter().all(|kind| finding(report, kind).is_some())
         };
         let mut report = load.examine();
         for _ in 1..TRIES {
@@ -115,7 +112,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         report
     };
     let report = with_load(&disk, &[], examine);
-    let throttled = find(&report, "writers-throttled").unwrap_or_else(|| panic!("not found: {report:#}"));
+    let throttled = finding(&report, "writers-throttled").unwrap_or_else(|| panic!("not found: {report:#}"));
     assert_eq!(throttled["severity"], "serious", "{throttled:#}");
     let writer = &throttled["evidence"][0]["figures"];
     assert_eq!(writer["task"], "db_bench", "{throttled:#}");
@@ -140,9 +137,9 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
         fixes.iter().any(|fix| fix["act"].as_str().is_some_and(|act| act.starts_with(direct))),
         "{throttled:#}"
     );
-    let together = find(&report, "shared-device").unwrap_or_else(|| panic!("not found: {report:#}"));
+    let together = finding(&report, "shared-device").unwrap_or_else(|| panic!("not found: {report:#}"));
     assert_eq!(together["evidence"][0]["figures"]["device"], disk.device());
-    let limits = find(&report, "dirty-limits").unwrap_or_else(|| panic!("not found: {report:#}"));
+    let limits = finding(&report, "dirty-limits").unwrap_or_else(|| panic!("not found: {report:#}"));
     let forms = &limits["evidence"][0]["figures"];
     assert_eq!(forms["limit_bytes"], LIMITS.1, "{limits:#}");
     assert!(
@@ -154,7 +151,7 @@ fn a_writer_that_waits_for_the_pages_of_compaction() {
     let gone = || {
         let option = format!("--{direct}=true");
         let report = with_load(&disk, &[&option], Load::examine);
-        let left = ["writers-throttled", "shared-device"].map(|kind| find(&report, kind).cloned());
+        let left = ["writers-throttled", "shared-device"].map(|kind| finding(&report, kind).cloned());
         if left.iter().all(Option::is_none) { Ok(()) } else { Err(left) }
     };
     let tries: Vec<_> = (0..TRIES).map_while(|_| gone().err()).collect();

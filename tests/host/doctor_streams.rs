@@ -77,9 +77,7 @@ fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    let report = doctor_report::of(&outcome);
-    let findings = report["findings"].as_array().expect("findings");
-    findings.iter().find(|finding| finding["kind"] == "stream").cloned()
+    doctor_report::finding(&doctor_report::of(&outcome), "stream").cloned()
 }
 
 /// Pages of files that were read in again, in a second.

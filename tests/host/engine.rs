@@ -2,6 +2,7 @@
 //!
 //! Needs root, Debian's `podman`, `crun` and `mariadb-server`, and minutes: `make test-cgroup-v2` runs it in a virtual machine.
 
+use crate::guard_cgroups::Group;
 use crate::support;
 use crate::support::command::run;
 use crate::support::doctor_report;
@@ -9,7 +10,6 @@ use crate::support::guard::{Ended, Guard};
 use crate::support::podman::{Container, DATA, Engine, FILLED, PROGRAMS};
 use crate::support::{MIB, eventually};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(300);
@@ -19,48 +19,6 @@ const LIMIT: u64 = 288 * MIB;
 
 /// What may stay of a binlog that is being written: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
-
-/// The memory cgroup of a process: read here by the kernel's own names, not by what is tested.
-struct Group {
-    directory: PathBuf,
-    is_v2: bool,
-}
-
-impl Group {
-    fn of(pid: u32) -> Self {
-        let paths = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it runs");
-        let v1 = paths.lines().find_map(|line| line.split_once(":memory:/"));
-        let path = v1.or_else(|| paths.lines().find_map(|line| line.split_once("0::/")));
-        let top = if v1.is_some() { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
-        Self { directory: Path::new(top).join(path.expect("a memory cgroup").1), is_v2: v1.is_none() }
-    }
-
-    /// One number in a file that versions 1 and 2 call differently.
-    fn number(&self, v1: &str, v2: &str) -> u64 {
-        let file = self.directory.join(if self.is_v2 { v2 } else { v1 });
-        let text =
-            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        text.trim().parse().expect("a number")
-    }
-
-    fn limit(&self) -> u64 {
-        self.number("memory.limit_in_bytes", "memory.max")
-    }
-
-    fn usage(&self) -> u64 {
-        self.number("memory.usage_in_bytes", "memory.current")
-    }
-
-    /// Page cache without shared memory, in bytes.
-    fn cache(&self) -> u64 {
-        let text = std::fs::read_to_string(self.directory.join("memory.stat")).expect("a memory cgroup");
-        let of = |name: &str| {
-            let of = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok();
-            text.lines().find_map(of).unwrap_or_else(|| panic!("{name}: {text}"))
-        };
-        if self.is_v2 { of("file") - of("shmem") } else { of("total_cache") - of("total_shmem") }
-    }
-}
 
 /// What is said of files and processes that can't be seen. That an overlay's files, and all files before Linux 6.5, show only what is
 /// resident of them is true, and one line each.
@@ -131,18 +89,14 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
 
     let outcome = run(["doctor", "--watch", "5s", "--json"]);
     let report = doctor_report::of(&outcome);
-    let findings = report["findings"].as_array().expect("findings");
-    let found = findings
-        .iter()
-        .find(|finding| finding["kind"] == "cgroup-cache")
-        .unwrap_or_else(|| panic!("{report:#}"));
+    let found = doctor_report::finding(&report, "cgroup-cache").unwrap_or_else(|| panic!("{report:#}"));
     let title = found["title"].as_str().expect("a title");
     assert!(title.contains(group.directory.to_str().expect("UTF-8")), "{title}");
     let figure = |name: &str| {
         let of = |evidence: &Value| evidence["figures"][name].as_u64();
         found["evidence"].as_array().expect("evidence").iter().find_map(of)
     };
-    let cache = group.cache();
+    let cache = group.file();
     println!(
         "{title}\n  page cache {} MiB by the doctor, {} MiB by memory.stat, {} MiB of it logs by the doctor, {} MiB by fincore; at its limit {:?} times",
         figure("page_cache_bytes").unwrap_or(0) / MIB,
@@ -156,7 +110,7 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
     assert_eq!(gaps(&report), Vec::<String>::new());
 
     is_guarded(&container);
-    println!("  after the guard: page cache {} MiB", group.cache() / MIB);
+    println!("  after the guard: page cache {} MiB", group.file() / MIB);
 }
 
 #[test]

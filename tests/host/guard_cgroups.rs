@@ -72,7 +72,7 @@ pub(crate) struct Group {
     pub(crate) is_v2: bool,
     /// In the hierarchy.
     pub(crate) path: String,
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
 }
 
 impl Group {
@@ -92,6 +92,22 @@ impl Group {
             (name.to_owned(), figure.parse().expect("a number"))
         };
         text.lines().map(line).collect()
+    }
+
+    /// One number in a file that versions 1 and 2 call differently.
+    fn number(&self, v1: &str, v2: &str) -> u64 {
+        let file = self.directory.join(if self.is_v2 { v2 } else { v1 });
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        text.trim().parse().expect("a number")
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.number("memory.limit_in_bytes", "memory.max")
+    }
+
+    pub(crate) fn usage(&self) -> u64 {
+        self.number("memory.usage_in_bytes", "memory.current")
     }
 
     /// Page cache without shared memory, in bytes.
@@ -198,18 +214,9 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
     let outcome = run(["doctor", "--pid", &pid, "--watch", "1s", "--json"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
     let stat = group.stat();
-    let usage = if group.is_v2 { "memory.current" } else { "memory.usage_in_bytes" };
-    let usage: u64 = std::fs::read_to_string(group.directory.join(usage))
-        .expect("it is there")
-        .trim()
-        .parse()
-        .expect("a number");
+    let usage = group.usage();
     let report = doctor_report::of(&outcome);
-    let findings = report["findings"].as_array().expect("findings");
-    let found = findings
-        .iter()
-        .find(|finding| finding["kind"] == "cgroup-cache")
-        .unwrap_or_else(|| panic!("{report:#}"));
+    let found = doctor_report::finding(&report, "cgroup-cache").unwrap_or_else(|| panic!("{report:#}"));
     let figures = &found["evidence"][0]["figures"];
     let inactive = if group.is_v2 { "inactive_file" } else { "total_inactive_file" };
     let near = |name: &str, expected: u64| {

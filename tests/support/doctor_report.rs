@@ -77,3 +77,8 @@ pub(crate) fn of(outcome: &Outcome) -> Value {
     }
     report
 }
+
+/// The first finding of this kind in a report.
+pub(crate) fn finding<'a>(report: &'a Value, kind: &str) -> Option<&'a Value> {
+    report["findings"].as_array().expect("findings").iter().find(|finding| finding["kind"] == kind)
+}

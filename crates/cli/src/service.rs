@@ -3,7 +3,8 @@
 //!
 //! Invariants: without `NOTIFY_SOCKET` no socket is made. No message is waited for: the socket does not block. That it is ready or alive
 //! is said again until it could be sent, since the manager ends a service of which it does not hear that (others may fill its
-//! socket, and a manager that starts anew has none for a moment); what else can't be sent is lost. The socket's name is the service manager's word, as the rest of the environment is.
+//! socket, and a manager that starts anew has none for a moment); what else can't be sent is lost. The socket's name is the
+//! service manager's word, as the rest of the environment is.
 
 use std::env;
 use std::ffi::OsStr;
