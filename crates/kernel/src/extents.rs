@@ -213,7 +213,7 @@ pub fn resident_extents(file: &InspectedFile, range: Range<u64>) -> Result<Resid
 mod tests {
     use super::*;
     use crate::residency::for_each_mincore_chunk;
-    use crate::testing::{evict_all, file_of};
+    use crate::testing::{evict_all, file_of, tebibyte};
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
@@ -307,10 +307,11 @@ mod tests {
     #[test]
     fn a_sparse_file_of_fifteen_tib_is_one_stretch() {
         let (page, (_dir, file)) = (page_size(), file_of(0));
-        std::fs::OpenOptions::new().write(true).open(file.path()).unwrap().set_len(15 << 40).unwrap();
+        let tebibyte = tebibyte(&file);
+        std::fs::OpenOptions::new().write(true).open(file.path()).unwrap().set_len(15 * tebibyte).unwrap();
         assert!(extents(&file, 0..u64::MAX).is_empty());
-        load_single_pages(&file, &[(7 << 40) / page + 3]);
-        assert_eq!(extents(&file, 0..u64::MAX), one((7 << 40) + 3 * page..(7 << 40) + 4 * page));
+        load_single_pages(&file, &[7 * tebibyte / page + 3]);
+        assert_eq!(extents(&file, 0..u64::MAX), one(7 * tebibyte + 3 * page..7 * tebibyte + 4 * page));
     }
 
     #[test]

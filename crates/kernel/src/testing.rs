@@ -3,7 +3,9 @@
 pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 use tempfile::TempDir;
 
-use crate::{InspectedFile, Links, residency};
+use std::ops::Range;
+
+use crate::{InspectedFile, Links, Source, residency};
 
 /// A synced file of `len` bytes, all resident.
 pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
@@ -13,6 +15,22 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
     let file = InspectedFile::open(&path, Links::Refuse).unwrap();
     (dir, file)
+}
+
+/// Whether the kernel counts what of a file is yet to be written: cachestat(2), Linux 6.5.
+pub(crate) fn counts_unwritten(file: &InspectedFile) -> bool {
+    residency(file, 0..u64::MAX).unwrap().source == Source::Cachestat
+}
+
+/// Whether something of the range is yet to be written; where the kernel does not count that, it may be.
+pub(crate) fn may_be_unwritten(file: &InspectedFile, range: Range<u64>) -> bool {
+    residency(file, range).unwrap().unwritten() > 0 || !counts_unwritten(file)
+}
+
+/// A length of a file with holes in the unit of TiB, which cachestat(2) counts at once; without it a unit of GiB, since mincore(2)
+/// looks at each page of a hole.
+pub(crate) fn tebibyte(file: &InspectedFile) -> u64 {
+    if counts_unwritten(file) { 1 << 40 } else { 1 << 30 }
 }
 
 /// Drops all pages of a clean file. Pages that the kernel holds itself just then (while it moves them, or scans for some to

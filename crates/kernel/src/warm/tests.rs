@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::testing::{evict_all, evict_once, file_of};
+use crate::testing::{evict_all, evict_once, file_of, tebibyte};
 use crate::{Links, residency_by_mincore, resident_extents};
 
 const MIB: u64 = 1 << 20;
@@ -132,14 +132,15 @@ fn extents_past_the_end_are_left_out() {
 fn holes_are_left_alone() {
     let (_dir, file) = file_of(0);
     let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
-    writer.set_len(15 << 40).unwrap();
+    let tebibyte = tebibyte(&file);
+    writer.set_len(15 * tebibyte).unwrap();
     let bytes = 2 * page_size();
-    writer.write_all_at(&vec![1; usize::try_from(bytes).unwrap()], 7 << 40).unwrap();
+    writer.write_all_at(&vec![1; usize::try_from(bytes).unwrap()], 7 * tebibyte).unwrap();
     writer.sync_all().unwrap();
     evict_all(&file);
     let report = warm_all(&file, &WarmOptions::default());
-    assert_eq!((report.requested, report.loaded), (15 << 40, bytes));
-    assert_eq!(report.holes, (15 << 40) - bytes);
+    assert_eq!((report.requested, report.loaded), (15 * tebibyte, bytes));
+    assert_eq!(report.holes, (15 * tebibyte) - bytes);
     assert_eq!(report.resident_after, Some(bytes));
 }
 
