@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// The service manager, if this process is a service of one that wants to hear of it.
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
-    door: Option<(UnixDatagram, SocketAddr)>,
+    socket: Option<(UnixDatagram, SocketAddr)>,
     alive: Option<Alive>,
     /// That it is ready could not be sent yet.
     is_ready_due: bool,
@@ -57,7 +57,7 @@ impl Manager {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         let alive = every.map(|every| Alive { every, due: Instant::now() });
-        Ok(Self { door: Some((socket, address)), alive, is_ready_due: false })
+        Ok(Self { socket: Some((socket, address)), alive, is_ready_due: false })
     }
 
     /// It has read its configuration.
@@ -104,7 +104,7 @@ impl Manager {
 
     /// Whether the message was sent, or there is nobody to hear it.
     fn say(&self, message: &str) -> bool {
-        self.door
+        self.socket
             .as_ref()
             .is_none_or(|(socket, address)| socket.send_to_addr(message.as_bytes(), address).is_ok())
     }
