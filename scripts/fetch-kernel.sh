@@ -8,7 +8,7 @@
 set -euo pipefail
 # Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
 OWN_APT_EXPIRED=1
-suite=$1 flavour=$2 folder=$3
+suite=$1 flavour=$2 folder=$(realpath --canonicalize-missing "$3")
 . "$(dirname "$0")/own-apt.sh"
 
 ubuntu_keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg

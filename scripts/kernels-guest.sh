@@ -26,7 +26,7 @@ fi
 IFS=';' read -ra tests <<<"$UNIT_TESTS"
 for words in "${tests[@]}"; do
     read -ra words <<<"$words"
-    echo "Running $(basename "${words[0]}") ${words[*]:1}"
+    echo "unit tests: $(basename "${words[0]}") ${words[*]:1}"
     began=$SECONDS
     cd "$SOURCE/crates/cli" || ends
     program "$(basename "${words[0]}")" timeout 600 "${words[@]}" --color=never

@@ -132,6 +132,9 @@ def pressure(directory):
         same("doctor: the group's limit", said["limit_bytes"], LIMIT)
         between("doctor: the group's use", said["usage_bytes"], LIMIT, group("current"), 16 * MIB)
         between("doctor: the group's page cache", said["page_cache_bytes"], LIMIT, group("stat", "file"), 16 * MIB)
+    except BaseException:
+        guarding.kill()
+        raise
     finally:
         end_all()
         subprocess.run("pkill -x cat; pkill -x dd", shell=True)
@@ -151,6 +154,9 @@ def kill(directory):
         hog = start(sys.executable, "-c", "held = []\nwhile True:\n    held.append(b'x' * (4 << 20))")
         same("the program's end", hog.wait(timeout=1200), -signal.SIGKILL)
         content(os.path.join(directory, "big"))
+    except BaseException:
+        guarding.kill()
+        raise
     finally:
         end_all()
         subprocess.run("pkill -x dd", shell=True)

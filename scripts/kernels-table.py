@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Puts what one machine of scripts/test-kernels.sh said of its kernel into the table of a page, between two marks:
 
-    kernels-table.py PAGE SUITE FLAVOUR RELEASE LOG
+    kernels-table.py [--compare] PAGE SUITE FLAVOUR RELEASE LOG
 
 A column for each kernel, in the order of their versions, and a row for each line "capability: NAME: WHAT" of the log. The columns of other
-kernels stay as they were. A log without such lines changes nothing.
+kernels stay as they were. A log without such lines changes nothing. With --compare the page stays as it is: what the column of that suite says
+otherwise is printed, and is a failure.
 """
 
 import re
@@ -21,8 +22,21 @@ def version(column):
     return [int(number) for number in re.findall(r"\d+", column.split("<br>")[-1])]
 
 
+def compare(found, table, columns, mine):
+    """Prints what the page says otherwise of this suite; whether it says the same."""
+    column = next((column for column in columns if column.startswith(mine)), None)
+    same = True
+    for name, what in found.items():
+        said = table.get((column, name), "-")
+        if said != what:
+            print(f'the table says "{said}" of {name}, the machine "{what}": `make test-kernels` writes it anew')
+            same = False
+    return same
+
+
 def main():
-    page, suite, flavour, release, log = sys.argv[1:]
+    comparing = sys.argv[1] == "--compare"
+    page, suite, flavour, release, log = sys.argv[1 + comparing :]
     with open(log) as file:
         found = dict(re.findall(r"^capability: (.+?): (.+)$", file.read(), re.MULTILINE))
     if not found:
@@ -43,6 +57,8 @@ def main():
     kind = "Ubuntu" if flavour.startswith(("virtual", "generic")) else "Debian"
     machine = f" {flavour}" if "arm64" in flavour else ""
     mine = f"{kind} {suite}{machine}<br>"
+    if comparing:
+        sys.exit(not compare(found, table, columns, mine))
     columns = [column for column in columns if not column.startswith(mine)]
     column = mine + re.match(r"[0-9.]+", release).group(0)
     columns.append(column)

@@ -22,7 +22,8 @@ scripts/packages.sh \
     "the tests of the screen (they skip without): tmux" \
     "the comparison of the doctor's reports with their schema (it skips without): python3-jsonschema" \
     "the tests of completions (they skip without): bash zsh fish" \
-    "the tests of the man pages (they skip without): man-db"
+    "the tests of the man pages (they skip without): man-db" \
+    "the tests on other kernels, in virtual machines (they skip without): qemu-system-x86 kmod cpio e2fsprogs xz-utils"
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 else
@@ -101,11 +102,26 @@ beside[crates]=$!
     exit "$random_status"
 } >"$logs/random" &
 beside[random]=$!
+# An old kernel and a new one; `make test-kernels` has the others.
+{
+    kernels_status=0
+    if [ "$(id -u)" -ne 0 ] || ! command -v qemu-system-x86_64 >/dev/null || [ "$(uname -m)" != x86_64 ]; then
+        printf 'SKIPPED: %s\ntest result: ok. 1 passed; 0 failed\n' "the tests on other kernels need root, x86-64 and qemu-system-x86"
+    else
+        MACHINE_SECONDS=1500 scripts/test-kernels.sh --compare bullseye trixie 2>&1 || kernels_status=$?
+    fi
+    timed "other kernels' tests ended"
+    exit "$kernels_status"
+} >"$logs/kernels" &
+beside[kernels]=$!
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
 timed "users' stories ended"
 wait "${beside[crates]}" || status=$?
 unset 'beside[crates]'
 shown "$logs/crates"
+wait "${beside[kernels]}" || status=$?
+unset 'beside[kernels]'
+shown "$logs/kernels"
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
 {
     alone_status=0
@@ -118,7 +134,7 @@ wait "${beside[random]}" || status=$?
 unset 'beside[random]'
 shown "$logs/random"
 
-cat "$logs"/{stories,crates,random,alone} >"$logs/all"
+cat "$logs"/{stories,crates,kernels,random,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
 if [ "$built" != "$run" ]; then
     echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2
