@@ -7,7 +7,7 @@
 # UBUNTU_MIRROR on Debian. Machines with arm64 have a root of their own (scripts/arm64-root.sh). Kernels, roots and builds are kept in the
 # target directory. A kernel that can't be had is named, and is no failure. Takes some minutes for each; a fraction of it with
 # QEMU_ACCEL=kvm. For x86-64, as root. With --compare before them the table stays as it is, and a kernel of which it says otherwise fails:
-# so `make test` has an old kernel and a new one.
+# so `make test` has an old kernel and a new one. CRATES="kernel io" has unit tests of these alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -39,12 +39,13 @@ declare -A chosen=(
     [guard]="visibility:: sample:: streams:: descriptors:: ownership:: usage:: guard::tests notify"
 )
 crates=()
-for name in "${!chosen[@]}"; do
+read -ra names <<<"${CRATES:-${!chosen[*]}}"
+for name in "${names[@]}"; do
     crates+=(--package "pagekeeper-$name")
 done
 unit_tests() { # the paths
     local name tests=""
-    for name in "${!chosen[@]}"; do
+    for name in "${names[@]}"; do
         tests+="$(grep -E "/pagekeeper_$name-[0-9a-f]+$" <<<"$1" | tail -1) ${chosen[$name]} --test-threads=2;"
     done
     echo "$tests"
