@@ -51,7 +51,7 @@ if [[ " $* " == *" unit "* ]]; then
 fi
 for machine in "$@"; do
     echo "$machine, Linux $(cat "$kernel/release")"
-    scripts/machine.sh "$kernel" 3G 2400 PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
+    scripts/machine.sh "$kernel" 3G 3600 PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
         KERNEL_TESTS="$kernel_tests" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
         tee "$logs/$machine" || status=1
 done
