@@ -53,7 +53,7 @@ chmod +x "$work/root/init"
 truncate --size 6G "$work/disk"
 mkfs.ext4 -q "$work/disk"
 
-timeout "$seconds" nice -n 10 "${processor[@]}" -accel "${QEMU_ACCEL:-tcg,thread=multi}" -m "$memory" -smp 2 -nographic -no-reboot -nic none \
+timeout "$seconds" "${processor[@]}" -accel "${QEMU_ACCEL:-tcg,thread=multi}" -m "$memory" -smp 2 -nographic -no-reboot -nic none \
     -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=$console nosoftlockup quiet panic=-1" \
     -drive "file=$work/disk,format=raw,if=virtio,cache=none" \
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap </dev/null 2>&1 |
