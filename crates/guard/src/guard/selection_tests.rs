@@ -75,7 +75,8 @@ fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
     assert_eq!(watch.said("Refused", two.pid(), "Never"), 1, "{:#?}", watch.said);
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("Never");
     assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
-    // As after SIGHUP.
+    // As after SIGHUP, which a guard that has spent its time for listings heeds as soon.
+    watch.guard.watched.listing_time.spend(Duration::from_secs(3600));
     options.targets = Targets::default();
     watch.guard.reload(options).unwrap();
     watch.until_released(&two.old);
