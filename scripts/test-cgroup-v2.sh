@@ -24,12 +24,15 @@ kernel=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/kernels/
 mkdir -p "$(dirname "$kernel")"
 scripts/fetch-kernel.sh "$SUITE" amd64 "$kernel"
 
-built=$("$cargo" test --package pagekeeper --test preload --test host --no-run --message-format=json)
-tests=$(grep -o '"executable":"[^"]*/preload-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
-host=$(grep -o '"executable":"[^"]*/host-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
-kernel_tests=$("$cargo" test --package pagekeeper-kernel --lib --no-run --message-format=json |
-    grep -o '"executable":"[^"]*/pagekeeper_kernel-[^"]*"' | tail -1 | cut -d'"' -f4)
-pagekeeper=$(grep -o '"executable":"[^"]*/pagekeeper"' <<<"$built" | tail -1 | cut -d'"' -f4)
+# All tests, as `make test` has them: other features of what they share would have it built once more.
+built=$("$cargo" test --workspace --no-run --message-format=json | grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
+program() { # the end of its path
+    grep -E "/$1$" <<<"$built" | tail -1
+}
+tests=$(program 'preload-[0-9a-f]+')
+host=$(program 'host-[0-9a-f]+')
+kernel_tests=$(program 'pagekeeper_kernel-[0-9a-f]+')
+pagekeeper=$(program pagekeeper)
 
 [ $# -gt 0 ] || set -- topmost systemd guard unit containers
 logs=$(mktemp --directory)

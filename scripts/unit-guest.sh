@@ -60,8 +60,8 @@ scored() {
 released() {
     systemctl start mariadb.service || { echo "mariadb does not start"; return; }
     fill
-    within 40 said "watching mariadb \(process $(show MainPID mariadb.service)\)" || echo "the server is not found"
-    within 60 logs_are_small || echo "logs stay: $(resident) bytes"
+    within 240 said "watching mariadb \(process $(show MainPID mariadb.service)\)" || echo "the server is not found"
+    within 240 logs_are_small || echo "logs stay: $(resident) bytes"
 }
 
 fill() {
@@ -85,14 +85,14 @@ reloaded() {
     cp /etc/pagekeeper/guard.toml /var/tmp/guard.toml
     echo 'tick = "soon"' >/etc/pagekeeper/guard.toml
     systemctl reload $unit || echo "reload fails"
-    within 40 said "the configuration stays as it was: " || echo "a bad configuration is not refused"
+    within 240 said "the configuration stays as it was: " || echo "a bad configuration is not refused"
     cp /var/tmp/guard.toml /etc/pagekeeper/guard.toml
     systemctl reload $unit || echo "reload fails"
     # It is ready again, and goes on.
-    within 60 runs || echo "it is $(show ActiveState), $(show SubState)"
+    within 240 runs || echo "it is $(show ActiveState), $(show SubState)"
     [ "$(show MainPID)" = "$pid" ] || echo "it was started again"
     fill
-    within 60 logs_are_small || echo "logs stay: $(resident) bytes"
+    within 240 logs_are_small || echo "logs stay: $(resident) bytes"
 }
 
 stopped() {
@@ -139,7 +139,7 @@ with_metrics() {
     drop_in $unit metrics.conf
     systemctl restart $unit || { echo "it does not start"; return; }
     scored
-    within 40 has_metrics || echo "no metrics: $(busybox wget -q -O - http://127.0.0.1:9417/metrics 2>&1 | head -n 3)"
+    within 240 has_metrics || echo "no metrics: $(busybox wget -q -O - http://127.0.0.1:9417/metrics 2>&1 | head -n 3)"
     rm /etc/systemd/system/$unit.d/metrics.conf
     systemctl daemon-reload
 }
@@ -203,7 +203,7 @@ under_run() {
     [ "$(cat "/proc/$pid/comm")" = mariadbd ] || echo "its process is $(cat "/proc/$pid/comm")"
     grep --quiet libpagekeeper "/proc/$pid/maps" || echo "the library is not loaded"
     fill
-    within 40 logs_are_small || echo "logs stay: $(resident) bytes"
+    within 240 logs_are_small || echo "logs stay: $(resident) bytes"
     [ "$(mariadb --batch --skip-column-names --execute 'SELECT COUNT(*) FROM d.t')" = 0 ] || echo "the table holds something else"
     rm /etc/systemd/system/mariadb.service.d/mariadb.conf
     systemctl daemon-reload
@@ -216,7 +216,7 @@ upgraded() {
     local pid
     pid=$(show MainPID)
     dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
-    within 60 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
+    within 240 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
     dpkg --purge pagekeeper >/var/tmp/installed 2>&1 || cat /var/tmp/installed
     ! pidof pagekeeper >/dev/null || echo "it runs without its package"
 }
