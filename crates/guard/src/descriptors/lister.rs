@@ -1,0 +1,108 @@
+//! Listing the descriptors of processes: those of files whose names pass.
+
+use std::ffi::OsStr;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Result;
+use pagekeeper_kernel::process::{FdVisitor, OpenFile, ProcRoot};
+
+use crate::budget::DESCRIPTORS;
+use crate::directory::Directory;
+use crate::known_names::KnownNames;
+
+/// What the kernel appends to the name of a removed file that is open.
+const MARK: &[u8] = b" (deleted)";
+
+/// The name that a removed file had, where what the kernel shows of a descriptor may be one's.
+pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
+    let name = shown.as_os_str().as_bytes().strip_suffix(MARK)?;
+    Some(Path::new(OsStr::from_bytes(name)))
+}
+
+/// By which names files matter.
+pub(crate) struct Wanted<'a> {
+    /// The directories of the watched files.
+    pub(crate) directories: &'a [Directory],
+    /// These files' names.
+    pub(crate) names: &'a mut KnownNames,
+    /// Whether a file of this name that was removed was a log, where this process has it open.
+    pub(crate) was_log: &'a dyn Fn(u32, &Path) -> bool,
+}
+
+/// What was listed of a process that is being read.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pid: u32,
+    began: Instant,
+    open: Vec<OpenFile>,
+    left_out: bool,
+}
+
+/// What was listed of a process.
+#[derive(Debug)]
+pub(crate) struct ListedProcess {
+    pub(crate) pid: u32,
+    /// When that began.
+    pub(crate) began: Instant,
+    /// Its descriptors of regular files whose names passed.
+    pub(crate) open: Vec<OpenFile>,
+    /// Whether it has more of them than are kept in mind.
+    pub(crate) left_out: bool,
+    /// Whether all could be read.
+    pub(crate) read: Result<()>,
+    /// The processor time that it took.
+    pub(crate) cost: Duration,
+}
+
+impl ListedProcess {
+    /// Whether it is there and could not be read.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.read.as_ref().is_err_and(|error| !error.is_gone())
+    }
+}
+
+/// Lists descriptors of files whose names pass.
+pub(crate) struct Lister<'a> {
+    proc: &'a ProcRoot,
+    wanted: &'a dyn Fn(u32, &Path) -> bool,
+    kept: &'a dyn Fn(&OpenFile) -> bool,
+    pub(crate) done: Vec<ListedProcess>,
+}
+
+impl<'a> Lister<'a> {
+    /// Of the names that are wanted, those files that are kept.
+    pub(crate) fn new(
+        proc: &'a ProcRoot,
+        wanted: &'a dyn Fn(u32, &Path) -> bool,
+        kept: &'a dyn Fn(&OpenFile) -> bool,
+    ) -> Self {
+        Self { proc, wanted, kept, done: Vec::new() }
+    }
+}
+
+impl FdVisitor for Lister<'_> {
+    type Process = Listing;
+
+    fn begin(&mut self, pid: u32) -> Option<Listing> {
+        Some(Listing { pid, began: Instant::now(), open: Vec::new(), left_out: false })
+    }
+
+    fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
+        if (self.wanted)(listing.pid, target) {
+            if listing.open.len() >= DESCRIPTORS {
+                listing.left_out = true;
+                return;
+            }
+            let file = self.proc.open_file_at(listing.pid, fd, target);
+            listing.open.extend(file.filter(|file| (self.kept)(file)));
+        }
+    }
+
+    fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
+        let Listing { open, left_out, began, .. } = listing;
+        self.done.push(ListedProcess { pid, began, open, left_out, read, cost });
+    }
+}

@@ -1,0 +1,123 @@
+//! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
+//! `/proc/PID/fdinfo`.
+//!
+//! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: when
+//! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
+//! [a share](schedule) of the time, as far as there is time for it. It goes in slices of processor time, so a
+//! process with very many takes some ticks, and keeps no other waiting. In between only the descriptors known to be of log
+//! files are read, at most [`POLLED`] in one tick, by shares, and of many those first that moved. No more of one process than
+//! [`DESCRIPTORS`] are kept in mind, and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that
+//! ended has no descriptors; one that may not be inspected is reported by its error.
+//!
+//! [`DESCRIPTORS`]: crate::budget::DESCRIPTORS
+//! [`DESCRIPTORS_OF_OTHERS`]: crate::budget::DESCRIPTORS_OF_OTHERS
+
+mod lister;
+mod others;
+mod poll;
+mod schedule;
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot};
+use pagekeeper_policy::FileId;
+
+use crate::ids::IdSet;
+use crate::known_names::KnownNames;
+
+pub(crate) use self::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
+pub(crate) use self::others::Others;
+use self::poll::poll;
+use self::schedule::Schedule;
+
+/// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
+pub(crate) const POLLED: usize = 256;
+/// The files of a process with no more descriptors are sampled at each tick, whether these are seen to move or not: not all
+/// that is written moves one.
+const FEW_HELD: usize = 64;
+
+/// A descriptor of a log file.
+#[derive(Debug, Clone)]
+pub(crate) struct Descriptor {
+    pub(crate) pid: u32,
+    pub(crate) fd: RawFd,
+    pub(crate) file: FileId,
+    /// Its inode number as fdinfo shows it, which on overlayfs is not always stat's; none before Linux 5.14.
+    pub(crate) shown_inode: Option<u64>,
+    pub(crate) inode: Inode,
+    pub(crate) access: Access,
+    pub(crate) position: u64,
+    /// Whether it was seen elsewhere at this tick than before, or for the first time.
+    pub(crate) moved: bool,
+    /// The same of when it was looked at last.
+    pub(crate) lively: bool,
+}
+
+/// At which files processes are.
+#[derive(Debug, Default)]
+pub(crate) struct FilesInUse {
+    /// To be sampled at each tick.
+    pub(crate) busy: IdSet<FileId>,
+    /// Open, but of a process with very many, and no descriptor was seen to move at this tick.
+    pub(crate) held: IdSet<FileId>,
+}
+
+impl FilesInUse {
+    /// Takes in the descriptors of one process.
+    pub(crate) fn add(&mut self, of_process: &[Descriptor]) {
+        let are_few = of_process.len() <= FEW_HELD;
+        for descriptor in of_process {
+            let set = if are_few || descriptor.moved { &mut self.busy } else { &mut self.held };
+            set.insert(descriptor.file);
+        }
+    }
+}
+
+/// The descriptors of a database's process, kept up to date.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    pub(crate) known: Vec<Descriptor>,
+    pub(crate) schedule: Schedule,
+    turn: usize,
+}
+
+impl Descriptors {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { known: Vec::new(), schedule: Schedule::new(now), turn: 0 }
+    }
+
+    /// Knows those of the listed descriptors that are of watched files.
+    pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &KnownNames) {
+        let before: HashMap<RawFd, (FileId, u64)> =
+            self.known.iter().map(|known| (known.fd, (known.file, known.position))).collect();
+        self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
+        for known in &mut self.known {
+            known.moved = before.get(&known.fd) != Some(&(known.file, known.position));
+        }
+    }
+
+    /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
+    /// a listing.
+    pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
+        self.schedule.asked |= poll(&mut self.known, &mut self.turn, proc, share);
+    }
+}
+
+/// A descriptor of one of the log files; `None` if another file has such a name.
+fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descriptor> {
+    let id = names.find(file.path.file_name()?, file.inode)?;
+    Some(Descriptor {
+        pid,
+        fd: file.fd,
+        file: id,
+        shown_inode: file.shown_inode,
+        inode: file.inode,
+        access: file.access,
+        position: file.position,
+        moved: true,
+        lively: true,
+    })
+}

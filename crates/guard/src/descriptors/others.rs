@@ -1,0 +1,225 @@
+//! The descriptors of processes that are no watched databases: `mysqlbinlog`, `cp`, a helper of a database.
+//!
+//! A listing goes over all processes; those with very many descriptors are read for longer than it lasts, and keep no other waiting.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagekeeper_catalog::Party;
+use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
+use pagekeeper_policy::shares::shares_by_party;
+
+use super::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
+use super::poll::poll;
+use super::schedule::Schedule;
+use super::{Descriptor, POLLED, descriptor};
+use crate::budget::{DESCRIPTORS_OF_OTHERS, ListingTime};
+
+/// The descriptors of watched files in processes that are no watched database, kept up to date.
+#[derive(Debug)]
+pub(crate) struct Others {
+    known: BTreeMap<u32, Known>,
+    pub(crate) schedule: Schedule,
+    rounds: FdRounds<Listing>,
+    time: ListingTime,
+    cost: Duration,
+    /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
+    left_out: Vec<u32>,
+    whole: Whole,
+}
+
+/// Since when all of them have been read: with very many descriptors some are read for longer than a listing.
+#[derive(Debug, Default)]
+struct Whole {
+    since: Option<Instant>,
+    /// What comes next: when a listing began that has ended, and who has yet to be read from then on.
+    next: Option<(Instant, BTreeSet<u32>)>,
+}
+
+impl Whole {
+    /// Takes in a listing that began at that time and has ended, but for these.
+    fn listed(&mut self, began: Instant, but: BTreeSet<u32>) {
+        // Else who has very many would put it off without end.
+        self.next.get_or_insert((began, but));
+        self.settle();
+    }
+
+    /// Takes in that a process was read, or has ended; it was begun with at that time.
+    fn read(&mut self, pid: u32, began: Instant) {
+        if let Some((_, waiting)) = self.next.as_mut().filter(|(since, _)| began >= *since) {
+            waiting.remove(&pid);
+            self.settle();
+        }
+    }
+
+    /// Forgets those that have ended.
+    fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
+        if let Some((_, waiting)) = &mut self.next {
+            waiting.retain(|pid| is_there(*pid));
+            self.settle();
+        }
+    }
+
+    fn settle(&mut self) {
+        if let Some((since, _)) = self.next.take_if(|(_, waiting)| waiting.is_empty()) {
+            self.since = Some(since);
+        }
+    }
+}
+
+/// What is known of one of these processes.
+#[derive(Debug)]
+struct Known {
+    descriptors: Vec<Descriptor>,
+    party: Party,
+    turn: usize,
+}
+
+impl Others {
+    pub(crate) fn new(now: Instant) -> Self {
+        let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
+        let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
+        Self { known, schedule, rounds, time, cost, left_out, whole: Whole::default() }
+    }
+
+    /// Lists them soon.
+    pub(crate) fn hurry(&mut self) {
+        self.time.hurry();
+    }
+
+    /// All descriptors that are known.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
+        self.known.values().flat_map(|known| &known.descriptors)
+    }
+
+    /// The same, by process.
+    pub(crate) fn by_process(&self) -> impl Iterator<Item = &[Descriptor]> {
+        self.known.values().map(|known| &*known.descriptors)
+    }
+
+    /// Whether a listing of all processes is under way, but for those with very many descriptors.
+    pub(crate) fn is_listing(&self) -> bool {
+        self.schedule.running.is_some()
+    }
+
+    /// Since when all of them have been read that may be.
+    pub(crate) fn all_read_since(&self) -> Option<Instant> {
+        self.whole.since
+    }
+
+    /// Which processes were found to have more of them open than are kept in mind.
+    pub(crate) fn left_out(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.left_out)
+    }
+
+    /// As [`Descriptors::poll`].
+    pub(crate) fn poll(&mut self, proc: &ProcRoot) {
+        let shares = self.shares(POLLED);
+        for (known, share) in self.known.values_mut().zip(shares) {
+            self.schedule.asked |= poll(&mut known.descriptors, &mut known.turn, proc, share);
+        }
+        self.known.retain(|_, known| !known.descriptors.is_empty());
+    }
+
+    /// The share of each process in so many descriptors.
+    fn shares(&self, all: usize) -> Vec<usize> {
+        let wanted: Vec<_> =
+            self.known.values().map(|known| (known.party, known.descriptors.len())).collect();
+        shares_by_party(all, &wanted)
+    }
+
+    /// Lists the descriptors of these processes, if that is due, or goes on with it: those that were listed, and which logs that
+    /// were removed they have open.
+    pub(crate) fn list(
+        &mut self,
+        proc: &ProcRoot,
+        pids: impl Iterator<Item = u32>,
+        wanted: Wanted<'_>,
+        now: Instant,
+    ) -> Vec<ListedProcess> {
+        if self.schedule.begin(now) {
+            self.whole.keep(|pid| proc.start_time(pid).is_ok());
+            // Those with very many are still being read.
+            let begun: Vec<u32> = self.rounds.begun().collect();
+            pids.filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
+        }
+        if self.rounds.is_empty() && self.schedule.running.is_none() {
+            return Vec::new();
+        }
+        let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return Vec::new() };
+        let before = thread_cpu_time();
+        let Wanted { directories, names, was_log } = wanted;
+        names.update(directories);
+        let names = &*names;
+        let wanted = |pid: u32, path: &Path| {
+            names.has(path) || name_of_removed(path).is_some_and(|name| was_log(pid, name))
+        };
+        let kept = |file: &OpenFile| {
+            file.deleted || file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
+        };
+        let mut lister = Lister::new(proc, &wanted, &kept);
+        self.rounds.advance(proc, &mut lister, slice);
+        let mut all_removed = Vec::new();
+        // That some may not be inspected was reported at the start.
+        for mut done in lister.done {
+            self.cost += done.cost;
+            self.whole.read(done.pid, done.began);
+            let (removed, open): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut done.open).into_iter().partition(|file| file.deleted);
+            let descriptors: Vec<Descriptor> =
+                open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
+            if done.left_out {
+                self.left_out.push(done.pid);
+            }
+            if descriptors.is_empty() {
+                self.known.remove(&done.pid);
+            } else {
+                let party = Party::of(proc, done.pid);
+                self.known.insert(done.pid, Known { descriptors, party, turn: 0 });
+            }
+            all_removed.push(ListedProcess { open: removed, ..done });
+        }
+        let shares = self.shares(DESCRIPTORS_OF_OTHERS);
+        for ((pid, known), share) in self.known.iter_mut().zip(shares) {
+            if known.descriptors.len() > share {
+                known.descriptors.truncate(share);
+                self.left_out.push(*pid);
+            }
+        }
+        self.time.spend(thread_cpu_time().saturating_sub(before));
+        if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
+            self.schedule.end(std::mem::take(&mut self.cost));
+            self.whole.listed(self.schedule.began, self.rounds.begun().collect());
+        }
+        all_removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_very_many_descriptors_is_waited_for_and_puts_it_off_no_longer() {
+        let now = Instant::now();
+        let at = |seconds: u64| now + Duration::from_secs(seconds);
+        let mut whole = Whole::default();
+        whole.listed(at(1), BTreeSet::new());
+        assert_eq!(whole.since, Some(at(1)));
+        // 7 was begun with before this listing, and 8 in it.
+        whole.listed(at(10), BTreeSet::from([7, 8]));
+        whole.read(8, at(11));
+        whole.read(7, at(5));
+        assert_eq!(whole.since, Some(at(1)), "of 7 a part was read before");
+        // There are ever new ones of them.
+        for second in [20, 30] {
+            whole.listed(at(second), BTreeSet::from([7, 9]));
+        }
+        whole.read(7, at(21));
+        assert_eq!(whole.since, Some(at(10)));
+        whole.listed(at(40), BTreeSet::from([9]));
+        whole.keep(|pid| pid != 9);
+        assert_eq!(whole.since, Some(at(40)), "it has ended");
+    }
+}

@@ -1,0 +1,103 @@
+//! Reading the descriptors that are known again, from `/proc/PID/fdinfo`: by shares, and of many those first that moved.
+
+use pagekeeper_kernel::process::ProcRoot;
+
+use super::{Descriptor, FEW_HELD};
+
+/// Of a process with more than [`FEW_HELD`], so many that did not move are read in one tick.
+const RESTING: usize = 64;
+
+/// Reads so many positions again; whether one is closed or became another file, which is forgotten. Of many, those that moved
+/// when they were looked at last come first, and of the rest some in turns.
+pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> bool {
+    let count = known.len();
+    let in_turn = if count > FEW_HELD { share.min(RESTING) } else { share };
+    // Some have been forgotten since.
+    let first = if *turn < count { *turn } else { 0 };
+    *turn = if count > in_turn { (first + in_turn) % count } else { 0 };
+    let (mut at, mut changed, mut lively) = (0, false, share.saturating_sub(in_turn));
+    known.retain_mut(|descriptor| {
+        let is_in_turn = (at + count - first) % count < in_turn;
+        let is_due = is_in_turn || (descriptor.lively && lively > 0);
+        lively -= usize::from(is_due && !is_in_turn);
+        at += 1;
+        descriptor.moved = false;
+        if !is_due {
+            return true;
+        }
+        let same = proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
+            Some(number) => descriptor.shown_inode == Some(number),
+            // Before Linux 5.14 fdinfo has no inode.
+            None => proc.inode_behind(descriptor.pid, descriptor.fd) == Some(descriptor.inode),
+        });
+        changed |= same.is_none();
+        if let Some(info) = &same {
+            descriptor.moved = descriptor.position != info.position;
+            descriptor.lively = descriptor.moved;
+            descriptor.position = info.position;
+            descriptor.access = info.access();
+        }
+        same.is_some()
+    });
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::RawFd;
+
+    use pagekeeper_kernel::Inode;
+    use pagekeeper_kernel::process::Access;
+    use pagekeeper_policy::FileId;
+
+    use super::super::POLLED;
+    use super::*;
+
+    #[test]
+    fn of_many_descriptors_those_that_move_are_read_at_each_tick() {
+        let tree = tempfile::tempdir().unwrap();
+        let infos = tree.path().join("7/fdinfo");
+        std::fs::create_dir_all(&infos).unwrap();
+        let put = |fd: RawFd, position: u64| {
+            let text = format!("pos:\t{position}\nflags:\t01\nmnt_id:\t9\nino:\t{fd}\n");
+            std::fs::write(infos.join(fd.to_string()), text).unwrap();
+        };
+        let of = |fd: RawFd| Descriptor {
+            pid: 7,
+            fd,
+            file: FileId(1),
+            shown_inode: u64::try_from(fd).ok(),
+            inode: Inode { dev: 1, ino: 1 },
+            access: Access::WriteOnly,
+            position: 0,
+            moved: false,
+            lively: false,
+        };
+        let count = 300;
+        (0..count).for_each(|fd| put(fd, 0));
+        let mut known: Vec<Descriptor> = (0..count).map(of).collect();
+        let (proc, mut turn) = (ProcRoot::at(tree.path()), 0);
+        let mut seen_at = Vec::new();
+        for tick in 0..40 {
+            // One moves all the time, and is met in its turn at first.
+            put(299, tick + 1);
+            // Others rest; one of them wakes once.
+            if tick == 20 {
+                put(10, 1);
+            }
+            assert!(!poll(&mut known, &mut turn, &proc, POLLED));
+            seen_at.push((known[299].position, known[10].position));
+        }
+        let first = seen_at.iter().position(|(position, _)| *position > 0).unwrap();
+        assert!(first < 5, "{first}");
+        assert!(
+            seen_at.iter().enumerate().skip(first).all(|(tick, (position, _))| *position == tick as u64 + 1)
+        );
+        let woken = seen_at.iter().position(|(_, position)| *position > 0).unwrap();
+        assert!((20..25).contains(&woken), "{woken}");
+        // One that is another file by now is forgotten, whenever its turn comes.
+        std::fs::write(infos.join("5"), "pos:\t0\nflags:\t01\nmnt_id:\t9\nino:\t77\n").unwrap();
+        let changed = (0..6).filter(|_| poll(&mut known, &mut turn, &proc, POLLED)).count();
+        assert_eq!((changed, known.len()), (1, 299));
+    }
+}
