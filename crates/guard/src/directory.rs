@@ -161,8 +161,8 @@ struct OfDatabase {
 /// What came of going on with a listing.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
-    /// Whether files were taken up.
-    pub(crate) grown: bool,
+    /// The last file of each log in which files were taken up.
+    pub(crate) grown: Vec<FileId>,
     /// A log file that was not, since it is not the database's; no name if that holds for the directory.
     pub(crate) refused: Option<OsString>,
     /// Whether there are more log files than may be watched.
@@ -484,7 +484,7 @@ impl Directory {
         if self.new_names.is_empty() {
             self.forget_empty_logs();
         }
-        listed.grown = !grown.is_empty();
+        listed.grown = self.last_files_of(&grown);
         Ok(listed)
     }
 
@@ -619,6 +619,18 @@ impl Directory {
     /// Takes note of how many files its database has, and whether it is seen which of them its process has open.
     pub(crate) fn of_database_with(&mut self, files: usize, sees_openers: bool) {
         self.database = OfDatabase { files, sees_openers };
+    }
+
+    /// The last file of each of these logs.
+    fn last_files_of(&self, logs: &BTreeSet<LogId>) -> Vec<FileId> {
+        let mut last: BTreeMap<LogId, &Entry> = BTreeMap::new();
+        for entry in self.entries.values().filter(|entry| logs.contains(&entry.log)) {
+            let last = last.entry(entry.log).or_insert(entry);
+            if entry.sequence > last.sequence {
+                *last = entry;
+            }
+        }
+        last.into_values().map(|entry| entry.id).collect()
     }
 
     /// Which file is the last of each log: where its writer goes on, unless it uses older ones again.

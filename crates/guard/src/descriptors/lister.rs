@@ -37,6 +37,7 @@ pub(crate) struct Wanted<'a> {
 pub(crate) struct Listing {
     pid: u32,
     began: Instant,
+    count: Option<u64>,
     open: Vec<OpenFile>,
     left_out: bool,
 }
@@ -47,6 +48,8 @@ pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
     /// When that began.
     pub(crate) began: Instant,
+    /// How many descriptors it had then, where the kernel says it.
+    pub(crate) count: Option<u64>,
     /// Its descriptors of regular files whose names passed.
     pub(crate) open: Vec<OpenFile>,
     /// Whether it has more of them than are kept in mind.
@@ -87,7 +90,8 @@ impl FdVisitor for Lister<'_> {
     type Process = Listing;
 
     fn begin(&mut self, pid: u32) -> Option<Listing> {
-        Some(Listing { pid, began: Instant::now(), open: Vec::new(), left_out: false })
+        let (began, count) = (Instant::now(), self.proc.fd_count(pid));
+        Some(Listing { pid, began, count, open: Vec::new(), left_out: false })
     }
 
     fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
@@ -102,7 +106,7 @@ impl FdVisitor for Lister<'_> {
     }
 
     fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        let Listing { open, left_out, began, .. } = listing;
-        self.done.push(ListedProcess { pid, began, open, left_out, read, cost });
+        let Listing { open, left_out, began, count, .. } = listing;
+        self.done.push(ListedProcess { pid, began, count, open, left_out, read, cost });
     }
 }

@@ -1,9 +1,9 @@
 //! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
 //! `/proc/PID/fdinfo`.
 //!
-//! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: when
-//! a descriptor turned out to be another file than before, and else at intervals that keep its cost under
-//! [a share](schedule) of the time, as far as there is time for it. It goes in slices of processor time, so a
+//! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: at intervals that
+//! keep its cost under [a share](schedule) of the time, as far as there is time for it. When files came, or a descriptor turned
+//! out to be another file than before, what may have changed is looked at first: [of a database](likely) and [of others](changes). It goes in slices of processor time, so a
 //! process with very many takes some ticks, and keeps no other waiting. In between only the descriptors known to be of log
 //! files are read, at most [`POLLED`] in one tick, by shares, and of many those first that moved. No more of one process than
 //! [`DESCRIPTORS`] are kept in mind, and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that
@@ -12,6 +12,8 @@
 //! [`DESCRIPTORS`]: crate::budget::DESCRIPTORS
 //! [`DESCRIPTORS_OF_OTHERS`]: crate::budget::DESCRIPTORS_OF_OTHERS
 
+mod changes;
+mod likely;
 mod lister;
 mod others;
 mod poll;
@@ -19,19 +21,20 @@ mod schedule;
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::FileId;
 
 use crate::ids::IdSet;
 use crate::known_names::KnownNames;
 
+use self::likely::Likely;
 pub(crate) use self::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
 pub(crate) use self::others::Others;
 use self::poll::poll;
-use self::schedule::Schedule;
+pub(crate) use self::schedule::{Extent, Schedule};
 
 /// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
 pub(crate) const POLLED: usize = 256;
@@ -82,11 +85,49 @@ pub(crate) struct Descriptors {
     pub(crate) known: Vec<Descriptor>,
     pub(crate) schedule: Schedule,
     turn: usize,
+    likely: Likely,
 }
 
 impl Descriptors {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { known: Vec::new(), schedule: Schedule::new(now), turn: 0 }
+        Self { known: Vec::new(), schedule: Schedule::new(now), turn: 0, likely: Likely::default() }
+    }
+
+    /// Takes in that a listing of all has ended, which took so long; when it began there were so many. [`Self::settle`] is given
+    /// what was listed.
+    pub(crate) fn listed(&mut self, cost: Duration, count: Option<u64>) {
+        self.schedule.end(cost);
+        self.likely.listed(count);
+    }
+
+    /// Takes note of new files, each the last of its log: the process may have opened them, and closed others.
+    pub(crate) fn expect(&mut self, files: impl Iterator<Item = FileId>) {
+        let extent = self.likely.expect(files);
+        self.schedule.ask(extent);
+    }
+
+    /// Begins a listing, if one is due, and of what.
+    pub(crate) fn begin(&mut self, now: Instant) -> Option<Extent> {
+        let extent = self.schedule.begin(now);
+        if extent == Some(Extent::All) {
+            self.likely.begin_all();
+        }
+        extent
+    }
+
+    /// Looks where what has changed is likely to be, as far as there is time for it and it may be enough. Whether that shows what a
+    /// listing of all would, for which it was begun: else that is to come. See [`likely`].
+    pub(crate) fn end_with_look(&mut self, pid: u32, proc: &ProcRoot, names: Option<&KnownNames>) -> bool {
+        let before = thread_cpu_time();
+        let count = || proc.fd_count(pid);
+        let is_enough = names.is_some_and(|names| self.likely.look(&mut self.known, pid, proc, names, count));
+        if is_enough {
+            self.schedule.end(thread_cpu_time().saturating_sub(before));
+        } else {
+            self.schedule.go_on_with_all();
+            self.likely.begin_all();
+        }
+        is_enough
     }
 
     /// Knows those of the listed descriptors that are of watched files.
@@ -97,12 +138,17 @@ impl Descriptors {
         for known in &mut self.known {
             known.moved = before.get(&known.fd) != Some(&(known.file, known.position));
         }
+        self.likely.settled(before.into_keys(), &self.known, listed.len());
     }
 
     /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
-    /// a listing.
+    /// a look.
     pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
-        self.schedule.asked |= poll(&mut self.known, &mut self.turn, proc, share);
+        let polled = poll(&mut self.known, &mut self.turn, proc, share);
+        if !polled.lost.is_empty() {
+            self.schedule.ask(Extent::Changes);
+        }
+        self.likely.polled(&polled);
     }
 }
 

@@ -10,9 +10,10 @@ use pagekeeper_catalog::Party;
 use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 
+use super::changes::Changes;
 use super::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
 use super::poll::poll;
-use super::schedule::Schedule;
+use super::schedule::{Extent, Schedule};
 use super::{Descriptor, POLLED, descriptor};
 use crate::budget::{DESCRIPTORS_OF_OTHERS, ListingTime};
 
@@ -27,6 +28,7 @@ pub(crate) struct Others {
     /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
     left_out: Vec<u32>,
     whole: Whole,
+    changes: Changes,
 }
 
 /// Since when all of them have been read: with very many descriptors some are read for longer than a listing.
@@ -80,7 +82,8 @@ impl Others {
     pub(crate) fn new(now: Instant) -> Self {
         let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
         let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
-        Self { known, schedule, rounds, time, cost, left_out, whole: Whole::default() }
+        let (whole, changes) = (Whole::default(), Changes::default());
+        Self { known, schedule, rounds, time, cost, left_out, whole, changes }
     }
 
     /// Lists them soon.
@@ -100,7 +103,7 @@ impl Others {
 
     /// Whether a listing of all processes is under way, but for those with very many descriptors.
     pub(crate) fn is_listing(&self) -> bool {
-        self.schedule.running.is_some()
+        self.schedule.is_running()
     }
 
     /// Since when all of them have been read that may be.
@@ -116,8 +119,12 @@ impl Others {
     /// As [`Descriptors::poll`].
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
         let shares = self.shares(POLLED);
-        for (known, share) in self.known.values_mut().zip(shares) {
-            self.schedule.asked |= poll(&mut known.descriptors, &mut known.turn, proc, share);
+        for ((pid, known), share) in self.known.iter_mut().zip(shares) {
+            let polled = poll(&mut known.descriptors, &mut known.turn, proc, share);
+            if !polled.lost.is_empty() {
+                self.changes.lost(*pid, Instant::now());
+                self.schedule.ask(Extent::Changes);
+            }
         }
         self.known.retain(|_, known| !known.descriptors.is_empty());
     }
@@ -138,13 +145,10 @@ impl Others {
         wanted: Wanted<'_>,
         now: Instant,
     ) -> Vec<ListedProcess> {
-        if self.schedule.begin(now) {
-            self.whole.keep(|pid| proc.start_time(pid).is_ok());
-            // Those with very many are still being read.
-            let begun: Vec<u32> = self.rounds.begun().collect();
-            pids.filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
+        if let Some(extent) = self.schedule.begin(now) {
+            self.begin(extent, proc, pids.collect(), now);
         }
-        if self.rounds.is_empty() && self.schedule.running.is_none() {
+        if self.rounds.is_empty() && !self.schedule.is_running() {
             return Vec::new();
         }
         let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return Vec::new() };
@@ -165,6 +169,7 @@ impl Others {
         for mut done in lister.done {
             self.cost += done.cost;
             self.whole.read(done.pid, done.began);
+            self.changes.read(done.pid, done.count);
             let (removed, open): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut done.open).into_iter().partition(|file| file.deleted);
             let descriptors: Vec<Descriptor> =
@@ -188,11 +193,35 @@ impl Others {
             }
         }
         self.time.spend(thread_cpu_time().saturating_sub(before));
-        if self.schedule.running.is_some() && self.rounds.waiting() == 0 {
+        if self.schedule.is_running() && self.rounds.waiting() == 0 {
+            let began = self.schedule.began_all();
             self.schedule.end(std::mem::take(&mut self.cost));
-            self.whole.listed(self.schedule.began, self.rounds.begun().collect());
+            if let Some(began) = began {
+                self.whole.listed(began, self.rounds.begun().collect());
+                self.changes.all_read(began);
+            }
         }
         all_removed
+    }
+
+    /// Begins a listing of these processes, or of those of them that may have changed.
+    fn begin(&mut self, extent: Extent, proc: &ProcRoot, mut pids: Vec<u32>, now: Instant) {
+        let before = thread_cpu_time();
+        let has_time = self.time.slice(Duration::MAX, now).is_some();
+        if extent == Extent::Changes && has_time && Changes::are_seen(proc, pids.len()) {
+            let (known, changes) = (&self.known, &self.changes);
+            pids.retain(|pid| known.contains_key(pid) || changes.may_have(*pid, proc));
+        } else {
+            self.schedule.go_on_with_all();
+            self.whole.keep(|pid| proc.start_time(pid).is_ok());
+            self.changes.keep(&pids);
+        }
+        // Those with very many are still being read.
+        let begun: Vec<u32> = self.rounds.begun().collect();
+        pids.into_iter().filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
+        let spent = thread_cpu_time().saturating_sub(before);
+        self.cost += spent;
+        self.time.spend(spent);
     }
 }
 

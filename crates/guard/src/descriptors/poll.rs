@@ -1,5 +1,7 @@
 //! Reading the descriptors that are known again, from `/proc/PID/fdinfo`: by shares, and of many those first that moved.
 
+use std::os::fd::RawFd;
+
 use pagekeeper_kernel::process::ProcRoot;
 
 use super::{Descriptor, FEW_HELD};
@@ -7,15 +9,24 @@ use super::{Descriptor, FEW_HELD};
 /// Of a process with more than [`FEW_HELD`], so many that did not move are read in one tick.
 const RESTING: usize = 64;
 
-/// Reads so many positions again; whether one is closed or became another file, which is forgotten. Of many, those that moved
-/// when they were looked at last come first, and of the rest some in turns.
-pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> bool {
+/// What came of reading positions again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Polled {
+    /// The numbers of those that are closed or became other files, which are forgotten.
+    pub(super) lost: Vec<RawFd>,
+    /// Whether all were read.
+    pub(super) all: bool,
+}
+
+/// Reads so many positions again. Of many, those that moved when they were looked at last come first, and of the rest some in turns.
+pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> Polled {
     let count = known.len();
     let in_turn = if count > FEW_HELD { share.min(RESTING) } else { share };
     // Some have been forgotten since.
     let first = if *turn < count { *turn } else { 0 };
     *turn = if count > in_turn { (first + in_turn) % count } else { 0 };
-    let (mut at, mut changed, mut lively) = (0, false, share.saturating_sub(in_turn));
+    let (mut at, mut lively) = (0, share.saturating_sub(in_turn));
+    let mut polled = Polled { lost: Vec::new(), all: true };
     known.retain_mut(|descriptor| {
         let is_in_turn = (at + count - first) % count < in_turn;
         let is_due = is_in_turn || (descriptor.lively && lively > 0);
@@ -23,6 +34,7 @@ pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoo
         at += 1;
         descriptor.moved = false;
         if !is_due {
+            polled.all = false;
             return true;
         }
         let same = proc.fd_info(descriptor.pid, descriptor.fd).ok().filter(|info| match info.inode_number {
@@ -30,7 +42,9 @@ pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoo
             // Before Linux 5.14 fdinfo has no inode.
             None => proc.inode_behind(descriptor.pid, descriptor.fd) == Some(descriptor.inode),
         });
-        changed |= same.is_none();
+        if same.is_none() {
+            polled.lost.push(descriptor.fd);
+        }
         if let Some(info) = &same {
             descriptor.moved = descriptor.position != info.position;
             descriptor.lively = descriptor.moved;
@@ -39,13 +53,11 @@ pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoo
         }
         same.is_some()
     });
-    changed
+    polled
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::RawFd;
-
     use pagekeeper_kernel::Inode;
     use pagekeeper_kernel::process::Access;
     use pagekeeper_policy::FileId;
@@ -85,7 +97,11 @@ mod tests {
             if tick == 20 {
                 put(10, 1);
             }
-            assert!(!poll(&mut known, &mut turn, &proc, POLLED));
+            assert_eq!(
+                poll(&mut known, &mut turn, &proc, POLLED),
+                Polled::default(),
+                "they are too many for one tick"
+            );
             seen_at.push((known[299].position, known[10].position));
         }
         let first = seen_at.iter().position(|(position, _)| *position > 0).unwrap();
@@ -97,7 +113,9 @@ mod tests {
         assert!((20..25).contains(&woken), "{woken}");
         // One that is another file by now is forgotten, whenever its turn comes.
         std::fs::write(infos.join("5"), "pos:\t0\nflags:\t01\nmnt_id:\t9\nino:\t77\n").unwrap();
-        let changed = (0..6).filter(|_| poll(&mut known, &mut turn, &proc, POLLED)).count();
-        assert_eq!((changed, known.len()), (1, 299));
+        let lost: Vec<RawFd> = (0..6).flat_map(|_| poll(&mut known, &mut turn, &proc, POLLED).lost).collect();
+        assert_eq!((lost, known.len()), (vec![5], 299));
+        known.truncate(FEW_HELD);
+        assert!(poll(&mut known, &mut turn, &proc, POLLED).all);
     }
 }

@@ -23,6 +23,7 @@ use super::room::{Room, room_for};
 use super::watched::{Database, Watched};
 use crate::budget::Budget;
 use crate::config::Settings;
+use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
@@ -86,6 +87,11 @@ impl Claimant {
     pub(super) fn is_never<'a>(&self, targets: &Targets, claims: impl Iterator<Item = &'a PathBuf>) -> bool {
         let mut places = claims.map(PathBuf::as_path).chain([Path::new("")]);
         !targets.never.is_empty() && places.any(|place| targets.never(Some(&self.traits), place))
+    }
+
+    /// Whether what it was last seen to have open was taken in.
+    pub(super) fn is_settled(&self) -> bool {
+        self.todo.is_empty() && self.listed.is_empty()
     }
 
     /// Whether claims of it wait to be examined.
@@ -169,7 +175,7 @@ impl Watched {
             // Who shared it with this one may have it alone.
             for other in &mut self.databases {
                 other.claims.retain(|_, claim| !matches!(claim, Claim::Shared));
-                other.descriptors.schedule.ask();
+                other.descriptors.schedule.ask(Extent::All);
             }
         }
     }
@@ -226,7 +232,7 @@ impl Watched {
         }
         if is_new {
             // Their followers are to be seen at once.
-            self.others.schedule.ask();
+            self.others.schedule.ask(Extent::All);
         }
         let is_waiting = |database: &Database| !database.claimant.listed.is_empty();
         if !self.databases.iter().any(is_waiting) {
@@ -453,7 +459,7 @@ impl Watched {
             }
             if let Some(database) = self.databases.iter_mut().find(|database| database.pid == *pid) {
                 database.claims.remove(path);
-                database.descriptors.schedule.ask();
+                database.descriptors.schedule.ask(Extent::All);
             }
         }
     }

@@ -27,6 +27,8 @@ mod removed;
 mod removed_tests;
 mod report;
 mod room;
+#[cfg(test)]
+mod rotation_tests;
 mod sampling;
 #[cfg(test)]
 mod selection_tests;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, Expected, Result};
+use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
 
 use super::claims::Claim;
@@ -19,7 +20,9 @@ use super::serve::Job;
 use super::watched::{Database, LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
-use crate::descriptors::{Descriptor, FilesInUse, ListedProcess, Lister, POLLED, Wanted, name_of_removed};
+use crate::descriptors::{
+    Descriptor, Extent, FilesInUse, ListedProcess, Lister, POLLED, Wanted, name_of_removed,
+};
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
@@ -89,8 +92,8 @@ impl Watched {
                 let directory = &mut own[index];
                 match listed {
                     Ok(listed) => {
-                        if listed.grown {
-                            grown.push(directory.owner);
+                        if !listed.grown.is_empty() {
+                            grown.push((directory.owner, listed.grown.clone()));
                         }
                         report.listed(directory, &listed);
                     }
@@ -109,12 +112,17 @@ impl Watched {
         self.forget_changed(&moved, report);
         if !grown.is_empty() {
             // Their writers and followers are to be seen at once.
-            self.others.schedule.ask();
-            let is_named = grown.contains(&None);
+            let is_named = grown.iter().any(|(owner, _)| owner.is_none());
+            self.others.schedule.ask(if is_named { Extent::All } else { Extent::Changes });
             for database in &mut self.databases {
                 let shares = || database.claims.values().any(|claim| matches!(claim, Claim::Shared));
-                if is_named || grown.contains(&Some(database.pid)) || shares() {
-                    database.descriptors.schedule.ask();
+                if is_named || shares() {
+                    database.descriptors.schedule.ask(Extent::All);
+                }
+                let own = grown.iter().filter(|(owner, _)| *owner == Some(database.pid));
+                let files: Vec<FileId> = own.flat_map(|(_, files)| files).copied().collect();
+                if !files.is_empty() {
+                    database.descriptors.expect(files.into_iter());
                 }
             }
         }
@@ -175,7 +183,7 @@ impl Watched {
             let Some(index) = self.databases.iter().position(|database| database.pid == listed.pid) else {
                 continue;
             };
-            self.databases[index].descriptors.schedule.end(listed.cost);
+            self.databases[index].descriptors.listed(listed.cost, listed.count);
             if let Err(error) = &listed.read
                 && !error.is_gone()
             {
@@ -240,9 +248,25 @@ impl Watched {
             .collect();
         let shares = shares_by_party(POLLED, &wanted);
         let mut wanted = Duration::ZERO;
+        let has_time = self.listing_time.slice(Duration::MAX, now).is_some();
         for (database, share) in self.databases.iter_mut().zip(shares) {
             database.descriptors.poll(&self.proc, share);
-            if database.descriptors.schedule.begin(now) {
+            let is_listed = match database.descriptors.begin(now) {
+                None => false,
+                Some(Extent::All) => true,
+                Some(Extent::Changes) => {
+                    let before = thread_cpu_time();
+                    let may_look = has_time && database.may_look();
+                    if may_look {
+                        self.names.update(&self.directories);
+                    }
+                    let names = may_look.then_some(&self.names);
+                    let is_enough = database.descriptors.end_with_look(database.pid, &self.proc, names);
+                    self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+                    !is_enough
+                }
+            };
+            if is_listed {
                 if database.claims.is_empty() {
                     self.listings.push_first(database.pid);
                 } else {

@@ -23,6 +23,7 @@ use super::report::Report;
 use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::{Database, Watched};
 use crate::config::Settings;
+use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 use crate::ownership::Right;
@@ -249,7 +250,7 @@ impl Watched {
                         self.databases.iter_mut().find(|database| Some(database.pid) == hung.key.pid())
                     {
                         database.claims.clear();
-                        database.descriptors.schedule.ask();
+                        database.descriptors.schedule.ask(Extent::All);
                     }
                 }
                 Back::NotYet => {

@@ -21,7 +21,7 @@ use super::serve::Hung;
 use super::turns::Turns;
 use crate::budget::ListingTime;
 use crate::config::Settings;
-use crate::descriptors::{Descriptors, Listing, Others};
+use crate::descriptors::{Descriptors, Extent, Listing, Others};
 use crate::directory::{DatabaseKey, Directory, Ids};
 use crate::event::Event;
 use crate::known_names::KnownNames;
@@ -81,6 +81,12 @@ impl Database {
     /// Whether it claims nothing: it has no log open, and its profile names no directory.
     pub(super) fn shows_no_log(&self) -> bool {
         self.claims.is_empty() && !self.claimant.waits()
+    }
+
+    /// Whether a look at where its new logs are likely to be may show as much as a listing of its descriptors: those were all
+    /// seen, and all that it claims by them is its own.
+    pub(super) fn may_look(&self) -> bool {
+        self.sees_descriptors && self.claimant.is_settled() && self.claims.values().all(Claim::is_held)
     }
 
     /// Whether it is watched, or may yet be: not all that it claims was refused.
@@ -264,9 +270,9 @@ impl Watched {
         for database in &mut self.databases {
             // A directory that was another's may be its own now.
             database.claims.retain(|_, claim| claim.is_held() && !pids.contains(&database.pid));
-            database.descriptors.schedule.ask();
+            database.descriptors.schedule.ask(Extent::All);
         }
-        self.others.schedule.ask();
+        self.others.schedule.ask(Extent::All);
     }
 
     /// Databases that were known by name alone may have opened the files that show what they are by now.
@@ -353,7 +359,7 @@ impl Watched {
             sees_descriptors: false,
             warned: Warned::default(),
         });
-        self.others.schedule.ask();
+        self.others.schedule.ask(Extent::All);
     }
 
     /// Takes up the directories that were named, and those below that their profile names; again and again,

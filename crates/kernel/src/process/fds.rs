@@ -130,6 +130,27 @@ impl ProcRoot {
         Ok(())
     }
 
+    /// How many descriptors a process has open, by one stat and without a look at any: since Linux 6.2 that is the size of
+    /// `/proc/PID/fd`. `None` before, and where it can't be known.
+    ///
+    /// ```
+    /// use pagekeeper_kernel::process::ProcRoot;
+    ///
+    /// let count = ProcRoot::default().fd_count(std::process::id());
+    /// assert_ne!(count, Some(0));
+    /// ```
+    pub fn fd_count(&self, pid: u32) -> Option<u64> {
+        let stat = stat_quietly(&self.of(pid, "fd")).ok()?;
+        (stat.stx_size > 0).then_some(stat.stx_size)
+    }
+
+    /// The selected regular file behind one descriptor; none where it is closed, or as in [`Self::open_file_at`].
+    pub fn selected_file_at(&self, pid: u32, fd: RawFd, selection: &Selection<'_>) -> Option<OpenFile> {
+        let link = rustix::fs::readlink(self.fd_path(pid, fd), Vec::new()).ok()?;
+        let target = Path::new(std::ffi::OsStr::from_bytes(link.as_bytes()));
+        self.open_file(pid, fd, target, &self.root(pid), selection)
+    }
+
     /// The position and flags of one descriptor, in one read.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn fd_info(&self, pid: u32, fd: RawFd) -> Result<FdInfo> {
@@ -355,6 +376,41 @@ mod tests {
         let of = |fd: RawFd| texts.iter().find(|(number, _)| *number == fd).unwrap().1.to_str().unwrap();
         assert!(of(socket.as_raw_fd()).starts_with("socket:["));
         assert_eq!(of(null.as_raw_fd()), "/dev/null");
+    }
+
+    #[test]
+    fn one_descriptor_is_looked_at_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("binlog.000001");
+        let file = File::create(&path).unwrap();
+        let (proc, own) = (ProcRoot::default(), std::process::id());
+        let at = |fd: RawFd, name: &'static str| {
+            let wanted = |path: &Path| path.ends_with(name);
+            proc.selected_file_at(own, fd, &Selection { name: Some(&wanted), ..Selection::default() })
+        };
+        assert_eq!(at(file.as_raw_fd(), "binlog.000001"), Some(own_file(&file)));
+        assert_eq!((at(file.as_raw_fd(), "binlog.000002"), at(RawFd::MAX, "binlog.000001")), (None, None));
+        let null = File::open("/dev/null").unwrap();
+        assert_eq!(at(null.as_raw_fd(), "null"), None);
+    }
+
+    #[test]
+    fn descriptors_are_counted_without_a_look_at_them() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (proc, pid) = (ProcRoot::default(), child.id());
+        let counted = || {
+            let mut count = 0;
+            proc.fd_links(pid, |_, _| count += 1).unwrap();
+            count
+        };
+        // It may still have what its loader has open.
+        let began = std::time::Instant::now();
+        while proc.fd_count(pid).is_some_and(|count| count != counted()) {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(proc.fd_count(pid), None);
     }
 
     #[test]

@@ -1,0 +1,58 @@
+//! Which processes may have opened a log since they were read, by how many descriptors they have: one stat each, where reading them
+//! takes a call for each descriptor.
+//!
+//! A process that had a log open since all were read is always among them: it closes one and opens the next, and has as many as
+//! before. One that opened its first log has one more, unless it closed something else, and is then found when all are read.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use pagekeeper_kernel::process::ProcRoot;
+
+/// Of more processes all are read instead: they are counted in one go.
+const MOST_COUNTED: usize = 4096;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// How many descriptors each process had before it was read last.
+    counts: BTreeMap<u32, u64>,
+    /// Those that lost a descriptor of a log since all were read, and when.
+    lost: BTreeMap<u32, Instant>,
+}
+
+impl Changes {
+    /// Whether changes of so many processes are seen: the kernel says how many descriptors there are since Linux 6.2.
+    pub(super) fn are_seen(proc: &ProcRoot, processes: usize) -> bool {
+        processes <= MOST_COUNTED && proc.fd_count(std::process::id()).is_some()
+    }
+
+    /// Whether this process may have opened a log.
+    pub(super) fn may_have(&self, pid: u32, proc: &ProcRoot) -> bool {
+        let count = self.counts.get(&pid);
+        self.lost.contains_key(&pid) || count.is_none() || proc.fd_count(pid).as_ref() != count
+    }
+
+    /// Takes note that a process has closed a log, or has another file there.
+    pub(super) fn lost(&mut self, pid: u32, now: Instant) {
+        self.lost.insert(pid, now);
+    }
+
+    /// Takes in that a process was read, and how many descriptors it had before.
+    pub(super) fn read(&mut self, pid: u32, count: Option<u64>) {
+        match count {
+            Some(count) => self.counts.insert(pid, count),
+            None => self.counts.remove(&pid),
+        };
+    }
+
+    /// Takes in that all were read since then.
+    pub(super) fn all_read(&mut self, since: Instant) {
+        self.lost.retain(|_, lost| *lost >= since);
+    }
+
+    /// Forgets all but these, which are in ascending order.
+    pub(super) fn keep(&mut self, pids: &[u32]) {
+        self.counts.retain(|pid, _| pids.binary_search(pid).is_ok());
+    }
+}
