@@ -56,3 +56,39 @@ impl Changes {
         self.counts.retain(|pid, _| pids.binary_search(pid).is_ok());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_closed_a_log_is_read_until_all_were_read_since() {
+        let tree = tempfile::tempdir().unwrap();
+        // An empty directory has no size on some file systems.
+        std::fs::create_dir_all(tree.path().join("7/fd/3")).unwrap();
+        let (proc, now) = (ProcRoot::at(tree.path()), Instant::now());
+        let mut changes = Changes::default();
+        assert!(changes.may_have(7, &proc), "it was never read");
+        changes.read(7, proc.fd_count(7));
+        changes.lost(7, now);
+        changes.all_read(now.checked_sub(Duration::from_secs(1)).unwrap());
+        assert!(changes.may_have(7, &proc), "it may have opened one behind the one who reads");
+        changes.all_read(now + Duration::from_secs(1));
+        assert!(!changes.may_have(7, &proc));
+        changes.read(7, proc.fd_count(7).map(|count| count + 1));
+        assert!(changes.may_have(7, &proc));
+        changes.read(7, None);
+        assert!(changes.may_have(7, &proc), "the kernel does not say how many it has");
+    }
+
+    #[test]
+    fn of_very_many_processes_none_is_counted_and_none_that_ended_kept() {
+        let (proc, mut changes) = (ProcRoot::default(), Changes::default());
+        assert!(!Changes::are_seen(&proc, MOST_COUNTED + 1));
+        (0..1000).for_each(|pid| changes.read(pid, Some(3)));
+        changes.keep(&[7, 500, 2000]);
+        assert_eq!(changes.counts.into_keys().collect::<Vec<_>>(), [7, 500]);
+    }
+}

@@ -116,7 +116,7 @@ impl Others {
         std::mem::take(&mut self.left_out)
     }
 
-    /// As [`Descriptors::poll`].
+    /// As [`Descriptors::poll`](super::Descriptors::poll).
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
         let shares = self.shares(POLLED);
         for ((pid, known), share) in self.known.iter_mut().zip(shares) {
