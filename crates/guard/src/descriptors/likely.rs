@@ -2,10 +2,10 @@
 //!
 //! A server that rotates a log closes one descriptor and opens another, which mostly gets the number of the first, or of one
 //! before it. So before all are listed because files came, or because a descriptor is closed or became another file, the numbers
-//! are looked at where logs were. A look takes some microseconds, a listing of a server with hundreds of descriptors a millisecond.
+//! are looked at where logs were. A check takes some microseconds, a listing of a server with hundreds of descriptors a millisecond.
 //!
-//! What must not happen is that a log is released in front of a follower, or at its writer, because a look was taken for a listing
-//! and missed one. A look counts only where it shows what a listing would:
+//! What must not happen is that a log is released in front of a follower, or at its writer, because a check was taken for a listing
+//! and missed one. A check counts only where it shows what a listing would:
 //! 1. All that is known to be open was read at this tick: nothing that is counted as a log's is another's by now.
 //! 2. The last of each log in which files came is open for writing. Else its writer is elsewhere.
 //! 3. The process has as many descriptors *beside* those of logs as when all were listed ([`ProcRoot::fd_count`]), and of what looked
@@ -14,7 +14,7 @@
 //! 4. The kernel says how many there are (since Linux 6.2). Without, all are listed.
 //!
 //! A follower that opens a log just when as many other descriptors are closed as it opens beside that is not seen by the count. It is
-//! seen by the next listing of all, which a look never puts off, as one is that comes while nothing rotates. And a look is no
+//! seen by the next listing of all, which a check never puts off, as one is that comes while nothing rotates. And a check is no
 //! listing: what waits for one ([`Schedule::listed`](super::Schedule::listed), claims, removed logs) waits on.
 
 use std::os::fd::RawFd;
@@ -102,7 +102,7 @@ impl Likely {
     }
 
     /// Looks at the likely numbers, and adds what is found there to what is known; whether that is what a listing would show.
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         known: &mut Vec<Descriptor>,
         pid: u32,
@@ -124,7 +124,7 @@ impl Likely {
             let mut of_file = known.iter().filter(|known| known.file == *file);
             of_file.any(|known| matches!(known.access, Access::WriteOnly | Access::ReadWrite))
         };
-        // Counted after the look: what was opened meanwhile is one more.
+        // Counted after the check: what was opened meanwhile is one more.
         let is_explained = self.expected.iter().all(writes)
             && count().is_some_and(|count| count == beside + known.len() as u64);
         if is_explained {
@@ -229,17 +229,17 @@ mod tests {
             self.descriptors.settle(PID, &listed, &self.names);
         }
 
-        /// Whether a look shows all.
-        fn look(&mut self) -> bool {
+        /// Whether a check shows all.
+        fn check(&mut self) -> bool {
             let proc = self.proc();
             self.descriptors.poll(&proc, usize::MAX);
-            self.look_alone()
+            self.check_alone()
         }
 
-        fn look_alone(&mut self) -> bool {
+        fn check_alone(&mut self) -> bool {
             let (proc, count) = (self.proc(), self.count);
             let Descriptors { known, likely, .. } = &mut self.descriptors;
-            likely.look(known, PID, &proc, &self.names, || count)
+            likely.check(known, PID, &proc, &self.names, || count)
         }
 
         /// At which descriptors logs are known to be open, and which.
@@ -266,7 +266,7 @@ mod tests {
         let mut server = Server::new();
         for number in 2..9 {
             server.rotate(number, 30, 30);
-            assert!(server.look(), "{number}");
+            assert!(server.check(), "{number}");
             assert_eq!(server.known(), [(30, number.into())]);
         }
     }
@@ -277,14 +277,14 @@ mod tests {
         server.make(2);
         server.open(31, 2, true);
         server.close(30);
-        assert!(!server.look(), "it was never seen at 31");
+        assert!(!server.check(), "it was never seen at 31");
         server.list_all();
         assert_eq!(server.known(), [(31, 2)]);
         for (number, fd) in [(3, 30), (4, 31), (5, 30)] {
             server.make(number);
             server.open(fd, number, true);
             server.close(61 - fd);
-            assert!(server.look(), "{number}");
+            assert!(server.check(), "{number}");
             assert_eq!(server.known(), [(fd, number.into())]);
         }
     }
@@ -295,7 +295,7 @@ mod tests {
         for number in 2..20 {
             let at = |number: u32| i32::try_from(29 + number).unwrap();
             server.rotate(number, at(number - 1), at(number));
-            assert!(!server.look(), "{number}");
+            assert!(!server.check(), "{number}");
             server.list_all();
             assert_eq!(server.known(), [(at(number), number.into())]);
         }
@@ -308,12 +308,12 @@ mod tests {
         for (follower, writer) in [(77, 30), (30, 77)] {
             let mut server = Server::new();
             server.rotate(2, 30, 30);
-            assert!(server.look());
+            assert!(server.check());
             server.close(30);
             server.make(3);
             server.open(follower, 1, false);
             server.open(writer, 3, true);
-            assert!(!server.look(), "{follower}");
+            assert!(!server.check(), "{follower}");
             server.list_all();
             let mut known = [(follower, 1), (writer, 3)];
             known.sort_unstable();
@@ -327,19 +327,19 @@ mod tests {
         server.open(40, 1, false);
         server.list_all();
         server.rotate(2, 30, 30);
-        assert!(server.look());
+        assert!(server.check());
         assert_eq!(server.known(), [(30, 2), (40, 1)]);
         server.close(40);
-        assert!(server.look(), "it has none open");
+        assert!(server.check(), "it has none open");
         assert_eq!(server.known(), [(30, 2)]);
         server.open(40, 2, false);
-        assert!(server.look());
+        assert!(server.check());
         assert_eq!(server.known(), [(30, 2), (40, 2)]);
         // At another number it is not found, but one more is open than is known.
         server.close(40);
-        assert!(server.look());
+        assert!(server.check());
         server.open(41, 2, false);
-        assert!(!server.look());
+        assert!(!server.check());
     }
 
     #[test]
@@ -351,17 +351,17 @@ mod tests {
         };
         let mut without_count = rotated();
         without_count.count = None;
-        assert!(!without_count.look());
+        assert!(!without_count.check());
 
         let mut not_read = rotated();
         let proc = not_read.proc();
         not_read.descriptors.poll(&proc, 0);
-        assert!(!not_read.look_alone(), "of very many descriptors not all are read in a tick");
+        assert!(!not_read.check_alone(), "of very many descriptors not all are read in a tick");
 
         let mut written_elsewhere = rotated();
         written_elsewhere.close(30);
         written_elsewhere.open(30, 2, false);
-        assert!(!written_elsewhere.look());
+        assert!(!written_elsewhere.check());
 
         // Listed between its opening and the listing of its directory.
         let mut unknown = Server::new();
@@ -371,7 +371,7 @@ mod tests {
         unknown.make(2);
         assert_eq!(unknown.known(), [(30, 1)]);
         unknown.rotate(3, 30, 30);
-        assert!(!unknown.look());
+        assert!(!unknown.check());
         unknown.list_all();
         assert_eq!(unknown.known(), [(30, 3), (40, 2)]);
     }

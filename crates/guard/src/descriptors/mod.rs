@@ -2,12 +2,13 @@
 //! `/proc/PID/fdinfo`.
 //!
 //! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: at intervals that
-//! keep its cost under [a share](schedule) of the time, as far as there is time for it. When files came, or a descriptor turned
-//! out to be another file than before, what may have changed is looked at first: [of a database](likely) and [of others](changes). It goes in slices of processor time, so a
-//! process with very many takes some ticks, and keeps no other waiting. In between only the descriptors known to be of log
-//! files are read, at most [`POLLED`] in one tick, by shares, and of many those first that moved. No more of one process than
-//! [`DESCRIPTORS`] are kept in mind, and of all that are no databases together [`DESCRIPTORS_OF_OTHERS`], by shares. A process that
-//! ended has no descriptors; one that may not be inspected is reported by its error.
+//! keep its cost under [a share](schedule) of the time, as far as there is time for it. It goes in slices of processor time, so a
+//! process with very many takes some ticks, and keeps no other waiting. When files came, or a descriptor turned out to be another
+//! file than before, what may have changed is looked at first: [of a database](likely) and [of others](changes). In between
+//! only the descriptors known to be of log files are read, at most [`POLLED`] in one tick, by shares, and of many those first that
+//! moved. No more of one process than [`DESCRIPTORS`] are kept in mind, and of all that are no databases together
+//! [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one that may not be inspected is reported by its
+//! error.
 //!
 //! [`DESCRIPTORS`]: crate::budget::DESCRIPTORS
 //! [`DESCRIPTORS_OF_OTHERS`]: crate::budget::DESCRIPTORS_OF_OTHERS
@@ -117,10 +118,11 @@ impl Descriptors {
 
     /// Looks where what has changed is likely to be, as far as there is time for it and it may be enough. Whether that shows what a
     /// listing of all would, for which it was begun: else that is to come. See [`likely`].
-    pub(crate) fn end_with_look(&mut self, pid: u32, proc: &ProcRoot, names: Option<&KnownNames>) -> bool {
+    pub(crate) fn end_with_check(&mut self, pid: u32, proc: &ProcRoot, names: Option<&KnownNames>) -> bool {
         let before = thread_cpu_time();
         let count = || proc.fd_count(pid);
-        let is_enough = names.is_some_and(|names| self.likely.look(&mut self.known, pid, proc, names, count));
+        let is_enough =
+            names.is_some_and(|names| self.likely.check(&mut self.known, pid, proc, names, count));
         if is_enough {
             self.schedule.end(thread_cpu_time().saturating_sub(before));
         } else {
@@ -142,7 +144,7 @@ impl Descriptors {
     }
 
     /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
-    /// a look.
+    /// a check.
     pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
         let polled = poll(&mut self.known, &mut self.turn, proc, share);
         if !polled.lost.is_empty() {

@@ -256,12 +256,12 @@ impl Watched {
                 Some(Extent::All) => true,
                 Some(Extent::Changes) => {
                     let before = thread_cpu_time();
-                    let may_look = has_time && database.may_look();
-                    if may_look {
+                    let may_check = has_time && database.may_check();
+                    if may_check {
                         self.names.update(&self.directories);
                     }
-                    let names = may_look.then_some(&self.names);
-                    let is_enough = database.descriptors.end_with_look(database.pid, &self.proc, names);
+                    let names = may_check.then_some(&self.names);
+                    let is_enough = database.descriptors.end_with_check(database.pid, &self.proc, names);
                     self.listing_time.spend(thread_cpu_time().saturating_sub(before));
                     !is_enough
                 }

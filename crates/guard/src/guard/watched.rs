@@ -83,9 +83,9 @@ impl Database {
         self.claims.is_empty() && !self.claimant.waits()
     }
 
-    /// Whether a look at where its new logs are likely to be may show as much as a listing of its descriptors: those were all
+    /// Whether a check of where its new logs are likely to be may show as much as a listing of its descriptors: those were all
     /// seen, and all that it claims by them is its own.
-    pub(super) fn may_look(&self) -> bool {
+    pub(super) fn may_check(&self) -> bool {
         self.sees_descriptors && self.claimant.is_settled() && self.claims.values().all(Claim::is_held)
     }
 
