@@ -122,11 +122,11 @@ impl Group {
     }
 }
 
-/// A configuration that has this group kept to this share, in steps that come soon.
-pub(crate) fn config(directory: &Path, group: &str, share: &str) -> String {
+/// A configuration that has this group kept to this share, by a step each `tick`.
+pub(crate) fn config(directory: &Path, group: &str, share: &str, tick: &str) -> String {
     let config = directory.join("guard.toml");
     let text = format!(
-        "tick = \"200ms\"\nidle_tick = \"200ms\"\n[cgroup]\ngroups = [{group:?}]\nshare = \"{share}\"\nreclaim = \"file\"\ntick = \"200ms\"\n"
+        "tick = {tick:?}\nidle_tick = {tick:?}\n[cgroup]\ngroups = [{group:?}]\nshare = {share:?}\nreclaim = \"file\"\ntick = {tick:?}\n"
     );
     std::fs::write(&config, text).expect("write a configuration");
     config.to_str().expect("it is UTF-8").to_owned()
@@ -143,7 +143,7 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
     let Some(named) = Reader::start(test, scratch.path(), "named", LIMIT) else { return };
     let Some(other) = Reader::start(test, scratch.path(), "other", LIMIT + MIB) else { return };
     let (group, bystander) = (named.group(), other.group());
-    let config = config(scratch.path(), &group.path, SHARE);
+    let config = config(scratch.path(), &group.path, SHARE, "200ms");
     let pids = [named.child.id().to_string(), other.child.id().to_string()];
     let arguments = [
         "--config",

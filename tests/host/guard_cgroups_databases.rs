@@ -7,8 +7,8 @@ use super::guard_cgroups::{DEADLINE, Group, config};
 use crate::support;
 use crate::support::MIB;
 use crate::support::guard::{Ended, Guard};
+use crate::support::idle_tables::{IdleTables, limited};
 use crate::support::mariadb;
-use crate::support::memory_group::MemoryGroup;
 use crate::support::postgresql;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl Beside<'_> {
 
     /// Runs a guard with this share until that `is_done`.
     fn down_to(&self, share: &str, is_done: impl Fn(&Guard) -> bool) -> Went {
-        let (config, pid) = (config(self.scratch, &self.group.path, share), self.pid.to_string());
+        let (config, pid) = (config(self.scratch, &self.group.path, share, "200ms"), self.pid.to_string());
         let guard = Guard::spawn(&["--config", &config, "--pid", &pid, "--duration", "20m"]);
         let (began, mut rounds) = (Instant::now(), Vec::new());
         while !is_done(&guard) && began.elapsed() < DEADLINE {
@@ -95,13 +95,6 @@ impl Beside<'_> {
     }
 }
 
-/// A group with `memory.max`, and `memory.high` a little below it.
-fn group(test: &str, limit: u64) -> Option<MemoryGroup> {
-    let memory = MemoryGroup::new(test, limit + 20 * MIB)?;
-    std::fs::write(memory.path().join("memory.high"), limit.to_string()).expect("set memory.high");
-    Some(memory)
-}
-
 #[test]
 #[ignore = "minutes, and version 2: make test-cgroup-v2"]
 fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
@@ -112,40 +105,13 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
         return;
     }
     let _alone = support::alone();
-    let limit = 340 * MIB;
-    let Some(memory) = group(test, limit) else { return };
     let scratch = support::scratch();
-    let server = postgresql::Server::start(scratch.path());
-    for pid in server.device_bytes_read().keys() {
-        memory.add(*pid);
-    }
-    // The hot table, of 64 MiB, anew: what was brought in before is charged elsewhere. Then one that is written and read once.
-    let made = server.pgbench(&["--initialize", "--quiet", "--scale=5"]).output().expect("start pgbench");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    server.query(
-        "CREATE TABLE cold AS SELECT g, repeat('x', 900) AS filler FROM generate_series(1, 120000) AS g",
-    );
-    server.query("CHECKPOINT");
-    server.query("SELECT count(*) FROM cold");
-    let script = scratch.path().join("scan.sql");
-    std::fs::write(&script, "SELECT sum(abalance) FROM pgbench_accounts;\n").expect("write a script");
-    let script = script.to_str().expect("it is UTF-8");
-    // By a ring of few buffers, so that the table comes from the page cache each time.
-    let scans = |seconds: u64| {
-        let time = format!("--time={seconds}");
-        let mut scans = server.pgbench(&["--no-vacuum", "--client=1", &time, "--file", script]);
-        let output = scans.output().expect("start pgbench");
-        let said = String::from_utf8_lossy(&output.stdout);
-        let line = said.lines().find_map(|line| line.strip_prefix("tps = "));
-        let line = line.unwrap_or_else(|| panic!("{said}"));
-        60.0 * line.split(' ').next().and_then(|figure| figure.parse::<f64>().ok()).expect("a number")
-    };
-    scans(20);
-    let group = Group::of(server.pid());
-    let limited = memory.path();
-    Beside { scratch: scratch.path(), group, limited, limit, pid: server.pid(), scans: &scans }.both_ways();
-    // Nothing is lost of what the table holds.
-    assert_eq!(server.query("SELECT count(*) FROM cold"), "120000");
+    let Some(tables) = IdleTables::start(test, scratch.path(), 340 * MIB) else { return };
+    let scans = |seconds| tables.scans(seconds);
+    let (group, pid) = (Group::of(tables.server.pid()), tables.server.pid());
+    let limited = tables.memory.path();
+    Beside { scratch: scratch.path(), group, limited, limit: tables.limit, pid, scans: &scans }.both_ways();
+    tables.assert_nothing_is_lost();
 }
 
 #[test]
@@ -157,7 +123,7 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     }
     let _alone = support::alone();
     let limit = 400 * MIB;
-    let Some(memory) = group(test, limit) else { return };
+    let Some(memory) = limited(test, limit) else { return };
     let scratch = support::scratch();
     let server = mariadb::Server::start(scratch.path(), mariadb::Options::primary());
     memory.add(server.pid());

@@ -167,10 +167,7 @@ impl Guard {
 
     /// CPU time so far in seconds, user and system, to a hundredth (`USER_HZ`).
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the guard runs");
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        // utime and stime: fields 14 and 15 of all, the third is the first behind the name.
-        fields[11..=12].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
+        super::cpu_seconds(self.pid())
     }
 
     /// Tells the guard to read its configuration again, by SIGHUP.

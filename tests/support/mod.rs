@@ -15,6 +15,7 @@ pub(crate) mod doctor_report;
 pub(crate) mod fake;
 pub(crate) mod guard;
 pub(crate) mod hostile;
+pub(crate) mod idle_tables;
 pub(crate) mod logs;
 pub(crate) mod loop_images;
 pub(crate) mod mariadb;
@@ -154,6 +155,14 @@ pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect("the process runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     line.expect("always there").parse().expect("a number")
+}
+
+/// CPU time of a process so far in seconds, user and system, to a hundredth (`USER_HZ`).
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // utime and stime: fields 14 and 15 of all, the third is the first behind the name.
+    fields[11..=12].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
 }
 
 /// Files below, without links. None is read.
