@@ -32,7 +32,7 @@ containers() {
     ends
 }
 
-# The guard's memory cgroups, and those that the kernel crate reads; this process stays in the topmost.
+# The guard's memory cgroups, and those that the kernel crate reads; this process stays in the topmost. Or STORIES alone, words of names.
 guard() {
     echo "guest: begins with Linux $(uname -r)"
     mount -t cgroup2 cgroup /sys/fs/cgroup
@@ -40,9 +40,11 @@ guard() {
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
     ip link set lo up
     cd "$SOURCE/crates/kernel" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 program kernel "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
+    [ -n "$STORIES" ] || PAGEKEEPER_REQUIRE_ALL=1 program kernel "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" guard_cgroups --include-ignored --nocapture --test-threads=1 --color=never
+    # Each word is a filter.
+    # shellcheck disable=SC2086
+    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-guard_cgroups} --include-ignored --nocapture --test-threads=1 --color=never
     results
     ends
 }

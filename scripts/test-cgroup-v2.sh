@@ -6,6 +6,10 @@
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
 # Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
+#
+# SENPAI=PATH, with arguments of one's own behind it or without, has `guard` beside Meta's senpai.py too, which is no part of this project
+# (docs/src/containers.md has what came of it); without, that story is left out. STORIES=WORDS, for `guard`: only the tests with one of
+# these in their names, such as STORIES=senpai.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -36,7 +40,8 @@ pagekeeper=$(program pagekeeper)
 
 [ $# -gt 0 ] || set -- topmost systemd guard unit containers
 logs=$(mktemp --directory)
-trap 'rm -rf "$logs"' EXIT
+copy=$(dirname "$kernel")/senpai.py
+trap 'rm -rf "$logs" "$copy"' EXIT
 status=0
 
 # Where the machines see it. It has the program of the tests, and is none to give to others: `make packages` builds those.
@@ -52,10 +57,17 @@ if [[ " $* " == *" unit "* ]]; then
     mv "$logs/out"/*.deb "$package"
     rm -r "$logs"/{program,root,out,packaging}
 fi
+# There too: a machine has a disk of its own at /var/tmp.
+senpai=""
+if [ -n "${SENPAI:-}" ]; then
+    read -r senpai arguments <<<"$SENPAI"
+    cp -- "$senpai" "$copy"
+    senpai="$copy $arguments"
+fi
 for machine in "$@"; do
     echo "$machine, Linux $(cat "$kernel/release")"
-    scripts/machine.sh "$kernel" 3G 3600 PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
-        KERNEL_TESTS="$kernel_tests" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
+    scripts/machine.sh "$kernel" 3G $((${senpai:+1800 +} 3600)) PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
+        KERNEL_TESTS="$kernel_tests" SENPAI="$senpai" STORIES="${STORIES:-}" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
         tee "$logs/$machine" || status=1
 done
 cat "$logs"/* >"$logs/all"

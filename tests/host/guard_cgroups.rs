@@ -116,6 +116,14 @@ impl Group {
         if self.is_v2 { stat["file"] - stat["shmem"] } else { stat["total_cache"] - stat["total_shmem"] }
     }
 
+    /// How long tasks in it have waited for memory: "some" of `memory.pressure`, in seconds. For version 2.
+    pub(crate) fn waited(&self) -> f64 {
+        let text =
+            std::fs::read_to_string(self.directory.join("memory.pressure")).expect("pressure is measured");
+        let total = text.lines().find_map(|line| line.strip_prefix("some ")?.split_once("total="));
+        total.and_then(|(_, micros)| micros.parse::<f64>().ok()).expect("a total") / 1e6
+    }
+
     /// Bytes read again after they had been reclaimed.
     pub(crate) fn refaulted(&self) -> u64 {
         self.stat()["workingset_refault_file"] * 4096

@@ -12,6 +12,7 @@ mod engine;
 mod guard_budgets;
 mod guard_cgroups;
 mod guard_cgroups_databases;
+mod guard_cgroups_senpai;
 mod guard_streams;
 mod hostile;
 mod hung;

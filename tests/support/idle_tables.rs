@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// Rows of the table that was read once, of some 120 MiB.
 const COLD_ROWS: &str = "120000";
 
+/// By how much `memory.high` is below `memory.max`, in bytes.
+const HEADROOM: u64 = 20 * MIB;
+
 /// Such a server; what it has in its own group ends before the group does.
 pub(crate) struct IdleTables {
     pub(crate) server: Server,
@@ -41,6 +44,11 @@ impl IdleTables {
         Some(tables)
     }
 
+    /// The group's `memory.max`, in bytes: what a guard's share is of.
+    pub(crate) fn most(&self) -> u64 {
+        self.limit + HEADROOM
+    }
+
     /// Scans the hot table for so many seconds, by a ring of few buffers, so that it comes from the page cache each time: scans a
     /// minute.
     pub(crate) fn scans(&self, seconds: u64) -> f64 {
@@ -61,7 +69,7 @@ impl IdleTables {
 
 /// A group with `memory.max`, and `memory.high` a little below it: `limit`, in bytes.
 pub(crate) fn limited(test: &str, limit: u64) -> Option<MemoryGroup> {
-    let memory = MemoryGroup::new(test, limit + 20 * MIB)?;
+    let memory = MemoryGroup::new(test, limit + HEADROOM)?;
     std::fs::write(memory.path().join("memory.high"), limit.to_string()).expect("set memory.high");
     Some(memory)
 }
