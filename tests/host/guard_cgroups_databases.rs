@@ -7,7 +7,7 @@ use super::guard_cgroups::{DEADLINE, Group, config};
 use crate::support;
 use crate::support::MIB;
 use crate::support::guard::{Ended, Guard};
-use crate::support::idle_tables::{IdleTables, limited};
+use crate::support::idle_tables::{HEADROOM, IdleTables, limited};
 use crate::support::mariadb;
 use crate::support::postgresql;
 use std::path::Path;
@@ -19,7 +19,8 @@ struct Beside<'a> {
     group: Group,
     /// The one above it, which has the limits.
     limited: &'a Path,
-    limit: u64,
+    /// Its `memory.max`, in bytes: what a guard's share is of.
+    most: u64,
     pid: u32,
     /// Reads the hot table for so many seconds: scans a minute.
     scans: &'a dyn Fn(u64) -> f64,
@@ -74,7 +75,7 @@ impl Beside<'_> {
         assert!(self.group.is_v2, "this test is for version 2");
         self.show("without");
         let (file, refaulted) = (self.group.file(), self.group.refaulted());
-        let room = self.limit * 3 / 10 + 2 * MIB;
+        let room = self.most * 3 / 10 + 2 * MIB;
         let first = self.down_to("30%", |_| self.group.file() <= room);
         let again = self.group.refaulted() - refaulted;
         println!("  read again {} MiB", again / MIB);
@@ -110,7 +111,7 @@ fn beside_postgresql_idle_tables_go_and_the_hot_one_stays() {
     let scans = |seconds| tables.scans(seconds);
     let (group, pid) = (Group::of(tables.server.pid()), tables.server.pid());
     let limited = tables.memory.path();
-    Beside { scratch: scratch.path(), group, limited, limit: tables.limit, pid, scans: &scans }.both_ways();
+    Beside { scratch: scratch.path(), group, limited, most: tables.most(), pid, scans: &scans }.both_ways();
     tables.assert_nothing_is_lost();
 }
 
@@ -153,7 +154,15 @@ fn beside_mariadb_binlogs_and_idle_tables_go_and_the_hot_one_stays() {
     scans(20);
     let group = Group::of(server.pid());
     let limited = memory.path();
-    Beside { scratch: scratch.path(), group, limited, limit, pid: server.pid(), scans: &scans }.both_ways();
+    Beside {
+        scratch: scratch.path(),
+        group,
+        limited,
+        most: limit + HEADROOM,
+        pid: server.pid(),
+        scans: &scans,
+    }
+    .both_ways();
     assert_eq!(server.query("SELECT COUNT(*) AS n FROM d.cold")[0]["n"], "420000");
     let checked = server.query("CHECK TABLE d.hot, d.cold EXTENDED");
     assert!(checked.iter().all(|row| row["Msg_text"] == "OK"), "{checked:?}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const COLD_ROWS: &str = "120000";
 
 /// By how much `memory.high` is below `memory.max`, in bytes.
-const HEADROOM: u64 = 20 * MIB;
+pub(crate) const HEADROOM: u64 = 20 * MIB;
 
 /// Such a server; what it has in its own group ends before the group does.
 pub(crate) struct IdleTables {

@@ -165,7 +165,7 @@ mod tests {
     fn kernel_clears_ahead() -> bool {
         let system = rustix::system::uname();
         let release = system.release().to_string_lossy();
-        let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(|number| number.parse());
+        let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
         let mut number = || numbers.next().and_then(Result::ok).unwrap_or(0_u32);
         (number(), number()) >= (5, 14)
     }
