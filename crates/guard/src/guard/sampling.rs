@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::Profile;
+use pagekeeper_catalog::{Party, Profile};
 use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
@@ -31,12 +31,15 @@ impl Watched {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         self.take_back(settings, report, now);
-        let has_ended = |key: &DatabaseKey| match key {
-            DatabaseKey::Process(pid) => self.databases.iter().all(|database| database.pid != *pid),
+        let party = |key: &DatabaseKey| match key {
+            DatabaseKey::Process(pid) => {
+                let database = self.databases.iter().find(|database| database.pid == *pid)?;
+                Some(database.right().party())
+            }
             // Only the operator makes these.
-            DatabaseKey::Named(_) => false,
+            DatabaseKey::Named(_) => Some(Party::Operator),
         };
-        self.turns.begin_tick(&self.directories, has_ended, now);
+        self.turns.begin_tick(&self.directories, party, now);
         if now >= self.list_due {
             self.list_due = now + LIST_AGAIN;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::claim_tests::{DATABASE, Fake, OTHER, Watch, directory, log, resident, scratch, whole};
 use crate::config::Options;
+use crate::directory::DatabaseKey;
 use crate::targets::{Selector, Targets};
 
 /// A server, and its older binlog, which is released unless something keeps it.
@@ -75,8 +76,9 @@ fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
     assert_eq!(watch.said("Refused", two.pid(), "Never"), 1, "{:#?}", watch.said);
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("Never");
     assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
-    // As after SIGHUP, which a guard that has spent its time for listings heeds as soon.
+    // As after SIGHUP, which a guard that has spent all its time heeds as soon.
     watch.guard.watched.listing_time.spend(Duration::from_secs(3600));
+    watch.guard.watched.turns.spend(&DatabaseKey::Process(two.pid()), Duration::from_secs(3600));
     options.targets = Targets::default();
     watch.guard.reload(options).unwrap();
     watch.until_released(&two.old);

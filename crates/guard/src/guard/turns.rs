@@ -42,12 +42,13 @@ impl Turns {
         Self { purse, accounts, first, present: BTreeMap::new(), names, windows }
     }
 
-    /// Begins a tick: those with directories get what they may spend. Databases that have ended lose their account; one whose
-    /// directories are away keeps what it owes.
+    /// Begins a tick: each database gets what it may spend, those without directories too, whose claims are yet to be examined. `party`
+    /// says whose one is that has none, and nothing of one that has ended, which loses its account; one whose directories are away
+    /// keeps what it owes.
     pub(super) fn begin_tick(
         &mut self,
         directories: &[Directory],
-        has_ended: impl Fn(&DatabaseKey) -> bool,
+        party: impl Fn(&DatabaseKey) -> Option<Party>,
         now: Instant,
     ) {
         self.present.clear();
@@ -56,10 +57,10 @@ impl Turns {
         for directory in directories {
             self.note(directory);
         }
-        let present = &self.present;
-        self.accounts.retain(|key, _| present.contains_key(key) || !has_ended(key));
+        let of = |key: &DatabaseKey| self.present.get(key).copied().or_else(|| party(key));
+        self.accounts.retain(|key, _| of(key).is_some());
         let accounts = self.accounts.iter_mut();
-        let credits = accounts.filter_map(|(key, account)| Some((*present.get(key)?, &mut account.credit)));
+        let credits = accounts.filter_map(|(key, account)| Some((of(key)?, &mut account.credit)));
         self.purse.fill(credits, now);
         let next = self.order(directories).into_iter().nth(1);
         self.first = next.map(|(key, _)| key).or_else(|| self.first.take());
@@ -170,9 +171,13 @@ mod tests {
         turns.spend(&key, Duration::from_secs(30));
         assert!(turns.slice(&key).is_none());
         // Its directory is renamed, and back.
-        turns.begin_tick(&[], |_| false, now + Duration::from_secs(1));
+        let is_there = |_: &DatabaseKey| Some(Party::User(1));
+        turns.begin_tick(&[], is_there, now + Duration::from_secs(1));
         assert!(turns.slice(&key).is_none(), "it opened a new account");
-        turns.begin_tick(&[], |_| true, now + Duration::from_secs(2));
+        // Its claims could never be examined again.
+        turns.begin_tick(&[], is_there, now + Duration::from_secs(4000));
+        assert!(turns.slice(&key).is_some(), "it was given nothing meanwhile");
+        turns.begin_tick(&[], |_| None, now + Duration::from_secs(4001));
         assert!(turns.accounts.is_empty(), "it has ended");
     }
 
@@ -189,7 +194,7 @@ mod tests {
         directories.push(of(1 << 20, Party::User(2)));
         let now = Instant::now();
         let mut turns = Turns::new(now);
-        turns.begin_tick(&directories, |_| false, now);
+        turns.begin_tick(&directories, |_| Some(Party::Unknown), now);
         let (others, own) = directories.split_at(DIRECTORIES_OF_USER);
         assert_eq!((turns.names(own), turns.windows(own)), (NAMES, WINDOWS));
         let of_another = (turns.names(&others[..1]), turns.windows(&others[..1]));
@@ -200,9 +205,9 @@ mod tests {
         assert!(turns.slice(&key).is_some() && !turns.anyone_waits());
         turns.spend(&key, Duration::from_secs(30));
         assert!(turns.slice(&key).is_none() && turns.anyone_waits());
-        turns.begin_tick(others, |_| false, now);
+        turns.begin_tick(others, |_| Some(Party::Unknown), now);
         assert!(!turns.anyone_waits());
-        turns.begin_tick(&directories, |_| false, now);
+        turns.begin_tick(&directories, |_| Some(Party::Unknown), now);
         // One that is found in this tick has its share at once.
         let late = [of(1 << 21, Party::Container(7))];
         assert_eq!(turns.names(&late), NAMES);

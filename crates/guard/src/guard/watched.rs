@@ -171,8 +171,9 @@ impl Watched {
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
         self.others = Others::new(now);
         self.removed = Removed::new(now);
-        // As at a start: until that is saved up anew, a slow machine would watch nothing for minutes.
+        // As at a start: until what they owe is saved up anew, a slow machine would watch nothing for minutes.
         self.listing_time = ListingTime::new(now);
+        self.turns = Turns::new(now);
         self.listings.clear();
     }
 
