@@ -28,8 +28,8 @@ use super::{REPORT_EACH, config, engine, monotonic_ns, place, store};
 const WARM_UP: Duration = Duration::from_secs(2);
 /// The engine must have its files by then, and the store its rows: minutes on a processor that is emulated.
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// The guard must have summed up by then.
-const SUMMARY_LIMIT: Duration = Duration::from_secs(5);
+/// The guard must have found the logs by then, and have summed up: some seconds on an emulated processor that is busy.
+const GUARD_LIMIT: Duration = Duration::from_secs(60);
 
 /// What the files hold in memory, and what memory is left.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -142,7 +142,7 @@ impl<'a> Stage<'a> {
         let guarded = self.watch(third, "under the guard", Some(began_ns))?;
         let ended_ns = monotonic_ns();
         if let Some(guard) = self.children.last_mut() {
-            guard.end(SUMMARY_LIMIT)?;
+            guard.end(GUARD_LIMIT)?;
         }
         let guard_summary = self.wait_for_guard("summary")?.context("the guard gave no summary")?;
         let guard_problems = self.guard_problems();
@@ -255,6 +255,12 @@ impl<'a> Stage<'a> {
 
     /// Takes messages for `time`; fails when a child has ended or a signal came.
     fn listen(&mut self, time: Duration) -> anyhow::Result<()> {
+        self.take_messages(time)?;
+        self.children.iter_mut().try_for_each(Child::check)
+    }
+
+    /// Takes messages for `time`; fails when a signal came.
+    fn take_messages(&mut self, time: Duration) -> anyhow::Result<()> {
         match self.messages.recv_timeout(time) {
             Ok(message) => self.take(message),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
@@ -262,7 +268,7 @@ impl<'a> Stage<'a> {
         if self.interrupted.load(Ordering::Relaxed) {
             bail!("interrupted; the demo's processes are ended and its files removed");
         }
-        self.children.iter_mut().try_for_each(Child::check)
+        Ok(())
     }
 
     fn take(&mut self, message: Message) {
@@ -275,7 +281,7 @@ impl<'a> Stage<'a> {
 
     /// The guard's first line of this kind, if there comes one in time. Others' messages come in meanwhile.
     fn wait_for_guard(&mut self, event: &str) -> anyhow::Result<Option<serde_json::Value>> {
-        let limit_ns = monotonic_ns() + nanoseconds(SUMMARY_LIMIT);
+        let limit_ns = monotonic_ns() + nanoseconds(GUARD_LIMIT);
         loop {
             if let Some(line) = self.guard.iter().find(|line| line["event"] == event) {
                 return Ok(Some(line.clone()));
@@ -283,9 +289,7 @@ impl<'a> Stage<'a> {
             if monotonic_ns() >= limit_ns {
                 return Ok(None);
             }
-            if let Ok(message) = self.messages.recv_timeout(REPORT_EACH) {
-                self.take(message);
-            }
+            self.take_messages(REPORT_EACH)?;
         }
     }
 
