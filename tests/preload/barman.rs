@@ -19,7 +19,7 @@ use crate::support::postgresql::{self, SEGMENT_BYTES, Server};
 use crate::support::{MIB, eventually, files_in};
 
 /// Far longer than a server and barman need for what is waited for.
-const SOON: Duration = Duration::from_secs(180);
+const SOON: Duration = Duration::from_secs(400);
 /// Segments that the load writes, in bytes.
 const WAL: u64 = 3 * SEGMENT_BYTES;
 
