@@ -7,7 +7,8 @@
 # UBUNTU_MIRROR on Debian. Machines with arm64 have a root of their own (scripts/arm64-root.sh). Kernels, roots and builds are kept in the
 # target directory. A kernel that can't be had is named, and is no failure. Takes some minutes for each; a fraction of it with
 # QEMU_ACCEL=kvm. For x86-64, as root. With --compare before them the table stays as it is, and a kernel of which it says otherwise fails:
-# so `make test` has an old kernel and a new one. CRATES="kernel io" has unit tests of these alone.
+# so `make test` has an old kernel and a new one. CRATES="kernel io" has unit tests of these alone, and
+# CRATES=none has no unit tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -40,6 +41,7 @@ declare -A chosen=(
 )
 crates=()
 read -ra names <<<"${CRATES:-${!chosen[*]}}"
+[ "${CRATES:-}" != none ] || names=()
 for name in "${names[@]}"; do
     crates+=(--package "pagekeeper-$name")
 done
@@ -111,7 +113,7 @@ prepare() { # name
             return 1
         }
     else
-        [ -n "$tests" ] || build || exit 1
+            [ -n "$pagekeeper" ] || build || exit 1
     fi
 }
 
