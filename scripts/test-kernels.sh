@@ -113,7 +113,7 @@ prepare() { # name
             return 1
         }
     else
-            [ -n "$pagekeeper" ] || build || exit 1
+        [ -n "$pagekeeper" ] || build || exit 1
     fi
 }
 

@@ -623,6 +623,10 @@ impl Directory {
 
     /// The last file of each of these logs.
     fn last_files_of(&self, logs: &BTreeSet<LogId>) -> Vec<FileId> {
+        // Mostly nothing came, and there may be very many files.
+        if logs.is_empty() {
+            return Vec::new();
+        }
         let mut last: BTreeMap<LogId, &Entry> = BTreeMap::new();
         for entry in self.entries.values().filter(|entry| logs.contains(&entry.log)) {
             let last = last.entry(entry.log).or_insert(entry);

@@ -95,10 +95,10 @@ impl Watched {
                 let directory = &mut own[index];
                 match listed {
                     Ok(listed) => {
-                        if !listed.grown.is_empty() {
-                            grown.push((directory.owner, listed.grown.clone()));
-                        }
                         report.listed(directory, &listed);
+                        if !listed.grown.is_empty() {
+                            grown.push((directory.owner, listed.grown));
+                        }
                     }
                     Err(error) => {
                         directory.forget_files();
