@@ -61,6 +61,8 @@ end() {
         kill "${beside[$group]}" 2>/dev/null || true
         shown "$logs/$group"
     done
+    # Where it was ended: what still ran is not among them.
+    [ "${#beside[@]}" -eq 0 ] || cat "$logs/times"
     rm -rf "$logs"
 }
 trap end EXIT
