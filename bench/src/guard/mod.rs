@@ -1,10 +1,11 @@
 //! `guard`: what the guard costs a database and gives back: MariaDB under sysbench, windows with and without the guard
-//! in turn, on one server under one continuous load.
+//! in turn, on one server under one continuous load, and with the [least work](least) that a guard could do.
 //!
 //! Before each window without the guard the log files are read back in, as they would be on a server that never had
 //! one; the guard's window begins from there, so its first release is in its account. The guard watches this server
 //! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end.
 
+mod least;
 mod many;
 pub(crate) mod other;
 pub(crate) mod server;
@@ -21,11 +22,14 @@ use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
 use crate::scratch::Stop;
+use least::Least;
 use server::{HELPERS, Load, Server};
 use watcher::Watcher;
 
 const WITH: &str = "with the guard";
 const WITHOUT: &str = "without";
+const LEAST: &str = "the least work";
+const SETTLED: &str = "after its start";
 
 /// Binlogs that a window begins with at most: as many as make a GiB, far less than servers usually keep.
 const KEPT_BINLOGS: u64 = GIB / server::BINLOG_BYTES;
@@ -88,7 +92,7 @@ fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
     run.stop.sleep(lengths.history)?;
 
     run.say("windows with and without the guard")?;
-    let (guarded, alone) = (RefCell::new(Seen::default()), RefCell::new(Seen::default()));
+    let [guarded, alone, least] = [(); 3].map(|()| RefCell::new(Seen::default()));
     let (pagekeeper, stop) = (run.pagekeeper.clone(), run.stop.clone());
     let mut subjects = [
         Subject::new(WITH, || {
@@ -108,13 +112,16 @@ fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
             alone.borrow_mut().resident_mib.push(resident_mib(&server)?);
             Ok(queries)
         }),
+        Subject::new(LEAST, || {
+            least_window(&server, &mut load.borrow_mut(), &stop, lengths, &mut least.borrow_mut())
+        }),
     ];
     let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
     // The load has run for a while: no round is needed that does not count.
     let plan = Plan { rounds, until: None, warm_up: false };
     let queries = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
     drop(subjects);
-    report(run, &queries, guarded.into_inner(), alone.into_inner());
+    report(run, &queries, guarded.into_inner(), alone.into_inner(), least.into_inner());
     Ok(())
 }
 
@@ -137,6 +144,25 @@ fn guarded_window(
     let used = guard.stop()?;
     seen.cpu_percent.push(used.cpu_percent);
     seen.memory_mib.push(used.memory_bytes / MIB as f64);
+    Ok(queries)
+}
+
+fn least_window(
+    server: &Server,
+    load: &mut Load,
+    stop: &Stop,
+    lengths: Lengths,
+    seen: &mut Seen,
+) -> Result<f64> {
+    server.purge(KEPT_BINLOGS)?;
+    let least = Least::start(server.logs()?)?;
+    stop.sleep(lengths.settle)?;
+    let (before, began) = (least.used(), Instant::now());
+    let queries = count_settled(server, load, stop, lengths)?;
+    let took = least.used().saturating_sub(before);
+    seen.settled_percent.push(took.as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
+    seen.resident_mib.push(resident_mib(server)?);
+    least.stop()?;
     Ok(queries)
 }
 
@@ -168,7 +194,7 @@ fn read_logs(server: &Server) -> Result<()> {
     Ok(())
 }
 
-fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen) {
+fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen, least: Seen) {
     let report = &mut run.report;
     report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, queries);
     report.add_ratio("guard_qps", Unit::QueriesPerSecond, queries, WITH, WITHOUT);
@@ -185,6 +211,7 @@ fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen) {
     let resident = [
         Samples { subject: WITH, values: guarded.resident_mib },
         Samples { subject: WITHOUT, values: alone.resident_mib },
+        Samples { subject: LEAST, values: least.resident_mib },
     ];
     report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
     if let Some(share) = median(&gone) {
@@ -196,9 +223,14 @@ fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen) {
     if let Some(percent) = median(&guarded.settled_percent) {
         report.ratios.insert("guard_settled_cpu_percent", percent);
     }
-    let cpu = [("with its start", guarded.cpu_percent), ("after its start", guarded.settled_percent)];
+    let cpu = [
+        (SETTLED, guarded.settled_percent),
+        (LEAST, least.settled_percent),
+        ("with its start", guarded.cpu_percent),
+    ];
     let cpu = cpu.map(|(subject, values)| Samples { subject, values });
     report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &cpu);
+    report.add_ratio("guard_cpu_vs_least", Unit::PercentOfCore, &cpu, SETTLED, LEAST);
     let memory = [Samples { subject: "the guard itself", values: guarded.memory_mib }];
     report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
 }
