@@ -12,7 +12,6 @@
 # these in their names, such as STORIES=senpai.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
 scripts/packages.sh \
@@ -29,7 +28,7 @@ mkdir -p "$(dirname "$kernel")"
 scripts/fetch-kernel.sh "$SUITE" amd64 "$kernel"
 
 # All tests, as `make test` has them: other features of what they share would have it built once more.
-built=$("$cargo" test --workspace --no-run --message-format=json | grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
+built=$(scripts/test-programs.sh --workspace)
 program() { # the end of its path
     grep -E "/$1$" <<<"$built" | tail -1
 }

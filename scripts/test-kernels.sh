@@ -53,15 +53,10 @@ unit_tests() { # the paths
     echo "$tests"
 }
 
-# built OPTION...: has cargo build tests; the paths of all programs.
-built() {
-    "$cargo" test --no-run --message-format=json "$@" | grep -o '"executable":"[^"]*"' | cut -d'"' -f4
-}
-
 build() {
     local paths
     # All of them, as `make test` does: other features of what they share would have it built once more.
-    paths=$(built --workspace) || return 1
+    paths=$(scripts/test-programs.sh --workspace) || return 1
     # Of what is for a debugger, the small machine would have to keep a lot.
     pagekeeper=$base/pagekeeper
     strip -o "$pagekeeper" "$(grep '/pagekeeper$' <<<"$paths" | tail -1)" || return 1
@@ -75,7 +70,7 @@ build_arm() {
         "a compiler for arm64: gcc-aarch64-linux-gnu libc6-dev-arm64-cross binutils-aarch64-linux-gnu"
     rustup target add "$target" >/dev/null 2>&1 || { echo "rustup can't install Rust's library for $target here"; return 2; }
     local -x CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
-    paths=$(built "${crates[@]}" --lib --target "$target" --target-dir "$base/build") || return 1
+    paths=$(scripts/test-programs.sh "${crates[@]}" --lib --target "$target" --target-dir "$base/build") || return 1
     "$cargo" build --quiet --profile test --package pagekeeper --target "$target" --target-dir "$base/build" || return 1
     scripts/arm64-root.sh "$arm_root" || return 2
     for path in $paths "$base/build/$target/debug/pagekeeper"; do
