@@ -18,6 +18,8 @@ fi
 scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
 scripts/packages.sh "images: umoci" "units: systemd"
 architectures=("$@")
+# Of both builds: a commit may come in between.
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 mkdir -p "$test"
 root=$test/root
 discard() {
@@ -52,7 +54,7 @@ git ls-files -z --cached --others --exclude-standard | tar --create --null --fil
 # Tools alone are the same: they are no part of it.
 mkdir "$test/target"
 ln --symbolic "$target/tools" "$test/target/tools"
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} CARGO_TARGET_DIR=$test/target \
+CARGO_TARGET_DIR=$test/target \
     "$test/elsewhere/scripts/build-packages.sh" "${architectures[@]}" >/dev/null
 diff "$packages/SHA256SUMS" "$test/target/packages/SHA256SUMS" || fail "two builds of one source differ: compare them with diffoscope"
 echo "the same bytes from two places: $(wc -l <"$packages/SHA256SUMS") files"
