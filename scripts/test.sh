@@ -36,7 +36,7 @@ scripts/lint.sh
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
-# A minute of random input for each parser, two or so at a time.
+# A minute of random input for each parser of what others write, two or so at a time.
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side, and random input
