@@ -16,7 +16,7 @@ fn lookups(stats: &Stats) -> u64 {
 }
 
 #[test]
-fn each_look_at_a_page_is_counted_once() {
+fn each_request_of_a_page_is_counted_once() {
     let seed = Seed::new();
     let mut rng = seed.rng(0);
     let (disk, cache) = sim(300, 100);

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_counts_only_where_all_else_is_known() {
+    fn a_check_counts_only_where_all_else_is_known() {
         let rotated = || {
             let mut server = Server::new();
             server.rotate(2, 30, 30);

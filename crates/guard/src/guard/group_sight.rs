@@ -9,7 +9,7 @@ use pagekeeper_kernel::text::escaped;
 
 use super::report::Report;
 
-/// So long after the first look it is said.
+/// So long after the first sight it is said.
 const AFTER: Duration = Duration::from_secs(60);
 
 /// What was seen so far.

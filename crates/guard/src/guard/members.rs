@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. What was seen of a process stays until it is looked at again, or has ended: who shares a group is not forgotten between its turns.
-//! 2. Each party has its share of a pass, and one look at least: whoever starts very many makes its own turns rare, and nobody else's.
+//! 2. Each party has its share of a pass, and one process at least: whoever starts very many makes its own turns rare, and nobody else's.
 //! 3. A process that is not to be acted on ([`Stand`]), and was not looked at yet, may be in any group.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 //! closed. A backend of `PostgreSQL` keeps the segment that it wrote last open for as long as it lives, and a purged binlog stays for
 //! its reader.
 //!
-//! They are known by descriptors of a watched database and of its children, and opened through these for one look alone.
+//! They are known by descriptors of a watched database and of its children, and opened through these for one pass alone.
 //!
 //! Invariants:
 //! 1. Nothing is done to a file that has a name, or got one again: who reads by that is not seen here. Nor to one that is not the
@@ -12,7 +12,7 @@
 //! 3. Before anything is done to one, all who may have it open were listed since it was seen first: nobody who reads is missed, but
 //!    who may not be inspected, as everywhere. Who has more open than is kept in mind may have any of its user's.
 //! 4. No descriptor of one is held between ticks: its space comes back with the last of the database's own.
-//! 5. Descriptors are kept of no more than twice [`MOST_HELD`], and of a file only its name. A look goes over them once; what it
+//! 5. Descriptors are kept of no more than twice [`MOST_HELD`], and of a file only its name. A pass goes over them once; what it
 //!    does for a database is that one's to pay, in a job that may hang alone, and not begun where it has nothing left.
 //!
 //! What can't be seen of one leaves it alone.
@@ -39,19 +39,19 @@ use crate::descriptors::ListedProcess;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
-use look::{AllLooked, Came, Item, Look, Looked};
+use pass::{Came, Examined, Item, Pass, PassOutcome};
 
-mod look;
+mod pass;
 
 /// They are looked at so often.
-const LOOK: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 /// One that was not changed for so long is written no more.
 const QUIET: Duration = Duration::from_secs(5);
 /// Descriptors of them that are kept in mind of one process, and of all together, by shares.
 const MOST_HELD: (usize, usize) = (256, 4096);
 /// One that is open more often is left alone.
 const MOST_OPEN: usize = 1024;
-/// Files of one database that are looked at in one look.
+/// Files of one database that are looked at in one pass.
 const MOST_LOOKED_AT: usize = 16;
 /// What resists so often is left.
 const TRIES: u32 = 3;
@@ -90,7 +90,7 @@ struct File {
     known: Option<Known>,
 }
 
-/// What was seen of one at a look.
+/// What was seen of one in a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     size: u64,
@@ -120,7 +120,7 @@ pub(super) struct Removed {
     files: BTreeMap<Inode, File>,
     names: HashSet<OsString>,
     due: Instant,
-    look: usize,
+    pass: usize,
     /// [`QUIET`].
     pub(super) quiet: Duration,
 }
@@ -133,7 +133,7 @@ impl Removed {
             files: BTreeMap::new(),
             names: HashSet::new(),
             due: now,
-            look: 0,
+            pass: 0,
             quiet: QUIET,
         }
     }
@@ -194,10 +194,10 @@ impl Removed {
         self.files.values().map(|file| file.known.is_some()).collect()
     }
 
-    /// Begins a look: forgets what is gone, and what there is too much of.
+    /// Begins a pass: forgets what is gone, and what there is too much of.
     fn begin(&mut self, proc: &ProcRoot, now: Instant) {
-        self.due = now + LOOK;
-        self.look = self.look.wrapping_add(MOST_LOOKED_AT);
+        self.due = now + INTERVAL;
+        self.pass = self.pass.wrapping_add(MOST_LOOKED_AT);
         self.held.retain(|pid, _| proc.start_time(*pid).is_ok());
         self.share_out();
     }
@@ -251,7 +251,7 @@ impl Removed {
         new_id: impl Fn() -> u64,
     ) -> Vec<Item> {
         let count = files.len();
-        files.rotate_left(self.look % count.max(1));
+        files.rotate_left(self.pass % count.max(1));
         let directories: HashMap<Inode, usize> =
             own.iter().enumerate().filter_map(|(at, directory)| Some((directory.pin?.inode, at))).collect();
         let item = |inode: Inode| {
@@ -426,18 +426,18 @@ impl Watched {
             let ids = &watched.ids;
             let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
             watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
-            let look = Look {
+            let pass = Pass {
                 proc: watched.proc.clone(),
                 quiet: watched.removed.quiet,
                 is_dry: settings.options.dry_run,
                 now,
             };
-            (!items.is_empty()).then(|| look.job(items, Slice { wall, ..slice }))
+            (!items.is_empty()).then(|| pass.job(items, Slice { wall, ..slice }))
         };
-        let take = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], looked: AllLooked| {
-            let released = looked.all.iter().map(Looked::released).sum();
+        let take = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], looked: PassOutcome| {
+            let released = looked.all.iter().map(Examined::released).sum();
             watched.turns.spend_on_release(key, looked.spent, released);
-            for Looked { act, known, came } in looked.all {
+            for Examined { act, known, came } in looked.all {
                 if let Some(file) = watched.removed.files.get_mut(&act.inode) {
                     file.known = known;
                     if matches!(came, Came::Anew) {

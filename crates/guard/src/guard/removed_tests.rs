@@ -174,7 +174,7 @@ fn nothing_is_done_for_a_hostile_database_that_owes_what_it_took() {
         watch.tick();
         std::thread::sleep(Duration::from_millis(100));
     }
-    // A look comes every two seconds.
+    // A pass comes every two seconds.
     watch.ticks();
     assert_eq!(watch.guard.watched.removed.looked_at(), [false]);
 }

@@ -1,7 +1,7 @@
-//! One look at removed logs of a database, in a job of its own: each is found behind a descriptor, compared with what was seen of it
+//! One pass over removed logs of a database, in a job of its own: each is found behind a descriptor, compared with what was seen of it
 //! before, and released as far as nobody reads it.
 //!
-//! Invariants: as in the module above; a file is open for its look alone. What fails is tried again [`TRIES`](super::TRIES) times.
+//! Invariants: as in the module above; a file is open for its pass alone. What fails is tried again [`TRIES`](super::TRIES) times.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ pub(super) struct Item {
     pub(super) known: Option<Known>,
 }
 
-/// By what a look goes.
-pub(super) struct Look {
+/// By what a pass goes.
+pub(super) struct Pass {
     pub(super) proc: ProcRoot,
     pub(super) quiet: Duration,
     pub(super) is_dry: bool,
@@ -36,20 +36,20 @@ pub(super) struct Look {
 }
 
 /// One that was looked at.
-pub(super) struct Looked {
+pub(super) struct Examined {
     pub(super) act: FileAct,
     pub(super) known: Option<Known>,
     pub(super) came: Came,
 }
 
-impl Looked {
+impl Examined {
     /// In bytes.
     pub(super) fn released(&self) -> u64 {
         if let Came::Released(released, _) = self.came { released } else { 0 }
     }
 }
 
-/// What came of a look.
+/// What came of one.
 pub(super) enum Came {
     Nothing,
     /// It has changed, or a descriptor of it is where it was not: who has it open is to be listed again.
@@ -63,8 +63,8 @@ pub(super) enum Came {
 }
 
 /// What came of a database's.
-pub(super) struct AllLooked {
-    pub(super) all: Vec<Looked>,
+pub(super) struct PassOutcome {
+    pub(super) all: Vec<Examined>,
     pub(super) spent: Duration,
 }
 
@@ -76,9 +76,9 @@ enum Unclear {
     LeftAlone,
 }
 
-impl Look {
+impl Pass {
     /// Looks at some files of one database, as far as its turn lasts.
-    pub(super) fn job(self, items: Vec<Item>, slice: Slice) -> Job<AllLooked> {
+    pub(super) fn job(self, items: Vec<Item>, slice: Slice) -> Job<PassOutcome> {
         Box::new(move |own, place| {
             let (turn, deadline) = (Turn::begin(slice), Instant::now() + slice.wall);
             let mut all = Vec::new();
@@ -89,9 +89,9 @@ impl Look {
                 let directory = item.act.directory;
                 place.at(directory);
                 let came = self.one(&mut item, &own[directory], deadline);
-                all.push(Looked { act: item.act, known: item.known, came });
+                all.push(Examined { act: item.act, known: item.known, came });
             }
-            AllLooked { all, spent: turn.spent() }
+            PassOutcome { all, spent: turn.spent() }
         })
     }
 
