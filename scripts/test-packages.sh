@@ -66,7 +66,7 @@ scripts/packaging/test-formats.sh "$packages" "$machine" "$own"
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 clean=$test/debian-$codename.tar
-if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase "$codename" "$test/debian.tar.new"; then
+if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase --format=tar "$codename" "$test/debian.tar.new"; then
     echo "SKIPPED: installing, upgrading and purging, as no clean Debian could be made by mmdebstrap --variant=minbase $codename"
     exit 0
 fi
