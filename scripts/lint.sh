@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, words, unused dependencies, clippy and documentation: any warning ends it.
+# Formatting, words, clippy, documentation and unused dependencies: any warning ends it. With --without-unused the last is left to
+# who called it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -20,14 +21,6 @@ if grep -rniE '(^|[^a-z])(m[e]nds?|m[e]nded|w[o]ods|t[o]ld)([^a-z]|$)' README.md
     exit 1
 fi
 
-# Dependencies that nobody uses. The tool is built where everything is built, unless it is there.
-tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}/tools")
-PATH=$PATH:$tools/bin
-if ! command -v cargo-machete >/dev/null; then
-    "$cargo" install --quiet --locked --root "$tools" cargo-machete@0.9.2
-fi
-cargo-machete bench crates docs fuzz integrations/sqlite
-
 "$cargo" fmt --all --check
 "$cargo" fmt --manifest-path bench/Cargo.toml --check
 "$cargo" clippy --workspace --all-targets -- -D warnings
@@ -35,3 +28,4 @@ cargo-machete bench crates docs fuzz integrations/sqlite
 # The library that is preloaded, without the standard library.
 "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps
+[ "${1:-}" = --without-unused ] || scripts/unused-dependencies.sh

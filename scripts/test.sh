@@ -30,7 +30,7 @@ else
     echo "Not root: tests that start a database under another user or mount an image will be skipped." >&2
 fi
 
-scripts/lint.sh
+scripts/lint.sh --without-unused
 
 # The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N give others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
@@ -72,6 +72,14 @@ tests() {
     "$cargo" test --no-fail-fast "$@" -- --show-output 2>&1
 }
 
+# The guard's unit tests, from their directory as by cargo, which would build what they stand on once more if asked for them alone.
+guard_tests() {
+    local program
+    program=$(realpath "$(sed -nE 's/^ *Executable unittests .*\((.*\/pagekeeper_guard-[0-9a-f]+)\)$/\1/p' "$logs/built")")
+    echo "     Running unittests ($program)"
+    (cd crates/guard && "$program" --show-output) 2>&1
+}
+
 # Notes when a part of it ended.
 timed() {
     echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the begin" >>"$logs/times"
@@ -83,7 +91,7 @@ shown() {
 }
 
 timed "checks ended"
-{ "$cargo" test --workspace --no-run && "$cargo" test "${bench[@]}" --no-run; } 2>&1 | tee "$logs/built"
+"$cargo" test --workspace --no-run 2>&1 | tee "$logs/built"
 timed "all was built"
 
 status=0
@@ -91,7 +99,9 @@ status=0
     crates_status=0
     tests --workspace --exclude pagekeeper-guard "${crates[@]}" || crates_status=$?
     tests --workspace --doc || crates_status=$?
+    # Built here, where nothing waits for it; then it says what it has built.
     tests "${bench[@]}" || crates_status=$?
+    "$cargo" test "${bench[@]}" --no-run >>"$logs/built" 2>&1 || crates_status=$?
     timed "the crates' tests ended"
     exit "$crates_status"
 } >"$logs/crates" &
@@ -100,6 +110,10 @@ beside[crates]=$!
     chrt --idle --pid 0 "$BASHPID"
     random_status=0
     tests --workspace "${random[@]}" || random_status=$?
+    scripts/unused-dependencies.sh 2>&1 || {
+        random_status=1
+        printf 'test no_dependency_is_unused ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n'
+    }
     timed "random input ended"
     exit "$random_status"
 } >"$logs/random" &
@@ -123,7 +137,7 @@ shown "$logs/kernels"
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
 {
     alone_status=0
-    tests -p pagekeeper-guard --lib || alone_status=$?
+    guard_tests || alone_status=$?
     tests --workspace "${alone[@]}" || alone_status=$?
     timed "what runs alone ended"
     exit "$alone_status"
