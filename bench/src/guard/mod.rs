@@ -135,12 +135,7 @@ fn guarded_window(
 ) -> Result<f64> {
     server.purge(KEPT_BINLOGS)?;
     let guard = Watcher::start(pagekeeper, &["--pid", &server.pid().to_string()])?;
-    stop.sleep(lengths.settle)?;
-    let (before, began) = (many::cpu_seconds(guard.pid())?, Instant::now());
-    let queries = count_settled(server, load, stop, lengths)?;
-    let took = many::cpu_seconds(guard.pid())? - before;
-    seen.settled_percent.push(took / began.elapsed().as_secs_f64() * 100.0);
-    seen.resident_mib.push(resident_mib(server)?);
+    let queries = watched_window(server, load, stop, lengths, seen, || many::cpu_seconds(guard.pid()))?;
     let used = guard.stop()?;
     seen.cpu_percent.push(used.cpu_percent);
     seen.memory_mib.push(used.memory_bytes / MIB as f64);
@@ -156,13 +151,26 @@ fn least_window(
 ) -> Result<f64> {
     server.purge(KEPT_BINLOGS)?;
     let least = Least::start(server.logs()?)?;
-    stop.sleep(lengths.settle)?;
-    let (before, began) = (least.used(), Instant::now());
-    let queries = count_settled(server, load, stop, lengths)?;
-    let took = least.used().saturating_sub(before);
-    seen.settled_percent.push(took.as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
-    seen.resident_mib.push(resident_mib(server)?);
+    let queries = watched_window(server, load, stop, lengths, seen, || Ok(least.used().as_secs_f64()))?;
     least.stop()?;
+    Ok(queries)
+}
+
+/// Queries per second in a window beside what releases pages, and what that left and used; `used` says its processor time so far, in
+/// seconds.
+fn watched_window(
+    server: &Server,
+    load: &mut Load,
+    stop: &Stop,
+    lengths: Lengths,
+    seen: &mut Seen,
+    used: impl Fn() -> Result<f64>,
+) -> Result<f64> {
+    stop.sleep(lengths.settle)?;
+    let (before, began) = (used()?, Instant::now());
+    let queries = count_settled(server, load, stop, lengths)?;
+    seen.settled_percent.push((used()? - before) / began.elapsed().as_secs_f64() * 100.0);
+    seen.resident_mib.push(resident_mib(server)?);
     Ok(queries)
 }
 
