@@ -75,7 +75,7 @@ tests() {
 # The guard's unit tests, from their directory as by cargo, which would build what they stand on once more if asked for them alone.
 guard_tests() {
     local program
-    program=$(realpath "$(sed -nE 's/^ *Executable unittests .*\((.*\/pagekeeper_guard-[0-9a-f]+)\)$/\1/p' "$logs/built")")
+    program=$(scripts/test-programs.sh --workspace | grep -E '/pagekeeper_guard-[0-9a-f]+$')
     echo "     Running unittests ($program)"
     (cd crates/guard && "$program" --show-output) 2>&1
 }
