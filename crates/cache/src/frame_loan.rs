@@ -160,18 +160,18 @@ impl Pool {
         let mut state = self.lock();
         let state = &mut *state;
         let before = state.limit;
+        let end = frames.clamp(before.saturating_sub(AT_ONCE), before.saturating_add(AT_ONCE));
+        self.arena.move_end_of_huge_pages(before, end);
+        state.limit = end;
         if frames > before {
-            state.limit = before.saturating_add(AT_ONCE).min(frames);
             // Those that were never used are there by the limit alone.
-            for frame in (before..state.limit.min(state.free.first_unused())).rev() {
+            for frame in (before..end.min(state.free.first_unused())).rev() {
                 if state.queues.frame(frame).place == FramePlace::OnLoan {
                     state.queues.set(frame, FramePlace::Free, None);
                     state.free.put(frame);
                 }
             }
         } else if frames < before {
-            let end = before.saturating_sub(AT_ONCE).max(frames);
-            state.limit = end;
             state.free.keep_below(end);
             let unused = state.free.first_unused();
             for frame in end..before.min(unused) {

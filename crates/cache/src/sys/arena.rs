@@ -88,6 +88,26 @@ impl Arena {
         unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
     }
 
+    /// Leaves the kernel the frames below `now` to have in huge pages, where it had those below `before`: as a whole huge page it would
+    /// take up (khugepaged, `max_ptes_none`) even one of which a few frames are in use, and what was given back came again. Frames in
+    /// huge pages stay so.
+    pub(crate) fn move_end_of_huge_pages(&self, before: u32, now: u32) {
+        if self.hugetlb || !self.in_huge_pages {
+            return;
+        }
+        let end_below = |frames: u32| ((frames as usize) << self.page_shift) / HUGE * HUGE;
+        let (before, now) = (end_below(before), end_below(now));
+        let (first, advice) =
+            if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
+        if before == now {
+            return;
+        }
+        // Refused by a kernel that has no huge pages, or no memory to describe the mapping as two; then it is as it was.
+        // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice changes no content, whoever uses it.
+        let _ =
+            unsafe { memory::advise(self.frames.as_ptr().add(first).cast(), before.abs_diff(now), advice) };
+    }
+
     /// Whether its frames are in huge pages, as far as the kernel has them.
     pub(crate) fn is_in_huge_pages(&self) -> bool {
         self.in_huge_pages
@@ -254,5 +274,48 @@ mod tests {
     fn a_frame_larger_than_the_kernels_pages_goes_alone() {
         let arena = Arena::new(memory::page(), 4, 16, HugePages::Off).unwrap();
         assert_eq!([0, 1, 3].map(|frame| arena.together(frame)), [0..1, 1..2, 3..4]);
+    }
+
+    /// `MADV_COLLAPSE` (Linux 6.1) makes a huge page out of small ones now, as khugepaged does in its time.
+    fn collapse(arena: &Arena, from: usize) -> rustix::io::Result<()> {
+        // SAFETY: a huge page's bytes of this arena's own mapping; no content changes.
+        let refused = unsafe { libc::madvise(arena.frames.as_ptr().add(from).cast(), HUGE, 25) } != 0;
+        if refused {
+            Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Of the last huge page a few frames are in the budget: as a whole it would be more than that.
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
+    fn what_was_given_back_is_not_made_a_huge_page_of() {
+        let frames = u32::try_from(4 * HUGE >> 12).unwrap();
+        let arena = Arena::new(memory::page(), frames, 12, HugePages::Transparent).unwrap();
+        let in_use = frames / 2 + 7;
+        for frame in 0..in_use {
+            // SAFETY: single-threaded, and no other reference to the frame is alive.
+            unsafe { arena.page_mut(frame) }.fill(1);
+        }
+        for frame in (in_use..frames).filter(|&frame| arena.together(frame).start >= in_use) {
+            if arena.together(frame).start == frame {
+                // SAFETY: nobody has a reference to any of them.
+                unsafe { arena.drop_memory(arena.together(frame)) };
+            }
+        }
+        let before = arena.taken_up();
+        arena.move_end_of_huge_pages(frames, in_use);
+        if collapse(&arena, 0) == Err(rustix::io::Errno::INVAL) {
+            pagekeeper_testing::skip(
+                "this kernel makes no huge page of 2 MiB when asked (MADV_COLLAPSE, Linux 6.1)",
+            );
+            return;
+        }
+        assert_eq!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
+        assert_eq!(arena.taken_up(), before);
+        // Taken back into the budget, it may be one again, if there is a huge page at hand.
+        arena.move_end_of_huge_pages(in_use, frames);
+        assert_ne!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
     }
 }
