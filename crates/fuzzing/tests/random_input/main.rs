@@ -1,6 +1,6 @@
 //! Each parser on random input, with any compiler: its seeds, then mutations of them, for `PAGEKEEPER_FUZZ_SECONDS` (3 without) of
-//! processor time, so that as much is tried at a low priority beside something else; of formats of this project's own, which other tests
-//! damage bit by bit and at random, for a third of it.
+//! processor time, so that as much is tried at a low priority beside something else, but no longer than twice that by the clock; of
+//! formats of this project's own, which other tests damage bit by bit and at random, for a twelfth of it.
 //!
 //! The inputs follow from `PAGEKEEPER_SEED`, how many of them are tried from the time. What makes a parser panic is printed in
 //! hexadecimal, with the seed and its number.
@@ -8,7 +8,7 @@
 mod mutate;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagekeeper_fuzzing::target;
 use pagekeeper_testing::{Rng, Seed};
@@ -39,7 +39,7 @@ fn time() -> Duration {
 
 /// Tries the seeds, then mutations of them, until one panics or the time is over; how many were tried.
 fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration) -> Result<u64, Found> {
-    let ends = processor_time() + time;
+    let (ends, ends_by_clock) = (processor_time() + time, Instant::now() + 2 * time);
     let mut number = 0;
     let mut attempt = |input: &[u8]| {
         number += 1;
@@ -52,7 +52,7 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
     }
     let first = seeds.len();
     let mut pool = seeds;
-    while processor_time() < ends {
+    while processor_time() < ends && Instant::now() < ends_by_clock {
         let mut input = pool[rng.index(pool.len())].clone();
         let other = rng.index(pool.len());
         mutate::mutate(&mut input, &pool[other], rng);
@@ -76,7 +76,7 @@ fn random_input_for(name: &str) {
 
 /// A parser of what this project writes.
 fn random_input_for_our(name: &str) {
-    try_out(name, time() / 3);
+    try_out(name, time() / 12);
 }
 
 fn try_out(name: &str, time: Duration) {
