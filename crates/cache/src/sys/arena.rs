@@ -291,7 +291,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
     fn what_was_given_back_is_not_made_a_huge_page_of() {
-        let frames = u32::try_from(4 * HUGE >> 12).unwrap();
+        let frames = u32::try_from(4 * HUGE / 4096).unwrap();
         let arena = Arena::new(memory::page(), frames, 12, HugePages::Transparent).unwrap();
         let in_use = frames / 2 + 7;
         for frame in 0..in_use {
