@@ -39,9 +39,9 @@ export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 # A minute of random input for each parser of what others write, two or so at a time.
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
 
-# Stories of users wait for databases and disks, the crates' tests and those on other kernels for the processor: they go side by
-# side, the stories first, since what is alone waits for their end, and random input takes what all of them leave. What watches the
-# whole machine, or lowers its dirty limits (tests/host), goes after them, beside nothing that reads or writes files.
+# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side, and random input
+# takes what all of them leave. What watches the whole machine, or lowers its dirty limits (tests/host), goes after them, beside
+# nothing that reads or writes files.
 stories=(--test commands --test databases --test docs --test preload)
 random=(--test random_input)
 alone=(--test host)
@@ -96,7 +96,6 @@ timed "all was built"
 
 status=0
 {
-    renice --priority 5 --pid "$BASHPID" >/dev/null
     crates_status=0
     tests --workspace --exclude pagekeeper-guard "${crates[@]}" || crates_status=$?
     tests --workspace --doc || crates_status=$?
@@ -123,7 +122,7 @@ beside[random]=$!
 if [ "$(id -u)" -ne 0 ] || ! command -v qemu-system-x86_64 >/dev/null || [ "$(uname -m)" != x86_64 ]; then
     printf 'SKIPPED: %s\ntest result: ok. 1 passed; 0 failed\n' "the tests on other kernels need root, x86-64 and qemu-system-x86" >"$logs/kernels"
 else
-    CRATES=none STORIES="stat|evict|run|guard|doctor|top" MACHINE_SECONDS=1500 nice -n 5 scripts/test-kernels.sh --compare bullseye trixie >"$logs/kernels" 2>&1 &
+    CRATES=none STORIES="stat|evict|run|guard|doctor|top" MACHINE_SECONDS=1500 scripts/test-kernels.sh --compare bullseye trixie >"$logs/kernels" 2>&1 &
     beside[kernels]=$!
 fi
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
