@@ -97,11 +97,11 @@ impl Arena {
         }
         let end_below = |frames: u32| ((frames as usize) << self.page_shift) / HUGE * HUGE;
         let (before, now) = (end_below(before), end_below(now));
-        let (first, advice) =
-            if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
         if before == now {
             return;
         }
+        let (first, advice) =
+            if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
         // Refused by a kernel that has no huge pages, or no memory to describe the mapping as two; then it is as it was.
         // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice changes no content, whoever uses it.
         let _ =
@@ -298,11 +298,9 @@ mod tests {
             // SAFETY: single-threaded, and no other reference to the frame is alive.
             unsafe { arena.page_mut(frame) }.fill(1);
         }
-        for frame in (in_use..frames).filter(|&frame| arena.together(frame).start >= in_use) {
-            if arena.together(frame).start == frame {
-                // SAFETY: nobody has a reference to any of them.
-                unsafe { arena.drop_memory(arena.together(frame)) };
-            }
+        for frame in (in_use..frames).filter(|&frame| arena.together(frame).start == frame) {
+            // SAFETY: nobody has a reference to any of them.
+            unsafe { arena.drop_memory(arena.together(frame)) };
         }
         let before = arena.taken_up();
         arena.move_end_of_huge_pages(frames, in_use);
