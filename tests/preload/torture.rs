@@ -210,7 +210,9 @@ fn a_process_has_little_more_memory() {
     }
 }
 
-/// Of a stack of 8 KiB (`SIGSTKSZ`), on which a crash handler writes its dump.
+/// Of a stack of 8 KiB (what `SIGSTKSZ` was until glibc 2.34), on which a crash handler writes its dump: where it has room without the
+/// library, as it has unless the processor's state takes more, it has room with it. Its second run counts, too: the first takes more to
+/// bind what it calls, and may do with less else.
 #[test]
 fn signal_handlers_on_small_stacks_have_room() {
     if !support::can_start("what a signal handler uses of its stack", &["cc"]) {
@@ -220,14 +222,23 @@ fn signal_handlers_on_small_stacks_have_room() {
     let program = built("stacks", OPTIONS);
     let left = |way: &Way| {
         let left = left_by(way, &program, &[], scratch.path());
-        let used: u64 = left.complained.first().map_or(0, |line| line.parse().unwrap());
-        (left.code, left.said, left.files, used)
+        let used = left.complained.first().map_or("", String::as_str).split(' ').map(str::parse::<u64>);
+        (left.code, left.said, left.files, used.collect::<Result<Vec<_>, _>>().unwrap_or_default())
     };
     let plain = left(&Way::plain());
+    assert_eq!(plain.0, 0);
     for way in ways() {
         let now = left(&way);
-        assert_eq!((now.0, &now.1, &now.2), (plain.0, &plain.1, &plain.2), "{}", way.label);
-        assert!(now.3 <= plain.3 + 3072, "{}: {} bytes, not {}", way.label, now.3, plain.3);
+        assert_eq!(
+            (now.0, &now.1, &now.2),
+            (plain.0, &plain.1, &plain.2),
+            "{}: {:?} bytes",
+            way.label,
+            now.3
+        );
+        for (now, plain) in now.3.iter().zip(&plain.3) {
+            assert!(*now <= plain + 3072, "{}: {now} bytes, not {plain}", way.label);
+        }
     }
 }
 

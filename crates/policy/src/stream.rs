@@ -334,8 +334,31 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
 
     /// Forgets all, but whether reads used to be in order: the next read is a new beginning.
     pub fn forget(&mut self) {
-        let short = if self.run >= SHORT { self.short } else { self.short.saturating_add(1) };
-        *self = Self { short, ..Self::NEW };
+        if self.run < SHORT {
+            self.short = self.short.saturating_add(1);
+        }
+        // In place: a new one would first lie on the stack, which may be a signal handler's. Bits that are not in use are read by nobody.
+        let Self {
+            first,
+            sampled,
+            released,
+            position,
+            run,
+            begun,
+            reached,
+            sum,
+            prefetched,
+            old,
+            short: _,
+            seen,
+            used,
+            bits: _,
+        } = self;
+        for number in [first, sampled, released, position, run, reached, sum, prefetched, old] {
+            *number = 0;
+        }
+        (*begun, *used) = (false, 0);
+        seen.fill(UNKNOWN);
     }
 
     /// Whether nothing is known that is to be released.
