@@ -39,9 +39,9 @@ export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 # A minute of random input for each parser of what others write, two or so at a time.
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
 
-# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side, and random input
-# takes what all of them leave. What watches the whole machine, or lowers its dirty limits (tests/host), goes after them, beside
-# nothing that reads or writes files.
+# Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the whole
+# machine, or lowers its dirty limits (tests/host), goes after them, beside nothing that reads or writes files: it waits most of its
+# time, and random input takes what it leaves.
 stories=(--test commands --test databases --test docs --test preload)
 random=(--test random_input)
 alone=(--test host)
@@ -108,16 +108,14 @@ status=0
 beside[crates]=$!
 {
     chrt --idle --pid 0 "$BASHPID"
-    random_status=0
-    tests --workspace "${random[@]}" || random_status=$?
+    unused_status=0
     scripts/unused-dependencies.sh 2>&1 || {
-        random_status=1
+        unused_status=1
         printf 'test no_dependency_is_unused ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n'
     }
-    timed "random input ended"
-    exit "$random_status"
-} >"$logs/random" &
-beside[random]=$!
+    exit "$unused_status"
+} >"$logs/unused" &
+beside[unused]=$!
 # An old kernel and a new one: commands that take an emulated processor little. `make test-kernels` has the others, and the rest.
 if [ "$(id -u)" -ne 0 ] || ! command -v qemu-system-x86_64 >/dev/null || [ "$(uname -m)" != x86_64 ]; then
     printf 'SKIPPED: %s\ntest result: ok. 1 passed; 0 failed\n' "the tests on other kernels need root, x86-64 and qemu-system-x86" >"$logs/kernels"
@@ -134,6 +132,17 @@ shown "$logs/crates"
 unset 'beside[kernels]'
 timed "the tests on other kernels ended"
 shown "$logs/kernels"
+wait "${beside[unused]}" || status=$?
+unset 'beside[unused]'
+shown "$logs/unused"
+{
+    chrt --idle --pid 0 "$BASHPID"
+    random_status=0
+    tests --workspace "${random[@]}" || random_status=$?
+    timed "random input ended"
+    exit "$random_status"
+} >"$logs/random" &
+beside[random]=$!
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
 {
     alone_status=0
@@ -146,7 +155,7 @@ wait "${beside[random]}" || status=$?
 unset 'beside[random]'
 shown "$logs/random"
 
-cat "$logs"/{stories,crates,kernels,random,alone} >"$logs/all"
+cat "$logs"/{stories,crates,kernels,unused,random,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
 if [ "$built" != "$run" ]; then
     echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2
