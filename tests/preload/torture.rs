@@ -236,6 +236,7 @@ fn signal_handlers_on_small_stacks_have_room() {
             way.label,
             now.3
         );
+        assert_eq!((now.3.len(), plain.3.len()), (2, 2), "{}", way.label);
         for (now, plain) in now.3.iter().zip(&plain.3) {
             assert!(*now <= plain + 3072, "{}: {now} bytes, not {plain}", way.label);
         }
