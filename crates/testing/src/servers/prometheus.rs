@@ -1,5 +1,6 @@
 //! A `prometheus` that is sent series by remote write, and may send them on to another one.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,6 +13,10 @@ use crate::http::{ask, ask_with, free_port};
 const LABEL: usize = 1000;
 /// Series in one request.
 const SERIES: u64 = 500;
+/// The name of all series of the load.
+const LOAD: &str = "load";
+/// ... and of the one that shows that series are sent on.
+const BEGUN: &str = "begun";
 
 /// A running `prometheus`.
 #[derive(Debug)]
@@ -37,6 +42,7 @@ impl Prometheus {
         let port = free_port();
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, port, to), port, to, put: 0 };
         server.wait_until_ready();
+        server.wait_until_sending();
         server
     }
 
@@ -52,18 +58,22 @@ impl Prometheus {
         });
     }
 
+    /// It sends nothing on that is older than the begin of its sending, which may come after it is ready.
+    fn wait_until_sending(&mut self) {
+        let (Some(to), port) = (self.to, self.port) else { return };
+        self.daemon.wait_for("prometheus sends on what comes", || {
+            write(port, BEGUN, 0..1);
+            (count(to, BEGUN) == 1).then_some(())
+        });
+    }
+
     /// How many series of the load it has.
     ///
     /// # Panics
     ///
     /// Where it does not answer.
     pub fn series(&self) -> u64 {
-        let path = "/api/v1/query?query=count(last_over_time(load%5B1h%5D))";
-        let answer = ask(self.port, "GET", path, &[]).expect("prometheus runs");
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        // "value":[TIME,"COUNT"]; without a series there is no value.
-        let value = answer.body.split("\"value\":[").nth(1).and_then(|rest| rest.split('"').nth(1));
-        value.map_or(0, |count| count.parse().expect("a number"))
+        count(self.port, LOAD)
     }
 
     /// Waits until it has so many series of the load.
@@ -129,16 +139,8 @@ impl LoggedServer for Prometheus {
 
     fn put(&mut self, bytes: u64) -> u64 {
         let requests = bytes.div_ceil(SERIES * LABEL as u64);
-        let headers = [
-            ("Content-Type", "application/x-protobuf"),
-            ("Content-Encoding", "snappy"),
-            ("X-Prometheus-Remote-Write-Version", "0.1.0"),
-        ];
         for _ in 0..requests {
-            let body = snappy(&write_request(self.put..self.put + SERIES));
-            let answer =
-                ask_with(self.port, "POST", "/api/v1/write", &headers, &body).expect("prometheus runs");
-            assert_eq!(answer.status, 204, "{}", answer.body);
+            write(self.port, LOAD, self.put..self.put + SERIES);
             self.put += SERIES;
         }
         requests * SERIES * LABEL as u64
@@ -155,16 +157,38 @@ impl LoggedServer for Prometheus {
     }
 }
 
-/// A request of remote write, in protobuf: one sample of each of these series.
-fn write_request(series: std::ops::Range<u64>) -> Vec<u8> {
+/// How many series of a name the one at a port has.
+fn count(port: u16, name: &str) -> u64 {
+    let path = format!("/api/v1/query?query=count(last_over_time({name}%5B1h%5D))");
+    let answer = ask(port, "GET", &path, &[]).expect("prometheus runs");
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    // "value":[TIME,"COUNT"]; without a series there is no value.
+    let value = answer.body.split("\"value\":[").nth(1).and_then(|rest| rest.split('"').nth(1));
+    value.map_or(0, |count| count.parse().expect("a number"))
+}
+
+/// Sends one sample of each of these series to the one at a port.
+fn write(port: u16, name: &str, series: Range<u64>) {
+    let headers = [
+        ("Content-Type", "application/x-protobuf"),
+        ("Content-Encoding", "snappy"),
+        ("X-Prometheus-Remote-Write-Version", "0.1.0"),
+    ];
+    let body = snappy(&write_request(name, series));
+    let answer = ask_with(port, "POST", "/api/v1/write", &headers, &body).expect("prometheus runs");
+    assert_eq!(answer.status, 204, "{}", answer.body);
+}
+
+/// A request of remote write, in protobuf.
+fn write_request(name: &str, series: Range<u64>) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
     let now = u64::try_from(now).expect("before the year 500 million");
     let mut request = Vec::new();
     for number in series {
         let mut one = Vec::new();
-        for (name, value) in [("__name__", b"load".to_vec()), ("text", text(number, LABEL))] {
+        for (key, value) in [("__name__", name.as_bytes().to_vec()), ("text", text(number, LABEL))] {
             let mut label = Vec::new();
-            field(&mut label, 1, name.as_bytes());
+            field(&mut label, 1, key.as_bytes());
             field(&mut label, 2, &value);
             field(&mut one, 1, &label);
         }
