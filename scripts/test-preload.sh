@@ -19,6 +19,6 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-"$cargo" test --package pagekeeper --test preload --no-fail-fast -- archives:: calls:: torture:: programs:: \
+"$cargo" test --package pagekeeper --test preload --no-fail-fast -- archives:: calls:: report:: torture:: programs:: \
     --include-ignored --show-output 2>&1 | tee "$log" || status=$?
 scripts/count-tests.sh "$log" "$status"

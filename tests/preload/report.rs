@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -56,6 +57,8 @@ fn stayed(report: &Value) -> BTreeMap<String, (u64, String)> {
 
 /// Makes cold files: two large ones, and many small ones.
 fn make_files(here: &Path) {
+    /// The bytes of the largest, which many lines of the same test are given.
+    static LARGE: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = |count: u64, seed: u64| {
         let mut state = seed;
         let words = (0..count / 8).flat_map(|_| {
@@ -64,7 +67,7 @@ fn make_files(here: &Path) {
         });
         words.collect::<Vec<u8>>()
     };
-    std::fs::write(here.join("a"), bytes(40 * MIB, 1)).expect("write");
+    std::fs::write(here.join("a"), LARGE.get_or_init(|| bytes(40 * MIB, 1))).expect("write");
     std::fs::write(here.join("b"), bytes(5 * MIB, 2)).expect("write");
     std::fs::create_dir(here.join("tree")).expect("make a directory");
     for nth in 0..150 {
@@ -242,6 +245,16 @@ impl Drop for Busy {
 /// goes although it may be done before the helper has begun.
 #[test]
 fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
+    short_programs(10);
+}
+
+#[test]
+#[ignore = "minutes: make test-preload"]
+fn what_many_short_programs_read_by_unseen_calls_goes_every_time() {
+    short_programs(80);
+}
+
+fn short_programs(rounds: usize) {
     if !support::can_start("short programs beside busy loops", &["python3", "openssl", "sh"]) {
         return;
     }
@@ -254,7 +267,7 @@ fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
     std::fs::write(here.join("a"), vec![7; 40 << 20]).expect("write");
     let busy = Busy::start(4);
     let mut left = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..rounds {
         evict_all(here);
         let (_, outcome) = reported("openssl dgst -sha1 a", here, &config);
         assert_eq!(outcome.code, 0, "{outcome:?}");
