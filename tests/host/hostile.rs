@@ -2,7 +2,7 @@
 //! and neither the guard nor the doctor opens what is not a database's own.
 //!
 //! What is opened is known twice: every open of a decoy by inotify(7), and every successful call of the guard and the
-//! doctor by strace(1), in the first half; in the second half costs are measured. Half a minute, or as many seconds as
+//! doctor by strace(1), in the first half; in the second half costs are measured. Twenty seconds, or as many as
 //! `PAGEKEEPER_HOSTILE_SECONDS` says. `PAGEKEEPER_HOSTILE_PROGRAM` is a release build to be held to the limits of processor time
 //! as well; this one is hardly optimised, and shares the machine with other tests.
 //!
@@ -32,7 +32,7 @@ const SOON: Duration = Duration::from_secs(180);
 /// A release build, if one is given, and how long to soak.
 fn asked() -> (Option<PathBuf>, Duration) {
     let seconds = std::env::var("PAGEKEEPER_HOSTILE_SECONDS").ok();
-    let seconds = seconds.map_or(30, |text| text.parse().expect("PAGEKEEPER_HOSTILE_SECONDS: a number"));
+    let seconds = seconds.map_or(20, |text| text.parse().expect("PAGEKEEPER_HOSTILE_SECONDS: a number"));
     (std::env::var_os("PAGEKEEPER_HOSTILE_PROGRAM").map(PathBuf::from), Duration::from_secs(seconds))
 }
 
