@@ -127,11 +127,11 @@ docs: ## the book, into target/book, with all links checked; fetches mdbook if i
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
 	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release \
-		--manifest-path bench/Cargo.toml --target-dir "$(TARGET)" --features "$(BENCH_FEATURES)" -- $(ARGS)
+		--package pagekeeper-bench --features "$(BENCH_FEATURES)" -- $(ARGS)
 
 bench-speedtest1: build ## SQLite's own speedtest1 with pagekeeper's VFS and without; fetches Debian's source into the target directory (ARGS=--quick)
 	@scripts/build-speedtest1.sh "$(TARGET)/sqlite"
-	@$(CARGO) run --release --manifest-path bench/Cargo.toml --target-dir "$(TARGET)" --features "$(BENCH_FEATURES)" -- speedtest1 $(ARGS)
+	@$(CARGO) run --release --package pagekeeper-bench --features "$(BENCH_FEATURES)" -- speedtest1 $(ARGS)
 
 bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
 	@scripts/bench-setup.sh

@@ -9,8 +9,6 @@ if ! "$cargo" deny --version >/dev/null 2>&1; then
     echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2
     exit 1
 fi
-# The benchmarks and their peers are a workspace of their own. CHECKS is unquoted: a list of words.
-for workspace in . bench; do
-    # shellcheck disable=SC2086
-    "$cargo" deny --manifest-path "$workspace/Cargo.toml" check --config deny.toml ${CHECKS:-}
-done
+# CHECKS is unquoted: a list of words.
+# shellcheck disable=SC2086
+"$cargo" deny check --config deny.toml ${CHECKS:-}

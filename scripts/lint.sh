@@ -11,9 +11,6 @@ for component in fmt clippy; do
         exit 1
     fi
 done
-# Benchmarks are a workspace of their own, built into the same place.
-bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
-
 # Words that a reader of Linux or database code would have to look up: there is a plain one for each ("fix", "reported").
 if grep -rniE '(^|[^a-z])(m[e]nds?|m[e]nded|w[o]ods|t[o]ld)([^a-z]|$)' README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md Makefile \
     bench/README.md bench/src bench/tests crates deploy docs/src integrations fuzz/fuzz_targets scripts tests; then
@@ -22,9 +19,7 @@ if grep -rniE '(^|[^a-z])(m[e]nds?|m[e]nded|w[o]ods|t[o]ld)([^a-z]|$)' README.md
 fi
 
 "$cargo" fmt --all --check
-"$cargo" fmt --manifest-path bench/Cargo.toml --check
 "$cargo" clippy --workspace --all-targets -- -D warnings
-"$cargo" clippy "${bench[@]}" --all-targets -- -D warnings
 # The library that is preloaded, without the standard library.
 "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps

@@ -11,7 +11,7 @@ scripts/require-rust.sh
 dir=$(mktemp --directory "${TMPDIR:-/var/tmp}/pagekeeper-crates.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 
-unpublished=$(grep --files-with-matches '^publish = false' crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml |
+unpublished=$(grep --files-with-matches '^publish = false' bench/Cargo.toml crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml |
     xargs sed -n 's/^name = "\(.*\)"/\1/p')
 # What is tested is the tree as it is, committed or not. Tests that lie outside of the packages stay behind.
 rm -rf "$target/package"
@@ -97,6 +97,6 @@ if ! command -v rustup >/dev/null || ! rustup toolchain install --profile minima
     fi
     echo "skipped: compiling with Rust $oldest, which rustup can't install here" >&2
 else
-    cargo "+$oldest" check --quiet --workspace --locked --target-dir "$dir/oldest"
+    cargo "+$oldest" check --quiet --workspace --exclude pagekeeper-bench --locked --target-dir "$dir/oldest"
     echo "compiles with Rust $oldest"
 fi

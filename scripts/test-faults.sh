@@ -15,10 +15,9 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "A disk that fails has to be mounted: run this as root." >&2
     exit 1
 fi
-bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
-"$cargo" test "${bench[@]}" --test faults --no-run
+"$cargo" test --package pagekeeper-bench --test faults --no-run
 "$cargo" test --package pagekeeper --test commands --no-run
 
 export PAGEKEEPER_REQUIRE_ALL=1
-PAGEKEEPER_FAULT_CYCLES=${CYCLES:-500} unshare --mount "$cargo" test "${bench[@]}" --test faults -- --show-output --test-threads=2
+PAGEKEEPER_FAULT_CYCLES=${CYCLES:-500} unshare --mount "$cargo" test --package pagekeeper-bench --test faults -- --show-output --test-threads=2
 PAGEKEEPER_KILLS=100 "$cargo" test --package pagekeeper --test commands -- --show-output store_format

@@ -7,7 +7,7 @@ cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
 scripts/packages.sh "XFS on the slow disk: xfsprogs"
-"$cargo" build --release --manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}"
+"$cargo" build --release --package pagekeeper-bench
 "$cargo" test --package pagekeeper-store --test kill --no-run
 
 place=$(mktemp --directory)

@@ -36,23 +36,22 @@ scripts/lint.sh --without-unused
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
-# A minute of random input for each parser of what others write, two or so at a time.
-export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-60}
+# Half a minute of random input for each parser of what others write, two or so at a time.
+export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-30}
 
 # Stories of users wait for databases and disks, the crates' tests for the processor: they go side by side. What watches the whole
 # machine, or lowers its dirty limits (tests/host), goes after them, beside nothing that reads or writes files: it waits most of its
 # time, and random input takes what it leaves.
-stories=(--test commands --test databases --test docs --test preload)
+stories=(--test commands --test databases --test docs)
+preloaded=(--test preload)
 random=(--test random_input)
 alone=(--test host)
 crates=(--lib --bins)
-for test in {crates,integrations}/*/tests/{*.rs,*/main.rs}; do
+for test in {bench,crates/*,integrations/*}/tests/{*.rs,*/main.rs}; do
     [ -e "$test" ] || continue
     test=$(basename "${test%/main.rs}" .rs)
     [ "$test" = "${random[1]}" ] || crates+=(--test "$test")
 done
-# The benchmarks are a workspace of their own, built into the same place.
-bench=(--manifest-path bench/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}")
 
 logs=$(mktemp --directory)
 declare -A beside=()
@@ -99,9 +98,6 @@ status=0
     crates_status=0
     tests --workspace --exclude pagekeeper-guard "${crates[@]}" || crates_status=$?
     tests --workspace --doc || crates_status=$?
-    # Built here, where nothing waits for it; then it says what it has built.
-    tests "${bench[@]}" || crates_status=$?
-    "$cargo" test "${bench[@]}" --no-run >>"$logs/built" 2>&1 || crates_status=$?
     timed "the crates' tests ended"
     exit "$crates_status"
 } >"$logs/crates" &
@@ -123,7 +119,15 @@ else
     beside[kernels]=$!
 fi
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?
-timed "users' stories ended"
+timed "stories of commands and databases ended"
+# The guards that the stories start find the databases that the guard's own tests play, and serve them, too: beside none of them.
+guard_tests >"$logs/guard" &
+beside[guard]=$!
+tests --workspace "${preloaded[@]}" | tee "$logs/preloaded" | shown || status=$?
+timed "stories of programs under run ended"
+wait "${beside[guard]}" || status=$?
+unset 'beside[guard]'
+shown "$logs/guard"
 wait "${beside[crates]}" || status=$?
 unset 'beside[crates]'
 shown "$logs/crates"
@@ -142,19 +146,13 @@ shown "$logs/unused"
     exit "$random_status"
 } >"$logs/random" &
 beside[random]=$!
-# The guards that the stories start find the databases that the guard's own tests play, and serve them, too.
-{
-    alone_status=0
-    guard_tests || alone_status=$?
-    tests --workspace "${alone[@]}" || alone_status=$?
-    timed "what runs alone ended"
-    exit "$alone_status"
-} | tee "$logs/alone" | shown || status=$?
+tests --workspace "${alone[@]}" | tee "$logs/alone" | shown || status=$?
+timed "what runs alone ended"
 wait "${beside[random]}" || status=$?
 unset 'beside[random]'
 shown "$logs/random"
 
-cat "$logs"/{stories,crates,kernels,unused,random,alone} >"$logs/all"
+cat "$logs"/{stories,preloaded,guard,crates,kernels,unused,random,alone} >"$logs/all"
 built=$(grep --count '^ *Executable ' "$logs/built") run=$(grep --count '^ *Running ' "$logs/all")
 if [ "$built" != "$run" ]; then
     echo "$built test programs were built, but $run were run: scripts/test.sh does not know them all" >&2

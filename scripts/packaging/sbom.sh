@@ -15,7 +15,7 @@ if [ "$("$tools/bin/cargo-cyclonedx" cyclonedx --version 2>/dev/null)" != "cargo
 fi
 source=$(mktemp --directory)
 trap 'rm -rf "$source"' EXIT
-cp --recursive Cargo.toml Cargo.lock crates docs integrations tests "$source/"
+cp --recursive Cargo.toml Cargo.lock bench crates docs integrations tests "$source/"
 "$tools/bin/cargo-cyclonedx" cyclonedx --quiet --manifest-path "$source/crates/cli/Cargo.toml" --format json --spec-version 1.5 \
     --target "$1" --all --no-build-deps --override-filename sbom >&2
 cmp "$source/Cargo.lock" Cargo.lock >&2

@@ -152,7 +152,7 @@ pub(crate) fn note_missing(run: &mut Run) {
 
 /// Notes the version of a crate that was built in.
 pub(crate) fn note_version(run: &mut Run, name: &'static str) {
-    let version = version_in(include_str!("../../Cargo.lock"), name).unwrap_or("unknown");
+    let version = version_in(include_str!("../../../Cargo.lock"), name).unwrap_or("unknown");
     run.report.machine.versions.insert(name.to_owned(), version.to_owned());
 }
 
@@ -324,7 +324,7 @@ mod tests {
         let lock = "[[package]]\nname = \"moka\"\nversion = \"0.12.16\"\n\n[[package]]\nname = \"x\"\nversion = \"1\"\n";
         assert_eq!(version_in(lock, "moka"), Some("0.12.16"));
         assert_eq!(version_in(lock, "mok"), None);
-        assert!(version_in(include_str!("../../Cargo.lock"), "quick_cache").is_some());
+        assert!(version_in(include_str!("../../../Cargo.lock"), "quick_cache").is_some());
     }
 
     #[test]
