@@ -62,7 +62,8 @@ def main():
     columns = [column for column in columns if not column.startswith(mine)]
     column = mine + re.match(r"[0-9.]+", release).group(0)
     columns.append(column)
-    columns.sort(key=version)
+    # Those of one version by name, in whatever order their machines ended.
+    columns.sort(key=lambda column: (version(column), column))
     rows += [name for name in found if name not in rows]
     for name, what in found.items():
         table[column, name] = what
