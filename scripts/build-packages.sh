@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What is given to users, for x86-64 and aarch64, into target/packages: a Debian package, an rpm, a static program with its manuals, an
-# image of containers for both, what is linked in (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian
+# image of containers for both, the Helm chart, what is linked in (CycloneDX), and SHA256SUMS of all. ARGS or the arguments name architectures as Debian
 # does: amd64, arm64; without, both.
 #
 # All are made of one program for each processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same source gives the
@@ -53,11 +53,6 @@ for architecture in "$own" "${architectures[@]}"; do
     [ -e "$programs/$architecture" ] || scripts/packaging/build.sh "$(machine "$architecture")" "$programs/$architecture"
 done
 
-# Sorted, owned by root, as old as the source.
-packed() { # directory, name in it
-    tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --format=gnu --directory "$1" "$2" |
-        gzip --best --no-name
-}
 images=()
 for architecture in "${architectures[@]}"; do
     machine=$(machine "$architecture")
@@ -80,7 +75,7 @@ for architecture in "${architectures[@]}"; do
     sed --in-place "s|$built/$name/|/usr/local/|g" "$built/$name/lib/systemd/system/pagekeeper-guard.service" \
         "$built/$name/share/doc/pagekeeper/metrics.conf" "$built/$name"/share/doc/pagekeeper/run/*
     cp "$built/copyright" LICENSE-APACHE LICENSE-MIT "$built/$name/share/doc/pagekeeper/"
-    packed "$built" "$name" >"$packages/$name.tar.gz"
+    scripts/packaging/packed.sh "$built" "$name" >"$packages/$name.tar.gz"
 
     install -D --mode 755 "$programs/$architecture/pagekeeper-static" "$built/image/usr/bin/pagekeeper"
     install -D --mode 644 deploy/pagekeeper-guard.toml "$built/image/etc/pagekeeper/guard.toml"
@@ -88,6 +83,7 @@ for architecture in "${architectures[@]}"; do
     images+=("$architecture=$built/image")
 done
 scripts/packaging/image.py "$packages/pagekeeper-$PACKAGE_VERSION-image.tar" "$PACKAGE_VERSION" "${images[@]}"
-(cd "$packages" && sha256sum -- *.deb *.rpm *.tar.gz *.tar *.json >SHA256SUMS)
+scripts/packaging/packed.sh deploy/helm pagekeeper >"$packages/pagekeeper-chart-$PACKAGE_VERSION.tgz"
+(cd "$packages" && sha256sum -- *.deb *.rpm *.tar.gz *.tgz *.tar *.json >SHA256SUMS)
 rm -rf "$work"
 (cd "$packages" && du --apparent-size --human-readable -- *)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Helm chart: linted, rendered to the very objects of the manifest, and validated against the schemas of several versions of
+# The Helm chart, as it is packed for users: linted, rendered to the very objects of the manifest, and validated against the schemas of several versions of
 # Kubernetes, with each of its options. Helm comes by the Go module proxy, the schemas by PyPI (kubernetes-validate); both go into the target directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,9 +18,10 @@ if [ ! -x "$tools/python/bin/kubernetes-validate" ]; then
     "$tools/python/bin/pip" install --quiet kubernetes-validate==1.37.0
 fi
 
-chart=deploy/helm/pagekeeper
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
+chart=$work/pagekeeper.tgz
+SOURCE_DATE_EPOCH=0 scripts/packaging/packed.sh deploy/helm pagekeeper >"$chart"
 passed=0 failed=0
 check() {
     local name=$1
@@ -60,6 +61,12 @@ refused() {
 }
 
 check lint "$helm" lint --strict "$chart"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+shows() {
+    [ "$("$helm" show chart "$chart" | sed -n "s/^$1: \"*\([0-9.]*\)\"*$/\1/p")" = "$version" ]
+}
+check its_version_is_the_projects shows version
+check its_image_is_of_that_version shows appVersion
 render same --set namespace.create=true
 render plain
 render cgroup --set cgroup.mount=true --set-string config='[cgroup]

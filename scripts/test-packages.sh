@@ -16,8 +16,11 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 1
 fi
 scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
-scripts/packages.sh "images: umoci" "units: systemd"
+scripts/packages.sh "units: systemd"
+# What is installed here is this machine's own.
+own=$(dpkg --print-architecture) machine=$(uname --machine)
 architectures=("$@")
+[ $# -eq 0 ] || [[ " $* " == *" $own "* ]] || architectures=("$own" "$@")
 # Of both builds: a commit may come in between.
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 mkdir -p "$test"
@@ -35,7 +38,6 @@ fail() {
 
 # --- Built twice.
 packages=$target/packages
-own=$(dpkg --print-architecture) machine=$(uname --machine)
 scripts/build-packages.sh "${architectures[@]}"
 # The same programs in packages of a higher revision, to be upgraded to.
 mkdir -p "$test/programs/$own" "$test/higher"
@@ -67,7 +69,9 @@ scripts/packaging/test-formats.sh "$packages" "$machine" "$own"
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 clean=$test/debian-$codename.tar
 if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase --format=tar "$codename" "$test/debian.tar.new"; then
-    echo "SKIPPED: installing, upgrading and purging, as no clean Debian could be made by mmdebstrap --variant=minbase $codename"
+    why="no clean Debian could be made by mmdebstrap --variant=minbase $codename"
+    [ -z "${PAGEKEEPER_REQUIRE_ALL:-}" ] || fail "$why"
+    echo "SKIPPED: installing, upgrading and purging, as $why"
     exit 0
 fi
 [ -e "$clean" ] || mv "$test/debian.tar.new" "$clean"
@@ -109,7 +113,7 @@ there /usr/share/man/man5/pagekeeper.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
 there /usr/share/zsh/vendor-completions/_pagekeeper /usr/share/fish/vendor_completions.d/pagekeeper.fish \
-    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,doctor.schema.json,run/mariadb.conf}
+    /usr/share/doc/pagekeeper/{copyright,changelog.gz,changelog.Debian.gz,metrics.conf,doctor.schema.json,run/mariadb.conf,profiles/mariadb.toml}
 unit=$(inside dpkg --listfiles pagekeeper | grep '/systemd/system/pagekeeper-guard.service$') || fail "the package has no unit"
 grep --quiet '^ExecStart=/usr/bin/pagekeeper guard ' "$root$unit" || fail "the unit starts another program than the package's"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
@@ -162,7 +166,7 @@ echo "the Debian package: installed, upgraded, removed and purged in a clean Deb
 # --- The rpm. What it requires is not in Debian's root by rpm's books: that is compared by itself.
 rpm=$(compgen -G "$packages/*.$machine.rpm")
 newest=$(rpm --query --package --requires "$rpm" 2>/dev/null | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort --version-sort | tail -n 1)
-[ "$(printf '%s\n2.28\n' "$newest" | sort --version-sort | tail -n 1)" = 2.28 ] || fail "the rpm requires glibc $newest"
+[ -n "$newest" ] && [ "$(printf '%s\n2.28\n' "$newest" | sort --version-sort | tail -n 1)" = 2.28 ] || fail "the rpm requires glibc ${newest:-of no version}"
 rpms() {
     rpm --root "$root" --dbpath /var/lib/rpm "$@"
 }
@@ -184,4 +188,4 @@ rm -r "$root/etc/pagekeeper"
 files >"$test/after"
 diff "$test/before" "$test/after" || fail "erasing the rpm left the above (>) behind, or took it away (<)"
 echo "the rpm: installed, upgraded and erased; needs glibc $newest"
-echo "not seen: the packages' scripts beside a running systemd"
+echo "not seen: the packages' scripts beside a running systemd (the Debian package's: make test-cgroup-v2 ARGS=unit)"

@@ -43,7 +43,7 @@ dh_installchangelogs CHANGELOG.md
 dh_installsystemd --name=pagekeeper-guard --no-enable
 dh_lintian
 # Examples are to be copied as they are. (There is a manual called pagekeeper.toml.5.)
-dh_compress --exclude=.json --exclude=.yaml --exclude=.yml --exclude=guard.toml --exclude=.conf
+dh_compress --exclude=/profiles/ --exclude=.json --exclude=.yaml --exclude=.yml --exclude=guard.toml --exclude=.conf
 dh_fixperms
 dh_installdeb
 dh_gencontrol

@@ -17,7 +17,9 @@ import tarfile
 EPOCH = int(os.environ["SOURCE_DATE_EPOCH"])
 CREATED = datetime.datetime.fromtimestamp(EPOCH, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
+# What an image in a layout is called: its tag, and its whole name, which podman and containerd give to what they load.
 REF = "org.opencontainers.image.ref.name"
+NAME = "io.containerd.image.name"
 
 
 def entry(name, mode, kind=tarfile.REGTYPE, size=0):
@@ -103,11 +105,9 @@ def main():
     layout = Layout()
     manifests = [image(layout, *root.split("=", 1), version) for root in roots]
     index_type = "application/vnd.oci.image.index.v1+json"
-    # One name for all processors: who takes it gets that of the machine. And one for each, for tools that choose none themselves.
+    # One image for all processors: who takes it gets that of the machine. No other beside it, or podman would not know which to load.
     inner = {"schemaVersion": 2, "mediaType": index_type, "manifests": manifests}
-    named = [layout.add_json(inner, index_type, annotations={REF: version})]
-    for manifest in manifests:
-        named.append({**manifest, "annotations": {REF: f"{version}-{manifest['platform']['architecture']}"}})
+    named = [layout.add_json(inner, index_type, annotations={REF: version, NAME: f"localhost/pagekeeper:{version}"})]
     layout.files["index.json"] = encoded({"schemaVersion": 2, "mediaType": index_type, "manifests": named})
     layout.files["oci-layout"] = encoded({"imageLayoutVersion": "1.0.0"})
     with tarfile.open(out, mode="w", format=tarfile.PAX_FORMAT) as tar:

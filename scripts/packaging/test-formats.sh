@@ -104,25 +104,31 @@ TEXT
 done
 echo "the list of what is linked in is CycloneDX 1.5"
 
-# --- The image.
-mkdir "$test/image"
-tar --extract --file "$packages/pagekeeper-$version-image.tar" --directory "$test/image"
-for manifest in $(python3 -c 'import json, sys; print(*(m["annotations"]["org.opencontainers.image.ref.name"] for m in json.load(open(sys.argv[1]))["manifests"]))' \
-    "$test/image/index.json"); do
-    # That of all is for tools that choose by themselves.
-    [ "$manifest" != "$version" ] || continue
-    bundle=$test/bundle-$manifest
-    umoci unpack --image "$test/image:$manifest" "$bundle" >/dev/null 2>&1 || fail "umoci can't unpack $manifest"
-    case "$manifest:$(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" in
-        *-amd64:*X86-64 | *-arm64:AArch64) ;;
-        *) fail "the image $manifest is for $(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" ;;
+# --- The image: one name, of which each processor gets its own, also by the command of the manual; and what a pod starts is in it.
+image=$packages/pagekeeper-$version-image.tar
+scripts/packages.sh "images: skopeo podman umoci"
+for debian in $(cd "$packages" && compgen -G "pagekeeper_*.deb" | sed 's/.*_\(.*\)\.deb/\1/'); do
+    skopeo --override-arch "$debian" copy --quiet "oci-archive:$image:$version" "oci:$test/images:$debian" || fail "there is no image for $debian"
+    bundle=$test/bundle-$debian
+    umoci unpack --image "$test/images:$debian" "$bundle" >/dev/null 2>&1 || fail "umoci can't unpack the image for $debian"
+    case "$debian:$(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" in
+        amd64:*X86-64 | arm64:AArch64) ;;
+        *) fail "the image for $debian is for $(machine_of "$bundle/rootfs/usr/bin/pagekeeper")" ;;
     esac
     [ "$(cd "$bundle/rootfs" && find . -type f | sort | paste -sd ' ')" = \
-        "./etc/pagekeeper/guard.toml ./usr/bin/pagekeeper ./usr/share/doc/pagekeeper/copyright" ] || fail "the image $manifest has other files"
+        "./etc/pagekeeper/guard.toml ./usr/bin/pagekeeper ./usr/share/doc/pagekeeper/copyright" ] || fail "the image for $debian has other files"
 done
-rootfs=$test/bundle-$version-$architecture/rootfs
+loaded() {
+    podman --root "$test/podman" --runroot "$test/podman-run" --storage-driver vfs "$@"
+}
+loaded load --quiet --input "$image" >"$test/said" 2>&1 || fail "podman load: $(cat "$test/said")"
+loaded image exists "pagekeeper:$version" || fail "podman load gives it another name: $(cat "$test/said")"
+[ "$(loaded image inspect --format '{{.Architecture}}' "pagekeeper:$version")" = "$architecture" ] || fail "podman loads another processor's image"
+started=$(sed -n 's/^ *command: \["\(.*\)"\]$/\1/p' deploy/kubernetes-daemonset.yaml)
+[ "$(loaded image inspect --format '{{index .Config.Entrypoint 0}}' "pagekeeper:$version")" = "$started" ] || fail "a pod would start $started, which is not in the image"
+rootfs=$test/bundle-$architecture/rootfs
 [ -d "$rootfs" ] || fail "there is no image for this machine"
 read -ra command < <(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1]))["process"]["args"])' "${rootfs%/rootfs}/config.json")
 mkdir -p "$rootfs/proc"
 alone "$rootfs" "${command[@]}" --once --dry-run >"$test/said" 2>&1 || fail "the image does not run: $(cat "$test/said")"
-echo "the image: ${command[*]}, with no shell or library in it"
+echo "the image: ${command[*]}, with no shell or library in it; podman loads it by its name"
