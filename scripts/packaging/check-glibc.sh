@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # check-glibc.sh OLDEST FILE... — fails where a program or library needs a glibc that is newer than OLDEST, or a library that is none of
-# glibc's. Says what each needs.
+# glibc's. Says what each needs. Names that are no release's number count, too: GLIBC_ABI_DT_RELR came with 2.36, and GLIBC_PRIVATE is
+# for glibc itself.
 set -euo pipefail
 oldest=$1
 shift
 failed=0
 for file in "$@"; do
-    symbols=$(LC_ALL=C readelf --wide --version-info "$file" | grep -oE 'Name: GLIBC_[0-9.]+' | sed 's/.*_//' | sort --unique --version-sort)
+    names=$(LC_ALL=C readelf --wide --version-info "$file" | sed -n 's/.*Name: GLIBC_\([A-Za-z0-9_.]*\).*/\1/p')
+    unnumbered=$(grep '^[^0-9]' <<<"$names" || true)
+    if [ -n "$unnumbered" ]; then
+        echo "$file needs GLIBC_"$unnumbered", which no glibc $oldest promises" >&2
+        failed=1
+    fi
+    symbols=$(grep '^[0-9]' <<<"$names" | sort --unique --version-sort || true)
     newest=$(tail -n 1 <<<"$symbols")
     if [ "$(printf '%s\n' "$oldest" "$newest" | sort --version-sort | tail -n 1)" != "$oldest" ]; then
         echo "$file needs glibc $newest, and $oldest is to do:" >&2
