@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Checks the dependencies by deny.toml. CHECKS narrows it: CHECKS="licenses bans sources" does without a network.
+# Checks the dependencies by deny.toml, with cargo-deny, which is built into target/tools where it is missing. CHECKS narrows it: CHECKS="licenses bans sources" does without a network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
+tools=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/tools
+PATH=$PATH:$tools/bin
 if ! "$cargo" deny --version >/dev/null 2>&1; then
-    echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2
-    exit 1
+    "$cargo" install --quiet --locked --root "$tools" cargo-deny
 fi
 # CHECKS is unquoted: a list of words.
 # shellcheck disable=SC2086
