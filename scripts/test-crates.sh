@@ -11,13 +11,23 @@ scripts/require-rust.sh
 dir=$(mktemp --directory "${TMPDIR:-/var/tmp}/pagekeeper-crates.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 
-unpublished=$(grep --files-with-matches '^publish = false' bench/Cargo.toml crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml |
-    xargs sed -n 's/^name = "\(.*\)"/\1/p')
+manifests=$(ls bench/Cargo.toml crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml)
+unpublished=""
+for manifest in $manifests; do
+    name=$(sed -n '/^\[package\]/,/^$/s/^name = "\(.*\)"/\1/p' "$manifest")
+    if grep --quiet '^publish = false' "$manifest"; then
+        unpublished+=" $name"
+    elif [ "$name" != pagekeeper ] && ! grep --quiet '^\[package.metadata.docs.rs\]' "$manifest"; then
+        echo "$name: says nothing of how docs.rs is to build it" >&2
+        exit 1
+    fi
+done
 # What is tested is the tree as it is, committed or not. Tests that lie outside of the packages stay behind.
 rm -rf "$target/package"
-"$cargo" package --quiet --workspace --no-verify --allow-dirty --target-dir "$target" \
+# (Quiet, cargo would not say its warnings either.)
+"$cargo" package --workspace --no-verify --allow-dirty --target-dir "$target" \
     $(printf -- '--exclude %s ' $unpublished) 2>"$dir/messages" || { cat "$dir/messages" >&2; exit 1; }
-if grep -v '^warning: ignoring test `.*` as `../../tests/' "$dir/messages" >&2; then
+if grep '^warning: ' "$dir/messages" | grep -v '^warning: ignoring test `.*` as `../../tests/' >&2; then
     echo "The packages have the faults above." >&2
     exit 1
 fi
