@@ -63,7 +63,7 @@ def main():
     column = mine + re.match(r"[0-9.]+", release).group(0)
     columns.append(column)
     # Those of one version by name, in whatever order their machines ended.
-    columns.sort(key=lambda column: (version(column), column))
+    columns.sort(key=lambda column: (version(column), column.split("<br>")[0]))
     rows += [name for name in found if name not in rows]
     for name, what in found.items():
         table[column, name] = what
