@@ -63,7 +63,7 @@ fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
         figures.contains(" MiB in memory").then_some(())
     });
     assert!(
-        text.contains("\n  pagekeeper guard --dry-run") && text.ends_with("pagekeeper --help\n"),
+        text.contains("\nNext: pagekeeper guard --dry-run") && text.ends_with("pagekeeper --help\n"),
         "{text}"
     );
     // Its files are another user's, its name is not.
@@ -73,7 +73,7 @@ fn a_server_is_named_with_what_its_logs_hold_and_what_to_type_next() {
     let text = saying(&unseen, by_nobody, |text| {
         (text.contains(&unseen) && text.contains("without root")).then_some(())
     });
-    assert!(text.contains("\n  sudo pagekeeper guard --dry-run"), "{text}");
+    assert!(text.contains("\nNext: sudo pagekeeper guard --dry-run"), "{text}");
 }
 
 /// The program where others may start it.
@@ -90,7 +90,7 @@ fn without_a_database_or_without_sight_of_one_it_says_so() {
     }
     let known = "no database that it knows is running";
     let none = saying(known, || alone("", &[]), |text| text.contains(known).then_some(()));
-    assert!(none.contains("\n  pagekeeper demo ") && !none.contains("guard"), "{none}");
+    assert!(none.contains("\nNext: pagekeeper demo ") && !none.contains("guard"), "{none}");
     let scratch = support::scratch();
     let program = copied_program(scratch.path());
     let mut command = Command::new("unshare");

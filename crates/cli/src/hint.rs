@@ -268,34 +268,36 @@ impl Hint {
         if !self.is_complete {
             writeln!(f, "  not all processes could be looked at in a second")?;
         }
-        if let Some(memory) = &self.memory {
-            let (held, all) = (memory.cached.saturating_sub(memory.shmem), memory.total);
-            writeln!(f, "  the page cache holds {} of files, of {} of memory", Size(held), Size(all))?;
-        }
         Ok(())
     }
 }
 
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "pagekeeper releases what logs and backups leave in the page cache. On this host:")?;
+        f.write_str("pagekeeper releases what logs and backups leave in the page cache")?;
+        match &self.memory {
+            Some(memory) => {
+                let (held, all) = (memory.cached.saturating_sub(memory.shmem), memory.total);
+                writeln!(f, " (here {} of {} of memory).", Size(held), Size(all))?;
+            }
+            None => writeln!(f, ".")?,
+        }
         self.list(f)?;
-        let sudo = if self.is_root { "" } else { "sudo " };
-        let databases = [
-            ("pagekeeper guard --dry-run --duration 10s", "what would be released; does nothing"),
-            ("pagekeeper doctor", "what the page cache costs these databases, and the fix"),
-        ];
-        let none = [("pagekeeper demo", "half a minute with a small built-in engine")];
         let has_databases = self.found.as_ref().is_some_and(|found| !found.is_empty());
-        let next = if has_databases { &databases[..] } else { &none[..] };
-        let next = next.iter().map(|(line, what)| {
-            let sudo = if has_databases { sudo } else { "" };
-            (format!("{sudo}{line}"), *what)
-        });
-        let run = ("pagekeeper run -- COMMAND".to_owned(), "a backup or copy that evicts nothing of others");
-        writeln!(f, "Next:")?;
-        for (line, what) in next.chain([run]) {
-            writeln!(f, "  {line:<46} {what}")?;
+        let next = if has_databases {
+            [
+                ("pagekeeper guard --dry-run --duration 10s", "what would be released; does nothing"),
+                ("pagekeeper doctor", "what the page cache costs these databases, and the fix"),
+            ]
+        } else {
+            [
+                ("pagekeeper demo", "half a minute with a small built-in engine"),
+                ("pagekeeper run -- COMMAND", "a backup or copy that evicts nothing of others"),
+            ]
+        };
+        let sudo = if has_databases && !self.is_root { "sudo " } else { "" };
+        for (label, (line, what)) in ["Next:", ""].into_iter().zip(next) {
+            writeln!(f, "{label:<5} {:<46} {what}", format!("{sudo}{line}"))?;
         }
         writeln!(f, "All commands: pagekeeper --help")
     }
@@ -348,7 +350,13 @@ mod tests {
     #[test]
     fn names_of_others_steer_no_terminal() {
         let text = hint([counted(7, "/d/\x1b[2J\nNext: rm", 1)]).to_string();
-        assert!(!text.contains('\x1b') && text.lines().count() == 7, "{text}");
+        assert!(!text.contains('\x1b') && text.lines().count() == 5, "{text}");
+    }
+
+    #[test]
+    fn five_lines_do_for_one_database_and_for_none() {
+        let one = hint([counted(7, "/d", 1 << 20)]).to_string();
+        assert_eq!((one.lines().count(), hint([]).to_string().lines().count()), (5, 5), "{one}");
     }
 
     #[test]
@@ -356,7 +364,7 @@ mod tests {
         let none = hint([]);
         let text = none.to_string();
         assert!(text.contains("no database that it knows is running"), "{text}");
-        assert!(text.contains("\n  pagekeeper demo ") && !text.contains("guard"), "{text}");
+        assert!(text.contains("\nNext: pagekeeper demo ") && !text.contains("guard"), "{text}");
         // Kafka, and engines within other programs, are known by what they hold open alone.
         let text = Hint { is_root: false, ..none.clone() }.to_string();
         assert!(text.contains("no database was found") && text.contains("without root, and some"), "{text}");
@@ -378,7 +386,7 @@ mod tests {
         let heard = heard.heard(&news, Instant::now() + Duration::from_millis(10));
         let text = heard.to_string();
         assert!(text.contains("mariadb, process 9: not counted within a second"), "{text}");
-        assert!(text.contains("\n  sudo pagekeeper guard --dry-run"), "{text}");
+        assert!(text.contains("\nNext: sudo pagekeeper guard --dry-run"), "{text}");
         drop(send);
     }
 
