@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
+.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,7 +88,7 @@ install-sqlite: ## the same, into lib/pagekeeper (PREFIX=/usr/local, DESTDIR=)
 install-capi: ## the C library (PREFIX=/usr/local, DESTDIR=)
 	@scripts/build-capi.sh "$(DESTDIR)$(PREFIX)"
 
-packages: ## deb, rpm, static program, container image, SBOM, checksums, for x86-64 and aarch64, into target/packages (ARGS=amd64)
+packages: ## deb, rpm, static program, container image, Helm chart, SBOM, checksums, for x86-64 and aarch64, into target/packages (ARGS=amd64)
 	@scripts/build-packages.sh $(ARGS)
 
 test-packages: ## those built twice to the same bytes; deb and rpm installed, upgraded and purged in a clean Debian, the others run, as root
@@ -99,6 +99,9 @@ install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, 
 
 api: ## the lists of what the crates for engines offer, crates/*/api.txt (ARGS=--check compares)
 	@scripts/api.sh $(ARGS)
+
+semver: ## what those crates offer beside the last release, by cargo-semver-checks (ARGS=COMMIT)
+	@scripts/semver.sh $(ARGS)
 
 lint: ## rustfmt, clippy and rustdoc, warnings are errors
 	@scripts/require-rust.sh

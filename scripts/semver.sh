@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Compares what the crates for engines' authors offer with what the last release offered, by cargo-semver-checks, which is built into target/tools where
+# it is missing: a change that a program of somebody else's would not survive fails, unless the version says it.
+#
+# The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the commit in which that section came. An
+# argument names another commit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
+checks=0.51.0
+
+scripts/require-rust.sh
+version=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+baseline=${1:-}
+if [ -z "$baseline" ] && git rev-parse --quiet --verify "v$version^{commit}" >/dev/null; then
+    baseline=v$version
+fi
+if [ -z "$baseline" ]; then
+    baseline=$(git log --reverse --format=%H -S"## [$version]" -- CHANGELOG.md | head -n 1)
+fi
+if [ -z "$baseline" ]; then
+    echo "No commit is known for $version: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
+    exit 1
+fi
+PATH=$PATH:$target/tools/bin
+if ! command -v cargo-semver-checks >/dev/null; then
+    "$cargo" install --quiet --locked --root "$target/tools" "cargo-semver-checks@$checks"
+fi
+echo "compared with $version, $(git log -1 --format='%h of %cs' "$baseline")"
+packages=()
+for list in crates/*/api.txt; do
+    packages+=(--package "pagekeeper-$(basename "$(dirname "$list")")")
+done
+"$cargo" semver-checks check-release "${packages[@]}" --baseline-rev "$baseline"
