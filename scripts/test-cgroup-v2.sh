@@ -17,7 +17,7 @@ scripts/require-rust.sh
 scripts/packages.sh \
     "the virtual machines: qemu-system-x86 busybox-static kmod cpio e2fsprogs xz-utils" \
     "systemd in them: systemd dbus dbus-user-session libpam-systemd" \
-    "the servers in them: postgresql mariadb-server" \
+    "the servers in them: postgresql mariadb-server mariadb-backup" \
     "the container engine in them: podman crun" \
     "the package that is installed in them: debhelper dpkg-dev lintian binutils" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"

@@ -210,6 +210,27 @@ under_run() {
     systemctl restart mariadb.service || echo "mariadb does not start without it"
 }
 
+# The backup by its service and timer: complete, and out of the page cache.
+backed_up() {
+    mkdir -p /var/tmp/backups /var/backups
+    mount --bind /var/tmp/backups /var/backups
+    local backup=pagekeeper-mariabackup directory left
+    cp /usr/share/doc/pagekeeper/run/$backup.{service,timer} /etc/systemd/system/
+    systemctl daemon-reload
+    systemctl enable --quiet --now $backup.timer
+    [ -n "$(show NextElapseUSecRealtime $backup.timer)" ] || echo "its timer never comes"
+    systemctl start $backup.service || echo "it fails"
+    journalctl --quiet --output=cat --unit=$backup.service >/var/tmp/backup.log
+    grep --quiet 'completed OK!' /var/tmp/backup.log || echo "no backup: $(tail -n 5 /var/tmp/backup.log)"
+    directory=$(echo /var/backups/mariadb/*)
+    [ -s "$directory/ibdata1" ] || echo "there is nothing in $directory"
+    left=$(find "$directory" -type f -exec fincore --bytes --noheadings --output RES {} + | awk '{ sum += $1 } END { print sum + 0 }')
+    [ "$left" -lt $((2 << 20)) ] || echo "of the backup $left bytes stay: $(tail -n 5 /var/tmp/backup.log)"
+    systemctl disable --quiet --now $backup.timer
+    rm /etc/systemd/system/$backup.{service,timer}
+    systemctl daemon-reload
+}
+
 # A running service is another after an upgrade, and none after removal.
 upgraded() {
     systemctl start $unit
@@ -248,6 +269,7 @@ unit_stories() {
     unit_story with_metrics with_metrics
     unit_story with_cgroup with_cgroup
     unit_story mariadb_under_run under_run
+    unit_story backup_by_its_service backed_up
     unit_story upgraded_and_purged upgraded
     results
     ends
