@@ -78,6 +78,7 @@ for archive in "$packages"/*-static.tar.gz; do
         grep --quiet '"resident":8388608' "$test/said" || fail "$run stat does not see 8 MiB: $(cat "$test/said")"
         $run evict "$test/resident" >"$test/said" || fail "$run evict: $(cat "$test/said")"
         grep --quiet 'evicted 8 MiB of 8 MiB' "$test/said" || fail "$run evict says $(cat "$test/said")"
+        $run guard --once --dry-run >"$test/said" 2>&1 || fail "$run guard: $(cat "$test/said")"
     done
     echo "what was built for $other: runs under qemu, statically linked and not"
 done
@@ -89,8 +90,11 @@ if ! PYTHONPATH=$tools/cyclonedx python3 -c 'import cyclonedx.validation.json' 2
     python3 -m pip install --quiet --root-user-action ignore --target "$tools/cyclonedx" "$validator[json-validation]==11.*"
 fi
 for document in "$packages"/*.cdx.json; do
-    PYTHONPATH=$tools/cyclonedx python3 - "$document" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5"
+    machine_there=$(sed 's/.*-\(.*\)\.cdx\.json$/\1/' <<<"$document")
+    PYTHONPATH=$tools/cyclonedx:scripts/packaging python3 - "$document" "$machine_there-unknown-linux-gnu" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5, or not of what is linked in"
+import json
 import sys
+from linked import linked
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
@@ -99,10 +103,16 @@ with open(sys.argv[1], encoding="utf-8") as file:
 error = JsonStrictValidator(SchemaVersion.V1_5).validate_str(text)
 if error:
     sys.exit(str(error)[:2000])
-assert '"pkg:cargo/clap@' in text and '"pkg:cargo/pagekeeper@' in text
+# All that cargo itself links in, and nothing else but the project's own; procedural macros run where it is built.
+listed = {(part["name"], part["version"]) for part in json.loads(text)["components"]}
+others = {(package["name"], package["version"]) for package in linked(sys.argv[2])[1]}
+missing = others - listed
+beside = {one for one in listed - others if not one[0].startswith("pagekeeper")}
+if missing or beside:
+    sys.exit(f"missing: {sorted(missing)}; beside: {sorted(beside)}")
 TEXT
 done
-echo "the list of what is linked in is CycloneDX 1.5"
+echo "the list of what is linked in is CycloneDX 1.5, and names what cargo links in"
 
 # --- The image: one name, of which each processor gets its own, also by the command of the manual; and what a pod starts is in it.
 image=$packages/pagekeeper-$version-image.tar
