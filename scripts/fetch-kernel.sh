@@ -3,8 +3,8 @@
 #   scripts/fetch-kernel.sh SUITE FLAVOUR FOLDER
 # FLAVOUR is as in the name of the package that depends on the newest image, linux-image-FLAVOUR: amd64, arm64, arm64-16k or, of Ubuntu,
 # virtual. FOLDER comes to hold vmlinuz, release, package, machine (as `uname -m` says it) and modules/, with their list in the order of
-# loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, on Ubuntu that of this
-# machine's apt; Debian's is as scripts/own-apt.sh finds it.
+# loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, or on Ubuntu that
+# of this machine's apt, elsewhere Ubuntu's own; Debian's is as scripts/own-apt.sh finds it. All are held to their signatures.
 set -euo pipefail
 # Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
 OWN_APT_EXPIRED=1
@@ -18,19 +18,15 @@ ubuntu_mirror() {
         UBUNTU_MIRROR=$(apt-get indextargets --no-release-info --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
             awk '$1 == "main" { print $2; exit }')
     fi
-    if [ -z "${UBUNTU_MIRROR:-}" ]; then
-        echo "no mirror of Ubuntu is known here: UBUNTU_MIRROR=http://HOST/ubuntu in the environment names one" >&2
-        return 1
-    fi
-    echo "$UBUNTU_MIRROR"
+    echo "${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}"
 }
 
 # Debian has Ubuntu's keys in a package.
 fetch_ubuntu_keys() {
     [ ! -e "$ubuntu_keys" ] || return 0
     mkdir -p "$folder.keys"
-    own_apt "$folder.keys/apt" "$(debian_mirror) stable"
-    (cd "$folder.keys" && apt-get "${apt[@]}" --quiet=2 download ubuntu-keyring)
+    own_apt "$folder.keys/apt" "$(debian_mirror) stable" || return 1
+    (cd "$folder.keys" && apt-get "${apt[@]}" --quiet=2 download ubuntu-keyring) || return 1
     dpkg --extract "$folder.keys"/ubuntu-keyring_*.deb "$folder.keys"
     ubuntu_keys=$folder.keys$ubuntu_keys
 }
@@ -45,8 +41,7 @@ rm -rf "$lists" "$unpacked" "$folder.keys"
 case $flavour in
     virtual | generic*)
         mirror=$(ubuntu_mirror)
-        fetch_ubuntu_keys
-        OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"
+        { fetch_ubuntu_keys && OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"; } || [ -e "$folder/package" ]
         ;;
     *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" || [ -e "$folder/package" ] ;;
 esac
