@@ -22,6 +22,18 @@ if command -v mkfs.xfs >/dev/null; then
     fi
 fi
 
+# Of what tests that passed have printed it shows what they skipped on this kernel.
+unit_tests() { # a program of tests and its words
+    timeout 600 "$@" --color=never --show-output 2>&1 | sed --unbuffered --regexp-extended '
+        /^successes:$/,/^(failures:$|test result: )/ {
+            /^(failures:$|test result: )/b
+            s/^SKIPPED: /&on Linux '"$(uname -r)"': /
+            t
+            d
+        }'
+    return "${PIPESTATUS[0]}"
+}
+
 [ "$1" != small ] || UNIT_TESTS=""
 IFS=';' read -ra tests <<<"$UNIT_TESTS"
 for words in "${tests[@]}"; do
@@ -29,7 +41,7 @@ for words in "${tests[@]}"; do
     echo "unit tests: $(basename "${words[0]}") ${words[*]:1}"
     began=$SECONDS
     cd "$SOURCE/crates/cli" || ends
-    program "$(basename "${words[0]}")" timeout 600 "${words[@]}" --color=never
+    program "$(basename "${words[0]}")" unit_tests "${words[@]}"
     cd "$SOURCE" || ends
     echo "took $((SECONDS - began)) s"
 done
