@@ -314,8 +314,9 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     let least = least_without(group, wasted);
     let terms = kubernetes(
         format!("{} of log pages that nobody will read again count against the pod", Size(wasted)),
-        "a process with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER and the node's processes in sight (hostPID), 32 MiB and 0.01 of a core \
-         on each node; no byte of a database's files can change",
+        "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_BPF and CAP_PERFMON, the node's processes in \
+         sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit of 256Mi; no byte of a database's files \
+         can change",
         "helm uninstall pagekeeper --namespace pagekeeper",
     )
     .taken_back_by_command();
@@ -422,6 +423,39 @@ mod tests {
             found.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
         );
         assert!(found.pagekeeper.as_ref().unwrap().contains("240 MiB"));
+    }
+
+    #[test]
+    fn what_the_chart_takes_is_what_the_fix_says() {
+        let mut group = group(900 * MIB);
+        group.directory = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
+        let found = find_in(&snapshot(group), 240 * MIB);
+        let costs = &found[0].fixes[0].terms.risk.costs;
+        let chart = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/pagekeeper");
+        let read = |name: &str| std::fs::read_to_string(chart.join(name)).unwrap();
+        let after = |text: &str, key: &str| -> Vec<String> {
+            let values = text.lines().filter_map(|line| line.trim().strip_prefix(key));
+            values.map(|value| value.trim_matches(|c| "[]".contains(c)).to_owned()).collect()
+        };
+        let (pod, values) = (read("templates/daemonset.yaml"), read("values.yaml"));
+        let added = after(&pod, "add: ").concat();
+        let mut named: Vec<_> =
+            costs.split([' ', ',']).filter_map(|word| word.strip_prefix("CAP_")).collect();
+        let mut given: Vec<_> = added.split(", ").map(|name| name.trim_matches('"')).collect();
+        named.sort_unstable();
+        given.sort_unstable();
+        assert_eq!(named, given, "{costs}");
+        let (cpu, memory) = (after(&values, "cpu: "), after(&values, "memory: "));
+        let resources =
+            format!("a request of {} of a core and {}, a limit of {}", cpu[0], memory[0], memory[1]);
+        assert_eq!((cpu.len(), memory.len()), (1, 2));
+        assert!(costs.contains(&resources), "{costs}");
+        assert!(pod.contains("hostPID: true") && costs.contains("hostPID"), "{costs}");
+        assert!(pod.contains("runAsUser: 0") && costs.contains("uid 0"), "{costs}");
+        for profile in ["seccomp", "appArmor"] {
+            assert!(pod.contains(&format!("{profile}Profile:\n              type: Unconfined")), "{profile}");
+            assert!(costs.to_lowercase().contains(&profile.to_lowercase()), "{costs}");
+        }
     }
 
     #[test]
