@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# The guard beside servers that Debian does not have, or that take longer than `make test` may: jars of Kafka, Cassandra and OpenSearch
-# come from Maven Central into the target directory, a runtime for them, a client and ClickHouse from Debian.
+# The guard beside every server that has a profile: those of `make test`, and those that stable Debian does not have, or that take
+# longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. The doctor's advice on
+# servers of other versions is left to `make test-advice`, which fetches these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the servers and a client: default-jre-headless kcat clickhouse-server gcc libc6-dev libwiredtiger-dev util-linux-extra"
+scripts/packages.sh \
+    "the servers that Debian has: mariadb-server mariadb-client mariadb-plugin-rocksdb postgresql rocksdb-tools etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
+    "what runs or compiles the others: default-jre-headless gcc libc6-dev" \
+    "clients, load and measurement: kcat sysbench util-linux-extra chromium bindfs e2fsprogs"
 
-PAGEKEEPER_KAFKA=$(scripts/fetch-jars.sh kafka-4.1.1 org.apache.kafka:kafka_2.13:4.1.1)
-PAGEKEEPER_CASSANDRA=$(scripts/fetch-jars.sh cassandra-5.0.6 org.apache.cassandra:cassandra-all:5.0.6)
-PAGEKEEPER_OPENSEARCH=$(scripts/fetch-jars.sh opensearch-2.19.0 org.opensearch:opensearch:2.19.0 \
-    org.opensearch.plugin:transport-netty4-client:2.19.0 org.opensearch:opensearch-plugin-classloader:2.19.0 org.apache.logging.log4j:log4j-core:2.21.0)
-export PAGEKEEPER_KAFKA PAGEKEEPER_CASSANDRA PAGEKEEPER_OPENSEARCH
+fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch mysql)
+eval "$fetched"
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-"$cargo" test --package pagekeeper --test databases -- logged:: --ignored --show-output 2>&1 |
+"$cargo" test --package pagekeeper --test databases -- --include-ignored --show-output \
+    --skip advice::advice_is_accepted_and_taken_back_by_fetched_servers 2>&1 |
     tee "$log" || status=$?
 scripts/count-tests.sh "$log" "$status"

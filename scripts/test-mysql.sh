@@ -8,14 +8,12 @@ cargo=${CARGO:-cargo}
 scripts/require-rust.sh
 scripts/packages.sh "the load and its measurement: sysbench mariadb-client util-linux-extra"
 
-base=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/mysql
-root=$base/root
-
-[ -x "$root/usr/sbin/mysqld" ] || scripts/debian-unstable.sh "$root" mysql-server-core mysql-client-core
+fetched=$(scripts/fetch-servers.sh mysql)
+eval "$fetched"
+root=$PAGEKEEPER_MYSQL_ROOT
 linker=$(echo "$root"/usr/lib/*/ld-linux-*.so.*)
 "$linker" --library-path "$(dirname "$linker")" "$root/usr/sbin/mysqld" --version
 
-export PAGEKEEPER_MYSQL_ROOT=$root
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 fi

@@ -122,7 +122,12 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
     }
     if let Some((variable, jars, main)) = name.jars() {
         let Some(jars) = jars else {
-            bail!("{variable} names no directory of jars; `make test-databases` fetches them");
+            let server = name.to_possible_value().context("each server can be asked for")?;
+            bail!(
+                "{variable} names no directory of jars. This fetches them, and sets it:\n  \
+                 eval \"$(scripts/fetch-servers.sh {})\"",
+                server.get_name()
+            );
         };
         let names = std::fs::read_dir(&jars)?.flatten().map(|entry| entry.file_name());
         let names = names.filter_map(|name| name.into_string().ok());

@@ -1,6 +1,6 @@
 //! A node of `Cassandra`, with one table, and a client of its own protocol (version 4).
 //!
-//! Its jars are in the directory that `PAGEKEEPER_CASSANDRA` names, as `make test-databases` fetches them.
+//! Its jars are in the directory that `PAGEKEEPER_CASSANDRA` names, as `scripts/fetch-servers.sh` fetches them.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! A node of `OpenSearch`, with one index of one shard. Its client is its own gateway of JSON.
 //!
-//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` names, as `make test-databases` fetches them.
+//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` names, as `scripts/fetch-servers.sh` fetches them.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
