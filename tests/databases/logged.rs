@@ -269,6 +269,77 @@ fn old_segments_of_kafka_leave_the_page_cache() {
 }
 
 #[test]
+#[ignore = "make test-databases fetches Kafka"]
+fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
+    const PARTITIONS: u32 = 300;
+    const TOTAL: u64 = 64 * MIB;
+    if !can_run_jars("Kafka", &Kafka::PROGRAMS, Kafka::jars().as_ref()) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = Kafka::with_partitions(&scratch.path().join("kafka"), 8 << 30, PARTITIONS);
+    let read_while_putting = |server: &mut Kafka, bytes: u64| {
+        let io = format!("/proc/{}/io", server.pid());
+        let before = support::io_counter(Path::new(&io), "read_bytes");
+        server.put(bytes);
+        support::io_counter(Path::new(&io), "read_bytes") - before
+    };
+    server.put(300 * MIB);
+    let read_without = read_while_putting(&mut server, 300 * MIB);
+    // All but the windows that the writers are in, which are not released.
+    let bound = |server: &Kafka| {
+        let mut newest = std::collections::BTreeMap::new();
+        for log in server.logs() {
+            newest.insert(log.parent().expect("a partition").to_owned(), log);
+        }
+        assert_eq!(newest.len(), PARTITIONS as usize);
+        TOTAL + newest.values().map(|log| size_bytes(std::slice::from_ref(log)).min(2 * MIB)).sum::<u64>()
+    };
+    let resident = resident_bytes(&server.logs());
+    // Some machines page out what is idle.
+    assert!(resident >= 450 * MIB && resident > bound(&server), "only {resident} bytes are resident");
+
+    let config = scratch.path().join("guard.toml");
+    let rules = format!("[rules.kafka.messages]\nrule = \"budget\"\nbudget = \"16M\"\ntotal = \"{TOTAL}\"\n");
+    std::fs::write(&config, rules).expect("write");
+    let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
+    let config = config.to_str().expect("a path of this test's own");
+    let guard = Guard::spawn(&["--tick", "100ms", "--only", &only, "--config", config]);
+    let are_watched = |server: &Kafka| {
+        let segments = server.logs().len() as u64;
+        guard.wait_for("tick", SOON, |tick| tick["files"].as_u64() >= Some(segments));
+    };
+    let stays_within = |server: &Kafka| {
+        eventually("no more than the total stays", SOON, || {
+            (resident_bytes(&server.logs()) <= bound(server)).then_some(())
+        });
+    };
+    are_watched(&server);
+    stays_within(&server);
+    let read_with = read_while_putting(&mut server, 300 * MIB);
+    stays_within(&server);
+    println!("read without the guard {read_without} bytes, with it {read_with}");
+    assert!(read_with <= read_without + MIB, "{read_with} bytes were read, {read_without} without the guard");
+    // From the first message on, most of which is on the disk alone.
+    server.check_all();
+
+    server.kill_and_restart();
+    let pid = server.pid();
+    server.put(32 * MIB);
+    guard.wait_for("found", SOON, |event| event["pid"] == pid);
+    stays_within(&server);
+    server.check_all();
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let troubles = ["problem", "warning", "in_part", "refused"];
+    let troubles = ended.events.iter().filter(|event| troubles.iter().any(|name| event["event"] == *name));
+    assert_eq!(troubles.count(), 0, "{:#?}", ended.events);
+    let left_out = |event: &&serde_json::Value| event["left_out_files"].as_u64() > Some(0);
+    assert_eq!(ended.events.iter().filter(left_out).count(), 0);
+}
+
+#[test]
 fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     if !support::can_run("the guard beside RabbitMQ", &RabbitMq::PROGRAMS) {
         return;

@@ -1,7 +1,9 @@
-//! A broker of `Kafka`, which is its own controller, with one topic of one partition, `load`. Its client is Debian's `kcat`.
+//! A broker of `Kafka`, which is its own controller, with one topic, `load`, of one partition or of many. Its client is Debian's
+//! `kcat`.
 //!
-//! The broker's jars are in the directory that `PAGEKEEPER_KAFKA` names, as `make test-databases` fetches them.
+//! The broker's jars are in the directory that `PAGEKEEPER_KAFKA` names, as `scripts/fetch-servers.sh` fetches them.
 
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,8 +13,8 @@ use crate::http::free_port;
 
 /// Bytes of a message.
 const MESSAGE: usize = 100 << 10;
-/// Of a segment of the log.
-const SEGMENT: u64 = 16 << 20;
+/// Of a segment of the log, where there is one, and where there are many.
+const SEGMENTS: (u64, u64) = (16 << 20, 2 << 20);
 
 /// A running broker.
 #[derive(Debug)]
@@ -20,6 +22,7 @@ pub struct Kafka {
     home: PathBuf,
     daemon: Daemon,
     ports: (u16, u16),
+    partitions: u32,
     /// How many messages were put and acknowledged.
     put: u64,
 }
@@ -39,6 +42,16 @@ impl Kafka {
     ///
     /// Where it does not start.
     pub fn start(home: &Path, kept: u64) -> Self {
+        Self::with_partitions(home, kept, 1)
+    }
+
+    /// As [`Self::start`], with a topic of so many partitions; what is kept is of each.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn with_partitions(home: &Path, kept: u64, partitions: u32) -> Self {
+        let segment = if partitions == 1 { SEGMENTS.0 } else { SEGMENTS.1 };
         let ports = (free_port(), free_port());
         let data = home.join("data");
         std::fs::create_dir_all(&data).expect("make a directory for a broker");
@@ -49,8 +62,8 @@ impl Kafka {
              advertised.listeners=PLAINTEXT://127.0.0.1:{client}\n\
              controller.listener.names=CONTROLLER\n\
              listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
-             log.dirs={data}\nnum.partitions=1\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n\
-             log.segment.bytes={SEGMENT}\nlog.retention.bytes={kept}\nlog.retention.check.interval.ms=1000\n\
+             log.dirs={data}\nnum.partitions={partitions}\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n\
+             log.segment.bytes={segment}\nlog.retention.bytes={kept}\nlog.retention.check.interval.ms=1000\n\
              log.segment.delete.delay.ms=1000\n",
             client = ports.0,
             controller = ports.1,
@@ -64,19 +77,20 @@ impl Kafka {
             .output()
             .expect("start java");
         assert!(said.status.success(), "{said:?}");
-        let mut server = Self { home: home.to_owned(), daemon: daemon(home), ports, put: 0 };
+        let mut server = Self { home: home.to_owned(), daemon: daemon(home), ports, partitions, put: 0 };
         server.wait_until_ready();
         server
     }
 
     fn wait_until_ready(&mut self) {
         let ports = self.ports;
+        let all = format!("with {} partitions", self.partitions);
         self.daemon.wait_for("the broker answers", || {
             let said =
                 kcat(ports).args(["-L", "-t", "load", "-m", "2"]).stderr(Stdio::null()).output().ok()?;
             // The first question makes the topic, or a partition has yet to find its leader.
             let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            (said.contains("with 1 partitions") && !said.contains("not available")).then_some(())
+            (said.contains(&all) && !said.contains("not available")).then_some(())
         });
     }
 
@@ -85,7 +99,7 @@ impl Kafka {
         self.put
     }
 
-    /// Reads what such a reader has to say.
+    /// Reads what such a reader has to say: each message once, and those of a partition in the order in which they were put.
     ///
     /// # Panics
     ///
@@ -93,11 +107,20 @@ impl Kafka {
     pub fn check(reader: &mut Child, messages: u64) {
         let mut said = BufReader::new(reader.stdout.take().expect("piped"));
         let mut line = Vec::new();
-        for number in 0..messages {
+        // By partition: the next that may come.
+        let mut next: HashMap<u64, u64> = HashMap::new();
+        let mut seen: HashSet<u64> = HashSet::new();
+        for _ in 0..messages {
             line.clear();
             said.read_until(b'\n', &mut line).expect("kcat goes on");
-            let message = line.strip_suffix(b"\n").unwrap_or(&line);
-            assert!(message == text(number, MESSAGE), "message {number} is not as it was put");
+            let mut parts = line.strip_suffix(b"\n").unwrap_or(&line).splitn(3, |byte| *byte == b' ');
+            let mut figure = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
+            let (partition, number) = figure().zip(figure()).expect("a partition, and a number as the key");
+            assert!(parts.next() == Some(&text(number, MESSAGE)), "message {number} is not as it was put");
+            let next = next.entry(partition).or_default();
+            assert!(number >= *next, "message {number} of partition {partition} came before {next}");
+            *next = number + 1;
+            assert!(number < messages && seen.insert(number), "message {number} was not awaited");
         }
         assert!(reader.wait().expect("wait for kcat").success());
     }
@@ -109,7 +132,18 @@ impl Kafka {
     /// Where kcat does not start.
     pub fn reader(&self, messages: u64) -> Child {
         kcat(self.ports)
-            .args(["-C", "-t", "load", "-p", "0", "-o", "beginning", "-q", "-c", &messages.to_string()])
+            .args([
+                "-C",
+                "-t",
+                "load",
+                "-o",
+                "beginning",
+                "-q",
+                "-c",
+                &messages.to_string(),
+                "-f",
+                "%p %k %s\\n",
+            ])
             .stdout(Stdio::piped())
             .spawn()
             .expect("start kcat")
@@ -142,7 +176,11 @@ impl LoggedServer for Kafka {
     }
 
     fn logs(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data/load-0"), |path| path.extension().is_some_and(|end| end == "log"))
+        // Only those of the topic: the controller's log is beside them.
+        let data = self.home.join("data");
+        let is_segment = |path: &Path| path.extension().is_some_and(|end| end == "log");
+        let partitions = (0..self.partitions).map(|number| data.join(format!("load-{number}")));
+        partitions.flat_map(|partition| files_below(&partition, is_segment)).collect()
     }
 
     fn others(&self) -> Vec<PathBuf> {
@@ -155,13 +193,25 @@ impl LoggedServer for Kafka {
     fn put(&mut self, bytes: u64) -> u64 {
         let messages = bytes.div_ceil(MESSAGE as u64);
         let mut client = kcat(self.ports)
-            .args(["-P", "-t", "load", "-p", "0", "-X", "acks=all"])
+            // The key, which chooses the partition, is the number. No more than this waits in the client's memory.
+            .args([
+                "-P",
+                "-t",
+                "load",
+                "-K",
+                " ",
+                "-X",
+                "acks=all",
+                "-X",
+                "queue.buffering.max.kbytes=262144",
+            ])
             .stdin(Stdio::piped())
             .spawn()
             .expect("start kcat");
         let mut to = client.stdin.take().expect("piped");
         for number in self.put..self.put + messages {
-            let mut line = text(number, MESSAGE);
+            let mut line = format!("{number} ").into_bytes();
+            line.extend(text(number, MESSAGE));
             line.push(b'\n');
             to.write_all(&line).expect("kcat goes on");
         }
