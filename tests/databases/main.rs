@@ -11,6 +11,7 @@ mod discovery;
 mod guard_life;
 mod hint;
 mod logged;
+mod many_directories;
 mod mariadb;
 mod metrics;
 mod mysql;
