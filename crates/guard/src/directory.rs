@@ -472,7 +472,7 @@ impl Directory {
         let mut grown = BTreeSet::new();
         let held = self.logs_held(fd, &found);
         for file in found {
-            if self.is_its_own(&file) || held.contains(&file.log()) {
+            if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
                 grown.insert(self.add(file, ids));
             } else {
                 self.refused = true;

@@ -176,6 +176,8 @@ pub(crate) struct NewFile {
     pub(crate) inode: Inode,
     /// Its owner.
     pub(crate) user: u32,
+    /// Whether it has other names, too: hard links.
+    pub(crate) linked: bool,
     /// Time of birth, in nanoseconds of the epoch, where the file system records it.
     pub(crate) born: Option<i128>,
     /// Time of the last change, in nanoseconds of the epoch.
@@ -253,6 +255,7 @@ impl Inspection<'_> {
             number: matched.number,
             inode,
             user: stat.stx_uid,
+            linked: stat.stx_nlink > 1,
             born: ownership::born(&stat),
             changed: ownership::nanoseconds(stat.stx_mtime),
             size: stat.stx_size,

@@ -4,7 +4,8 @@
 //! guard act on files of others. Therefore a file counts as a database's only if
 //! 1. its owner is the one user that the database's process is, or that process is root's, or
 //! 2. the process has that very file open for writing, or
-//! 3. it has a file of the same log open for writing, in a directory that is not open to all for writing.
+//! 3. it has a file of the same log open for writing, in a directory that is not open to all for writing, and the file has no other
+//!    name, by which it may be another's: whoever has `fs.protected_hardlinks=0` can link to any file of its file system.
 //!
 //! Directories that the operator named are the operator's word: all files in them count. What lies below such a one was put
 //! there by whoever owns it: only files of the first owner on the way down who is not root count there.

@@ -35,6 +35,8 @@ mod selection_tests;
 mod serve;
 mod silence;
 #[cfg(test)]
+mod stranger_tests;
+#[cfg(test)]
 mod tests;
 mod turns;
 mod watched;
