@@ -1,5 +1,6 @@
 //! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere,
-//! configurations are accepted, messages that are explained are in the code, and tests that hold promises are there.
+//! configurations are accepted, messages that are explained are in the code, tests that hold promises are there, and what stands in
+//! more places than one is the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
 //! needs root, `>` goes on with a here-document. Lines of output are compared but for figures; `…` stands for anything, and on a line of
@@ -16,6 +17,7 @@ mod links;
 mod messages;
 mod parsed;
 mod promises;
+mod said_alike;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
