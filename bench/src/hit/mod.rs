@@ -292,7 +292,7 @@ fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
     let ratios: &[(&'static str, Option<&str>)] = match (hot, load.len, threads) {
         (false, 500, 1) => &[("hit_500B_1T_vs_best_peer", best)],
         (false, 500, 2) => &[("hit_500B_2T_vs_pread", Some(PREAD)), ("hit_500B_2T_vs_limit", Some(LIMIT))],
-        (false, 500, 32) => &[("hit_500B_32T_vs_best_peer", best)],
+        (false, 500, 32) => &[("hit_500B_32T_vs_best_peer", best), ("hit_500B_32T_vs_limit", Some(LIMIT))],
         (false, PAGE, 1) => &[("hit_4K_1T_vs_limit", Some(LIMIT))],
         (true, _, 2) => &[("hit_hot_2T_vs_pread", Some(PREAD))],
         _ => &[],
