@@ -330,7 +330,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Scan(options) => bench("scan", &options, scan::run),
         Bench::Release(options) => bench("release", &options, release::run),
         Bench::Warm(options) => bench("warm", &options, warm::run),
-        Bench::Guard { server: None, options } => bench("guard", &options, guard::run),
+        Bench::Guard { server: None, options } => {
+            bench("guard", &options, |run| guard::run(run, options.rounds))
+        }
         Bench::Guard { server: Some(server), options } => {
             bench("guard", &options, |run| guard::other::run(run, server))
         }

@@ -3,8 +3,10 @@
 //!
 //! Before each window without the guard the log files are read back in, as they would be on a server that never had
 //! one; the guard's window begins from there, so its first release is in its account. The guard watches this server
-//! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end.
+//! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end; commits are timed by a
+//! [client of its own](commits).
 
+mod commits;
 mod least;
 mod many;
 pub(crate) mod other;
@@ -22,6 +24,7 @@ use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
 use crate::scratch::Stop;
+use commits::{Commits, Latencies};
 use least::Least;
 use server::{HELPERS, Load, Server};
 use watcher::Watcher;
@@ -45,8 +48,14 @@ struct Lengths {
     window: Duration,
 }
 
-/// Runs it.
-pub(crate) fn run(run: &mut Run) -> Result<()> {
+/// Pairs of a quick run, unless it is said.
+const QUICK_ROUNDS: u16 = 3;
+
+/// Runs it; `rounds` is what the command line asks for.
+pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
+    if run.quick {
+        run.rounds = usize::from(rounds.unwrap_or(QUICK_ROUNDS));
+    }
     let lengths = if run.quick {
         Lengths {
             history: Duration::from_secs(2),
@@ -77,6 +86,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 #[derive(Debug, Default)]
 struct Seen {
     resident_mib: Vec<f64>,
+    commits: Vec<Latencies>,
     cpu_percent: Vec<f64>,
     /// In what is counted of a window, so without its start and the first release.
     settled_percent: Vec<f64>,
@@ -87,6 +97,7 @@ fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
     run.say("a MariaDB server")?;
     let server = Server::start(mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
+    server.prepare_committer()?;
     let load = RefCell::new(server.load()?);
     run.say("logs to begin with")?;
     run.stop.sleep(lengths.history)?;
@@ -108,17 +119,18 @@ fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
         Subject::new(WITHOUT, || {
             server.purge(KEPT_BINLOGS)?;
             read_logs(&server)?;
-            let queries = count(&server, &mut load.borrow_mut(), &stop, lengths)?;
-            alone.borrow_mut().resident_mib.push(resident_mib(&server)?);
+            stop.sleep(lengths.settle)?;
+            let mut alone = alone.borrow_mut();
+            let queries = count(&server, &mut load.borrow_mut(), &stop, lengths, &mut alone)?;
+            alone.resident_mib.push(resident_mib(&server)?);
             Ok(queries)
         }),
         Subject::new(LEAST, || {
             least_window(&server, &mut load.borrow_mut(), &stop, lengths, &mut least.borrow_mut())
         }),
     ];
-    let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
     // The load has run for a while: no round is needed that does not count.
-    let plan = Plan { rounds, until: None, warm_up: false };
+    let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
     let queries = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
     drop(subjects);
     report(run, &queries, guarded.into_inner(), alone.into_inner(), least.into_inner());
@@ -168,23 +180,20 @@ fn watched_window(
 ) -> Result<f64> {
     stop.sleep(lengths.settle)?;
     let (before, began) = (used()?, Instant::now());
-    let queries = count_settled(server, load, stop, lengths)?;
+    let queries = count(server, load, stop, lengths, seen)?;
     seen.settled_percent.push((used()? - before) / began.elapsed().as_secs_f64() * 100.0);
     seen.resident_mib.push(resident_mib(server)?);
     Ok(queries)
 }
 
-/// Queries per second in a window.
-fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths) -> Result<f64> {
-    stop.sleep(lengths.settle)?;
-    count_settled(server, load, stop, lengths)
-}
-
-fn count_settled(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths) -> Result<f64> {
+/// Queries per second in a window, and how long commits took in it.
+fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths, seen: &mut Seen) -> Result<f64> {
+    let commits = Commits::start(server.committer(), lengths.window)?;
     let (first, began) = server.questions()?;
     stop.sleep(lengths.window)?;
     let (last, ended) = server.questions()?;
     load.check()?;
+    seen.commits.push(commits.wait()?);
     Ok((last - first) / (ended - began).as_secs_f64())
 }
 
@@ -209,7 +218,9 @@ fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen, least:
     let within = queries[0].values.iter().zip(&queries[1].values).map(|(with, without)| with / without);
     let within = Samples { subject: "with against without, each pair", values: within.collect() };
     report.add_case("queries of sysbench oltp_read_write", Unit::Ratio, &[within]);
+    report_commits(run, [&guarded, &alone, &least]);
 
+    let report = &mut run.report;
     let gone: Vec<f64> = guarded
         .resident_mib
         .iter()
@@ -241,6 +252,29 @@ fn report(run: &mut Run, queries: &[Samples], guarded: Seen, alone: Seen, least:
     report.add_ratio("guard_cpu_vs_least", Unit::PercentOfCore, &cpu, SETTLED, LEAST);
     let memory = [Samples { subject: "the guard itself", values: guarded.memory_mib }];
     report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
+}
+
+/// A figure of a window's commits: what it is called, its ratio, and how to have it.
+type CommitFigure = (&'static str, &'static str, fn(&Latencies) -> f64);
+
+fn report_commits(run: &mut Run, seen: [&Seen; 3]) {
+    let figures: [CommitFigure; 3] = [
+        ("median", "guard_commit_median", |commits| commits.median),
+        ("p99", "guard_commit_p99", |commits| commits.p99),
+        ("longest of a window", "guard_commit_longest", |commits| commits.longest),
+    ];
+    for (name, ratio, of) in figures {
+        let subjects = [WITH, WITHOUT, LEAST].into_iter().zip(seen);
+        let samples: Vec<Samples> = subjects
+            .map(|(subject, seen)| Samples { subject, values: seen.commits.iter().map(of).collect() })
+            .collect();
+        run.report.add_case(
+            &format!("commits of one row by a client beside the load: {name}"),
+            Unit::Microseconds,
+            &samples,
+        );
+        run.report.add_ratio(ratio, Unit::Microseconds, &samples, WITH, WITHOUT);
+    }
 }
 
 /// Which share of `without` is gone.

@@ -25,6 +25,19 @@ const REDO_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
 pub(super) const BINLOG_BYTES: u64 = 16 * MIB;
 
+/// Who asks: in which database, of how many tables, in how many threads.
+#[derive(Debug, Clone, Copy)]
+struct Client {
+    database: &'static str,
+    tables: u32,
+    threads: u32,
+}
+
+/// The load.
+const LOAD: Client = Client { database: "load", tables: 4, threads: 8 };
+/// Whose commits are timed one by one. Nobody else locks a row of its table.
+const COMMITTER: Client = Client { database: "commits", tables: 1, threads: 1 };
+
 /// A running server.
 pub(crate) struct Server {
     home: PathBuf,
@@ -127,19 +140,35 @@ impl Server {
         Ok(())
     }
 
-    fn sysbench(&self) -> Command {
+    fn sysbench(&self, script: &str, client: Client) -> Command {
         let mut command = with_parent("sysbench");
-        command.args(["oltp_read_write", "--mysql-user=root", "--mysql-db=load", "--db-ps-mode=disable"]);
-        command.args(["--rand-type=uniform", "--tables=4", "--table-size=10000", "--threads=8"]);
+        command.args([script, "--mysql-user=root", "--db-ps-mode=disable"]);
+        command.args(["--rand-type=uniform", "--table-size=10000"]);
+        command.arg(format!("--mysql-db={}", client.database));
+        command.arg(format!("--tables={}", client.tables)).arg(format!("--threads={}", client.threads));
         command.arg(format!("--mysql-socket={}", self.socket().display()));
         command
     }
 
-    /// Makes and fills the tables.
-    pub(crate) fn prepare(&self) -> Result<()> {
-        self.query("CREATE DATABASE `load`")?;
-        run_process(self.sysbench().arg("prepare"))?;
+    fn make_tables(&self, client: Client) -> Result<()> {
+        self.query(&format!("CREATE DATABASE `{}`", client.database))?;
+        run_process(self.sysbench("oltp_read_write", client).arg("prepare"))?;
         Ok(())
+    }
+
+    /// Makes and fills the tables of the load.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        self.make_tables(LOAD)
+    }
+
+    /// Makes and fills the table of [`Self::committer`].
+    pub(super) fn prepare_committer(&self) -> Result<()> {
+        self.make_tables(COMMITTER)
+    }
+
+    /// sysbench as a client that changes one row at a time, each in a transaction of its own.
+    pub(super) fn committer(&self) -> Command {
+        self.sysbench("oltp_update_non_index", COMMITTER)
     }
 
     /// Makes a table of which a dump has some `bytes` bytes, in a database of its own; its file. No binlog has it.
@@ -164,7 +193,7 @@ impl Server {
     /// Starts `oltp_read_write` with more writes in each transaction than by default.
     pub(crate) fn load(&self) -> Result<Load> {
         let child = self
-            .sysbench()
+            .sysbench("oltp_read_write", LOAD)
             .args(["--time=0", "--range-selects=off", "--point-selects=2"])
             .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])
             .arg("run")
