@@ -76,6 +76,9 @@ enum Bench {
         /// Another server, whose logs' residency, reads and rate are compared
         #[arg(long, value_enum, value_name = "NAME")]
         server: Option<guard::other::Name>,
+        /// Instead: what it costs beside 10,000 log files, in one directory and in 2,000
+        #[arg(long, conflicts_with = "server")]
+        many: bool,
         #[command(flatten)]
         options: Options,
     },
@@ -189,6 +192,9 @@ enum Bench {
     /// Changes pages of a store until it is killed
     #[command(hide = true)]
     RecoveryChild(recovery::ChildArguments),
+    /// Writes log files in many directories until it is killed
+    #[command(hide = true)]
+    GuardWriter(guard::WriterArguments),
     /// Opens something once, or makes what is to be opened
     #[command(hide = true)]
     OpeningChild(recovery::OpeningArguments),
@@ -330,10 +336,14 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Scan(options) => bench("scan", &options, scan::run),
         Bench::Release(options) => bench("release", &options, release::run),
         Bench::Warm(options) => bench("warm", &options, warm::run),
-        Bench::Guard { server: None, options } => {
+        Bench::Guard { many: true, options, .. } => bench("guard", &options, |run| {
+            run.report.command.push_str(" --many");
+            guard::run_many(run)
+        }),
+        Bench::Guard { server: None, options, .. } => {
             bench("guard", &options, |run| guard::run(run, options.rounds))
         }
-        Bench::Guard { server: Some(server), options } => {
+        Bench::Guard { server: Some(server), options, .. } => {
             bench("guard", &options, |run| guard::other::run(run, server))
         }
         Bench::Hit(options) => bench("hit", &options, hit::run),
@@ -369,6 +379,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Recovery { xfs, options } => bench("recovery", &options, |run| recovery::run(run, xfs)),
         Bench::RecoveryChild(arguments) => recovery::be_killed(&arguments),
         Bench::OpeningChild(arguments) => recovery::open_once(&arguments),
+        Bench::GuardWriter(arguments) => guard::write_logs(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
         Bench::ScanLimit { path } => scan_limit::scan_limit(&path),

@@ -7,6 +7,7 @@
 //! [client of its own](commits).
 
 mod commits;
+mod directories;
 mod least;
 mod many;
 pub(crate) mod other;
@@ -25,6 +26,7 @@ use crate::report::Unit;
 use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
 use crate::scratch::Stop;
 use commits::{Commits, Latencies};
+pub(crate) use directories::{Arguments as WriterArguments, write_logs};
 use least::Least;
 use server::{HELPERS, Load, Server};
 use watcher::Watcher;
@@ -50,6 +52,12 @@ struct Lengths {
 
 /// Pairs of a quick run, unless it is said.
 const QUICK_ROUNDS: u16 = 3;
+
+/// The cases of very many log files alone: they need no `MariaDB`.
+pub(crate) fn run_many(run: &mut Run) -> Result<()> {
+    many::run(run)?;
+    directories::run(run)
+}
 
 /// Runs it; `rounds` is what the command line asks for.
 pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
@@ -79,7 +87,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
     };
     windows(run, &mariadbd, lengths)?;
-    many::run(run)
+    if run.quick { many::run(run) } else { run_many(run) }
 }
 
 /// What the windows of one kind came to, beside their queries.

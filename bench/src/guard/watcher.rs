@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,7 +16,17 @@ use crate::peers::Program;
 /// A running guard.
 pub(super) struct Watcher {
     child: Child,
+    seen: Arc<Mutex<Option<Watched>>>,
     lines: std::thread::JoinHandle<std::io::Result<Option<Value>>>,
+}
+
+/// Which log files a guard watches, by its last tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Watched {
+    /// So many.
+    pub(super) files: u64,
+    /// And so many it leaves out.
+    pub(super) left_out: u64,
 }
 
 /// What a guard used, by its own account.
@@ -40,14 +51,21 @@ impl Watcher {
         let mut stdout = BufReader::new(child.stdout.take().context("it has no output")?);
         let found = wait_for_found(&mut stdout);
         // Its pipe must not fill.
-        let lines = std::thread::spawn(move || last_summary(stdout));
-        let watcher = Self { child, lines };
+        let seen = Arc::default();
+        let of_ticks = Arc::clone(&seen);
+        let lines = std::thread::spawn(move || follow(stdout, &of_ticks));
+        let watcher = Self { child, seen, lines };
         found?;
         Ok(watcher)
     }
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What its last tick says of the log files; `None` before the first.
+    pub(super) fn watched(&self) -> Option<Watched> {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it by SIGTERM.
@@ -93,16 +111,22 @@ fn wait_for_found(stdout: &mut BufReader<ChildStdout>) -> Result<()> {
     }
 }
 
-fn last_summary(stdout: impl BufRead) -> std::io::Result<Option<Value>> {
-    let mut last = None;
+fn watched(tick: &Value) -> Option<Watched> {
+    Some(Watched { files: tick["files"].as_u64()?, left_out: tick["left_out_files"].as_u64()? })
+}
+
+/// Reads all that it says, keeps what its last tick saw, and returns its summary.
+fn follow(stdout: impl BufRead, seen: &Mutex<Option<Watched>>) -> std::io::Result<Option<Value>> {
+    let mut summary = None;
     for line in stdout.lines() {
-        if let Some(event) = event_in(&line?)
-            && event["event"] == "summary"
-        {
-            last = Some(event);
+        let Some(event) = event_in(&line?) else { continue };
+        if event["event"] == "tick" {
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = watched(&event);
+        } else if event["event"] == "summary" {
+            summary = Some(event);
         }
     }
-    Ok(last)
+    Ok(summary)
 }
 
 #[cfg(test)]
@@ -110,12 +134,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_is_found_among_the_events() {
-        let said =
-            "{\"event\":\"tick\"}\n{\"event\":\"summary\",\"cpu_percent\":0.25,\"memory_peak_bytes\":4096}\n";
-        let summary = last_summary(said.as_bytes()).unwrap().unwrap();
+    fn the_summary_and_the_last_tick_are_found_among_the_events() {
+        let said = "{\"event\":\"tick\",\"files\":3,\"left_out_files\":0}\n\
+            {\"event\":\"tick\",\"files\":4096,\"left_out_files\":7}\n\
+            {\"event\":\"summary\",\"cpu_percent\":0.25,\"memory_peak_bytes\":4096}\n";
+        let seen = Mutex::new(None);
+        let summary = follow(said.as_bytes(), &seen).unwrap().unwrap();
         assert_eq!(used(&summary), Some(Used { cpu_percent: 0.25, memory_bytes: 4096.0 }));
-        assert_eq!(last_summary("{\"event\":\"tick\"}\n".as_bytes()).unwrap(), None);
+        assert_eq!(seen.into_inner().unwrap(), Some(Watched { files: 4096, left_out: 7 }));
+        let seen = Mutex::new(None);
+        assert_eq!(follow("{\"event\":\"start\"}\n".as_bytes(), &seen).unwrap(), None);
+        assert_eq!(seen.into_inner().unwrap(), None);
         assert_eq!(used(&serde_json::json!({"cpu_percent": 1.0})), None);
     }
 }
