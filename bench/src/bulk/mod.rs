@@ -2,16 +2,19 @@
 //!
 //! The kernel lets a put's write into the page cache return at once until much is dirty; then it pauses whoever writes,
 //! whoever made the pages dirty. Subjects are `db_bench` under `pagekeeper run`, as it is by default, with direct flushes
-//! and compactions, and with writeback that it asks for itself (`bytes_per_sync`).
+//! and compactions, and with writeback that it asks for itself (`bytes_per_sync`). The limit is `db_bench` that writes no tables, beside a
+//! [writer](plain) that keeps the disk as busy and hands over a few milliseconds of its work at a time.
 //!
 //! Invariants: one file system, one rate, one pair of dirty limits, one sequence of keys for all in a round; each sample
 //! has a new database, and begins with nothing dirty. Fails in plain words without root.
 
 mod load;
+mod plain;
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use pagekeeper_trace::{TraceCounts, TraceOptions, Tracer};
@@ -38,24 +41,40 @@ const UNDER_RUN: &str = "under pagekeeper run";
 const DEFAULT: &str = "default";
 const DIRECT: &str = "direct flush and compaction";
 const BYTES_PER_SYNC: &str = "bytes_per_sync 1M, log 512K";
+const LIMIT: &str = "no tables, beside a writer of 4 ms at a time";
 
 /// What is run.
 struct Case {
     /// As the table names it.
     name: &'static str,
     under_run: bool,
+    /// Whether a plain writer takes the place of flushes and merges.
+    beside_plain: bool,
     /// Options of `db_bench`.
     options: &'static [&'static str],
 }
 
-const CASES: [Case; 4] = [
-    Case { name: UNDER_RUN, under_run: true, options: &[] },
-    Case { name: DEFAULT, under_run: false, options: &[] },
-    Case { name: DIRECT, under_run: false, options: &["--use_direct_io_for_flush_and_compaction=true"] },
+const CASES: [Case; 5] = [
+    Case { name: UNDER_RUN, under_run: true, beside_plain: false, options: &[] },
+    Case { name: DEFAULT, under_run: false, beside_plain: false, options: &[] },
+    Case {
+        name: DIRECT,
+        under_run: false,
+        beside_plain: false,
+        options: &["--use_direct_io_for_flush_and_compaction=true"],
+    },
     Case {
         name: BYTES_PER_SYNC,
         under_run: false,
+        beside_plain: false,
         options: &["--bytes_per_sync=1048576", "--wal_bytes_per_sync=524288"],
+    },
+    Case {
+        name: LIMIT,
+        under_run: false,
+        beside_plain: true,
+        // More than is put: nothing is flushed before the end. The last one given counts.
+        options: &["--write_buffer_size=2147483648", "--disable_auto_compactions=true"],
     },
 ];
 
@@ -189,11 +208,31 @@ impl SampleSetup<'_> {
         let options = TraceOptions { pages: false, reclaim: false, ..TraceOptions::default() };
         let mut tracer = Tracer::start(&options)?;
         let place = (database.as_path(), &*self.scratch.join("db_bench"));
-        let measured = load::put(launcher, &self.db_bench, place, puts, case.options, self.stop)?;
+        let put = || load::put(launcher, &self.db_bench, place, puts, case.options, self.stop);
+        let measured = if case.beside_plain { self.beside_plain(put)? } else { put()? };
         let counts = tracer.take()?;
         std::fs::remove_dir_all(&database).context("can't remove the database")?;
         settle(self.disk.path())?;
         Ok(Sample { measured, pauses: pauses_in(&counts, &self.device) })
+    }
+
+    /// Does it beside a plain writer, which is gone at the end, and what it wrote with it.
+    fn beside_plain(&self, put: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
+        let (directory, done) = (self.disk.path().join("plain"), AtomicBool::new(false));
+        let (measured, written) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| plain::write(&directory, &done));
+            let measured = put();
+            done.store(true, Ordering::Relaxed);
+            (measured, writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (measured, written) = (measured?, written?);
+        std::fs::remove_dir_all(&directory).context("can't remove what the plain writer wrote")?;
+        eprintln!(
+            "        beside it {} MiB were written, {} ms of the disk's work at a time",
+            written / MIB,
+            plain::AT_ONCE_MS
+        );
+        Ok(measured)
     }
 }
 
@@ -239,6 +278,8 @@ fn report(run: &mut Run, longest: &[Samples], seen: &[Vec<Sample>]) {
     report.add_case("puts", Unit::OperationsPerSecond, &rates);
     report.add_ratio("bulk_max_put_vs_default", Unit::Milliseconds, longest, UNDER_RUN, DEFAULT);
     report.add_ratio("bulk_vs_direct", Unit::Milliseconds, longest, UNDER_RUN, DIRECT);
+    report.add_ratio("bulk_vs_limit", Unit::Milliseconds, longest, UNDER_RUN, LIMIT);
+    report.add_ratio("bulk_limit_vs_direct", Unit::Milliseconds, longest, LIMIT, DIRECT);
     report.add_ratio("bulk_vs_bytes_per_sync", Unit::Milliseconds, longest, UNDER_RUN, BYTES_PER_SYNC);
     report.add_ratio("bulk_throughput", Unit::OperationsPerSecond, &rates, UNDER_RUN, DEFAULT);
     if seen.iter().flatten().any(|sample| sample.pauses.is_none()) {

@@ -1,0 +1,70 @@
+//! A writer that does nothing but keep the disk busy, a few milliseconds of its work at a time: the least that whoever writes tables can
+//! have in the way of others.
+//!
+//! One direct write after the other, of [`STEP`] bytes, to new files of the length of a table, of which one at a time is left. It
+//! reads nothing, merges nothing and asks nobody. Invariant: no more than one write is handed over. Ends when it is asked to, and
+//! fails as open(2) and pwrite(2) do.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use pagekeeper_io::AlignedBuf;
+
+use super::RATE;
+
+/// Milliseconds of the disk's work that it hands over at once.
+pub(super) const AT_ONCE_MS: u64 = 4;
+/// Bytes of a write: as many whole pages as the disk writes meanwhile.
+#[expect(clippy::cast_possible_truncation, reason = "less than a MiB")]
+const STEP: usize = (RATE * AT_ONCE_MS / 1000 / 4096 * 4096) as usize;
+/// Bytes of a file, about: as of a table of `db_bench`.
+const FILE: u64 = 32 << 20;
+
+/// Writes in a directory, which is made, until `done`; how many bytes.
+pub(super) fn write(directory: &Path, done: &AtomicBool) -> Result<u64> {
+    std::fs::create_dir(directory).context("can't make the plain writer's directory")?;
+    let mut block = AlignedBuf::new(STEP);
+    block.fill(0x5a);
+    let mut bytes = 0;
+    for number in 0_u64.. {
+        let path = directory.join(format!("{number}"));
+        let file = OpenOptions::new().write(true).create_new(true).custom_flags(libc::O_DIRECT).open(&path);
+        let file = file.with_context(|| format!("can't make {}", path.display()))?;
+        for offset in (0..FILE).step_by(STEP) {
+            if done.load(Ordering::Relaxed) {
+                return Ok(bytes);
+            }
+            file.write_all_at(&block, offset).context("can't write past the page cache")?;
+            bytes += STEP as u64;
+        }
+        std::fs::remove_file(&path).context("can't remove what was written")?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_writes_until_it_is_asked_to_end() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (at, done) = (dir.path().join("plain"), AtomicBool::new(false));
+        let bytes = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write(&at, &done));
+            while !at.join("1").exists() && !writer.is_finished() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            done.store(true, Ordering::Relaxed);
+            writer.join().unwrap()
+        });
+        match bytes {
+            Ok(bytes) => assert!(bytes >= FILE && bytes.is_multiple_of(STEP as u64), "{bytes}"),
+            Err(error) => eprintln!("skipped: {error:#}"),
+        }
+        assert!(!at.join("0").exists());
+    }
+}
