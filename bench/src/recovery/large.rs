@@ -15,7 +15,7 @@ use pagekeeper_store::{Durability, Store};
 
 use super::changes::{BODY, Load, PER_COMMIT};
 use super::site::RecoveryDisk;
-use super::{Account, BYTES, Engine, Recovered, child, ours, wide};
+use super::{Account, BYTES, Engine, LEAST, Recovered, child, least, ours, wide};
 use crate::Run;
 use crate::data::{GIB, MIB};
 use crate::drive::PAGE;
@@ -68,7 +68,9 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
     drop(store);
     ensure!(opening.pages == load.changes as u64, "{} pages were found to apply", opening.pages);
     let journal = dir.join("journal");
-    let wide = wide::least_time(&*pagekeeper_io::best(), &journal, opening.journal_bytes)?;
+    let io = pagekeeper_io::best();
+    let wide = wide::least_time(&*io, &journal, opening.journal_bytes)?;
+    let least = least::least_time(&*io, &journal, opening.journal_bytes, &changed)?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     Ok(Recovered {
         open: ms(open),
@@ -78,6 +80,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
             apply: 0.0,
             journal: ms(opening.journal_read),
             wide: ms(wide),
+            least: ms(least),
             journal_bytes: opening.journal_bytes,
             depth: 0.0,
             open_requests,
@@ -109,8 +112,8 @@ pub(super) fn run(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
         subject,
         values: recovered.iter().filter_map(|found| found.ours.as_ref()).map(what).collect(),
     };
-    let read = of(READ, |account| account.wide);
-    let open = [open.into_iter().next().context("there is one subject")?, read];
+    let (read, least) = (of(READ, |account| account.wide), of(LEAST, |account| account.least));
+    let open = [open.into_iter().next().context("there is one subject")?, read, least];
     let report = &mut run.report;
     let ms = Unit::Milliseconds;
     report.add_case("time to open with a journal of 1 GiB (goal: 2 x its reading)", ms, &open);
@@ -120,5 +123,6 @@ pub(super) fn run(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     let mib = of(ours::NAME, |account| account.journal_bytes as f64 / MIB as f64);
     report.add_case("its journal", Unit::Mib, &[mib]);
     report.add_ratio("open_1gib_vs_reading", ms, &open, ours::NAME, READ);
+    report.add_ratio("open_1gib_vs_least", ms, &open, ours::NAME, LEAST);
     Ok(())
 }

@@ -12,6 +12,7 @@ mod child;
 #[cfg(feature = "fjall")]
 mod fjall;
 mod large;
+mod least;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 mod map;
@@ -54,6 +55,7 @@ const READ_AROUND: &str = "the same with read-around";
 const WILL_NEED: &str = "WILLNEED, then replay into a map";
 const LIMIT: &str = "pages / width x latency";
 const WIDE: &str = "the same bytes, read wide";
+const LEAST: &str = "the least: its epoch, these reads, sums, an index";
 const LARGE: &str = "1 TiB";
 const SMALL: &str = "1 GiB";
 
@@ -121,6 +123,8 @@ struct Account {
     journal: f64,
     /// The same bytes read wide, in ms.
     wide: f64,
+    /// The same bytes summed, too, and their pages noted, in ms.
+    least: f64,
     journal_bytes: u64,
     /// Requests under way while it applied: the mean.
     depth: f64,
@@ -279,7 +283,11 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
     report.add_case("time until all is applied", ms, &applied);
     let apply = [of_ours(ours::NAME, |ours| ours.apply), of_ours(LIMIT, |_| RecoveryDisk::limit_ms(CHANGES))];
     report.add_case("from open until all is applied", ms, &apply);
-    let journal = [of_ours(ours::NAME, |ours| ours.journal), of_ours(WIDE, |ours| ours.wide)];
+    let journal = [
+        of_ours(ours::NAME, |ours| ours.journal),
+        of_ours(WIDE, |ours| ours.wide),
+        of_ours(LEAST, |ours| ours.least),
+    ];
     report.add_case("reading the journal", ms, &journal);
     let counts: [Figure; 3] = [
         ("requests until open", |ours| ours.open_requests as f64),
@@ -306,6 +314,8 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
     report.add_ratio("first_read_vs_rocksdb", ms, &first, ours::NAME, rocksdb::ENGINE.name);
     report.add_ratio("apply_vs_limit", ms, &apply, ours::NAME, LIMIT);
     report.add_ratio("journal_vs_limit", ms, &journal, ours::NAME, WIDE);
+    report.add_ratio("journal_vs_least", ms, &journal, ours::NAME, LEAST);
+    report.add_ratio("journal_least_vs_limit", ms, &journal, LEAST, WIDE);
 }
 
 /// Opening a store of a large and one of a small file, of which as many pages are changed.

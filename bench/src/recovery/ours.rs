@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_store::{Durability, Store};
 
 use super::changes::{CHANGE, Load, PER_COMMIT};
-use super::{Account, Engine, Recovered, wide};
+use super::{Account, Engine, Recovered, least, wide};
 use crate::slowdisk::SlowDisk;
 
 /// As the table names it.
@@ -80,7 +80,11 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
         load.changes
     );
     let journal = dir.join("journal");
-    let wide = wide::least_time(&*pagekeeper_io::best(), &journal, opening.journal_bytes)?;
+    let io = pagekeeper_io::best();
+    let wide = wide::least_time(&*io, &journal, opening.journal_bytes)?;
+    // Each was written as a whole before it was changed.
+    let pages = [&changed[..], &changed[..]].concat();
+    let least = least::least_time(&*io, &journal, opening.journal_bytes, &pages)?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     Ok(Recovered {
         open: ms(opened),
@@ -90,6 +94,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
             apply: ms(apply),
             journal: ms(opening.journal_read),
             wide: ms(wide),
+            least: ms(least),
             journal_bytes: opening.journal_bytes,
             depth: applying.depth_average,
             open_requests: at_open.requests(),

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_io::{Access, AlignedBuf, BatchRead, Io, IoFile};
 
 /// Sizes of requests that are tried, in bytes: which is the best is up to the kernel.
-const PIECES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
+pub(super) const PIECES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
 
 /// Reads a whole file at once; its length must be a multiple of 4 KiB.
 pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
@@ -22,9 +22,9 @@ pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
     Ok(memory)
 }
 
-/// The least time that it takes to read the first `bytes` of the files of a directory, one file after the other in the order of
-/// their names.
-pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
+/// The files of a directory, in the order of their names, and how much of each belongs to its first `bytes`, which are rounded up to
+/// whole blocks.
+pub(super) fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<(Arc<dyn IoFile>, usize)>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(dir)? {
@@ -34,9 +34,6 @@ pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration
         Ok(paths)
     };
     let mut left = usize::try_from(bytes)?.next_multiple_of(AlignedBuf::ALIGN);
-    let mut memory = AlignedBuf::new(left);
-    // Touched, so that no read waits for memory.
-    memory.fill(1);
     let mut files = Vec::new();
     for path in list().with_context(|| format!("can't list {}", dir.display()))? {
         let file = io.open(&path, Access::Direct)?;
@@ -48,6 +45,16 @@ pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration
         }
     }
     ensure!(left == 0, "{} has {left} bytes less than were read of it", dir.display());
+    Ok(files)
+}
+
+/// The least time that it takes to read the first `bytes` of the files of a directory, one file after the other in the order of
+/// their names.
+pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
+    let files = first_bytes(io, dir, bytes)?;
+    let mut memory = AlignedBuf::new(files.iter().map(|(_, bytes)| bytes).sum());
+    // Touched, so that no read waits for memory.
+    memory.fill(1);
     let mut least = Duration::MAX;
     for piece in PIECES {
         least = least.min(read(io, &files, &mut memory, piece)?);
