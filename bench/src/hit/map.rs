@@ -84,6 +84,16 @@ impl Map {
     }
 }
 
+impl Map {
+    /// Where `len` bytes of an arena begin, for who keeps its own account of which of them are read and written.
+    #[inline]
+    pub(crate) fn frame(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(self.writable && at + len <= self.len, "that is no part of an arena");
+        // SAFETY: `skip + at + len` is within what was mapped, by the line above.
+        unsafe { self.start.as_ptr().add(self.skip + at) }
+    }
+}
+
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: the range is this value's own mapping, unmapped exactly once; the borrow checker saw to it that no

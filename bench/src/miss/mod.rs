@@ -6,6 +6,7 @@
 //! Fails where a read that should miss does not, or where bytes are wrong.
 
 mod cold;
+mod evicting;
 mod fio;
 mod mix;
 mod tasks;

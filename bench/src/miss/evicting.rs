@@ -1,0 +1,315 @@
+//! The least cache that evicts: an array that tells each page's frame, a bit that each hit sets, and a clock hand.
+//!
+//! A hit announces its page, finds the frame, sets the bit and copies. A miss is a pread and a look at whether the file is as it was
+//! opened; one in [`TAKEN_IN`] is read as a whole page into a frame that the hand has found unread since it came by last. No queues, no
+//! history, no waiting for a load by another, no growth, no second file: no cache of a file that others may cut or write does less.
+//!
+//! Invariants:
+//! 1. A frame is written to only by the one who took it from `free`. It gets there from no page, or when its page's entry was taken away
+//!    and, behind a barrier of all threads after that, no reader had announced that page.
+//! 2. A reader copies from a frame only between announcing the page and taking that back, and having found the entry after announcing.
+//! 3. A slot belongs to one [`Reading`] at a time.
+//!
+//! Fails as pread(2) does, where the file has changed, and where the kernel has no membarrier(2).
+
+#![expect(unsafe_code, reason = "frames are written while others are read")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::fstat;
+
+use super::PAGE_LEN;
+use crate::hit::map::Map;
+
+/// One miss in so many is taken in, as pagekeeper does where the kernel has the page resident.
+const TAKEN_IN: u32 = 16;
+/// Frames that the hand finds at once: one barrier for all of them.
+const AT_ONCE: usize = 64;
+/// Readers at a time.
+const READERS: usize = 64;
+/// The entry of a page that is in no frame.
+const NOWHERE: u32 = u32::MAX;
+/// What a slot announces that reads nothing, and the page of a frame that is free.
+const NOTHING: u32 = u32::MAX;
+
+/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
+const BARRIER: libc::c_int = 1 << 3;
+const REGISTER: libc::c_int = 1 << 4;
+
+/// What a reader announces. Alone in two lines of the processor's cache, which fetches them in pairs.
+#[repr(align(128))]
+struct Slot(AtomicU32);
+
+/// Who evicts.
+struct Hand {
+    at: usize,
+    /// Of each frame.
+    page_of: Vec<u32>,
+    free: Vec<u32>,
+}
+
+/// The cache.
+pub(super) struct Evicting<'a> {
+    file: &'a File,
+    /// Its length and when it was written last, as it was opened.
+    opened: (i64, i64, u64),
+    entries: Vec<AtomicU32>,
+    /// Of each frame, whether it was read since the hand came by.
+    read: Vec<AtomicBool>,
+    arena: Map,
+    hand: Mutex<Hand>,
+    slots: Vec<Slot>,
+    idle: Mutex<Vec<usize>>,
+    /// Reads, and those of them that were misses, of readers that have gone.
+    counts: [AtomicU64; 2],
+}
+
+impl<'a> Evicting<'a> {
+    /// With so many frames, all of them filled with pages of the file, in this order.
+    pub(super) fn new(file: &'a File, order: &[u32], frames: usize) -> Result<Self> {
+        ensure!(membarrier(REGISTER), "the kernel has no membarrier(2), which this subject needs");
+        let atomics = |count: usize, value: u32| (0..count).map(|_| AtomicU32::new(value)).collect();
+        let cache = Self {
+            file,
+            opened: written(file)?,
+            entries: atomics(order.len(), NOWHERE),
+            read: (0..frames).map(|_| AtomicBool::new(false)).collect(),
+            arena: Map::arena(frames * PAGE_LEN)?,
+            hand: Mutex::new(Hand {
+                at: 0,
+                page_of: vec![NOTHING; frames],
+                free: (0..u32::try_from(frames)?).rev().collect(),
+            }),
+            slots: atomics(READERS, NOTHING).into_iter().map(Slot).collect(),
+            idle: Mutex::new((0..READERS).collect()),
+            counts: [AtomicU64::new(0), AtomicU64::new(0)],
+        };
+        for page in &order[..frames] {
+            cache.take_in(*page, |_| ())?;
+        }
+        Ok(cache)
+    }
+
+    /// One who reads.
+    pub(super) fn reader(&self) -> Result<Reading<'_>> {
+        let slot = lock(&self.idle).pop().context("too many readers")?;
+        Ok(Reading { cache: self, slot, reads: 0, misses: 0 })
+    }
+
+    /// Reads so far, and misses, of readers that have gone.
+    pub(super) fn counts(&self) -> [u64; 2] {
+        [0, 1].map(|which| self.counts[which].load(Ordering::Relaxed))
+    }
+
+    /// Where a frame's bytes begin.
+    fn frame(&self, frame: u32) -> *mut u8 {
+        self.arena.frame(frame as usize * PAGE_LEN, PAGE_LEN)
+    }
+
+    /// Reads a page into a frame, shows it to who asked, and enters it.
+    fn take_in(&self, page: u32, show: impl FnOnce(&[u8])) -> Result<()> {
+        let mut hand = lock(&self.hand);
+        if hand.free.is_empty() {
+            self.turn(&mut hand);
+        }
+        let frame = hand.free.pop().context("every frame is being read")?;
+        drop(hand);
+        // SAFETY: `frame` gives a whole page of the arena, which lives as long as `self`, is initialised, and of which, by the first
+        // invariant, nobody else has or makes a reference or copies anything before it is entered below.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.frame(frame), PAGE_LEN) };
+        let came = self.file.read_exact_at(bytes, u64::from(page) * PAGE_LEN as u64);
+        show(bytes);
+        let mut hand = lock(&self.hand);
+        let entry = &self.entries[page as usize];
+        if came.is_ok() && entry.load(Ordering::Relaxed) == NOWHERE {
+            hand.page_of[frame as usize] = page;
+            entry.store(frame, Ordering::Release);
+        } else {
+            hand.free.push(frame);
+        }
+        came.context("can't read the file")
+    }
+
+    /// Finds frames to be free.
+    fn turn(&self, hand: &mut Hand) {
+        let mut found = Vec::with_capacity(AT_ONCE);
+        // Twice round, every bit was taken away.
+        for _ in 0..2 * self.read.len() {
+            let frame = hand.at;
+            hand.at = (hand.at + 1) % self.read.len();
+            let page = hand.page_of[frame];
+            if page == NOTHING {
+                continue;
+            }
+            if self.read[frame].load(Ordering::Relaxed) {
+                self.read[frame].store(false, Ordering::Relaxed);
+                continue;
+            }
+            self.entries[page as usize].store(NOWHERE, Ordering::Relaxed);
+            // So that it is not found again where the hand comes round.
+            hand.page_of[frame] = NOTHING;
+            found.push((frame, page));
+            if found.len() == AT_ONCE {
+                break;
+            }
+        }
+        let all_see_it = membarrier(BARRIER);
+        for (frame, page) in found {
+            // Its copy may not have ended.
+            let is_read = self.slots.iter().any(|slot| slot.0.load(Ordering::Acquire) == page);
+            let frame_number = u32::try_from(frame).unwrap_or(NOWHERE);
+            if is_read || !all_see_it {
+                hand.page_of[frame] = page;
+                self.entries[page as usize].store(frame_number, Ordering::Release);
+            } else {
+                hand.free.push(frame_number);
+            }
+        }
+    }
+}
+
+/// One who reads; others have their own.
+pub(super) struct Reading<'a> {
+    cache: &'a Evicting<'a>,
+    slot: usize,
+    reads: u64,
+    misses: u64,
+}
+
+impl Reading<'_> {
+    /// Reads a part of a page.
+    #[inline]
+    pub(super) fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.reads += 1;
+        let page = u32::try_from(offset / PAGE_LEN as u64)?;
+        let at = usize::try_from(offset % PAGE_LEN as u64)?;
+        ensure!(at + buf.len() <= PAGE_LEN, "a read of two pages");
+        if self.copy(page, at, buf) { Ok(buf.len()) } else { self.miss(page, offset, buf) }
+    }
+
+    #[inline]
+    fn copy(&self, page: u32, at: usize, buf: &mut [u8]) -> bool {
+        let cache = self.cache;
+        let Some(entry) = cache.entries.get(page as usize) else { return false };
+        let slot = &cache.slots[self.slot].0;
+        slot.store(page, Ordering::Relaxed);
+        // The other half is membarrier(2).
+        compiler_fence(Ordering::SeqCst);
+        let frame = entry.load(Ordering::Acquire);
+        let is_there = frame != NOWHERE;
+        if is_there {
+            let read = &cache.read[frame as usize];
+            if !read.load(Ordering::Relaxed) {
+                read.store(true, Ordering::Relaxed);
+            }
+            // SAFETY: the frame is `PAGE_LEN` initialised bytes of the arena, `at + buf.len()` is at most that (checked in `read`), and
+            // `buf` is none of them. By the second invariant nobody writes to the frame: the evictor that took the entry away after it
+            // was found here sees the announcement, since its barrier came after that.
+            unsafe {
+                std::ptr::copy_nonoverlapping(cache.frame(frame).add(at), buf.as_mut_ptr(), buf.len());
+            }
+        }
+        slot.store(NOTHING, Ordering::Release);
+        is_there
+    }
+
+    #[cold]
+    fn miss(&mut self, page: u32, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let cache = self.cache;
+        ensure!((page as usize) < cache.entries.len(), "page {page} is beyond the end");
+        self.misses += 1;
+        let read = if self.misses.is_multiple_of(u64::from(TAKEN_IN)) {
+            let at = usize::try_from(offset % PAGE_LEN as u64)?;
+            cache.take_in(page, |bytes| buf.copy_from_slice(&bytes[at..at + buf.len()]))?;
+            buf.len()
+        } else {
+            cache.file.read_at(buf, offset)?
+        };
+        ensure!(written(cache.file)? == cache.opened, "the file has changed");
+        Ok(read)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        for (count, of_this) in self.cache.counts.iter().zip([self.reads, self.misses]) {
+            count.fetch_add(of_this, Ordering::Relaxed);
+        }
+        lock(&self.cache.idle).push(self.slot);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long the file is, and when it was written last.
+fn written(file: &File) -> Result<(i64, i64, u64)> {
+    let stat = fstat(file).context("can't look at the file")?;
+    Ok((stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// Whether the kernel has done that.
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: membarrier(2) takes numbers, and changes no memory.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+    result == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::MIB;
+    use crate::drive::{Judge, PAGE, place};
+    use crate::pattern;
+    use crate::rounds::Random;
+
+    #[test]
+    fn what_is_read_is_right_while_frames_change_their_pages() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        pattern::make_file(&path, MIB, 7).unwrap();
+        let (file, pages) = (File::open(&path).unwrap(), MIB / PAGE);
+        let mut order: Vec<u32> = (0..u32::try_from(pages).unwrap()).collect();
+        Random::new(3).shuffle(&mut order);
+        // More than the hand finds at once.
+        let cache = Evicting::new(&file, &order, 100).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..3 {
+                let mut reader = cache.reader().unwrap();
+                scope.spawn(move || {
+                    let (mut random, mut judge, mut buf) = (Random::new(seed), Judge::new(7), [0; 500]);
+                    for _ in 0..40_000 {
+                        let offset = place(&mut random, pages, buf.len());
+                        assert_eq!(reader.read(offset, &mut buf).unwrap(), buf.len());
+                        judge.check(offset, &buf).unwrap();
+                    }
+                });
+            }
+        });
+        let [reads, misses] = cache.counts();
+        assert_eq!(reads, 120_000);
+        let part = misses as f64 / reads as f64;
+        // 156 of 256 pages are in no frame.
+        assert!((0.55..0.67).contains(&part), "{part}");
+        assert!(cache.reader().unwrap().read(MIB, &mut [0; 8]).is_err(), "beyond the end");
+    }
+
+    #[test]
+    fn a_file_that_was_written_is_seen() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("file");
+        pattern::make_file(&path, MIB, 7).unwrap();
+        let file = File::open(&path).unwrap();
+        let order: Vec<u32> = (0..256).collect();
+        let cache = Evicting::new(&file, &order, 128).unwrap();
+        let mut reader = cache.reader().unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(MIB / 2).unwrap();
+        assert!(reader.read(0, &mut [0; 8]).is_ok(), "a hit");
+        assert!(reader.read(200 * PAGE, &mut [0; 8]).is_err());
+    }
+}
