@@ -1,6 +1,6 @@
 //! Memory that the kernel maps for a subject: a file's pages, populated, or a huge-page arena of its own.
 //!
-//! The only place of the benchmarks, beside the door to `RocksDB`, with `unsafe` code. Invariants: a mapping is alive,
+//! One of the few places of the benchmarks with `unsafe` code. Invariants: a mapping is alive,
 //! readable and of its length as long as its value; a mapped file lies in the run's own scratch directory, where nothing
 //! cuts or writes it. Fails with the kernel's error.
 

@@ -294,8 +294,8 @@ mod tests {
         let [reads, misses] = cache.counts();
         assert_eq!(reads, 120_000);
         let part = misses as f64 / reads as f64;
-        // 156 of 256 pages are in no frame.
-        assert!((0.55..0.67).contains(&part), "{part}");
+        // Of 256 pages 100 at most are in a frame, and `AT_ONCE` fewer where the hand has just come by.
+        assert!((0.58..0.87).contains(&part), "{part}");
         assert!(cache.reader().unwrap().read(MIB, &mut [0; 8]).is_err(), "beyond the end");
     }
 
