@@ -4,18 +4,22 @@
 //! part of the hierarchy only, bound to the usual place; or have the host's mounted beside its own, whose root it sees as `/../../..`, and
 //! other containers' groups as `/../../pod/container`: then the names of the groups in between have to be looked for.
 //!
-//! Invariants: no path with `..` in it is ever opened; a group that was looked for is one that holds the process.
+//! Invariants: no path with `..` in it is ever opened; a group that was looked for is one that holds the process; one that is not found where
+//! not all could be looked through is an error, never "not mounted": who makes thousands of groups must not hide others'.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use super::{CgroupVersion, MemoryCgroup, SysRoots};
-use crate::Result;
 use crate::process::{CgroupPath, Mount, read_text};
+use crate::{Error, Result};
 
-/// So many levels of groups are looked through, and so many groups in all.
+/// So many levels of groups are looked through, and so many groups of each.
 const LEVELS: usize = 4;
 const GROUPS: usize = 4096;
+const TOO_DEEP: &str =
+    "a process's control group, looked for from 4 levels above this one's at most, was not found";
+const TOO_MANY: &str = "a process's control group was not found among the first 4096 of a level";
 
 /// Where a process is in the hierarchy that has the memory controller, or would have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +46,7 @@ impl MemoryPlace {
     ///
     /// # Errors
     ///
-    /// Where the process is gone, or its groups or the mounts can't be read.
+    /// Where the process is gone, its groups or the mounts can't be read, or not all groups could be looked through for its own.
     pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
         Self::among(roots, pid, &roots.proc.own_mounts()?)
     }
@@ -51,43 +55,52 @@ impl MemoryPlace {
     ///
     /// # Errors
     ///
-    /// Where the process is gone, or its groups can't be read.
+    /// Where the process is gone, its groups can't be read, or not all could be looked through for its own.
     pub fn among(roots: &SysRoots, pid: u32, mounts: &[Mount]) -> Result<Option<Self>> {
         let paths = roots.proc.cgroup_paths(pid)?;
         let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
         let place = |version, path: &CgroupPath, wanted: &dyn Fn(&&Mount) -> bool| {
-            let mut places = mounts.iter().filter(wanted).filter_map(|mount| {
-                let (directory, group) = beneath(mount, &path.path, pid)?;
-                Some(Self { version, directory, top: mount.point.clone(), group })
-            });
-            places.next()
+            let mut limit = None;
+            for mount in mounts.iter().filter(wanted) {
+                match beneath(mount, &path.path, pid) {
+                    Ok(Some((directory, group))) => {
+                        return Ok(Some(Self { version, directory, top: mount.point.clone(), group }));
+                    }
+                    Ok(None) => {}
+                    // Another mount may have it.
+                    Err(error) => limit = Some(error),
+                }
+            }
+            limit.map_or(Ok(None), Err)
         };
         if let Some(path) = paths.iter().find(memory) {
             let mount = |mount: &&Mount| mount.kind == "cgroup" && mount.has_option("memory");
-            return Ok(place(CgroupVersion::V1, path, &mount));
+            return place(CgroupVersion::V1, path, &mount);
         }
         let unified = paths.iter().find(|path| path.is_v2());
         let mount = |mount: &&Mount| mount.kind == "cgroup2";
-        Ok(unified.and_then(|path| place(CgroupVersion::V2, path, &mount)))
+        unified.map_or(Ok(None), |path| place(CgroupVersion::V2, path, &mount))
     }
 }
 
 /// The group's directory under a mount, and its path from the root of that.
-fn beneath(mount: &Mount, group: &Path, pid: u32) -> Option<(PathBuf, PathBuf)> {
-    let (above, root) = split(&mount.root)?;
-    let (up, rest) = split(group)?;
+fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, PathBuf)>> {
+    let (Some((above, root)), Some((up, rest))) = (split(&mount.root), split(group)) else { return Ok(None) };
     let below = if above == up {
         // Both begin at one group: by the names of both.
-        rest.strip_prefix(&root).ok()?.to_path_buf()
-    } else if root == Path::new("") {
-        look_for(&mount.point, above.checked_sub(up)?, &rest, pid)?
+        rest.strip_prefix(&root).ok().map(Path::to_path_buf)
+    } else if root == Path::new("")
+        && let Some(levels) = above.checked_sub(up)
+    {
+        look_for(&mount.point, levels, &rest, pid, GROUPS)?
     } else {
-        return None;
+        None
     };
+    let Some(below) = below else { return Ok(None) };
     // A path of no components would end in a slash.
     let directory = if below == Path::new("") { mount.point.clone() } else { mount.point.join(&below) };
     let group = if above == 0 { group.to_path_buf() } else { Path::new("/").join(root).join(below) };
-    directory.is_dir().then_some((directory, group))
+    Ok(directory.is_dir().then_some((directory, group)))
 }
 
 /// How many levels above the root of the namespace a path begins, and the rest of it; `None` where it goes up again.
@@ -98,17 +111,19 @@ fn split(path: &Path) -> Option<(usize, PathBuf)> {
     rest.components().all(|name| matches!(name, Component::Normal(_))).then_some((up, rest))
 }
 
-/// Looks for a group so many levels below a directory, by the end of its path, that holds the process.
+/// Looks for a group so many levels below a directory, by the end of its path, that holds the process, among at most so many of a level.
 #[allow(clippy::disallowed_methods, reason = "directories of the kernel's own")]
-fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32) -> Option<PathBuf> {
+fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Result<Option<PathBuf>> {
     let holds = |group: &Path| {
         let listed = read_text(&group.join("cgroup.procs"));
         listed.is_ok_and(|listed| listed.lines().any(|line| line.parse() == Ok(pid)))
     };
+    let not_found = |reason| Err(Error::Unsupported { path: top.to_path_buf(), reason });
     if levels > LEVELS {
-        return None;
+        return not_found(TOO_DEEP);
     }
     let mut level = vec![PathBuf::new()];
+    let mut are_all = true;
     for _ in 0..levels {
         let entries = level.iter().filter_map(|above| Some((above, fs::read_dir(top.join(above)).ok()?)));
         let names = entries.flat_map(|(above, entries)| {
@@ -116,9 +131,12 @@ fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32) -> Option<PathBuf>
                 entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             directories.map(|entry| above.join(entry.file_name())).collect::<Vec<_>>()
         });
-        level = names.take(GROUPS).collect();
+        level = names.take(most + 1).collect();
+        are_all &= level.len() <= most;
+        level.truncate(most);
     }
-    level.into_iter().map(|above| above.join(rest)).find(|group| holds(&top.join(group)))
+    let found = level.into_iter().map(|above| above.join(rest)).find(|group| holds(&top.join(group)));
+    if found.is_none() && !are_all { not_found(TOO_MANY) } else { Ok(found) }
 }
 
 #[cfg(test)]
@@ -155,7 +173,7 @@ mod tests {
             ("init.scope", "5\n"),
         ]);
         let host = mount("/../../..", tree.path());
-        let found = |group: &str, pid| beneath(&host, Path::new(group), pid).map(|(_, group)| group);
+        let found = |group: &str, pid| beneath(&host, Path::new(group), pid).unwrap().map(|(_, group)| group);
         assert_eq!(found("/../../b.slice/db", 7), Some("/kubepods.slice/b.slice/db".into()));
         assert_eq!(
             found("/../../b.slice/db", 9),
@@ -172,7 +190,7 @@ mod tests {
     fn a_part_of_the_hierarchy_above_the_namespace_is_found_in_by_name() {
         let tree = tree(&[("mariadb.service", "7\n")]);
         let part = mount("/../../system.slice", tree.path());
-        let found = |group: &str| beneath(&part, Path::new(group), 7);
+        let found = |group: &str| beneath(&part, Path::new(group), 7).unwrap();
         let (directory, group) = found("/../../system.slice/mariadb.service").unwrap();
         assert_eq!(directory, tree.path().join("mariadb.service"));
         assert_eq!(group, PathBuf::from("/system.slice/mariadb.service"), "as the node names it");
@@ -187,18 +205,50 @@ mod tests {
     #[test]
     fn groups_are_looked_for_so_many_levels_deep_alone() {
         let tree = tree(&[("a/b/c/d/e/db", "7\n")]);
-        let look = |levels: usize| look_for(tree.path(), levels, Path::new("db"), 7);
-        assert_eq!(look(5), None, "{LEVELS} levels");
-        assert_eq!(look_for(&tree.path().join("a"), 4, Path::new("db"), 7), Some("b/c/d/e/db".into()));
+        let look = |top: &str, levels| look_for(&tree.path().join(top), levels, Path::new("db"), 7, GROUPS);
+        assert_eq!(look("a", 4).unwrap(), Some("b/c/d/e/db".into()));
+        let said = look("", 5).unwrap_err().to_string();
+        assert_eq!(said, format!("{}/: {TOO_DEEP}", tree.path().display()));
+        assert!(TOO_DEEP.contains(&format!(" {LEVELS} levels")) && TOO_MANY.contains(&format!(" {GROUPS} ")));
+    }
+
+    #[test]
+    fn a_group_that_is_hidden_among_too_many_is_said() {
+        let tree = tree(&[("pods/a/db", "7\n"), ("pods/b/db", "8\n"), ("pods/c/db", "9\n"), ("one/d", "")]);
+        let look = |pid, most| look_for(tree.path(), 2, Path::new("db"), pid, most);
+        for pid in [7, 8, 9] {
+            assert!(look(pid, 4).unwrap().is_some(), "as many as there are");
+        }
+        assert_eq!(look(6, 4).unwrap(), None, "all were looked through");
+        let found: Vec<_> = [7, 8, 9].into_iter().map(|pid| look(pid, 2)).collect();
+        assert!(found.iter().flatten().all(Option::is_some), "never as if there were none: {found:?}");
+        let said: Vec<_> = found.into_iter().filter_map(|found| Some(found.err()?.to_string())).collect();
+        assert!(!said.is_empty());
+        assert!(
+            said.iter().all(|said| *said == format!("{}: {TOO_MANY}", tree.path().display())),
+            "{said:?}"
+        );
+        // Another mount of the hierarchy that has it is enough; without one it is an error, of which the guard and the doctor tell.
+        let roots = SysRoots::at(tree.path());
+        fs::create_dir_all(tree.path().join("proc/7")).unwrap();
+        fs::write(tree.path().join("proc/7/cgroup"), "0::/../../../../../out\n").unwrap();
+        let deep = mount("/../../../../../../../../../..", &tree.path().join("one"));
+        let said = MemoryPlace::among(&roots, 7, std::slice::from_ref(&deep)).unwrap_err().to_string();
+        assert!(said.ends_with(TOO_DEEP), "{said}");
+        let near = mount("/../../../../..", &tree.path().join("pods"));
+        fs::create_dir_all(tree.path().join("pods/out")).unwrap();
+        let place = MemoryPlace::among(&roots, 7, &[deep, near]).unwrap().unwrap();
+        assert_eq!(place.directory, tree.path().join("pods/out"));
     }
 
     #[test]
     fn no_path_leads_out_of_a_mount() {
         let tree = tree(&[("own/below", "1\n"), ("else", "1\n")]);
         let own = mount("/", &tree.path().join("own"));
-        assert_eq!(beneath(&own, Path::new("/../else"), 1), None);
-        assert_eq!(beneath(&own, Path::new("/below/../../else"), 1), None);
-        assert!(beneath(&own, Path::new("/below"), 1).is_some());
-        assert_eq!(beneath(&mount("/docker/a", tree.path()), Path::new("/docker/b"), 1), None);
+        let found = |mount: &Mount, group: &str| beneath(mount, Path::new(group), 1).unwrap();
+        assert_eq!(found(&own, "/../else"), None);
+        assert_eq!(found(&own, "/below/../../else"), None);
+        assert!(found(&own, "/below").is_some());
+        assert_eq!(found(&mount("/docker/a", tree.path()), "/docker/b"), None);
     }
 }
