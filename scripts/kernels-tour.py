@@ -9,15 +9,19 @@ Prints lines as Rust's tests do, with what the commands said between them, and f
 
 import ctypes
 import glob
+import json
 import mmap
 import os
 import platform
+import re
+import shutil
 import struct
 import subprocess
 import sys
 import time
+import urllib.request
 
-from kernels_stories import MIB, content, figures, meminfo, resident, results, run, same, story, write
+from kernels_stories import MIB, PAGEKEEPER, content, figures, meminfo, resident, results, run, same, story, write
 
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -175,6 +179,57 @@ def guard(directory):
     same("closed logs' bytes", os.path.getsize(names[0]), 4 * MIB)
 
 
+def metrics(directory):
+    """The guard's, as a Prometheus asks for them, beside fincore."""
+    logs = os.path.join(directory, "measured")
+    os.mkdir(logs)
+    path = os.path.join(logs, "binlog.000001")
+    write(path, 4 * MIB)
+    with open(os.path.join(logs, "binlog.index"), "w") as index:
+        index.write("./binlog.000001\n")
+    words = [PAGEKEEPER, "guard", "--dry-run", "--dir", logs, "--profile", "mariadb", "--metrics", "127.0.0.1:9417"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as guard:
+        try:
+            # Until the first sample, which is behind the first look for databases.
+            for _ in range(300):
+                text = asked("http://127.0.0.1:9417/metrics")
+                found = re.search(r'^pagekeeper_resident_bytes\{[^}]*class="binlog"\} (\d+)$', text, re.MULTILINE)
+                if found:
+                    break
+                time.sleep(0.5)
+            same("resident", found and int(found.group(1)), resident(path))
+            same("health", asked("http://127.0.0.1:9417/healthz") != "", True)
+            print("\n".join(line for line in text.splitlines() if line.startswith("pagekeeper_trace_source")))
+        finally:
+            guard.terminate()
+    same("its end", guard.returncode, 0)
+
+
+def asked(address):
+    """What is answered, or nothing yet."""
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def store(directory):
+    """On one that a killed process left (crates/store/tests/fixture.rs): figures, checks, copies and repairs."""
+    place, backup, restored, repaired = (os.path.join(directory, name) for name in ("store", "backup", "restored", "repaired"))
+    shutil.copytree(os.path.join(os.environ.get("SOURCE", "."), "crates/store/tests/fixture/v2"), place)
+    same("pages", len(json.loads(run("store", "dump", "--json", place)[0])["pages"]), 12)
+    run("store", "stat", place)
+    run("store", "backup", place, backup)
+    run("store", "restore", backup, restored)
+    run("store", "compact", restored)
+    run("store", "repair", place, "--to", repaired)
+    for one in (place, backup, restored, repaired):
+        said = json.loads(run("store", "verify", "--json", one)[0])
+        same(f"verify {one}", (said["sound"], said["data_pages"]), (True, 10))
+    run("store", "stat", directory, status=1)
+
+
 def doctor(directory):
     path = os.path.join(directory, "stat")
     with open(path, "rb"):
@@ -256,12 +311,11 @@ def demo(directory):
     run("demo", "--seconds", "6", "--dir", directory)
 
 
-def others(directory):
+def others(_):
     """What needs nothing of the kernel."""
     run("--version")
     run("man", "guard")
     run("completions", "bash")
-    run("store", "stat", directory, status=1)
 
 
 def tour(directory):
@@ -270,6 +324,7 @@ def tour(directory):
     story("kernels::run", copy_under_run, directory)
     story("kernels::run_static", static_under_run, directory)
     story("kernels::guard", guard, directory)
+    story("kernels::metrics", metrics, directory)
     story("kernels::doctor", doctor, directory)
     story("kernels::top", top, directory)
     story("kernels::probe_ext4", probe_with_uring, "ext4", directory)
@@ -278,6 +333,7 @@ def tour(directory):
     else:
         story("kernels::probe_without_io_uring", probe_without_uring, "ext4", directory)
     story("kernels::demo", demo, directory)
+    story("kernels::store", store, directory)
     story("kernels::others", others, directory)
     capabilities["size of a page"] = f"{PAGE >> 10} KiB"
     for name, what in capabilities.items():
