@@ -562,6 +562,38 @@ mod tests {
     }
 
     #[test]
+    fn a_resident_page_is_left_whatever_its_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            let count = usize::try_from(WINDOW / page).unwrap();
+            for hot in [0, 1, count / 2, count - 1] {
+                let mut stream = Stream::NEW;
+                assert!(stream.sample_for_read(0, MIB, 3 * WINDOW).is_some());
+                stream.sample_for_prefetch(0, 3 * WINDOW, 3 * WINDOW);
+                assert!(stream.saw(&(0..3 * WINDOW), 0));
+                let resident: Vec<u8> = (0..count).map(|nth| u8::from(nth == hot)).collect();
+                stream.saw_pages(WINDOW, page, &resident);
+                let at = WINDOW + hot as u64 * page;
+                let own = [0..at, at + page..3 * WINDOW];
+                assert_eq!(stream.left().collect::<Vec<_>>(), own, "page {hot} of {page} bytes");
+                // What was read to its last byte goes up to that page, and from behind it on.
+                let released: Vec<_> = stream.passed(0, 3 * WINDOW).collect();
+                assert_eq!(released, own, "page {hot} of {page} bytes");
+                // Read again with another page resident, in the last window, which ends in the middle of a page.
+                let size = 3 * WINDOW - page / 2;
+                let mut stream = Stream::NEW;
+                assert!(stream.sample_for_read(0, MIB, size).is_some());
+                stream.sample_for_prefetch(0, size, size);
+                assert!(stream.saw(&(0..2 * WINDOW), 0));
+                stream.saw_pages(2 * WINDOW, page, &resident);
+                let at = 2 * WINDOW + hot as u64 * page;
+                let own: Vec<_> =
+                    [0..at, at + page..3 * WINDOW].into_iter().filter(|range| !range.is_empty()).collect();
+                assert_eq!(stream.left().collect::<Vec<_>>(), own, "page {hot} of {page} bytes, at the end");
+            }
+        }
+    }
+
+    #[test]
     fn what_comes_behind_the_end_is_not_the_streams() {
         let mut stream = Stream::NEW;
         assert_eq!(read(&mut stream, 0, 5000, 5000).0, Some(0..5000));
