@@ -110,6 +110,9 @@ fn needs(error: &TraceError) -> Option<String> {
         TraceError::Refused { needs: Needs::OtherPolicy, .. } => {
             Some("leave of the security module or seccomp filter".to_owned())
         }
+        TraceError::Refused { needs: Needs::LessParanoia, .. } => {
+            Some("sysctl kernel.perf_event_paranoid=2, or CAP_SYS_ADMIN,".to_owned())
+        }
         // Who may mount has it mounted for itself.
         TraceError::NoTracefs => {
             let mount = "mount -t tracefs tracefs /sys/kernel/tracing";
@@ -218,6 +221,7 @@ mod tests {
         }
         assert!(needs(&TraceError::NoTracefs).unwrap().contains("mount -t tracefs"));
         assert!(needs(&refused(Needs::OtherPolicy)).unwrap().contains("seccomp"));
+        assert!(needs(&refused(Needs::LessParanoia)).unwrap().contains("kernel.perf_event_paranoid=2"));
         assert_eq!(needs(&TraceError::NotAsked), None);
         // What it takes is not repeated in the reason.
         let reason = why(&refused(Needs::Capabilities(&["CAP_BPF"])));

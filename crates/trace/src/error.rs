@@ -99,6 +99,9 @@ pub enum Needs {
     NoLockdown(Lockdown),
     /// The rights are there: a security module or a seccomp filter stands against it.
     OtherPolicy,
+    /// The rights are there, but for `perf_event_open(2)` this kernel wants `CAP_SYS_ADMIN` while `kernel.perf_event_paranoid` is above 2:
+    /// a setting of distributions' kernels, of Debian's by default.
+    LessParanoia,
 }
 
 /// How far the kernel is locked down.
@@ -119,6 +122,7 @@ impl fmt::Display for Needs {
                 f.write_str("the kernel is locked down (confidentiality)")
             }
             Self::OtherPolicy => f.write_str("a security module or a seccomp filter forbids it"),
+            Self::LessParanoia => f.write_str("kernel.perf_event_paranoid above 2 forbids it"),
         }
     }
 }
@@ -165,7 +169,12 @@ impl TraceError {
         }
         // Of the calling thread. Where it can't be asked it has none.
         let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-        Self::Refused { call, what, needs: right.needs(has, lockdown()), source }
+        let mut needs = right.needs(has, lockdown());
+        let paranoia = || std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
+        if needs == Needs::OtherPolicy && is_paranoia(call, errno, has, &paranoia()) {
+            needs = Needs::LessParanoia;
+        }
+        Self::Refused { call, what, needs, source }
     }
 
     /// The error of a failed act on a file of tracefs.
@@ -173,6 +182,15 @@ impl TraceError {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
         Self::of(right, call, escaped(path).to_string(), errno)
     }
+}
+
+/// Whether a call that was refused in spite of `CAP_PERFMON` was so by `kernel.perf_event_paranoid`, of which this is the value. Mainline
+/// kernels know nothing above 2.
+fn is_paranoia(call: &str, errno: Errno, has: CapabilitySet, paranoia: &str) -> bool {
+    call == "perf_event_open"
+        && errno == Errno::ACCESS
+        && !has.contains(CapabilitySet::SYS_ADMIN)
+        && paranoia.trim().parse::<i32>().is_ok_and(|level| level > 2)
 }
 
 fn lockdown() -> Option<Lockdown> {
@@ -209,6 +227,19 @@ mod tests {
         assert_eq!(Right::Reading.needs(CapabilitySet::DAC_READ_SEARCH, None), Needs::OtherPolicy);
         let locked = Right::Programs.needs(CapabilitySet::all(), Some(Lockdown::Confidentiality));
         assert_eq!(locked, Needs::NoLockdown(Lockdown::Confidentiality));
+    }
+
+    #[test]
+    fn the_paranoia_of_distributions_is_named() {
+        let rights = CapabilitySet::BPF | CapabilitySet::PERFMON;
+        let by = |call, errno, has, level| is_paranoia(call, errno, has, level);
+        assert!(by("perf_event_open", Errno::ACCESS, rights, "3\n"));
+        assert!(by("perf_event_open", Errno::ACCESS, rights, "4\n"));
+        assert!(!by("perf_event_open", Errno::ACCESS, rights, "2\n"), "of the mainline kernel");
+        assert!(!by("perf_event_open", Errno::ACCESS, rights, ""));
+        assert!(!by("perf_event_open", Errno::PERM, rights, "3\n"), "a seccomp filter's");
+        assert!(!by("bpf(PROG_LOAD)", Errno::ACCESS, rights, "3\n"));
+        assert!(!by("perf_event_open", Errno::ACCESS, rights | CapabilitySet::SYS_ADMIN, "3\n"));
     }
 
     #[test]
