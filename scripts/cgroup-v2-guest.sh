@@ -15,7 +15,7 @@ topmost() {
     ends
 }
 
-# Containers of podman, beside the guard and the doctor.
+# Containers of podman, beside the guard and the doctor, and the guard in one. Or STORIES alone, words of names.
 containers() {
     echo "guest: begins with Linux $(uname -r)"
     mount -t cgroup2 cgroup /sys/fs/cgroup
@@ -23,11 +23,14 @@ containers() {
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
     mkdir -p /dev/pts /dev/mqueue && mount -t devpts devpts /dev/pts
     mount -t tmpfs run /run
+    mount -t tracefs tracefs /sys/kernel/tracing
     ip link set lo up
     podman --version
     crun --version | head -n 1
     cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" engine:: --include-ignored --nocapture --test-threads=1 --color=never
+    # Each word is a filter.
+    # shellcheck disable=SC2086
+    PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-engine} --include-ignored --nocapture --test-threads=1 --color=never
     results
     ends
 }

@@ -2,13 +2,14 @@
 # Memory cgroups of version 2, in virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
 # group (topmost); systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them (systemd); the
 # guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package under a real systemd, its service with each
-# drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman (containers).
+# drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
+# in one, as the manifest for Kubernetes has it (containers).
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
 # Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
 #
 # SENPAI=PATH, with arguments of one's own behind it or without, has `guard` beside Meta's senpai.py too, which is no part of this project
-# (docs/src/containers.md has what came of it); without, that story is left out. STORIES=WORDS, for `guard`: only the tests with one of
+# (docs/src/containers.md has what came of it); without, that story is left out. STORIES=WORDS, for `guard` and `containers`: only the tests with one of
 # these in their names, such as STORIES=senpai.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +19,7 @@ scripts/packages.sh \
     "the virtual machines: qemu-system-x86 busybox-static kmod cpio e2fsprogs xz-utils" \
     "systemd in them: systemd dbus dbus-user-session libpam-systemd" \
     "the servers in them: postgresql mariadb-server mariadb-backup" \
-    "the container engine in them: podman crun" \
+    "the container engine in them, and what reads the manifest: podman crun python3-yaml libcap2-bin" \
     "the package that is installed in them: debhelper dpkg-dev lintian binutils" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }

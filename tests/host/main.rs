@@ -9,6 +9,7 @@ mod doctor_rocksdb;
 mod doctor_settings;
 mod doctor_streams;
 mod engine;
+mod engine_pod;
 mod guard_budgets;
 mod guard_cgroups;
 mod guard_cgroups_databases;

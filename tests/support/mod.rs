@@ -22,6 +22,7 @@ pub(crate) mod mariadb;
 pub(crate) mod mariadb_test;
 pub(crate) mod memory_group;
 pub(crate) mod mysql;
+pub(crate) mod pod;
 pub(crate) mod podman;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;

@@ -58,18 +58,24 @@ impl Engine {
                 .args(["--auth-root-authentication-method=normal", "--innodb-log-file-size=16M"])
                 .arg(format!("--datadir={}", image.join(&DATA[1..]).display())),
         );
-        let layer = home.join("layer.tar");
+        engine.import(&image, "pagekeeper-test");
+        engine
+    }
+
+    /// Makes an image of what a directory holds.
+    pub(crate) fn import(&self, directory: &Path, name: &str) {
+        let layer = self.home.join("layer.tar");
         done(
             Command::new("tar")
                 .arg("--create")
                 .arg("--file")
                 .arg(&layer)
                 .arg("--directory")
-                .arg(&image)
+                .arg(directory)
                 .arg("."),
         );
-        done(engine.podman().arg("import").arg(&layer).arg("pagekeeper-test"));
-        engine
+        done(self.podman().arg("import").arg(&layer).arg(name));
+        std::fs::remove_file(&layer).expect("remove the layer");
     }
 
     /// Starts a server in a container, with more arguments of `podman run`.
@@ -93,15 +99,20 @@ impl Engine {
                 .args(["--log-bin=binlog", "--binlog-format=ROW", "--sync-binlog=1", "--max-binlog-size=16M"])
                 .args(["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"]),
         );
-        let shown = done(self.podman().args(["inspect", "--format={{.State.Pid}}", name]));
-        let pid = String::from_utf8_lossy(&shown.stdout).trim().parse().expect("a process's number");
-        let container = Container { engine: self, name, pid };
+        let container = Container { engine: self, name, pid: self.pid(name) };
         eventually("its server answers", DEADLINE, || container.try_execute("SELECT 1").then_some(()));
         container.execute("CREATE DATABASE d; CREATE TABLE d.t (v LONGBLOB)");
         container
     }
 
-    fn podman(&self) -> Command {
+    /// The first process of a container, as seen from here.
+    pub(crate) fn pid(&self, name: &str) -> u32 {
+        let shown = done(self.podman().args(["inspect", "--format={{.State.Pid}}", name]));
+        String::from_utf8_lossy(&shown.stdout).trim().parse().expect("a process's number")
+    }
+
+    /// A command of podman with this engine's storage.
+    pub(crate) fn podman(&self) -> Command {
         let mut command = Command::new("podman");
         command
             .arg("--root")
@@ -127,6 +138,13 @@ impl Container<'_> {
         for _ in 0..40 {
             self.execute("INSERT INTO d.t VALUES (REPEAT('x', 1048576)); DELETE FROM d.t");
         }
+    }
+
+    /// Has the container write a file that nobody reads again, so that its pages are the container's, and clean.
+    pub(crate) fn fill_file(&self, bytes: u64) {
+        let count = format!("count={}", bytes / MIB);
+        let dd = ["dd", "if=/dev/zero", "of=/var/lib/idle", "bs=1M", &count, "conv=fsync", "status=none"];
+        done(self.engine.podman().args(["exec", self.name]).args(dd));
     }
 
     /// What is resident of its binlogs, in bytes: of the files in the layer that the container writes to, which have the pages.
