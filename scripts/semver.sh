@@ -2,8 +2,8 @@
 # Compares what the crates for engines' authors offer with what the last release offered, by cargo-semver-checks, which is built into target/tools where
 # it is missing: a change that a program of somebody else's would not survive fails, unless the version says it.
 #
-# The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the commit in which that section came. An
-# argument names another commit.
+# The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the newest commit in which nothing had come above that
+# section yet. An argument names another commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -17,7 +17,11 @@ if [ -z "$baseline" ] && git rev-parse --quiet --verify "v$version^{commit}" >/d
     baseline=v$version
 fi
 if [ -z "$baseline" ]; then
-    baseline=$(git log --reverse --format=%H -S"## [$version]" -- CHANGELOG.md | head -n 1)
+    for commit in $(git log --format=%H -- CHANGELOG.md); do
+        # What is unreleased there, and which release is below it.
+        newest=$(git show "$commit:CHANGELOG.md" | awk '!n && /^## \[[0-9]/ { n = $2 } !n && /^- / { n = "unreleased" } END { print n }')
+        [ "$newest" != "[$version]" ] || { baseline=$commit && break; }
+    done
 fi
 if [ -z "$baseline" ]; then
     echo "No commit is known for $version: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
