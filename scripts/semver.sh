@@ -3,7 +3,7 @@
 # it is missing: a change that a program of somebody else's would not survive fails, unless the version says it.
 #
 # The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the newest commit in which nothing had come above that
-# section yet. An argument names another commit.
+# section yet, but for the one that is checked: a release is compared with what it changes. An argument names another commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -18,6 +18,7 @@ if [ -z "$baseline" ] && git rev-parse --quiet --verify "v$version^{commit}" >/d
 fi
 if [ -z "$baseline" ]; then
     for commit in $(git log --format=%H -- CHANGELOG.md); do
+        [ "$commit" != "$(git rev-parse HEAD)" ] || continue
         # What is unreleased there, and which release is below it.
         newest=$(git show "$commit:CHANGELOG.md" | awk '!n && /^## \[[0-9]/ { n = $2 } !n && /^- / { n = "unreleased" } END { print n }')
         [ "$newest" != "[$version]" ] || { baseline=$commit && break; }
@@ -31,7 +32,7 @@ PATH=$PATH:$target/tools/bin
 if ! command -v cargo-semver-checks >/dev/null; then
     "$cargo" install --quiet --locked --root "$target/tools" "cargo-semver-checks@$checks"
 fi
-echo "compared with $version, $(git log -1 --format='%h of %cs' "$baseline")"
+echo "compared with $(git log -1 --format='%h of %cs' "$baseline")"
 packages=()
 for list in crates/*/api.txt; do
     packages+=(--package "pagekeeper-$(basename "$(dirname "$list")")")

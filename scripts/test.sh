@@ -116,8 +116,8 @@ beside[unused]=$!
 if [ "$(id -u)" -ne 0 ] || ! command -v qemu-system-x86_64 >/dev/null || [ "$(uname -m)" != x86_64 ]; then
     printf 'SKIPPED: %s\ntest result: ok. 1 passed; 0 failed\n' "the tests on other kernels need root, x86-64 and qemu-system-x86" >"$logs/kernels"
 else
-    # What runs alone waits for the stories' end, so these leave them the processor.
-    CRATES=none STORIES="stat|evict|run|guard|doctor|top" MACHINE_SECONDS=1500 nice -n 5 scripts/test-kernels.sh --compare bullseye trixie >"$logs/kernels" 2>&1 &
+    # What runs alone waits for the stories' end, so these leave them the processor. A kernel that no mirror has any more is skipped by name.
+    PAGEKEEPER_REQUIRE_ALL=0 CRATES=none STORIES="stat|evict|run|guard|doctor|top" MACHINE_SECONDS=1500 nice -n 5 scripts/test-kernels.sh --compare bullseye trixie >"$logs/kernels" 2>&1 &
     beside[kernels]=$!
 fi
 tests --workspace "${stories[@]}" | tee "$logs/stories" | shown || status=$?

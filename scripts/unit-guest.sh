@@ -220,6 +220,7 @@ backed_up() {
     systemctl enable --quiet --now $backup.timer
     [ -n "$(show NextElapseUSecRealtime $backup.timer)" ] || echo "its timer never comes"
     systemctl start $backup.service || echo "it fails"
+    journalctl --sync
     journalctl --quiet --output=cat --unit=$backup.service >/var/tmp/backup.log
     grep --quiet 'completed OK!' /var/tmp/backup.log || echo "no backup: $(tail -n 5 /var/tmp/backup.log)"
     directory=$(echo /var/backups/mariadb/*)

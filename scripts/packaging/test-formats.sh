@@ -91,7 +91,7 @@ if ! PYTHONPATH=$tools/cyclonedx python3 -c 'import cyclonedx.validation.json' 2
 fi
 for document in "$packages"/*.cdx.json; do
     machine_there=$(sed 's/.*-\(.*\)\.cdx\.json$/\1/' <<<"$document")
-    PYTHONPATH=$tools/cyclonedx:scripts/packaging python3 - "$document" "$machine_there-unknown-linux-gnu" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5, or not of what is linked in"
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/cyclonedx:scripts/packaging python3 - "$document" "$machine_there-unknown-linux-gnu" <<'TEXT' || fail "${document##*/} is no CycloneDX 1.5, or not of what is linked in"
 import json
 import sys
 from linked import linked

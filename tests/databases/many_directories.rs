@@ -19,8 +19,8 @@ const PROGRAMS: [&str; 3] = ["fincore", "setpriv", "bash"];
 
 const SOON: Duration = Duration::from_secs(180);
 
-/// Directories of one process, as many as are watched of one, and processes, as many as have room for them.
-const EACH: u64 = 1024;
+/// Directories of one process, and processes: as many as have room among those of one user, whose the server is, too.
+const EACH: u64 = 1000;
 const PROCESSES: u64 = 2;
 const ALL: u64 = EACH * PROCESSES;
 

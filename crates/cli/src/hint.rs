@@ -278,7 +278,7 @@ impl fmt::Display for Hint {
         match &self.memory {
             Some(memory) => {
                 let (held, all) = (memory.cached.saturating_sub(memory.shmem), memory.total);
-                writeln!(f, " (here {} of {} of memory).", Size(held), Size(all))?;
+                writeln!(f, ", which holds {} of {} of memory here.", Size(held), Size(all))?;
             }
             None => writeln!(f, ".")?,
         }

@@ -237,7 +237,7 @@ pub enum GroupNews {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It belongs to another user, and the process has none of its logs open for writing.
+    /// It belongs to another user, and the process has none of its logs open for writing, or it has other names: hard links.
     NotOwner,
     /// It is watched for a database of another kind, whose claim is as good or better.
     OtherDatabase,
@@ -276,7 +276,7 @@ impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotOwner => {
-                "it belongs to another user, and the process has none of its logs open for writing"
+                "it belongs to another user, and the process has none of its logs open for writing, or it has other names (hard links)"
             }
             Self::OtherDatabase => {
                 "it is watched for a database of another kind, whose claim is as good or better"
