@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::many::{cpu_seconds, make, name};
+use super::many::{make, name, settled};
 use super::watcher::{Used, Watched, Watcher};
 use crate::Run;
 use crate::data::MIB;
@@ -161,11 +161,7 @@ fn watch(run: &Run, writers: &[Writer]) -> Result<Cost> {
         run.stop.sleep(Duration::from_millis(100))?;
     }
     let found = began.elapsed().as_secs_f64();
-    run.stop.sleep(Duration::from_secs(settle))?;
-    let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
-    run.stop.sleep(Duration::from_secs(window))?;
-    let steady = (cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
-    let watched = guard.watched().context("the guard has made no tick")?;
+    let (steady, watched) = settled(run, &guard, settle, window)?;
     ensure!(is_all(watched), "the guard's last tick has {watched:?} of {FILES} log files");
     Ok(Cost { whole: guard.stop()?, steady, found, watched })
 }

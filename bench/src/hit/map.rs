@@ -82,9 +82,7 @@ impl Map {
         // SAFETY: as in `bytes`; the mapping is writable, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skip), self.len) }
     }
-}
 
-impl Map {
     /// Where `len` bytes of an arena begin, for who keeps its own account of which of them are read and written.
     #[inline]
     pub(crate) fn frame(&self, at: usize, len: usize) -> *mut u8 {

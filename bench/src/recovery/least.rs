@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pagekeeper_io::{Access, AlignedBuf, BatchRead, Io, IoFile};
 
-use super::wide::{self, PIECES};
+use super::wide::{self, PIECES, touched};
 
 /// Requests that a worker has under way at once, and workers: twice as many requests as the disk serves, so that it has work while sums
 /// are made.
@@ -79,12 +79,6 @@ fn once(
         joined.collect::<Vec<Result<()>>>().into_iter().collect::<Result<()>>()
     })?;
     Ok(began.elapsed())
-}
-
-fn touched(bytes: usize) -> AlignedBuf {
-    let mut memory = AlignedBuf::new(bytes);
-    memory.fill(1);
-    memory
 }
 
 /// The first `bytes` of a file.

@@ -48,13 +48,18 @@ pub(super) fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<(Ar
     Ok(files)
 }
 
+/// So many bytes that were written to, so that no read waits for memory.
+pub(super) fn touched(bytes: usize) -> AlignedBuf {
+    let mut memory = AlignedBuf::new(bytes);
+    memory.fill(1);
+    memory
+}
+
 /// The least time that it takes to read the first `bytes` of the files of a directory, one file after the other in the order of
 /// their names.
 pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;
-    let mut memory = AlignedBuf::new(files.iter().map(|(_, bytes)| bytes).sum());
-    // Touched, so that no read waits for memory.
-    memory.fill(1);
+    let mut memory = touched(files.iter().map(|(_, bytes)| bytes).sum());
     let mut least = Duration::MAX;
     for piece in PIECES {
         least = least.min(read(io, &files, &mut memory, piece)?);
