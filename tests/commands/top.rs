@@ -195,13 +195,14 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
     }
     let _alone = alone();
     let dir = scratch();
-    written(&dir.path().join("closed-by-all.dat"), 3);
-    let once = || -> Value {
-        run(["top", "--once", "--json", "--interval", "200ms", "--filter", "closed-by-all"]).json()
-    };
+    let path = dir.path().join("closed-by-all.dat");
+    written(&path, 3);
+    // By all of its path: a run that was killed leaves files of such names.
+    let filter = path.to_str().expect("a path of this test's own");
+    let once =
+        || -> Value { run(["top", "--once", "--json", "--interval", "200ms", "--filter", filter]).json() };
     // Others may read and write files while it counts, and then the kernel's figure is of another moment; and the kernel may page
     // out what is idle.
-    let path = dir.path().join("closed-by-all.dat");
     let last = support::eventually("nearly all is explained", std::time::Duration::from_secs(180), || {
         std::fs::read(&path).expect("read it again");
         let last = once();
@@ -211,11 +212,7 @@ fn one_look_explains_what_is_cached_and_shows_closed_files() {
         ((0.98..=1.02).contains(&share) && whole).then_some(last)
     });
     let row = &last["rows"][0];
-    assert_eq!(
-        row["path"].as_str().map(Path::new),
-        Some(dir.path().join("closed-by-all.dat").as_path()),
-        "{row:#}"
-    );
+    assert_eq!(row["path"].as_str().map(Path::new), Some(path.as_path()), "{row:#}");
     assert_eq!((&row["resident"], &row["dirty"]), (&Value::from(3 << 20), &Value::from(0)));
     assert_eq!(last["rows"].as_array().map(Vec::len), Some(1));
     let memory = last["memory"].as_object().unwrap();
