@@ -88,7 +88,8 @@ fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
             "{alone} bytes are read even without a guard: nothing can be concluded here"
         );
 
-        let guard = Guard::spawn(&["--tick", "50ms"]);
+        // Others may have logs that are not recycled.
+        let guard = Guard::spawn(&["--tick", "50ms", "--only", &format!("pid:{pid}")]);
         let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
         assert_eq!(found["profile"], "rocksdb");
         let added = least_read(&mut bench, PHASE);
