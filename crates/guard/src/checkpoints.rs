@@ -152,7 +152,7 @@ impl Checkpoints {
     }
 
     /// Forgets logs and files that are not watched any more; what could not be seen since the last call.
-    pub(crate) fn finish(&mut self, directories: &[Directory]) -> Vec<(PathBuf, String)> {
+    pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
         self.logs.retain(|log, _| directories.iter().any(|directory| directory.logs.contains_key(log)));
         if !self.headers.is_empty() {
             let entries = directories.iter().flat_map(|directory| directory.entries.values());

@@ -34,6 +34,8 @@ use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
+use crate::facts::Remembered;
+use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
@@ -44,12 +46,14 @@ const SELDOM: u32 = 32;
 /// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen. Not of
 /// one that is new, nor of the last of its log.
 const EMPTY: u32 = 128;
+/// A file where nothing happens is sampled so many times as seldom each time; one of very many that had pages by the second.
+const SLOWER: (u32, u32) = (2, 4);
 /// So many files are sampled together, which takes opening their directory once.
 const TOGETHER: u64 = 16;
 /// And of one that is open in a process with very many of them: a half to all of so many.
 const HELD: u32 = 8;
 /// The same where its database has many.
-const HELD_OF_MANY: u32 = 16;
+const HELD_OF_MANY: u32 = 64;
 /// A directory in which no file is sampled is opened every so many ticks, to see whether its path still leads to it.
 const CHECKED: u64 = 16;
 /// The same where a database has many.
@@ -79,6 +83,11 @@ fn new_version() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
+/// Names a directory for as long as it is watched; never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(test, derive(Default))]
+pub(crate) struct DirectoryId(u64);
+
 /// Which database a directory is of: the unit of budgets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum DatabaseKey {
@@ -98,9 +107,14 @@ impl DatabaseKey {
     }
 }
 
+/// Watched directories, each at a place of its own: ticks hand thousands of them from vector to vector.
+#[allow(clippy::vec_box, reason = "moving them themselves was a tenth of what a tick takes")]
+pub(crate) type Directories = Vec<Box<Directory>>;
+
 /// A watched directory.
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing about it")]
 pub(crate) struct Directory {
+    pub(crate) id: DirectoryId,
     /// As the database sees it.
     pub(crate) path: PathBuf,
     /// The process through whose root it is reached, if it lives in another mount namespace or root than the
@@ -123,7 +137,7 @@ pub(crate) struct Directory {
     /// Whether its logs are kept tighter: the memory cgroup has too much page cache.
     pub(crate) tight: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
-    pub(crate) logs: HashMap<LogId, Log>,
+    pub(crate) logs: IdMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
     /// The command line of the database, for settings.
     command_line: Vec<OsString>,
@@ -148,6 +162,33 @@ pub(crate) struct Directory {
     version: u64,
     /// Behind which name sampling goes on, where there was no time for all.
     sampled_to: Option<OsString>,
+    /// What its files come to, while none of them changes.
+    sums: Option<Sums>,
+    /// What the policy was given of it, while nothing changes.
+    pub(crate) remembered: Remembered,
+    rest: Rest,
+}
+
+/// What the files of a directory come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    /// Resident bytes.
+    pub(crate) resident: u64,
+    /// Bytes dirty or under writeback.
+    pub(crate) unwritten: u64,
+    /// Windows with resident pages that are kept.
+    pub(crate) windows: usize,
+}
+
+/// For how long no file of a directory has to be looked at.
+#[derive(Debug, Default)]
+struct Rest {
+    /// Ticks that the files have not been counted down by.
+    passed: u32,
+    /// Of how many of them none is due, as things stand.
+    until_due: u32,
+    /// Whether some process was at a file of it in the tick before.
+    was_busy: bool,
 }
 
 /// What matters of its database to how often files are sampled.
@@ -228,15 +269,16 @@ impl Entry {
         self.interval = 1;
     }
 
-    /// Takes in what was seen; whether it is another than before. Files with the same `turn` that fall quiet are sampled in the
+    /// Takes in what was seen; whether it is another than before. `among_many` says whether its database has very many. Files with the same `turn` that fall quiet are sampled in the
     /// same ticks later.
-    fn take(&mut self, seen: FileSample, may_rest: bool, turn: u64) -> bool {
+    fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
         let before = self.interval;
         let FileSample { size, sample: found, next, .. } = seen;
         let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
         self.from = next.unwrap_or(0);
         // One that never had a page may be new, and be written next.
         let is_known = self.had_pages || before >= SELDOM;
+        let slower = if among_many && self.had_pages { SLOWER.1 } else { SLOWER.0 };
         self.had_pages |= found.resident > 0;
         let most = if may_rest && is_known && found.resident == 0 { EMPTY } else { SELDOM };
         self.interval = if !same {
@@ -244,7 +286,7 @@ impl Entry {
         } else if most == EMPTY {
             EMPTY
         } else {
-            (self.interval * 2).min(SELDOM)
+            (self.interval * slower).min(SELDOM)
         };
         self.previous_size = self.size;
         self.size = size;
@@ -269,6 +311,7 @@ impl Directory {
         right: Right,
     ) -> Self {
         Self {
+            id: DirectoryId(new_version()),
             path,
             through,
             owner,
@@ -280,7 +323,7 @@ impl Directory {
             acts: true,
             tight: false,
             entries: BTreeMap::new(),
-            logs: HashMap::new(),
+            logs: IdMap::default(),
             by_stem: HashMap::new(),
             command_line,
             stale: true,
@@ -294,7 +337,35 @@ impl Directory {
             database: OfDatabase { files: 0, sees_openers: true },
             version: new_version(),
             sampled_to: None,
+            sums: None,
+            remembered: Remembered::default(),
+            rest: Rest::default(),
         }
+    }
+
+    /// Takes note that its files, or what is known of them, changed: what was made of them before holds no more.
+    pub(crate) fn touch(&mut self) {
+        self.sums = None;
+        self.remembered.forget();
+        self.rest.until_due = 0;
+    }
+
+    /// Asks for samples of those of its files that are wanted when files are next sampled.
+    pub(crate) fn sample_now(&mut self, wanted: impl Fn(&Entry) -> bool) {
+        self.rest.until_due = 0;
+        self.entries.values_mut().filter(|entry| wanted(entry)).for_each(Entry::sample_now);
+    }
+
+    /// What its files come to.
+    pub(crate) fn sums(&mut self) -> Sums {
+        let sum = |sums: Sums, entry: &Entry| Sums {
+            resident: sums.resident + entry.sample.resident,
+            unwritten: sums.unwritten + entry.sample.unwritten,
+            windows: sums.windows + entry.sample.windows.len(),
+        };
+        let sums = || self.entries.values().fold(Sums::default(), sum);
+        debug_assert!(self.sums.is_none_or(|known| known == sums()), "they changed since: {:?}", self.sums);
+        *self.sums.get_or_insert_with(sums)
     }
 
     /// Opens it for one tick's use. Fails as if it were gone where its path leads to another directory than before.
@@ -369,7 +440,7 @@ impl Directory {
     /// Takes note that its file system answers again, after a while in which anything may have happened.
     pub(crate) fn came_back(&mut self) {
         self.stale = true;
-        self.entries.values_mut().for_each(Entry::sample_now);
+        self.sample_now(|_| true);
     }
 
     /// Forgets its files: it is gone, or out of reach for now.
@@ -377,14 +448,10 @@ impl Directory {
         if !self.entries.is_empty() {
             self.entries.clear();
             self.version = new_version();
+            self.touch();
         }
         self.listing = None;
         self.new_names.clear();
-    }
-
-    /// How many windows with resident pages are kept of its files.
-    pub(crate) fn windows(&self) -> usize {
-        self.entries.values().map(|entry| entry.sample.windows.len()).sum()
     }
 
     /// Takes note that a name in it came or went, or, without a name, that it went itself.
@@ -397,6 +464,7 @@ impl Directory {
         let known = self.entries.remove(name).is_some();
         if known {
             self.version = new_version();
+            self.touch();
         }
         // It may be a log file's, or decide whether another is one.
         let relevant =
@@ -449,6 +517,7 @@ impl Directory {
             self.entries.retain(|name, _| names.logs.contains(name));
             if self.entries.len() < before {
                 self.version = new_version();
+                self.touch();
             }
             self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
             self.settings = names.settings;
@@ -540,6 +609,7 @@ impl Directory {
         };
         self.entries.insert(file.name, entry);
         self.version = new_version();
+        self.touch();
         log
     }
 
@@ -599,6 +669,7 @@ impl Directory {
             && let Some(log) = self.logs.get_mut(&log)
         {
             log.rewrite = Rewrite::SubPages;
+            self.touch();
         }
     }
 
@@ -638,8 +709,8 @@ impl Directory {
     }
 
     /// Which file is the last of each log: where its writer goes on, unless it uses older ones again.
-    fn last_of_logs(&self) -> HashMap<LogId, u64> {
-        let mut last: HashMap<LogId, u64> = HashMap::with_capacity(self.logs.len());
+    fn last_of_logs(&self) -> IdMap<LogId, u64> {
+        let mut last: IdMap<LogId, u64> = IdMap::default();
         for entry in self.entries.values() {
             let last = last.entry(entry.log).or_default();
             *last = entry.sequence.max(*last);
@@ -660,10 +731,18 @@ impl Directory {
     /// The files to be sampled now: those that are due, and those that some process is at. The one behind the last that was
     /// sampled comes first.
     pub(crate) fn due(&mut self, in_use: &FilesInUse) -> Vec<Due> {
+        let is_busy = in_use.directories.contains(&self.id);
+        // Files that were busy until now are held from now on.
+        let was_busy = std::mem::replace(&mut self.rest.was_busy, is_busy);
+        self.rest.passed += 1;
+        if !is_busy && !was_busy && self.rest.passed < self.rest.until_due {
+            return Vec::new();
+        }
+        let passed = std::mem::take(&mut self.rest.passed);
         let place = self.place();
         let half = if self.is_among_many() { HELD_OF_MANY } else { HELD } / 2;
         for entry in self.entries.values_mut() {
-            entry.due = entry.due.saturating_sub(1);
+            entry.due = entry.due.saturating_sub(passed);
             if in_use.busy.contains(&entry.id) {
                 entry.sample_now();
             } else if in_use.held.contains(&entry.id) {
@@ -673,6 +752,7 @@ impl Directory {
                 entry.due = entry.due.min(half + spread);
             }
         }
+        self.rest.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
             (entry.due == 0).then(|| Due {
@@ -699,6 +779,9 @@ impl Directory {
     ) -> SampledFiles {
         let wanted = due.len();
         let sampled = sample_due(fd, &self.path, due, room, turn);
+        if !sampled.is_empty() {
+            self.touch();
+        }
         self.take_samples(sampled, wanted, problem)
     }
 
@@ -712,7 +795,8 @@ impl Directory {
         let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
         self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
-        let may_rest = !sampled.is_empty() && self.database.sees_openers && self.is_among_many();
+        let among_many = self.is_among_many();
+        let may_rest = !sampled.is_empty() && self.database.sees_openers && among_many;
         let last = may_rest.then(|| self.last_of_logs());
         let place = self.place();
         for Sampled { name, seen } in sampled {
@@ -728,9 +812,9 @@ impl Directory {
                     all.unfinished |= seen.next.is_some();
                     all.no_room |= seen.no_room;
                     let turn = place + entry.id.0 / TOGETHER;
-                    let is_last = |last: &HashMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
+                    let is_last = |last: &IdMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
                     let may_rest = last.as_ref().is_some_and(|last| !is_last(last));
-                    all.changed |= entry.take(seen, may_rest, turn);
+                    all.changed |= entry.take(seen, among_many, may_rest, turn);
                 }
                 // Another file of that name: whether it counts is seen when the directory is listed.
                 Err(Error::OtherFile { .. }) => others.push(name),
@@ -770,6 +854,7 @@ impl Directory {
     /// Takes a new sample of a range of a file after an act on it.
     pub(crate) fn take_sample(&mut self, path: &Path, file: &InspectedFile, range: Range<u64>) -> Result<()> {
         let found = sample_again(file, range.clone())?;
+        self.touch();
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample.replace(&range, found);
             entry.interval = 1;

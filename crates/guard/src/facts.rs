@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::os::fd::RawFd;
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
 use pagekeeper_kernel::process::Access;
@@ -18,14 +20,97 @@ use pagekeeper_policy::{
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{DatabaseKey, Directory, Entry, Log};
-use crate::ids::IdMap;
+use crate::directory::{DatabaseKey, Directory, DirectoryId, Entry, Log};
+use crate::ids::{IdMap, IdSet};
 
 /// The descriptors of each file.
-pub(crate) type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
+type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
+
+/// The descriptors of the files of each directory.
+pub(crate) struct ByDirectory<'a> {
+    /// Those of one directory in a row, in the order in which they came.
+    all: Vec<&'a Descriptor>,
+    places: IdMap<DirectoryId, Range<usize>>,
+}
+
+impl<'a> ByDirectory<'a> {
+    pub(crate) fn new(descriptors: impl Iterator<Item = &'a Descriptor>) -> Self {
+        let mut all: Vec<_> = descriptors.collect();
+        all.sort_by_key(|descriptor| descriptor.directory);
+        let (mut places, mut end) = (IdMap::default(), 0);
+        for of_one in all.chunk_by(|one, next| one.directory == next.directory) {
+            places.insert(of_one[0].directory, end..end + of_one.len());
+            end += of_one.len();
+        }
+        Self { all, places }
+    }
+
+    pub(crate) fn of(&self, directory: DirectoryId) -> &[&'a Descriptor] {
+        self.places.get(&directory).map_or(&[], |place| &self.all[place.clone()])
+    }
+}
+
+/// What the policy was given of one directory, for as long as nothing of it changes: no file of it (its directory forgets this
+/// then), no descriptor, nor how tight its logs are kept. Of thousands of directories most are so.
+#[derive(Debug, Default)]
+pub(crate) struct Remembered {
+    of: Option<(bool, Vec<DescriptorState>)>,
+    files: Vec<FileFacts>,
+    followers: Vec<FollowerFacts>,
+}
+
+/// What of a descriptor matters to the policy.
+type DescriptorState = (u32, RawFd, FileId, Access, u64);
+
+fn state(descriptor: &Descriptor) -> DescriptorState {
+    (descriptor.pid, descriptor.fd, descriptor.file, descriptor.access, descriptor.position)
+}
+
+impl Remembered {
+    /// What was given before holds no more.
+    pub(crate) fn forget(&mut self) {
+        self.of = None;
+    }
+
+    /// Whether any of these files is among what was given.
+    pub(crate) fn has_any(&self, files: &IdSet<FileId>) -> bool {
+        self.files.iter().any(|file| files.contains(&file.id))
+    }
+
+    fn is_of(&self, tight: bool, descriptors: &[&Descriptor]) -> bool {
+        self.of.as_ref().is_some_and(|(was_tight, states)| {
+            *was_tight == tight
+                && states.len() == descriptors.len()
+                && states.iter().zip(descriptors).all(|(before, now)| *before == state(now))
+        })
+    }
+}
+
+/// Takes in where the writers of a directory's logs are, and adds the facts of it: what was given last, if nothing has changed since.
+pub(crate) fn see(directory: &mut Directory, descriptors: &[&Descriptor], facts: &mut Facts) {
+    let is_the_same = directory.remembered.is_of(directory.tight, descriptors);
+    if !is_the_same || cfg!(debug_assertions) {
+        let by_file = by_file(descriptors.iter().copied());
+        for log in overwritten_logs(directory, &by_file) {
+            directory.overwrites(log);
+        }
+        recognise_relay_logs(directory, &by_file);
+        let mut seen = Facts::default();
+        add(directory, &by_file, &mut seen);
+        let remembered = &mut directory.remembered;
+        if is_the_same {
+            let same = remembered.files == seen.files && remembered.followers == seen.followers;
+            assert!(same, "{remembered:?} is remembered, and seen is {seen:?}");
+        }
+        remembered.of = Some((directory.tight, descriptors.iter().map(|one| state(one)).collect()));
+        (remembered.files, remembered.followers) = (seen.files, seen.followers);
+    }
+    facts.files.extend_from_slice(&directory.remembered.files);
+    facts.followers.extend_from_slice(&directory.remembered.followers);
+}
 
 /// Groups descriptors by file.
-pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> {
+fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> {
     let mut grouped: ByFile<'a> = IdMap::default();
     for descriptor in descriptors {
         grouped.entry(descriptor.file).or_default().push(descriptor);
@@ -39,7 +124,7 @@ pub(crate) fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> 
 ///
 /// A write under way moves the end first and the position last, so one that is throttled looks like this, but
 /// does not move.
-pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
+fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
     let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSource::Detect;
     if by_file.is_empty() || !directory.logs.values().any(detected) {
@@ -60,7 +145,7 @@ pub(crate) fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) 
 
 /// Takes logs for relay logs that are called as binary logs are: a server writes its binary log by descriptors that can't
 /// read, and its relay log by such as can, whatever an operator called it.
-pub(crate) fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
+fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
     let logs = &directory.profile.logs;
     let Some(relay) = logs.iter().position(|log| log.class == FileClass::Relay && log.indexed) else {
         return;
@@ -104,7 +189,7 @@ struct Group<'a> {
 }
 
 /// Adds the facts of one directory: files that matter now, and followers among `by_file`.
-pub(crate) fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
+fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
     let mut logs: BTreeMap<LogId, Group<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
         let group = logs.entry(entry.log).or_insert_with(|| Group {
@@ -241,7 +326,7 @@ mod tests {
     use pagekeeper_kernel::Inode;
     use pagekeeper_policy::Rule;
     use std::os::fd::AsFd;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -273,6 +358,7 @@ mod tests {
             pid: 1,
             fd: 3,
             file: entry.id,
+            directory: directory.id,
             shown_inode: None,
             inode,
             access,
@@ -310,6 +396,60 @@ mod tests {
         assert_eq!(seen.followers.len(), 1);
         assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
         assert!(matches!(seen.files[0].rule, Rule::ReleaseBehindFollowers { near_files: 3, .. }));
+    }
+
+    /// In builds with assertions whoever remembers something that has changed since is found out.
+    #[test]
+    fn what_is_remembered_of_a_directory_holds_until_something_changes() {
+        let dir = pagekeeper_testing::disk_dir();
+        let log = |number: u32| dir.path().join(format!("binlog.{number:06}"));
+        for path in [log(1), log(2), dir.path().join("binlog.index")] {
+            std::fs::write(path, vec![1; 9000]).unwrap();
+        }
+        let ids = Ids::default();
+        let mut directory = directory(dir.path(), "mariadb", &ids);
+        // One that can be tightened.
+        let rule = Rule::ReleaseBehindFollowers { near_files: 3, slack: 64 << 20 };
+        Arc::make_mut(&mut directory.profile).logs.iter_mut().for_each(|log| log.rule = rule);
+        let at = |directory: &Directory, follower: u64| {
+            let writer = descriptor(directory, "binlog.000002", Access::WriteOnly, 9000);
+            [writer, descriptor(directory, "binlog.000001", Access::ReadOnly, follower)]
+        };
+        let seen = |directory: &mut Directory, descriptors: &[Descriptor]| {
+            let mut facts = Facts::default();
+            see(directory, &descriptors.iter().collect::<Vec<_>>(), &mut facts);
+            facts
+        };
+        let size = |facts: &Facts| facts.files.iter().map(|file| file.size).max();
+        let descriptors = at(&directory, 4096);
+        let first = seen(&mut directory, &descriptors);
+        assert_eq!((first.files.len(), size(&first)), (2, Some(9000)));
+        assert_eq!(seen(&mut directory, &descriptors), first);
+        // A follower moves, and ends.
+        let moved = at(&directory, 8192);
+        let after = seen(&mut directory, &moved);
+        assert_eq!(after.followers[0].position, Position::At(8192));
+        assert_eq!(seen(&mut directory, &moved[..1]).followers, []);
+        // Its group has too much page cache.
+        directory.tight = true;
+        let tight = seen(&mut directory, &moved);
+        assert_ne!(tight.files[0].rule, first.files[0].rule);
+        directory.tight = false;
+        // The writer goes on.
+        std::fs::write(log(2), vec![1; 20_000]).unwrap();
+        directory.sample_now(|_| true);
+        take_samples(&mut directory, &ids);
+        assert_eq!(size(&seen(&mut directory, &moved)), Some(20_000));
+        assert_eq!(directory.sums().resident, resident_of(&[log(1), log(2)]));
+        // A file goes.
+        directory.changed(Some(log(1).file_name().unwrap()));
+        assert_eq!(seen(&mut directory, &moved[..1]).files.len(), 1);
+        assert_eq!(directory.sums().resident, resident_of(&[log(2)]));
+    }
+
+    /// Resident bytes of files of which all pages are.
+    fn resident_of(paths: &[PathBuf]) -> u64 {
+        paths.iter().map(|path| std::fs::metadata(path).unwrap().len().next_multiple_of(4096)).sum()
     }
 
     #[test]

@@ -10,14 +10,14 @@ use std::path::Path;
 use pagekeeper_kernel::Inode;
 use pagekeeper_policy::FileId;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, DirectoryId};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KnownNames {
     /// Which states of directories it was made of.
     made_of: Option<(usize, u64)>,
-    files: HashMap<OsString, HashMap<Inode, FileId>>,
+    files: HashMap<OsString, HashMap<Inode, (FileId, DirectoryId)>>,
     /// How often it was made.
     #[cfg(test)]
     made: usize,
@@ -25,27 +25,31 @@ pub(crate) struct KnownNames {
 
 impl KnownNames {
     /// Takes in the files of these directories, unless it has them.
-    pub(crate) fn update(&mut self, directories: &[Directory]) {
+    pub(crate) fn update(&mut self, directories: &[Box<Directory>]) {
         // Versions are given once in all, so another state has another sum, but by a chance of one in 2^64.
-        let sum = |sum: u64, directory: &Directory| sum.wrapping_add(mixed(directory.version()));
-        let state = (directories.len(), directories.iter().fold(0, sum));
+        let versions = directories.iter().map(|directory| mixed(directory.version()));
+        let state = (directories.len(), versions.fold(0, u64::wrapping_add));
         if self.made_of == Some(state) {
             return;
         }
         self.made_of = Some(state);
-        self.files.clear();
+        // They keep their room: mostly as many come again.
+        self.files.values_mut().for_each(HashMap::clear);
         #[cfg(test)]
         {
             self.made += 1;
         }
-        for (name, entry) in directories.iter().flat_map(|directory| &directory.entries) {
-            if !self.files.contains_key(name) {
-                self.files.insert(name.clone(), HashMap::new());
-            }
-            if let Some(files) = self.files.get_mut(name) {
-                files.entry(entry.inode).or_insert(entry.id);
+        for directory in directories {
+            for (name, entry) in &directory.entries {
+                let file = (entry.id, directory.id);
+                if let Some(files) = self.files.get_mut(name) {
+                    files.entry(entry.inode).or_insert(file);
+                } else {
+                    self.files.insert(name.clone(), HashMap::from([(entry.inode, file)]));
+                }
             }
         }
+        self.files.retain(|_, files| !files.is_empty());
     }
 
     /// Whether a watched file has the name that a path ends in.
@@ -53,8 +57,8 @@ impl KnownNames {
         path.file_name().is_some_and(|name| self.files.contains_key(name))
     }
 
-    /// The watched file of this name that is this one.
-    pub(crate) fn find(&self, name: &OsStr, inode: Inode) -> Option<FileId> {
+    /// The watched file of this name that is this one, and its directory.
+    pub(crate) fn find(&self, name: &OsStr, inode: Inode) -> Option<(FileId, DirectoryId)> {
         self.files.get(name)?.get(&inode).copied()
     }
 }
@@ -70,7 +74,7 @@ fn mixed(number: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
-    use crate::directory::Ids;
+    use crate::directory::{Directories, Ids};
     use crate::ownership::Right;
     use pagekeeper_catalog::{Profile, find_profile};
     use std::os::fd::AsFd;
@@ -89,24 +93,26 @@ mod tests {
             let turn = Turn::begin(Slice { cpu: endless, wall: endless });
             directory.list(fd.as_fd(), &ids, &turn).unwrap();
         };
-        let mut directories: Vec<Directory> = Vec::new();
+        let mut directories: Directories = Vec::new();
         for dir in &dirs {
             std::fs::write(dir.path().join("000004.log"), "").unwrap();
             let path = dir.path().to_path_buf();
             let mut of = Directory::new(path, None, None, Arc::clone(&profile), Vec::new(), Right::Operator);
             list(&mut of);
-            directories.push(of);
+            directories.push(Box::new(of));
         }
         let mut names = KnownNames::default();
         let inode = |directory: &Directory, name: &str| directory.entries[OsStr::new(name)].inode;
         for _ in 0..100 {
             names.update(&directories);
-            directories.iter_mut().for_each(list);
+            for directory in &mut directories {
+                list(directory);
+            }
         }
         assert_eq!(names.made, 1);
         for directory in &directories {
             let found = names.find(OsStr::new("000004.log"), inode(directory, "000004.log"));
-            assert_eq!(found, Some(directory.entries[OsStr::new("000004.log")].id));
+            assert_eq!(found, Some((directory.entries[OsStr::new("000004.log")].id, directory.id)));
         }
         assert!(!names.has(Path::new("/d/000005.log")));
         std::fs::write(dirs[1].path().join("000005.log"), "").unwrap();

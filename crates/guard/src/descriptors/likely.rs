@@ -147,7 +147,7 @@ mod tests {
     use super::super::Descriptors;
     use super::*;
     use crate::budget::{Slice, Turn};
-    use crate::directory::{Directory, Ids};
+    use crate::directory::{Directories, Directory, Ids};
     use crate::ownership::Right;
 
     const PID: u32 = 7;
@@ -155,7 +155,7 @@ mod tests {
     /// A server in a tree of plain files, with its logs, and what is known of it.
     struct Server {
         tree: tempfile::TempDir,
-        directories: Vec<Directory>,
+        directories: Directories,
         names: KnownNames,
         ids: Ids,
         descriptors: Descriptors,
@@ -177,7 +177,8 @@ mod tests {
             let directory = Directory::new(data, None, None, profile, Vec::new(), Right::Operator);
             let descriptors = Descriptors::new(Instant::now());
             let (names, ids, count) = (KnownNames::default(), Ids::default(), Some(100));
-            let mut server = Self { tree, directories: vec![directory], names, ids, descriptors, count };
+            let mut server =
+                Self { tree, directories: vec![Box::new(directory)], names, ids, descriptors, count };
             server.make(1);
             server.open(30, 1, true);
             server.list_all();

@@ -25,7 +25,7 @@ pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
 /// By which names files matter.
 pub(crate) struct Wanted<'a> {
     /// The directories of the watched files.
-    pub(crate) directories: &'a [Directory],
+    pub(crate) directories: &'a [Box<Directory>],
     /// These files' names.
     pub(crate) names: &'a mut KnownNames,
     /// Whether a file of this name that was removed was a log, where this process has it open.

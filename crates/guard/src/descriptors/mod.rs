@@ -28,6 +28,7 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::FileId;
 
+use crate::directory::DirectoryId;
 use crate::ids::IdSet;
 use crate::known_names::KnownNames;
 
@@ -49,6 +50,8 @@ pub(crate) struct Descriptor {
     pub(crate) pid: u32,
     pub(crate) fd: RawFd,
     pub(crate) file: FileId,
+    /// That file's directory.
+    pub(crate) directory: DirectoryId,
     /// Its inode number as fdinfo shows it, which on overlayfs is not always stat's; none before Linux 5.14.
     pub(crate) shown_inode: Option<u64>,
     pub(crate) inode: Inode,
@@ -67,6 +70,8 @@ pub(crate) struct FilesInUse {
     pub(crate) busy: IdSet<FileId>,
     /// Open, but of a process with very many, and no descriptor was seen to move at this tick.
     pub(crate) held: IdSet<FileId>,
+    /// The directories of those to be sampled at each tick.
+    pub(crate) directories: IdSet<DirectoryId>,
 }
 
 impl FilesInUse {
@@ -74,8 +79,12 @@ impl FilesInUse {
     pub(crate) fn add(&mut self, of_process: &[Descriptor]) {
         let are_few = of_process.len() <= FEW_HELD;
         for descriptor in of_process {
-            let set = if are_few || descriptor.moved { &mut self.busy } else { &mut self.held };
-            set.insert(descriptor.file);
+            if are_few || descriptor.moved {
+                self.busy.insert(descriptor.file);
+                self.directories.insert(descriptor.directory);
+            } else {
+                self.held.insert(descriptor.file);
+            }
         }
     }
 }
@@ -156,11 +165,12 @@ impl Descriptors {
 
 /// A descriptor of one of the log files; `None` if another file has such a name.
 fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descriptor> {
-    let id = names.find(file.path.file_name()?, file.inode)?;
+    let (id, directory) = names.find(file.path.file_name()?, file.inode)?;
     Some(Descriptor {
         pid,
         fd: file.fd,
         file: id,
+        directory,
         shown_inode: file.shown_inode,
         inode: file.inode,
         access: file.access,

@@ -64,6 +64,7 @@ mod tests {
 
     use super::super::POLLED;
     use super::*;
+    use crate::directory::DirectoryId;
 
     #[test]
     fn of_many_descriptors_those_that_move_are_read_at_each_tick() {
@@ -78,6 +79,7 @@ mod tests {
             pid: 7,
             fd,
             file: FileId(1),
+            directory: DirectoryId::default(),
             shown_inode: u64::try_from(fd).ok(),
             inode: Inode { dev: 1, ino: 1 },
             access: Access::WriteOnly,

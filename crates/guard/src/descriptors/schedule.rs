@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 /// A listing that takes a millisecond is repeated after this many.
-const SHARE: u32 = 1000;
+const SHARE: u32 = 2000;
 /// One that is asked for, after this many.
 const URGENT_SHARE: u32 = 50;
 /// The least time between two listings that nothing asked for.

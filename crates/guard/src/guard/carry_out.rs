@@ -73,7 +73,7 @@ pub(super) fn carry_out(
         |acts: &[FileAct]| -> Ranges { acts.iter().map(|act| (act.file, act.range.clone())).collect() };
     // What has not come back.
     let away: RefCell<HashMap<DatabaseKey, Ranges>> = RefCell::default();
-    let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Directory]| {
+    let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Box<Directory>]| {
         let waiting = u32::try_from(by_database.len()).unwrap_or(u32::MAX);
         let mut acts = by_database.remove(key)?;
         away.borrow_mut().insert(key.clone(), ranges(&acts));
@@ -87,7 +87,7 @@ pub(super) fn carry_out(
         let job: Job<Acts> = Box::new(move |own, place| Acts::carry_out(acts, own, place, &proc, slice));
         Some(job)
     };
-    let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Directory], acts: Acts| {
+    let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Box<Directory>], acts: Acts| {
         away.borrow_mut().remove(key);
         let released = acts.done.iter().map(|done| done.released).sum();
         watched.turns.spend_on_release(key, acts.spent, released);
@@ -127,7 +127,7 @@ impl Acts {
     /// indices in `own`.
     fn carry_out(
         acts: Vec<FileAct>,
-        own: &mut [Directory],
+        own: &mut [Box<Directory>],
         place: &Place,
         proc: &ProcRoot,
         slice: Option<Slice>,

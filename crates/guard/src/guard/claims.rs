@@ -365,7 +365,7 @@ impl Watched {
         }
         directory.pin = Some(identity.pin);
         by_inode.insert(identity.pin.inode, self.directories.len());
-        self.directories.push(directory);
+        self.directories.push(Box::new(directory));
         Claim::Held(strength)
     }
 
@@ -378,7 +378,7 @@ impl Watched {
     fn room(&mut self, pid: u32, party: Party) -> Room {
         let before = thread_cpu_time();
         let of = |directory: &Directory| (directory.owner, directory.right.party());
-        let watched: Vec<_> = self.directories.iter().map(of).collect();
+        let watched: Vec<_> = self.directories.iter().map(|directory| of(directory)).collect();
         let room = room_for(&watched, pid, party);
         let spent = thread_cpu_time().saturating_sub(before);
         self.turns.spend(&DatabaseKey::Process(pid), spent);

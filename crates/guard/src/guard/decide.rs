@@ -10,6 +10,7 @@ use pagekeeper_kernel::process::thread_cpu_time;
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::report::Report;
+use super::sampling::descriptors;
 use super::serve::Job;
 use super::watched::{Watched, title};
 use crate::checkpoints::{self, Checkpoints, Found};
@@ -17,8 +18,9 @@ use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::directory::{DatabaseKey, Directory, Entry};
 use crate::disks::{self, Leftovers};
-use crate::facts::{add, by_file, follower_in_title, overwritten_logs, recognise_relay_logs};
+use crate::facts::{ByDirectory, follower_in_title, see};
 use crate::follower_history::FollowerHistory;
+use crate::ids::IdSet;
 
 /// What resisted a release is tried again this often.
 const RETRY: Duration = Duration::from_secs(10);
@@ -63,14 +65,10 @@ impl Decider {
         }
         self.read_checkpoints(watched, now);
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
-        let descriptors: Vec<_> = watched.descriptors().cloned().collect();
-        let by_file = by_file(descriptors.iter());
-        for directory in &mut watched.directories {
-            for log in overwritten_logs(directory, &by_file) {
-                directory.overwrites(log);
-            }
-            recognise_relay_logs(directory, &by_file);
-            add(directory, &by_file, &mut facts);
+        let Watched { databases, others, directories, .. } = watched;
+        let by_directory = ByDirectory::new(descriptors(databases, others));
+        for directory in directories {
+            see(directory, by_directory.of(directory.id), &mut facts);
             self.checkpoints.add(directory, &mut facts);
         }
         for (path, problem) in self.checkpoints.finish(&watched.directories) {
@@ -79,8 +77,8 @@ impl Decider {
         for database in &watched.databases {
             for &pid in &database.titled {
                 let title = title(&watched.proc, pid);
-                let own = |directory: &&Directory| directory.owner == Some(database.pid);
-                for directory in watched.directories.iter().filter(own) {
+                let own = watched.directories.iter().filter(|one| one.owner == Some(database.pid));
+                for directory in own {
                     facts.followers.extend(follower_in_title(directory, pid, &title));
                 }
             }
@@ -91,25 +89,24 @@ impl Decider {
             passed.entry(log).or_default().push(sequences);
         }
         if !passed.is_empty() {
-            let is_passed = |entry: &&mut Entry| {
+            let is_passed = |entry: &Entry| {
                 let of = passed.get(&entry.log);
                 of.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
             };
-            let entries = watched.directories.iter_mut().flat_map(|directory| directory.entries.values_mut());
-            entries.filter(is_passed).for_each(Entry::sample_now);
+            watched.directories.iter_mut().for_each(|directory| directory.sample_now(is_passed));
         }
         facts
     }
 
     /// Reads what says where checkpoints are, as far as it may have changed.
     fn read_checkpoints(&mut self, watched: &mut Watched, now: Instant) {
-        if !watched.directories.iter().any(checkpoints::are_asked_for) {
+        if !watched.directories.iter().any(|directory| checkpoints::are_asked_for(directory)) {
             return;
         }
         let checkpoints = RefCell::new(&mut self.checkpoints);
-        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             let of = |directory: &Directory| checkpoints.borrow().wanted(directory, now);
-            let wanted: Vec<_> = own.iter().map(of).collect();
+            let wanted: Vec<_> = own.iter().map(|directory| of(directory)).collect();
             if wanted.iter().all(Vec::is_empty) {
                 return None;
             }
@@ -131,7 +128,7 @@ impl Decider {
             });
             Some(job)
         };
-        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Directory], (found, spent)| {
+        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Box<Directory>], (found, spent)| {
             watched.turns.spend(key, spent);
             let found: Vec<Found> = found;
             for found in found {
@@ -191,8 +188,10 @@ fn files<'a, 'b>(
     acts: impl Iterator<Item = &'a Act>,
     watched: &'b Watched,
 ) -> HashMap<FileId, (usize, &'b OsStr, &'b Entry)> {
-    let wanted: HashSet<FileId> = acts.map(file_of).collect();
-    let entries = watched.directories.iter().enumerate().flat_map(|(index, directory)| {
+    let wanted: IdSet<FileId> = acts.map(file_of).collect();
+    let directories = watched.directories.iter().enumerate();
+    let theirs = directories.filter(|(_, directory)| directory.remembered.has_any(&wanted));
+    let entries = theirs.flat_map(|(index, directory)| {
         directory.entries.iter().map(move |(name, entry)| (index, name.as_os_str(), entry))
     });
     entries.filter(|(_, _, entry)| wanted.contains(&entry.id)).map(|found| (found.2.id, found)).collect()

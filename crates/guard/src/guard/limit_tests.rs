@@ -17,7 +17,7 @@ use super::claim_tests::{Watch, scratch};
 use crate::budget::{DIRECTORIES, Slice, Turn};
 use crate::config::Options;
 use crate::descriptors::{Descriptor, FilesInUse};
-use crate::directory::{DatabaseKey, Directory, Ids};
+use crate::directory::{DatabaseKey, Directories, Directory, Ids};
 use crate::event::Event;
 use crate::sample::Room;
 
@@ -86,7 +86,7 @@ fn guard_on(directories: &[&tempfile::TempDir]) -> Guard {
     Guard::new(options, ProcRoot::default()).unwrap()
 }
 
-fn take(guard: &mut Guard) -> (DatabaseKey, Vec<Directory>) {
+fn take(guard: &mut Guard) -> (DatabaseKey, Directories) {
     let directory = guard.watched.directories.remove(0);
     (directory.database(), vec![directory])
 }
@@ -97,7 +97,7 @@ fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
     let (key, own) = take(&mut guard);
-    let fails = Box::new(|_: &mut Vec<Directory>, _: &_| {
+    let fails = Box::new(|_: &mut Directories, _: &_| {
         std::thread::sleep(Duration::from_secs(3));
         panic!("as a job that fails does");
     });
@@ -123,7 +123,7 @@ fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
     assert!(facts.resident() > 0, "nothing to release");
     let (key, own) = take(&mut guard);
     let (answer, question) = std::sync::mpsc::channel::<()>();
-    let waits = Box::new(move |_: &mut Vec<Directory>, _: &_| question.recv().unwrap_or(()));
+    let waits = Box::new(move |_: &mut Directories, _: &_| question.recv().unwrap_or(()));
     assert!(guard.watched.attempt(&key, own, waits).is_none());
     let decision = guard.decider.decide(&facts, &mut guard.watched, &guard.settings);
     let decided = decision.acts.len();
@@ -151,7 +151,7 @@ fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
     let (key, mut own) = take(&mut guard);
     own.push(second);
     let (answer, question) = std::sync::mpsc::channel::<()>();
-    let waits = Box::new(move |_: &mut Vec<Directory>, place: &super::serve::Place| {
+    let waits = Box::new(move |_: &mut Directories, place: &super::serve::Place| {
         place.at(1);
         question.recv().unwrap_or(());
     });
@@ -196,8 +196,11 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
             guard.sample(false, Instant::now());
             // FUSE forgets a file's pages when it is opened anew, as by the guard.
             let window = Window { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
-            let entries = guard.watched.directories.iter_mut().flat_map(|one| one.entries.values_mut());
-            entries.for_each(|entry| entry.sample.replace(&(0..1 << 20), vec![window.clone()]));
+            for directory in &mut guard.watched.directories {
+                directory.touch();
+                let entries = directory.entries.values_mut();
+                entries.for_each(|entry| entry.sample.replace(&(0..1 << 20), vec![window.clone()]));
+            }
             hanging.stop();
             let facts = guard.decider.facts(&mut guard.watched, &mut guard.report, Instant::now());
             give.send(guard.decider.decide(&facts, &mut guard.watched, &guard.settings)).unwrap();
@@ -225,6 +228,7 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
             pid: 1,
             fd: i32::try_from(number).unwrap(),
             file,
+            directory: directory.id,
             shown_inode: None,
             inode: directory.entries.values().next().unwrap().inode,
             access: Access::WriteOnly,
@@ -273,6 +277,32 @@ fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
     directory.of_database_with(10_000, true);
     samples(directory, 200);
     assert_eq!(samples(directory, 512), 4);
+}
+
+#[test]
+fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    let directory = &mut guard.watched.directories[0];
+    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let endless = Duration::from_secs(3600);
+    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+    let tick = |directory: &mut Directory| {
+        let due = directory.due(&FilesInUse::default());
+        let names: Vec<_> = due.iter().map(|due| due.name.clone()).collect();
+        let mut room = Room { left: usize::MAX, least: 1 };
+        directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+        names
+    };
+    (0..200).for_each(|_| drop(tick(directory)));
+    while !tick(directory).is_empty() {}
+    let second = directory.entries["binlog.000002".as_ref() as &std::ffi::OsStr].id;
+    directory.sample_now(|entry| entry.id == second);
+    assert_eq!(tick(directory), ["binlog.000002"]);
+    while !tick(directory).is_empty() {}
+    directory.came_back();
+    assert_eq!(tick(directory), ["binlog.000001", "binlog.000002"]);
 }
 
 #[test]

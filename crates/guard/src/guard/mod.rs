@@ -257,9 +257,10 @@ impl Guard {
             self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
         tick.acts += acts;
 
-        for entry in self.watched.directories.iter().flat_map(|directory| directory.entries.values()) {
-            tick.resident_bytes += entry.sample.resident;
-            tick.unwritten_bytes += entry.sample.unwritten;
+        for directory in &mut self.watched.directories {
+            let sums = directory.sums();
+            tick.resident_bytes += sums.resident;
+            tick.unwritten_bytes += sums.unwritten;
         }
         self.follow_streams();
         tick.released_bytes = done.released + of_removed + std::mem::take(&mut self.report.streamed);

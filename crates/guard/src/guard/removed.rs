@@ -246,7 +246,7 @@ impl Removed {
         &self,
         mut files: Vec<Inode>,
         openers: &mut HashMap<Inode, Vec<Opener>>,
-        own: &[Directory],
+        own: &[Box<Directory>],
         all_listed: Option<Instant>,
         new_id: impl Fn() -> u64,
     ) -> Vec<Item> {
@@ -379,7 +379,7 @@ impl Watched {
         let of = database.map(|database| database.pid);
         let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
         let own: HashMap<&Path, &Directory> =
-            own.map(|directory| (directory.path.as_path(), directory)).collect();
+            own.map(|directory| (directory.path.as_path(), &**directory)).collect();
         // Most are in the same few.
         let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
         let place = |file: &OpenFile| {
@@ -414,7 +414,7 @@ impl Watched {
         }
         let (mut openers, listed) = (self.removed.openers(), self.all_listed());
         let deadline = Instant::now() + LEAST_TIME;
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             let files = files.remove(&key.pid()?)?;
             let slice = watched.turns.slice_on_account(key)?;
             let wall = slice.wall.min(deadline.saturating_duration_since(Instant::now()));
@@ -434,30 +434,31 @@ impl Watched {
             };
             (!items.is_empty()).then(|| pass.job(items, Slice { wall, ..slice }))
         };
-        let take = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], looked: PassOutcome| {
-            let released = looked.all.iter().map(Examined::released).sum();
-            watched.turns.spend_on_release(key, looked.spent, released);
-            for Examined { act, known, came } in looked.all {
-                if let Some(file) = watched.removed.files.get_mut(&act.inode) {
-                    file.known = known;
-                    if matches!(came, Came::Anew) {
-                        file.since = now;
+        let take =
+            |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
+                let released = looked.all.iter().map(Examined::released).sum();
+                watched.turns.spend_on_release(key, looked.spent, released);
+                for Examined { act, known, came } in looked.all {
+                    if let Some(file) = watched.removed.files.get_mut(&act.inode) {
+                        file.known = known;
+                        if matches!(came, Came::Anew) {
+                            file.since = now;
+                        }
+                    }
+                    match came {
+                        Came::Nothing | Came::Anew => {}
+                        Came::Would(end) => {
+                            let (path, action) = (act.path, act.action);
+                            report.events.push(Event::Would { path, action, start: 0, end });
+                        }
+                        Came::Released(released, kept) => {
+                            done = (done.0 + released, done.1 + 1);
+                            report.act_done(&act, &own[act.directory], released, kept);
+                        }
+                        Came::Failed(error) => report.problem(act.path, &error),
                     }
                 }
-                match came {
-                    Came::Nothing | Came::Anew => {}
-                    Came::Would(end) => {
-                        let (path, action) = (act.path, act.action);
-                        report.events.push(Event::Would { path, action, start: 0, end });
-                    }
-                    Came::Released(released, kept) => {
-                        done = (done.0 + released, done.1 + 1);
-                        report.act_done(&act, &own[act.directory], released, kept);
-                    }
-                    Came::Failed(error) => report.problem(act.path, &error),
-                }
-            }
-        };
+            };
         self.serve(prepare, take);
         done
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::claim_tests::{DATABASE, Fake, OTHER, Watch, directory, log, scratch};
+use super::sampling::descriptors;
 use crate::config::Options;
 
 /// A shell that does what it finds in the file `step` of its directory, and removes that.
@@ -75,7 +76,9 @@ impl Rotating {
     fn sees(&self, process: &Process, number: u32) -> bool {
         let inode = std::fs::metadata(self.path(number)).unwrap().ino();
         let pid = process.fake.pid();
-        self.watch.guard.watched.descriptors().any(|seen| seen.pid == pid && seen.inode.ino == inode)
+        let watched = &self.watch.guard.watched;
+        descriptors(&watched.databases, &watched.others)
+            .any(|seen| seen.pid == pid && seen.inode.ino == inode)
     }
 
     /// Ticks until it is seen: what is asked for may have to wait until what was listed before is made good.

@@ -21,7 +21,7 @@ use super::watched::{Database, LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
 use crate::descriptors::{
-    Descriptor, Extent, FilesInUse, ListedProcess, Lister, POLLED, Wanted, name_of_removed,
+    Descriptor, Extent, FilesInUse, ListedProcess, Lister, Others, POLLED, Wanted, name_of_removed,
 };
 use crate::directory::{DatabaseKey, Directory, Listed, STORM};
 use crate::notify::{Change, MadeWatch};
@@ -46,8 +46,8 @@ impl Watched {
         }
         let directories = &mut self.directories;
         let mut of = |(owner, path): &(Option<u32>, PathBuf), what: &mut dyn FnMut(&mut Directory)| {
-            let same = |directory: &&mut Directory| directory.owner == *owner && directory.path == *path;
-            directories.iter_mut().filter(same).for_each(what);
+            let same = |directory: &&mut Box<Directory>| directory.owner == *owner && directory.path == *path;
+            directories.iter_mut().filter(same).for_each(|directory| what(directory));
         };
         let mut anywhere = false;
         self.notifications.changes(STORM, |change| match change {
@@ -66,14 +66,17 @@ impl Watched {
         // How many names there may be in each changes with their number.
         let is_due = |directory: &Directory| directory.stale || directory.is_listed_now();
         let count = self.directories.len();
-        if only.is_none() && self.listed_of == count && !self.directories.iter().any(is_due) {
+        if only.is_none()
+            && self.listed_of == count
+            && !self.directories.iter().any(|directory| is_due(directory))
+        {
             return;
         }
         if only.is_none() {
             self.listed_of = count;
         }
         let (mut grown, mut moved) = (Vec::new(), Vec::new());
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             if only.is_some_and(|only| only != key) {
                 return None;
             }
@@ -85,7 +88,7 @@ impl Watched {
             let slice = watched.turns.slice(key)?;
             Some(watched.listing_job(slice, limit, now))
         };
-        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], done: ListingDone| {
+        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
             watched.turns.spend(key, done.spent);
             moved.extend(done.moved);
             for (watch, directory) in done.watches {
@@ -179,7 +182,8 @@ impl Watched {
         now: Instant,
     ) -> bool {
         let positions = |watched: &Self| -> Vec<u64> {
-            watched.descriptors().map(|descriptor| descriptor.position).collect()
+            let all = descriptors(&watched.databases, &watched.others);
+            all.map(|descriptor| descriptor.position).collect()
         };
         let before = positions(self);
         for listed in self.list_databases(now) {
@@ -303,12 +307,6 @@ impl Watched {
         done
     }
 
-    /// The descriptors of watched files.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
-        let databases = self.databases.iter().flat_map(|database| &database.descriptors.known);
-        databases.chain(self.others.known())
-    }
-
     /// Takes samples of the files that are due; whether any has changed.
     pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
         let mut changed = false;
@@ -317,7 +315,7 @@ impl Watched {
         let databases = self.databases.iter().map(|database| &*database.descriptors.known);
         databases.chain(self.others.by_process()).for_each(|of_process| in_use.add(of_process));
         let in_use = Arc::new(in_use);
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Directory]| {
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             let Some(slice) = watched.turns.slice(key) else {
                 if let Some(first) = own.first().filter(|_| watched.turns.has_waited(key)) {
                     report.borrow_mut().in_part(first, Budget::Time);
@@ -331,12 +329,12 @@ impl Watched {
             for directory in own.iter_mut() {
                 directory.of_database_with(files, sees_openers);
             }
-            let windows: usize = own.iter().map(Directory::windows).sum();
+            let windows: usize = own.iter_mut().map(|directory| directory.sums().windows).sum();
             let limit = watched.turns.windows(own);
             let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(watched.sampling_job(slice, room, Arc::clone(&in_use)))
         };
-        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Directory], done: SamplingDone| {
+        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
             watched.turns.spend(key, done.spent);
             changed |= done.changed;
             if let Some(index) = done.no_room {
@@ -357,7 +355,8 @@ impl Watched {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
-                if turn.is_over() {
+                // Most have no file that is due: the clocks are read where one is sampled.
+                if turn.step() {
                     break;
                 }
                 let due = directory.due(&in_use);
@@ -384,6 +383,14 @@ impl Watched {
             done
         })
     }
+}
+
+/// The descriptors of watched files.
+pub(super) fn descriptors<'a>(
+    databases: &'a [Database],
+    others: &'a Others,
+) -> impl Iterator<Item = &'a Descriptor> {
+    databases.iter().flat_map(|database| &database.descriptors.known).chain(others.known())
 }
 
 /// The profiles of databases, by their processes.

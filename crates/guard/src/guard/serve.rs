@@ -24,7 +24,7 @@ use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::descriptors::Extent;
-use crate::directory::{DatabaseKey, Directory};
+use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
 use crate::ownership::Right;
 
@@ -32,7 +32,7 @@ use crate::ownership::Right;
 const MOST_HUNG: (usize, usize) = (16, 128);
 
 /// What is done to the directories of one database, in the worker's thread.
-pub(super) type Job<R> = Box<dyn FnOnce(&mut Vec<Directory>, &Place) -> R + Send>;
+pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &Place) -> R + Send>;
 
 /// Which of its directories a job is at.
 #[derive(Debug, Clone, Default)]
@@ -68,7 +68,7 @@ pub(super) struct Hung {
 
 enum Back {
     NotYet,
-    Now(Vec<Directory>),
+    Now(Directories),
     Never,
 }
 
@@ -97,7 +97,7 @@ impl Hung {
 }
 
 /// What will have the directories of a job once that is done.
-fn back<R: 'static>(waiting: Receiver<(Vec<Directory>, R)>) -> Box<dyn FnMut() -> Back> {
+fn back<R: 'static>(waiting: Receiver<(Directories, R)>) -> Box<dyn FnMut() -> Back> {
     Box::new(move || match waiting.try_recv() {
         Ok((directories, _)) => Back::Now(directories),
         Err(TryRecvError::Empty) => Back::NotYet,
@@ -116,14 +116,14 @@ impl Watched {
     /// `done` takes what came of it. Neither finds directories in `self` meanwhile.
     pub(super) fn serve<R: Send + 'static>(
         &mut self,
-        mut prepare: impl FnMut(&mut Self, &DatabaseKey, &[usize], &mut [Directory]) -> Option<Job<R>>,
-        mut done: impl FnMut(&mut Self, &DatabaseKey, &mut [Directory], R),
+        mut prepare: impl FnMut(&mut Self, &DatabaseKey, &[usize], &mut [Box<Directory>]) -> Option<Job<R>>,
+        mut done: impl FnMut(&mut Self, &DatabaseKey, &mut [Box<Directory>], R),
     ) {
         let order = self.turns.order(&self.directories);
-        let mut slots: Vec<Option<Directory>> =
+        let mut slots: Vec<Option<Box<Directory>>> =
             std::mem::take(&mut self.directories).into_iter().map(Some).collect();
         for (key, indices) in order {
-            let mut own: Vec<Directory> = indices.iter().filter_map(|index| slots[*index].take()).collect();
+            let mut own: Directories = indices.iter().filter_map(|index| slots[*index].take()).collect();
             let may_begin = !self.is_hung(&own) && self.crew.is_ready();
             let job = if may_begin { prepare(self, &key, &indices, &mut own) } else { None };
             if let Some(job) = job {
@@ -142,9 +142,9 @@ impl Watched {
     pub(super) fn attempt<R: Send + 'static>(
         &mut self,
         key: &DatabaseKey,
-        own: Vec<Directory>,
+        own: Directories,
         job: Job<R>,
-    ) -> Option<(Vec<Directory>, R)> {
+    ) -> Option<(Directories, R)> {
         let first = own.first()?;
         let (path, profile) = (first.path.clone(), first.profile.name.clone());
         let whose = (key.clone(), first.right.party());
@@ -181,12 +181,12 @@ impl Watched {
     }
 
     /// Whether directories are on a file system that does not answer.
-    fn is_hung(&self, directories: &[Directory]) -> bool {
+    fn is_hung(&self, directories: &[Box<Directory>]) -> bool {
         let on_hung = |directory: &Directory| {
             let device = directory.pin.map(|pin| pin.inode.dev);
             device.is_some() && self.hung.iter().any(|hung| hung.device() == device)
         };
-        directories.iter().any(on_hung)
+        directories.iter().any(|directory| on_hung(directory))
     }
 
     /// Whether a new directory of a database is not to be opened now.
@@ -270,7 +270,7 @@ impl Watched {
     }
 
     /// Watches a directory again that was away, by what its process is and has now, if there is room for it.
-    fn take_up_again(&mut self, mut directory: Directory, report: &mut Report, now: Instant) {
+    fn take_up_again(&mut self, mut directory: Box<Directory>, report: &mut Report, now: Instant) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
             directory.right = Right::Process(database.right());
@@ -330,7 +330,7 @@ mod tests {
         let of = |number: usize, pid: u32, party| {
             let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
             let path = format!("/{pid}/{number}").into();
-            Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right)
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right))
         };
         let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
         let mut guard =

@@ -241,14 +241,9 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     // Each in a mount namespace of its own.
     for pid in [10, 11] {
         let right = Right::Process(Arc::default());
-        watched.directories.push(Directory::new(
-            path.clone(),
-            Some(pid),
-            Some(pid),
-            Arc::clone(&profile),
-            Vec::new(),
-            right,
-        ));
+        let profile = Arc::clone(&profile);
+        let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, Vec::new(), right);
+        watched.directories.push(Box::new(directory));
     }
     let settings = Settings::new(Options { find: false, ..Options::default() }).unwrap();
     let mut warn = |watched: &mut Watched, directory| {
@@ -266,6 +261,6 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     assert_eq!(warn(&mut watched, 0), 1);
     assert_eq!(warn(&mut watched, 1), 1, "it is another's, whoever has the same path");
     assert_eq!((warn(&mut watched, 0), warn(&mut watched, 1)), (0, 0), "once each");
-    watched.directories[1] = watched.directories[1].without_files();
+    *watched.directories[1] = watched.directories[1].without_files();
     assert_eq!(warn(&mut watched, 1), 1, "a database that was started again is warned of again");
 }

@@ -47,7 +47,7 @@ impl Turns {
     /// keeps what it owes.
     pub(super) fn begin_tick(
         &mut self,
-        directories: &[Directory],
+        directories: &[Box<Directory>],
         party: impl Fn(&DatabaseKey) -> Option<Party>,
         now: Instant,
     ) {
@@ -67,7 +67,7 @@ impl Turns {
     }
 
     /// The databases and their directories, by index, in the order of this tick.
-    pub(super) fn order(&self, directories: &[Directory]) -> Vec<(DatabaseKey, Vec<usize>)> {
+    pub(super) fn order(&self, directories: &[Box<Directory>]) -> Vec<(DatabaseKey, Vec<usize>)> {
         let mut groups: BTreeMap<DatabaseKey, Vec<usize>> = BTreeMap::new();
         for (index, directory) in directories.iter().enumerate() {
             groups.entry(directory.database()).or_default().push(index);
@@ -112,19 +112,19 @@ impl Turns {
     }
 
     /// How many log files may be watched in each of the directories of one database.
-    pub(super) fn names(&mut self, own: &[Directory]) -> usize {
+    pub(super) fn names(&mut self, own: &[Box<Directory>]) -> usize {
         let party = self.party(own);
         (self.names.share(party) / own.len().max(1)).max(1)
     }
 
     /// How many windows are kept of the database of these directories.
-    pub(super) fn windows(&mut self, own: &[Directory]) -> usize {
+    pub(super) fn windows(&mut self, own: &[Box<Directory>]) -> usize {
         let party = self.party(own);
         self.windows.share(party)
     }
 
     /// Whose a database with these directories is, which may have been found in this tick.
-    fn party(&mut self, own: &[Directory]) -> Party {
+    fn party(&mut self, own: &[Box<Directory>]) -> Party {
         own.first().map_or(Party::Unknown, |first| self.note(first))
     }
 
@@ -160,6 +160,7 @@ mod tests {
     use pagekeeper_catalog::Profile;
 
     use crate::budget::DIRECTORIES_OF_USER;
+    use crate::directory::Directories;
     use crate::ownership::{ProcessRight, Right};
 
     #[test]
@@ -187,10 +188,10 @@ mod tests {
         let of = |pid: u32, party| {
             let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
             let path = format!("/var/lib/{pid}").into();
-            Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right)
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right))
         };
         let others = 0..u32::try_from(DIRECTORIES_OF_USER).unwrap();
-        let mut directories: Vec<Directory> = others.map(|pid| of(pid, Party::User(1))).collect();
+        let mut directories: Directories = others.map(|pid| of(pid, Party::User(1))).collect();
         directories.push(of(1 << 20, Party::User(2)));
         let now = Instant::now();
         let mut turns = Turns::new(now);

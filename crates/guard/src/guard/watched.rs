@@ -22,7 +22,7 @@ use super::turns::Turns;
 use crate::budget::ListingTime;
 use crate::config::Settings;
 use crate::descriptors::{Descriptors, Extent, Listing, Others};
-use crate::directory::{DatabaseKey, Directory, Ids};
+use crate::directory::{DatabaseKey, Directories, Directory, Ids};
 use crate::event::Event;
 use crate::known_names::KnownNames;
 use crate::notify::Notifications;
@@ -99,7 +99,7 @@ impl Database {
 pub(super) struct Watched {
     pub(super) proc: ProcRoot,
     pub(super) databases: Vec<Database>,
-    pub(super) directories: Vec<Directory>,
+    pub(super) directories: Directories,
     /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower
     /// of one's own.
     pub(super) others: Others,
@@ -434,7 +434,7 @@ impl Watched {
                 let mut named =
                     Directory::new(directory, None, None, Arc::clone(&profile), Vec::new(), right);
                 named.acts = acts;
-                self.directories.push(named);
+                self.directories.push(Box::new(named));
             }
         }
     }

@@ -227,7 +227,7 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
             let mut directory =
                 Directory::new("/none".into(), Some(pid), None, profile, Vec::new(), Right::Operator);
             directory.acts = acts;
-            guard.watched.directories.push(directory);
+            guard.watched.directories.push(Box::new(directory));
         }
         (none, stand(&guard))
     };
