@@ -10,6 +10,8 @@
 //!    log, and all that its process has open is seen (but not what helpers of it have).
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
+//! 5. What was made of its files (their [sums](Sums), what the policy was given, for how long none is due) is kept until
+//!    [`Directory::touch`], which all that changes a file, or what is known of it, calls.
 //!
 //! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
 //!
@@ -34,10 +36,10 @@ use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
-use crate::facts::Remembered;
 use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
+use crate::remembered::Remembered;
 use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
 use crate::warned::Warned;
 

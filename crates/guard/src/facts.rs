@@ -8,8 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
-use std::os::fd::RawFd;
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
 use pagekeeper_kernel::process::Access;
@@ -20,76 +18,15 @@ use pagekeeper_policy::{
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{DatabaseKey, Directory, DirectoryId, Entry, Log};
-use crate::ids::{IdMap, IdSet};
+use crate::directory::{DatabaseKey, Directory, Entry, Log};
+use crate::ids::IdMap;
 
 /// The descriptors of each file.
 type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
 
-/// The descriptors of the files of each directory.
-pub(crate) struct ByDirectory<'a> {
-    /// Those of one directory in a row, in the order in which they came.
-    all: Vec<&'a Descriptor>,
-    places: IdMap<DirectoryId, Range<usize>>,
-}
-
-impl<'a> ByDirectory<'a> {
-    pub(crate) fn new(descriptors: impl Iterator<Item = &'a Descriptor>) -> Self {
-        let mut all: Vec<_> = descriptors.collect();
-        all.sort_by_key(|descriptor| descriptor.directory);
-        let (mut places, mut end) = (IdMap::default(), 0);
-        for of_one in all.chunk_by(|one, next| one.directory == next.directory) {
-            places.insert(of_one[0].directory, end..end + of_one.len());
-            end += of_one.len();
-        }
-        Self { all, places }
-    }
-
-    pub(crate) fn of(&self, directory: DirectoryId) -> &[&'a Descriptor] {
-        self.places.get(&directory).map_or(&[], |place| &self.all[place.clone()])
-    }
-}
-
-/// What the policy was given of one directory, for as long as nothing of it changes: no file of it (its directory forgets this
-/// then), no descriptor, nor how tight its logs are kept. Of thousands of directories most are so.
-#[derive(Debug, Default)]
-pub(crate) struct Remembered {
-    of: Option<(bool, Vec<DescriptorState>)>,
-    files: Vec<FileFacts>,
-    followers: Vec<FollowerFacts>,
-}
-
-/// What of a descriptor matters to the policy.
-type DescriptorState = (u32, RawFd, FileId, Access, u64);
-
-fn state(descriptor: &Descriptor) -> DescriptorState {
-    (descriptor.pid, descriptor.fd, descriptor.file, descriptor.access, descriptor.position)
-}
-
-impl Remembered {
-    /// What was given before holds no more.
-    pub(crate) fn forget(&mut self) {
-        self.of = None;
-    }
-
-    /// Whether any of these files is among what was given.
-    pub(crate) fn has_any(&self, files: &IdSet<FileId>) -> bool {
-        self.files.iter().any(|file| files.contains(&file.id))
-    }
-
-    fn is_of(&self, tight: bool, descriptors: &[&Descriptor]) -> bool {
-        self.of.as_ref().is_some_and(|(was_tight, states)| {
-            *was_tight == tight
-                && states.len() == descriptors.len()
-                && states.iter().zip(descriptors).all(|(before, now)| *before == state(now))
-        })
-    }
-}
-
 /// Takes in where the writers of a directory's logs are, and adds the facts of it: what was given last, if nothing has changed since.
 pub(crate) fn see(directory: &mut Directory, descriptors: &[&Descriptor], facts: &mut Facts) {
-    let is_the_same = directory.remembered.is_of(directory.tight, descriptors);
-    if !is_the_same || cfg!(debug_assertions) {
+    if cfg!(debug_assertions) || !directory.remembered.is_of(directory.tight, descriptors) {
         let by_file = by_file(descriptors.iter().copied());
         for log in overwritten_logs(directory, &by_file) {
             directory.overwrites(log);
@@ -97,16 +34,9 @@ pub(crate) fn see(directory: &mut Directory, descriptors: &[&Descriptor], facts:
         recognise_relay_logs(directory, &by_file);
         let mut seen = Facts::default();
         add(directory, &by_file, &mut seen);
-        let remembered = &mut directory.remembered;
-        if is_the_same {
-            let same = remembered.files == seen.files && remembered.followers == seen.followers;
-            assert!(same, "{remembered:?} is remembered, and seen is {seen:?}");
-        }
-        remembered.of = Some((directory.tight, descriptors.iter().map(|one| state(one)).collect()));
-        (remembered.files, remembered.followers) = (seen.files, seen.followers);
+        directory.remembered.take(directory.tight, descriptors, seen);
     }
-    facts.files.extend_from_slice(&directory.remembered.files);
-    facts.followers.extend_from_slice(&directory.remembered.followers);
+    directory.remembered.add_to(facts);
 }
 
 /// Groups descriptors by file.

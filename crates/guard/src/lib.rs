@@ -22,6 +22,7 @@ mod known_names;
 mod listing;
 mod notify;
 mod ownership;
+mod remembered;
 mod sample;
 mod shares;
 mod streams;

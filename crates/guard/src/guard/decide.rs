@@ -18,9 +18,10 @@ use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::directory::{DatabaseKey, Directory, Entry};
 use crate::disks::{self, Leftovers};
-use crate::facts::{ByDirectory, follower_in_title, see};
+use crate::facts::{follower_in_title, see};
 use crate::follower_history::FollowerHistory;
 use crate::ids::IdSet;
+use crate::remembered::ByDirectory;
 
 /// What resisted a release is tried again this often.
 const RETRY: Duration = Duration::from_secs(10);

@@ -1,0 +1,91 @@
+//! What the policy was given of a directory, kept while nothing of it changes: of thousands of directories most are so at a tick.
+//!
+//! Invariant: what is kept is what would be seen. Its directory [forgets](Remembered::forget) it where a file of it, or what is known of
+//! one, changes; and it is not given where a descriptor, or how tight its logs are kept, is another than before. Builds with assertions
+//! compare it with what is seen at each tick.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+use pagekeeper_kernel::process::Access;
+use pagekeeper_policy::{Facts, FileFacts, FileId, FollowerFacts};
+
+use crate::descriptors::Descriptor;
+use crate::directory::DirectoryId;
+use crate::ids::{IdMap, IdSet};
+
+/// The descriptors of the files of each directory.
+pub(crate) struct ByDirectory<'a> {
+    /// Those of one directory in a row, in the order in which they came.
+    all: Vec<&'a Descriptor>,
+    places: IdMap<DirectoryId, Range<usize>>,
+}
+
+impl<'a> ByDirectory<'a> {
+    pub(crate) fn new(descriptors: impl Iterator<Item = &'a Descriptor>) -> Self {
+        let mut all: Vec<_> = descriptors.collect();
+        all.sort_by_key(|descriptor| descriptor.directory);
+        let (mut places, mut end) = (IdMap::default(), 0);
+        for of_one in all.chunk_by(|one, next| one.directory == next.directory) {
+            places.insert(of_one[0].directory, end..end + of_one.len());
+            end += of_one.len();
+        }
+        Self { all, places }
+    }
+
+    pub(crate) fn of(&self, directory: DirectoryId) -> &[&'a Descriptor] {
+        self.places.get(&directory).map_or(&[], |place| &self.all[place.clone()])
+    }
+}
+
+/// What the policy was given of one directory. See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Remembered {
+    of: Option<(bool, Vec<DescriptorState>)>,
+    files: Vec<FileFacts>,
+    followers: Vec<FollowerFacts>,
+}
+
+/// What of a descriptor matters to the policy.
+type DescriptorState = (u32, RawFd, FileId, Access, u64);
+
+fn state(descriptor: &Descriptor) -> DescriptorState {
+    (descriptor.pid, descriptor.fd, descriptor.file, descriptor.access, descriptor.position)
+}
+
+impl Remembered {
+    /// What was given before holds no more.
+    pub(crate) fn forget(&mut self) {
+        self.of = None;
+    }
+
+    /// Whether any of these files is among what was given.
+    pub(crate) fn has_any(&self, files: &IdSet<FileId>) -> bool {
+        self.files.iter().any(|file| files.contains(&file.id))
+    }
+
+    /// Whether it was given of these descriptors and logs kept so tight.
+    pub(crate) fn is_of(&self, tight: bool, descriptors: &[&Descriptor]) -> bool {
+        self.of.as_ref().is_some_and(|(was_tight, states)| {
+            *was_tight == tight
+                && states.len() == descriptors.len()
+                && states.iter().zip(descriptors).all(|(before, now)| *before == state(now))
+        })
+    }
+
+    /// Takes in what was seen of these.
+    pub(crate) fn take(&mut self, tight: bool, descriptors: &[&Descriptor], seen: Facts) {
+        if self.is_of(tight, descriptors) {
+            let same = self.files == seen.files && self.followers == seen.followers;
+            assert!(same, "{self:?} is remembered, and seen is {seen:?}");
+        }
+        self.of = Some((tight, descriptors.iter().map(|one| state(one)).collect()));
+        (self.files, self.followers) = (seen.files, seen.followers);
+    }
+
+    /// Adds it.
+    pub(crate) fn add_to(&self, facts: &mut Facts) {
+        facts.files.extend_from_slice(&self.files);
+        facts.followers.extend_from_slice(&self.followers);
+    }
+}
