@@ -299,7 +299,8 @@ fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
     while !tick(directory).is_empty() {}
     let second = directory.entries["binlog.000002".as_ref() as &std::ffi::OsStr].id;
     directory.sample_now(|entry| entry.id == second);
-    assert_eq!(tick(directory), ["binlog.000002"]);
+    // The other may be due just then.
+    assert!(tick(directory).contains(&"binlog.000002".into()));
     while !tick(directory).is_empty() {}
     directory.came_back();
     assert_eq!(tick(directory), ["binlog.000001", "binlog.000002"]);
