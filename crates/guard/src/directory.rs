@@ -271,8 +271,8 @@ impl Entry {
         self.interval = 1;
     }
 
-    /// Takes in what was seen; whether it is another than before. `among_many` says whether its database has very many. Files with the same `turn` that fall quiet are sampled in the
-    /// same ticks later.
+    /// Takes in what was seen; whether it is another than before. `among_many` says whether its database has very many. Files with
+    /// the same `turn` that fall quiet are sampled in the same ticks later.
     fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
         let before = self.interval;
         let FileSample { size, sample: found, next, .. } = seen;

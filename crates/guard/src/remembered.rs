@@ -75,10 +75,10 @@ impl Remembered {
 
     /// Takes in what was seen of these.
     pub(crate) fn take(&mut self, tight: bool, descriptors: &[&Descriptor], seen: Facts) {
-        if self.is_of(tight, descriptors) {
-            let same = self.files == seen.files && self.followers == seen.followers;
-            assert!(same, "{self:?} is remembered, and seen is {seen:?}");
-        }
+        debug_assert!(
+            !self.is_of(tight, descriptors) || self.files == seen.files && self.followers == seen.followers,
+            "{self:?} is remembered, and seen is {seen:?}"
+        );
         self.of = Some((tight, descriptors.iter().map(|one| state(one)).collect()));
         (self.files, self.followers) = (seen.files, seen.followers);
     }

@@ -1,5 +1,6 @@
 //! What is kept within limits, and what becomes of a job that does not come back.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
@@ -213,15 +214,24 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     assert_eq!(decision.warnings.len(), 1, "{decision:?}");
 }
 
+/// Samples the files of a directory that are due at a tick: their names.
+fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
+    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let endless = Duration::from_secs(3600);
+    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+    let mut room = Room { left: usize::MAX, least: 1 };
+    let due = directory.due(in_use);
+    let names = due.iter().map(|due| due.name.clone()).collect();
+    directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+    names
+}
+
 #[test]
 fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
     let directory = &mut guard.watched.directories[0];
-    let fd = directory.open(&ProcRoot::default()).unwrap();
-    let endless = Duration::from_secs(3600);
-    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let samples = |directory: &mut Directory, moved: bool| {
         let files: Vec<_> = directory.entries.values().map(|entry| entry.id).collect();
         let at = |number: usize, file| Descriptor {
@@ -239,10 +249,7 @@ fn logs_that_rest_in_a_process_with_very_many_are_sampled_seldom() {
         let descriptors: Vec<_> = (0..100).map(|number| at(number, files[number % files.len()])).collect();
         let mut in_use = FilesInUse::default();
         in_use.add(&descriptors);
-        let due = directory.due(&in_use);
-        let (count, mut room) = (due.len(), Room { left: usize::MAX, least: 1 });
-        directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
-        count
+        sampled(directory, &in_use).len()
     };
     let moving: usize = (0..64).map(|_| samples(directory, true)).sum();
     assert_eq!(moving, 2 * 64, "two logs at each tick");
@@ -258,18 +265,9 @@ fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
     guard.tick(&mut |_| {});
     guard.tick(&mut |_| {});
     let directory = &mut guard.watched.directories[0];
-    let fd = directory.open(&ProcRoot::default()).unwrap();
-    let endless = Duration::from_secs(3600);
-    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let samples = |directory: &mut Directory, ticks: usize| -> usize {
-        let mut count = 0;
-        for _ in 0..ticks {
-            let due = directory.due(&FilesInUse::default());
-            count += due.iter().filter(|due| due.name == "binlog.000001").count();
-            let mut room = Room { left: usize::MAX, least: 1 };
-            directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
-        }
-        count
+        let all = (0..ticks).flat_map(|_| sampled(directory, &FilesInUse::default()));
+        all.filter(|name| name == "binlog.000001").count()
     };
     directory.of_database_with(10, true);
     samples(directory, 200);
@@ -285,16 +283,7 @@ fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
     let mut guard = guard_on(&[&dir]);
     guard.tick(&mut |_| {});
     let directory = &mut guard.watched.directories[0];
-    let fd = directory.open(&ProcRoot::default()).unwrap();
-    let endless = Duration::from_secs(3600);
-    let turn = Turn::begin(Slice { cpu: endless, wall: endless });
-    let tick = |directory: &mut Directory| {
-        let due = directory.due(&FilesInUse::default());
-        let names: Vec<_> = due.iter().map(|due| due.name.clone()).collect();
-        let mut room = Room { left: usize::MAX, least: 1 };
-        directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
-        names
-    };
+    let tick = |directory: &mut Directory| sampled(directory, &FilesInUse::default());
     (0..200).for_each(|_| drop(tick(directory)));
     while !tick(directory).is_empty() {}
     let second = directory.entries["binlog.000002".as_ref() as &std::ffi::OsStr].id;
@@ -322,12 +311,10 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     let samples = |directory: &mut Directory, ticks: usize| -> [usize; 2] {
         let mut counts = [0; 2];
         for _ in 0..ticks {
-            let due = directory.due(&FilesInUse::default());
-            for (count, name) in counts.iter_mut().zip(["binlog.000003", "binlog.000004"]) {
-                *count += due.iter().filter(|due| due.name == name).count();
+            let names = sampled(directory, &FilesInUse::default());
+            for (count, wanted) in counts.iter_mut().zip(["binlog.000003", "binlog.000004"]) {
+                *count += names.iter().filter(|name| *name == wanted).count();
             }
-            let mut room = Room { left: usize::MAX, least: 1 };
-            directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
         }
         counts
     };
