@@ -26,7 +26,8 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use pagekeeper_policy::{Checkpoint, CheckpointFacts, Facts, FileId, LogId, Rule};
 
-use crate::directory::{Directory, Entry, Log};
+use crate::directory::{Directory, Log};
+use crate::entry::Entry;
 
 /// A log of which less is resident is left alone.
 const LEAST: u64 = 2 << 20;

@@ -6,7 +6,7 @@
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
 //!    reused.
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
-//!    [`MANY`] one without resident pages at least every [`EMPTY`], if it had some or is no new one, is not the last of its
+//!    [`MANY`] one without resident pages at least every [`EMPTY`](crate::entry::EMPTY), if it had some or is no new one, is not the last of its
 //!    log, and all that its process has open is seen (but not what helpers of it have).
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
@@ -36,23 +36,17 @@ use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
+use crate::entry::{Entry, SELDOM};
 use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::remembered::Remembered;
-use crate::sample::{Due, FileSample, Room, Sample, Sampled, sample_again, sample_due};
+use crate::sample::{Due, Room, Sample, Sampled, sample_again, sample_due};
 use crate::warned::Warned;
 
-/// Ticks between samples of a file where nothing happens.
-const SELDOM: u32 = 32;
-/// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen. Not of
-/// one that is new, nor of the last of its log.
-const EMPTY: u32 = 128;
-/// A file where nothing happens is sampled so many times as seldom each time; one of very many that had pages by the second.
-const SLOWER: (u32, u32) = (2, 4);
 /// So many files are sampled together, which takes opening their directory once.
 const TOGETHER: u64 = 16;
-/// And of one that is open in a process with very many of them: a half to all of so many.
+/// Ticks between samples of a file that is open in a process with very many of them: a half to all of so many.
 const HELD: u32 = 8;
 /// The same where its database has many.
 const HELD_OF_MANY: u32 = 64;
@@ -233,74 +227,6 @@ pub(crate) struct Log {
     pub(crate) has_setting: bool,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
     pub(crate) segment_size: Option<SegmentSize>,
-}
-
-/// One log file.
-pub(crate) struct Entry {
-    pub(crate) id: FileId,
-    pub(crate) log: LogId,
-    /// The number in its name.
-    pub(crate) number: Number,
-    /// Which file of its log it is, by that number and the log's segment size.
-    pub(crate) sequence: u64,
-    pub(crate) inode: Inode,
-    /// Time of birth, in nanoseconds of the epoch, where the file system records it.
-    born: Option<i128>,
-    /// Time of the last change, in nanoseconds of the epoch.
-    pub(crate) changed: i128,
-    pub(crate) size: u64,
-    /// The size in the sample before; 0 before the first.
-    pub(crate) previous_size: u64,
-    /// Where the writer was at the tick before.
-    pub(crate) writer_was_at: Option<u64>,
-    pub(crate) sample: Sample,
-    /// Ticks until the next sample.
-    due: u32,
-    /// Ticks between samples.
-    interval: u32,
-    /// Whether it was seen with resident pages.
-    had_pages: bool,
-    /// Where the next sample begins, if the last one did not come to the end.
-    from: u64,
-}
-
-impl Entry {
-    /// Asks for a sample when files are next sampled.
-    pub(crate) fn sample_now(&mut self) {
-        self.due = 0;
-        self.interval = 1;
-    }
-
-    /// Takes in what was seen; whether it is another than before. `among_many` says whether its database has very many. Files with
-    /// the same `turn` that fall quiet are sampled in the same ticks later.
-    fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
-        let before = self.interval;
-        let FileSample { size, sample: found, next, .. } = seen;
-        let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
-        self.from = next.unwrap_or(0);
-        // One that never had a page may be new, and be written next.
-        let is_known = self.had_pages || before >= SELDOM;
-        let slower = if among_many && self.had_pages { SLOWER.1 } else { SLOWER.0 };
-        self.had_pages |= found.resident > 0;
-        let most = if may_rest && is_known && found.resident == 0 { EMPTY } else { SELDOM };
-        self.interval = if !same {
-            1
-        } else if most == EMPTY {
-            EMPTY
-        } else {
-            (self.interval * slower).min(SELDOM)
-        };
-        self.previous_size = self.size;
-        self.size = size;
-        self.sample = found;
-        self.due = if before < most && self.interval == most {
-            // Files that fell quiet together are spread over the ticks.
-            1 + u32::try_from(turn % u64::from(most)).expect("it is less than the most")
-        } else {
-            self.interval
-        };
-        !same
-    }
 }
 
 impl Directory {

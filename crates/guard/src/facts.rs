@@ -18,7 +18,8 @@ use pagekeeper_policy::{
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{DatabaseKey, Directory, Entry, Log};
+use crate::directory::{DatabaseKey, Directory, Log};
+use crate::entry::Entry;
 use crate::ids::IdMap;
 
 /// The descriptors of each file.

@@ -13,6 +13,7 @@ mod decision;
 mod descriptors;
 mod directory;
 mod disks;
+mod entry;
 mod event;
 mod facts;
 mod follower_history;
