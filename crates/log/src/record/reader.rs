@@ -127,6 +127,11 @@ impl<R: Reach> Reader<R> {
         &mut self.reach
     }
 
+    /// The same, when nothing more is read.
+    pub(crate) fn into_reach(self) -> R {
+        self.reach
+    }
+
     /// Where the next record stands. After [`Self::next`] gave `None`: the end of the log.
     pub(crate) fn lsn(&self) -> u64 {
         self.lsn

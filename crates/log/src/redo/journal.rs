@@ -2,7 +2,7 @@
 //!
 //! It is read in steps, ahead of the reader that iterates over the records: a step is many pieces, all requested from the disk at
 //! once. When a step has been read, its headers are followed from record to record. If they lead past it the next steps are begun,
-//! on threads, and meanwhile the checksums of these records are verified, in parallel.
+//! on threads, and meanwhile the checksums of these records are verified, in parallel where processors are left for that.
 //!
 //! Invariants:
 //! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to `read`.
@@ -84,12 +84,14 @@ pub(super) struct Journal {
     coming: VecDeque<JoinHandle<Step>>,
     /// Where the last of them ends.
     asked: u64,
-    /// The first step was taken.
-    is_begun: bool,
-    /// Bytes of it.
-    first: u64,
+    /// Bytes of the next step.
+    step: u64,
+    /// Bytes of those behind it.
+    further: u64,
     checked: Range<u64>,
     salt: u32,
+    /// Threads that verify, the caller's included.
+    verifiers: usize,
 }
 
 impl Journal {
@@ -105,10 +107,16 @@ impl Journal {
             unreadable: Unreadable::default(),
             coming: VecDeque::new(),
             asked: lsn - lsn % BLOCK,
-            is_begun: false,
-            first: likely.clamp(FIRST_LEAST, FIRST).next_multiple_of(BLOCK),
+            step: likely.clamp(FIRST_LEAST, FIRST).next_multiple_of(BLOCK),
+            further: STEP,
             checked: 0..0,
             salt: 0,
+            // One processor is left to those that read. (Asked once: each time it is looked up in control groups.)
+            verifiers: if has_threads {
+                std::thread::available_parallelism().map_or(1, |all| all.get().saturating_sub(1))
+            } else {
+                1
+            },
         }
     }
 
@@ -124,10 +132,13 @@ impl Journal {
         self.held.one_with(lsns).or_else(|| self.joined.as_ref().filter(|chunk| chunk.has(lsns)))
     }
 
-    /// What the next step reads.
-    fn next_step(&self, limit: u64) -> Range<u64> {
-        let step = if self.is_begun { STEP } else { self.first };
-        self.asked..(self.asked + step).min(limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX))
+    /// What the next step reads, which is begun with that.
+    fn next_step(&mut self, limit: u64) -> Range<u64> {
+        let step = std::mem::replace(&mut self.step, self.further);
+        let end = limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+        let lsns = self.asked..(self.asked + step).min(end).max(self.asked);
+        self.asked = lsns.end;
+        lsns
     }
 
     /// Takes in one step.
@@ -136,7 +147,6 @@ impl Journal {
             coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         } else {
             let lsns = self.next_step(limit);
-            (self.asked, self.is_begun) = (lsns.end, true);
             let memory = self.held.take_spare(chunks(&lsns));
             read(&self.source, lsns, memory)
         };
@@ -146,20 +156,23 @@ impl Journal {
         self.failed = step.failed;
     }
 
-    /// Has the next step read meanwhile.
+    /// Has the next steps read meanwhile.
     fn read_ahead(&mut self, limit: u64) {
         while self.has_threads && self.coming.len() < AHEAD && self.failed.is_none() {
+            let asked = self.asked;
             let lsns = self.next_step(limit);
             if lsns.is_empty() {
                 return;
             }
-            let (source, end) = (Arc::clone(&self.source), lsns.end);
+            let source = Arc::clone(&self.source);
             let memory = self.held.take_spare(chunks(&lsns));
             let work = move || read(&source, lsns, memory);
-            // Without a thread it is read when it is asked for.
-            let Ok(coming) = Builder::new().name("log_reader".to_owned()).spawn(work) else { return };
+            let Ok(coming) = Builder::new().name("log_reader".to_owned()).spawn(work) else {
+                // Without a thread it is read when it is asked for.
+                self.asked = asked;
+                return;
+            };
             self.coming.push_back(coming);
-            self.asked = end;
         }
     }
 
@@ -202,13 +215,8 @@ impl Journal {
                 }
             }
         };
-        let processors = if self.has_threads {
-            std::thread::available_parallelism().map_or(1, usize::from).min(shares.len())
-        } else {
-            1
-        };
         std::thread::scope(|scope| {
-            for _ in 1..processors {
+            for _ in 1..self.verifiers.min(shares.len()) {
                 // Whoever there is does it all.
                 let _ = Builder::new().spawn_scoped(scope, work);
             }
@@ -340,6 +348,7 @@ mod tests {
             longest in prop::option::of(1_u64..20),
             bad in prop::option::of(0_u64..48),
             known in 0_usize..30,
+            (first, further) in (1_u64..30, 1_u64..8),
         ) {
             let geometry = Geometry { file_bytes: 64 << 10, files: 3 };
             let mut bytes = Vec::new();
@@ -387,8 +396,13 @@ mod tests {
             let epochs = || epochs.iter().copied().take(known);
             let expected = all(Reader::new(source(), 0, 1).with_longest(longest).with_epochs(epochs()));
             for has_threads in [false, true] {
-                let reader = Reader::over(Journal::new(source(), 0, 0, has_threads), 0, 1);
-                prop_assert_eq!(&all(reader.with_longest(longest).with_epochs(epochs())), &expected);
+                let whole = Journal::new(source(), 0, 0, has_threads);
+                let mut steps = Journal::new(source(), 0, 0, has_threads);
+                (steps.step, steps.further) = (first * BLOCK, further * BLOCK);
+                for journal in [whole, steps] {
+                    let reader = Reader::over(journal, 0, 1);
+                    prop_assert_eq!(&all(reader.with_longest(longest).with_epochs(epochs())), &expected);
+                }
             }
         }
     }

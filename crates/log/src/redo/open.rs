@@ -90,7 +90,7 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
     let sources = open_sources(options, &*io, directory, state.geometry)?;
     let source =
         RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
-    let found = walk(options, source, &state, wanted)?;
+    let (found, journal) = walk(options, source, &state, wanted)?;
     let was_closed = state.phase == Phase::Closed;
     // What was closed was synced before, but for the control file that says so: of a close that was killed a slot may not be durable.
     let kept = if was_closed {
@@ -101,6 +101,8 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
     if !(options.read_only || injected_fault!(options, NoSyncAtOpen)) {
         sync_kept(state.geometry, &sources, kept, &*control, options.threads)?;
     }
+    // What it still reads, behind the end, was not waited for before the sync.
+    drop(journal);
     start(options, directory, held, state, slot, found, sources)
 }
 
@@ -130,13 +132,13 @@ struct Walked {
     salt: u32,
 }
 
-/// Reads all that the log has.
+/// Reads all that the log has. What it was read by may be reading behind the end, and ends that when it is dropped.
 fn walk(
     options: &RedoOptions,
     source: RingSource,
     state: &ControlState,
     mut wanted: Option<Wanted<'_>>,
-) -> Result<Walked, Error> {
+) -> Result<(Walked, Journal), Error> {
     // What is known to be there, and what is searched behind it.
     let likely = state.settled.saturating_sub(state.checkpoint).saturating_add(2 * state.longest);
     let journal = Journal::new(source, state.checkpoint, likely, options.threads);
@@ -173,7 +175,7 @@ fn walk(
     if !is_boundary && from != end {
         return Err(Error::NotARecord { lsn: from });
     }
-    Ok(Walked { end, salt: reader.salt() })
+    Ok((Walked { end, salt: reader.salt() }, reader.into_reach()))
 }
 
 /// Goes on from what the control file says, and what was found.
