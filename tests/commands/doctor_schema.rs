@@ -25,7 +25,7 @@ fn report() -> Value {
 
 #[test]
 fn what_is_printed_is_as_the_schema_says() {
-    assert_eq!(report()["schema_version"], 1);
+    assert_eq!(report()["schema_version"], 2);
     if !can_run("the doctor's report on a host without a database", &["unshare"]) {
         return;
     }

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod doctor_elsewhere;
 mod doctor_mariadb;
 mod doctor_memory;
 mod doctor_rocksdb;

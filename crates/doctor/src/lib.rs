@@ -11,6 +11,7 @@ mod attribution;
 mod finders;
 mod finding;
 mod fix;
+mod holders;
 mod journal;
 mod observation;
 mod phrases;
@@ -26,6 +27,7 @@ pub use advice::{Advice, Advised, Against, Effect, Goal, Offer, Product, TABLE, 
 pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with};
 pub use finding::{Cost, Evidence, Finding, Kind, Severity, Subject};
 pub use fix::{Confidence, Fix, FixKind, HoldsFor, Restart, Risk, Terms};
+pub use holders::{HeldFile, Holder, OpenIn, holders};
 pub use journal::{Journal, journal};
 pub use observation::{Observation, Releasable, SavedFile, SavedSnapshot, called};
 pub use pagekeeper_observe::VisibilityGap;

@@ -18,7 +18,7 @@ use crate::observation::{Observation, called};
 use crate::phrases::{number, time};
 use crate::settings::Settings;
 use crate::wrapping::{INDENT, labelled, wrapped};
-use crate::{Confidence, Finding, FixKind, Severity, Terms};
+use crate::{Confidence, Finding, FixKind, Holder, OpenIn, Severity, Terms};
 
 /// Page cache of other files is worth a word from so many bytes on …
 const ELSEWHERE_LEAST: u64 = 1 << 30;
@@ -49,6 +49,8 @@ pub struct Inspected {
     pub resident_bytes: u64,
     /// Page cache of the host that is of none of them, in bytes.
     pub elsewhere_bytes: u64,
+    /// Who has the most of that, as far as it was searched for.
+    pub largest_elsewhere: Vec<Holder>,
     /// The host's memory.
     pub memory: InspectedMemory,
     /// How long was watched.
@@ -172,6 +174,11 @@ fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
 }
 
 impl Inspected {
+    /// Whether so much page cache is of none of the files that who has it is worth a word: 1 GiB or more, and a tenth of the memory.
+    pub fn has_much_elsewhere(&self) -> bool {
+        self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART)
+    }
+
     fn of(observation: &Observation<'_>) -> Self {
         let snapshot = observation.after;
         let database = |(index, database): (usize, &Database)| {
@@ -307,16 +314,46 @@ impl fmt::Display for Inspected {
             }
         }
         labelled(f, "memory", &self.memory.to_string())?;
-        if self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART) {
-            let text = format!(
-                "{} of the page cache are of files of no database that was inspected, as those of programs that no \
-                 profile knows; `pagekeeper top` names them",
-                Size(self.elsewhere_bytes)
-            );
-            labelled(f, "elsewhere", &text)?;
+        if self.has_much_elsewhere() {
+            self.show_elsewhere(f)?;
         }
         labelled(f, "seen by", &self.traced)
     }
+}
+
+impl Inspected {
+    /// Page cache of other files, and who has the most of it.
+    fn show_elsewhere(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!(
+            "{} of the page cache are of files of no database that was inspected, as those of programs that no \
+             profile knows; `pagekeeper top` names them",
+            Size(self.elsewhere_bytes)
+        );
+        labelled(f, "elsewhere", &text)?;
+        for holder in &self.largest_elsewhere {
+            let files = if holder.files == 1 { String::new() } else { format!(" ({} files)", holder.files) };
+            let open = holder.open_in.as_ref().map(|open| open_in(open)).unwrap_or_default();
+            labelled(f, "", &format!("{} {}{files}{open}", Size(holder.resident_bytes), holder.path))?;
+        }
+        if self.largest_elsewhere.iter().any(|holder| holder.open_in.as_ref().is_some_and(Vec::is_empty)) {
+            labelled(
+                f,
+                "",
+                "`pagekeeper evict PATH` takes out of memory what no process has open; the next who reads it has to \
+                 wait for the disk",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Who has a file open, behind its name.
+fn open_in(processes: &[OpenIn]) -> String {
+    if processes.is_empty() {
+        return ": open in no process that is seen here".to_owned();
+    }
+    let processes = processes.iter().map(|open| format!("{} (process {})", open.name, open.pid));
+    format!(": open in {}", processes.collect::<Vec<_>>().join(", "))
 }
 
 /// How it is known, before what was not seen or counted on this host.
@@ -377,8 +414,38 @@ mod tests {
             found.to_string().contains("14 GiB of the page cache are of files of no database"),
             "{found}"
         );
+        assert!(!found.to_string().contains("pagekeeper evict"), "nothing is known of it");
         after.host.memory.cached = 2 << 30;
         assert!(!report(&after).to_string().contains("elsewhere"), "of 24 GiB that is little");
+    }
+
+    #[test]
+    fn who_has_the_most_elsewhere_is_named() {
+        let after = sample();
+        let mut found = Report::new(&Observation::new(&after, &after), Vec::new(), "x");
+        let holder = |path: &str, files, open_in: &[(&str, u32)]| Holder {
+            path: path.to_owned(),
+            files,
+            size_bytes: 3 << 30,
+            resident_bytes: 2 << 30,
+            open_in: Some(
+                open_in.iter().map(|(name, pid)| OpenIn { name: (*name).to_owned(), pid: *pid }).collect(),
+            ),
+        };
+        found.inspected.largest_elsewhere =
+            vec![holder("/var/lib/etcd/member/snap/db", 1, &[("etcd", 812), ("x", 9)])];
+        let text = found.to_string();
+        assert!(text.contains("2 GiB /var/lib/etcd/member/snap/db: open in etcd (process 812),"), "{text}");
+        assert!(!text.contains("pagekeeper evict"), "{text}");
+        let unknown = Holder { open_in: None, ..holder("/srv/unknown", 1, &[]) };
+        found.inspected.largest_elsewhere = vec![unknown];
+        let text = found.to_string();
+        assert!(text.contains("2 GiB /srv/unknown\n") && !text.contains("pagekeeper evict"), "{text}");
+        found.inspected.largest_elsewhere.push(holder("/srv/\u{1b}[2Jarchive", 190, &[]));
+        let text = found.to_string();
+        assert!(text.contains("archive (190 files): open in no"), "{text}");
+        assert!(text.contains("`pagekeeper evict PATH`") && !text.contains('\u{1b}'), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
     }
 
     #[test]

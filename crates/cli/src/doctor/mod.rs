@@ -6,6 +6,7 @@
 
 mod fix;
 mod gather;
+mod holders;
 mod watch;
 
 use std::io::Write;
@@ -29,7 +30,7 @@ use crate::problems::{self, Problem};
 use crate::signals::Stop;
 
 /// Of the schema; another for each field that is added, removed or given another meaning.
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 
 /// Find what databases lose to the page cache, and what fixes it
 ///
@@ -130,6 +131,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut report = Report::new(&observation, examine(&observation), traced);
     report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
+    // Whoever asks about some files alone wants to know of these.
+    if args.pid.is_empty() && args.dirs.is_empty() && report.inspected.has_much_elsewhere() {
+        let (largest, gap) = holders::search(&after, &stop);
+        report.inspected.largest_elsewhere = largest;
+        report.visibility_gaps.extend(gap);
+    }
     for gap in pagekeeper_observe::unanswered() {
         // For how long, has changed.
         report.visibility_gaps.retain(|known| known.what != gap.what);

@@ -366,7 +366,7 @@ impl Census {
     fn scan_processes(&mut self) -> Result<(), ObserveError> {
         let proc = self.options.roots.proc.clone();
         for pid in proc.pids()? {
-            if self.options.progress.cancelled() {
+            if self.options.progress.is_cancelled() {
                 break;
             }
             if let Some(snapshot) = processes::snapshot(&proc, pid, &self.profiles, &self.scope, false) {

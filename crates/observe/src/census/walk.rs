@@ -38,7 +38,8 @@ impl Progress {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn cancelled(&self) -> bool {
+    /// Whether it was ended early.
+    pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 }
@@ -221,9 +222,9 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
         scope.file_systems.walked.iter().map(|file_system| file_system.point.clone()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
-            return !progress.cancelled();
+            return !progress.is_cancelled();
         }
-        let entered = !progress.cancelled() && scope.enters(path);
+        let entered = !progress.is_cancelled() && scope.enters(path);
         if entered {
             // Before it is listed, so that no change is missed.
             let changed = change_of(path);

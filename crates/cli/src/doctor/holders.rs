@@ -1,0 +1,95 @@
+//! Searches the host for who holds page cache beside the databases, closed files too: one walk over its local file systems.
+//!
+//! Invariants: only reads; ends after [`MOST_TIME`] or at a signal, and says that it has not seen all; what belongs to a database that
+//! was inspected is left out.
+//!
+//! Where it fails that is a gap, not an error: the report stands without it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use pagekeeper_doctor::{HeldFile, Holder, OpenIn, VisibilityGap, holders};
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::hang;
+use pagekeeper_observe::{Census, CensusOptions, ObserveError, Progress, Query, Row, RowKey, Snapshot};
+
+use crate::signals::Stop;
+
+/// How long is searched at the most.
+const MOST_TIME: Duration = Duration::from_secs(5);
+/// How often is looked whether a signal came.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Files that are taken into account: those that have the most.
+const FILES: usize = 20_000;
+
+/// Those that have the most page cache, of the files that are not in the snapshot; and why that may not be all.
+pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<VisibilityGap>) {
+    let gap = |why: String| {
+        Some(VisibilityGap {
+            what: "all who hold page cache beside the databases".to_owned(),
+            why,
+            needs: None,
+        })
+    };
+    let progress = Arc::new(Progress::default());
+    match with_limit(&progress, stop, || rows(&progress)) {
+        Ok(rows) => {
+            let known: HashSet<Inode> = snapshot.files.iter().map(|file| file.inode).collect();
+            let is_other = |row: &Row| !matches!(row.key, RowKey::File(inode) if known.contains(&inode));
+            // Ended early, it does not know who has what open.
+            let sees_openers = !progress.is_cancelled();
+            let held = |row| held_file(row, sees_openers);
+            let files = rows.into_iter().filter(is_other).filter_map(held).collect();
+            let why = "the search ended early, by a signal or after five seconds; `pagekeeper top --once` takes the time it needs";
+            (holders(files), (!sees_openers).then(|| why.to_owned()).and_then(gap))
+        }
+        Err(error) => (Vec::new(), gap(error.to_string())),
+    }
+}
+
+/// Does the work, and has it end early where it takes too long or a signal comes.
+fn with_limit<T>(progress: &Progress, stop: &Stop, work: impl FnOnce() -> T) -> T {
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let end = Instant::now() + MOST_TIME;
+            while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                if stop.requested() || Instant::now() >= end {
+                    progress.cancel();
+                    return;
+                }
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+/// The files of the host with the most in memory.
+fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
+    hang::patiently(|| {
+        let progress = Arc::clone(progress);
+        move || {
+            let options = CensusOptions { trace: None, follow: false, progress, ..CensusOptions::default() };
+            let mut census = Census::start(options)?;
+            Ok(census.rows(&Query { limit: FILES, ..Query::default() }).rows)
+        }
+    })?
+}
+
+/// `None` of what has no name.
+fn held_file(row: Row, sees_openers: bool) -> Option<HeldFile> {
+    // A deleted file is reached through a descriptor: no name for people.
+    let path = if row.deleted { Some(format!("{} (deleted)", row.label).into()) } else { row.path };
+    let open = row.owners.into_iter().filter(|owner| owner.used.is_some());
+    Some(HeldFile {
+        path: path?,
+        size: row.size,
+        resident: row.resident,
+        open_in: sees_openers
+            .then(|| open.map(|owner| OpenIn { name: owner.name, pid: owner.pid }).collect()),
+    })
+}

@@ -1,0 +1,152 @@
+//! Who holds page cache beside the databases: of all files that belong to none, those that have the most of it, or the directories they
+//! lie in.
+//!
+//! Invariants: pure; each file counts once, alone where it has nearly all that its directory has, else with its directory; the largest
+//! come first, and small ones not at all.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::text::unescaped;
+use serde::Serialize;
+
+/// Holders that are named.
+const MOST: usize = 5;
+/// Bytes of the smallest one that is.
+const LEAST: u64 = 64 << 20;
+/// Processes that are named of each.
+const PROCESSES: usize = 3;
+/// A file is named instead of its directory if it has so much of it, in tenths.
+const NEARLY_ALL: u64 = 9;
+
+/// A file of no database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size, in bytes.
+    pub size: u64,
+    /// How much of it is resident, in bytes.
+    pub resident: u64,
+    /// The processes that have it open, or mapped; `None` where that is not known.
+    pub open_in: Option<Vec<OpenIn>>,
+}
+
+/// A process that has a file open, or mapped.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct OpenIn {
+    /// Its name, as the kernel has it.
+    pub name: String,
+    /// The process.
+    pub pid: u32,
+}
+
+/// A file that has much page cache, or a directory whose files have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// The file, or the directory that the files lie in.
+    pub path: String,
+    /// How many files of it have something resident.
+    pub files: u64,
+    /// Their sizes together, in bytes.
+    pub size_bytes: u64,
+    /// How much of them is resident, in bytes.
+    pub resident_bytes: u64,
+    /// Some of the processes that have one of them open; `None` where that is not known.
+    pub open_in: Option<Vec<OpenIn>>,
+}
+
+/// Those that hold the most, the largest first.
+///
+/// ```
+/// use pagekeeper_doctor::{HeldFile, holders};
+/// let file = |name: &str| HeldFile {
+///     path: format!("/var/backups/wal/{name}").into(),
+///     size: 1 << 30,
+///     resident: 1 << 30,
+///     open_in: Some(Vec::new()),
+/// };
+/// let found = holders(vec![file("000000010000000000000001"), file("000000010000000000000002")]);
+/// assert_eq!((found[0].path.as_str(), found[0].resident_bytes), ("/var/backups/wal", 2 << 30));
+/// ```
+pub fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
+    let mut directories: BTreeMap<PathBuf, Vec<HeldFile>> = BTreeMap::new();
+    for file in files {
+        let directory = file.path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        directories.entry(directory).or_default().push(file);
+    }
+    let mut holders: Vec<Holder> =
+        directories.iter().map(|(directory, files)| holder(directory, files)).collect();
+    holders.retain(|holder| holder.resident_bytes >= LEAST);
+    holders.sort_by(|a, b| b.resident_bytes.cmp(&a.resident_bytes).then_with(|| a.path.cmp(&b.path)));
+    holders.truncate(MOST);
+    holders
+}
+
+/// A directory, or the one file that has nearly all that it has.
+fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
+    let resident: u64 = files.iter().map(|file| file.resident).sum();
+    let alone = files.iter().find(|file| file.resident * 10 >= resident * NEARLY_ALL);
+    let (path, files) = match alone {
+        Some(file) => (&*file.path, std::slice::from_ref(file)),
+        None => (directory, files),
+    };
+    let open_in: Option<Vec<&Vec<OpenIn>>> = files.iter().map(|file| file.open_in.as_ref()).collect();
+    let open_in = open_in.map(|lists| {
+        let mut all: Vec<OpenIn> = lists.into_iter().flatten().cloned().collect();
+        all.sort();
+        all.dedup();
+        all.truncate(PROCESSES);
+        all
+    });
+    Holder {
+        path: unescaped(path).into_owned(),
+        files: files.len() as u64,
+        size_bytes: files.iter().map(|file| file.size).sum(),
+        resident_bytes: files.iter().map(|file| file.resident).sum(),
+        open_in,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, resident_mib: u64, open_in: &[u32]) -> HeldFile {
+        let open_in = open_in.iter().map(|pid| OpenIn { name: format!("program{pid}"), pid: *pid }).collect();
+        let (size, resident) = (resident_mib << 21, resident_mib << 20);
+        HeldFile { path: path.into(), size, resident, open_in: Some(open_in) }
+    }
+
+    #[test]
+    fn a_file_that_has_nearly_all_is_named_and_else_its_directory() {
+        let files = vec![
+            file("/var/lib/etcd/snap/db", 900, &[7]),
+            file("/var/lib/etcd/snap/db.old", 100, &[8]),
+            file("/archive/1", 64, &[]),
+            file("/archive/2", 64, &[4, 3]),
+            file("/archive/3", 64, &[1, 2, 3]),
+            file("/small/one", 63, &[]),
+        ];
+        let found = holders(files);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!((found[0].path.as_str(), found[0].files), ("/var/lib/etcd/snap/db", 1));
+        assert_eq!((found[0].resident_bytes, found[0].size_bytes), (900 << 20, 1800 << 20));
+        assert_eq!(found[0].open_in, Some(vec![OpenIn { name: "program7".to_owned(), pid: 7 }]));
+        assert_eq!((found[1].path.as_str(), found[1].files), ("/archive", 3));
+        let pids: Vec<u32> = found[1].open_in.iter().flatten().map(|open| open.pid).collect();
+        assert_eq!((found[1].resident_bytes, pids), (192 << 20, vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn the_largest_come_first_and_there_are_few_of_them() {
+        let files = (0..20).map(|at| file(&format!("/d{at:02}/f"), 100 + at, &[])).collect();
+        let found = holders(files);
+        let paths: Vec<&str> = found.iter().map(|holder| holder.path.as_str()).collect();
+        assert_eq!(paths, ["/d19/f", "/d18/f", "/d17/f", "/d16/f", "/d15/f"]);
+        assert_eq!(holders(vec![file("/top", 100, &[])])[0].path, "/top");
+        assert_eq!(holders(Vec::new()), []);
+        let unknown = HeldFile { open_in: None, ..file("/top/2", 100, &[]) };
+        assert_eq!(holders(vec![file("/top/1", 100, &[1]), unknown])[0].open_in, None);
+    }
+}

@@ -1,0 +1,83 @@
+//! The doctor on a host where files of no database hold most of the page cache: an archive that nobody has open, and the file of a
+//! program that no profile knows. fincore counts them, too.
+//!
+//! Needs root, util-linux's `fincore` and a few GiB of free memory; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`.
+
+use std::fs::File;
+use std::io::{Read, copy, sink};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::support;
+use crate::support::command::run;
+use crate::support::{MIB, doctor_report};
+
+/// Files of the archive.
+const FILES: u64 = 3;
+
+/// A file of which all is resident: a hole has pages as any other part.
+fn cached(path: &Path, bytes: u64) -> File {
+    let file =
+        File::options().create(true).truncate(true).read(true).write(true).open(path).expect("make a file");
+    file.set_len(bytes).expect("give it a size");
+    copy(&mut (&file).take(bytes), &mut sink()).expect("read it");
+    file
+}
+
+/// Bytes of the host's memory.
+fn memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("read /proc/meminfo");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it has MemTotal");
+    let kib: u64 = line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number");
+    kib * 1024
+}
+
+fn holder<'a>(report: &'a Value, path: &Path) -> Option<&'a Value> {
+    let holders = report["inspected"]["largest_elsewhere"].as_array().expect("holders");
+    holders.iter().find(|holder| holder["path"].as_str() == path.to_str())
+}
+
+#[test]
+fn who_holds_page_cache_beside_the_databases_is_named() {
+    if !support::can_run("the doctor and files of no database", &["fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let archive = scratch.path().join("archive of WAL");
+    std::fs::create_dir(&archive).expect("make a directory");
+    // A tenth of the memory is worth a word; each of the two is more.
+    let each = (memory() / 8).max(1200 * MIB).next_multiple_of(FILES * MIB) / FILES;
+    for at in 0..FILES {
+        drop(cached(&archive.join(format!("00000001000000000000000{at}")), each));
+    }
+    let open = scratch.path().join("db");
+    let held = cached(&open, each * FILES);
+
+    let report = doctor_report::of(&run(["doctor", "--json", "--watch", "100ms"]));
+    let found = holder(&report, &archive).unwrap_or_else(|| panic!("{:#}", report["inspected"]));
+    let counted: u64 = support::resident_bytes(
+        &(0..FILES).map(|at| archive.join(format!("00000001000000000000000{at}"))).collect::<Vec<_>>(),
+    );
+    assert_eq!(found["resident_bytes"].as_u64(), Some(counted), "fincore: {counted}");
+    assert_eq!((found["files"].as_u64(), &found["open_in"]), (Some(FILES), &serde_json::json!([])));
+    let found = holder(&report, &open).unwrap_or_else(|| panic!("{:#}", report["inspected"]));
+    assert_eq!(found["resident_bytes"].as_u64(), Some(support::resident_bytes(&[open.clone()])));
+    assert_eq!(found["open_in"][0]["pid"].as_u64(), Some(u64::from(std::process::id())), "{found:#}");
+
+    // For people; and what it says takes them out.
+    let text = run(["doctor", "--watch", "100ms"]).stdout;
+    assert!(text.contains("elsewhere") && text.contains("`pagekeeper evict PATH`"), "{text}");
+    let outcome = run(["evict", archive.to_str().expect("plain")]);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let report = doctor_report::of(&run(["doctor", "--json", "--watch", "100ms"]));
+    assert_eq!(holder(&report, &archive), None);
+
+    // Whoever asks about some files alone does not hear of others, and no host is walked for them.
+    let of_directory = run(["doctor", "--json", "--watch", "100ms", archive.to_str().expect("plain")]);
+    let report = doctor_report::of(&of_directory);
+    assert_eq!(report["inspected"]["largest_elsewhere"], serde_json::json!([]));
+    drop(held);
+}
