@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::ops::{Bound, Range};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::remembered::Remembered;
-use crate::sample::{Due, Room, Sample, Sampled, sample_again, sample_due};
+use crate::sample::{Due, KnownFileSystem, Room, Sample, Sampled, sample_again, sample_due};
 use crate::warned::Warned;
 
 /// So many files are sampled together, which takes opening their directory once.
@@ -163,6 +163,8 @@ pub(crate) struct Directory {
     /// What the policy was given of it, while nothing changes.
     pub(crate) remembered: Remembered,
     rest: Rest,
+    /// Of its files.
+    file_system: KnownFileSystem,
 }
 
 /// What the files of a directory come to.
@@ -268,6 +270,7 @@ impl Directory {
             sums: None,
             remembered: Remembered::default(),
             rest: Rest::default(),
+            file_system: None,
         }
     }
 
@@ -296,14 +299,15 @@ impl Directory {
         *self.sums.get_or_insert_with(sums)
     }
 
-    /// Opens it for one tick's use. Fails as if it were gone where its path leads to another directory than before.
-    pub(crate) fn open(&self, proc: &ProcRoot) -> Result<OwnedFd> {
+    /// Finds it for one tick's use: to open its files in, not to list them. Fails as if it were gone where its path leads to another
+    /// directory than before.
+    pub(crate) fn find(&self, proc: &ProcRoot) -> Result<Handle> {
         let (directory, identity) = self.resolve(proc)?;
         let is_another = self.pin.is_some_and(|pin| !pin.is(&identity.pin));
         if is_another || !self.right.may_enter(identity.user) {
             return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
         }
-        directory.open_directory(Expected::Inode(identity.pin.inode))
+        Ok(directory)
     }
 
     /// The same directory, of which no file is known: to be opened elsewhere.
@@ -706,7 +710,7 @@ impl Directory {
         problem: impl FnMut(&Path, &Error),
     ) -> SampledFiles {
         let wanted = due.len();
-        let sampled = sample_due(fd, &self.path, due, room, turn);
+        let sampled = sample_due(fd, &self.path, &mut self.file_system, due, room, turn);
         if !sampled.is_empty() {
             self.touch();
         }
@@ -731,9 +735,7 @@ impl Directory {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
                 Ok(seen) => {
-                    if let Some(changed) = seen.changed {
-                        entry.changed = changed;
-                    }
+                    entry.changed = seen.changed;
                     if seen.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
@@ -772,8 +774,8 @@ impl Directory {
         inode: Inode,
     ) -> Result<Option<InspectedFile>> {
         let Some(name) = path.file_name() else { return Ok(None) };
-        let fd = self.open(proc)?;
-        match InspectedFile::open_in(fd.as_fd(), name, Expected::Inode(inode), path.to_path_buf()) {
+        let directory = self.find(proc)?;
+        match InspectedFile::open_in(directory.as_fd(), name, Expected::Inode(inode), path.to_path_buf()) {
             Err(Error::OtherFile { .. }) => Ok(None),
             opened => opened.map(Some),
         }

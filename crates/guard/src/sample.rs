@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use pagekeeper_kernel::{Expected, Inode, InspectedFile, Residency, Result, residency};
+use pagekeeper_kernel::{Expected, FileSystem, Inode, InspectedFile, Residency, Result, residency};
 use pagekeeper_policy::{WINDOW, Window};
 
 use crate::budget::Turn;
@@ -77,8 +77,8 @@ pub(crate) struct Sampled {
 #[derive(Debug)]
 pub(crate) struct FileSample {
     pub(crate) size: u64,
-    /// Time of the last change, in nanoseconds of the epoch.
-    pub(crate) changed: Option<i128>,
+    /// Time of the last change, in nanoseconds of the epoch, as of before it was sampled.
+    pub(crate) changed: i128,
     pub(crate) sample: Sample,
     /// Where the next sample goes on, if this one did not come to the end.
     pub(crate) next: Option<u64>,
@@ -86,10 +86,14 @@ pub(crate) struct FileSample {
     pub(crate) no_room: bool,
 }
 
-/// Samples files of a directory while the turn lasts, but at least one.
+/// The file system of a device, once a file on it was asked for that.
+pub(crate) type KnownFileSystem = Option<(u64, FileSystem)>;
+
+/// Samples files of a directory while the turn lasts, but at least one. `known` is of its files, and learned from them.
 pub(crate) fn sample_due(
     fd: BorrowedFd<'_>,
     path: &Path,
+    known: &mut KnownFileSystem,
     due: Vec<Due>,
     room: &mut Room,
     turn: &Turn,
@@ -104,13 +108,12 @@ pub(crate) fn sample_due(
             path.join(&due.name),
         );
         let seen = opened.and_then(|file| {
+            let dev = file.inode().dev;
+            let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
             let reach = Reach { from: due.from, room: all_room.max(room.least), turn };
-            let scan = sample(&file, &reach)?;
-            let stat = rustix::fs::fstat(&file).ok();
-            let changed =
-                stat.map(|stat| i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec));
-            let Scan { sample, next, no_room } = scan;
-            Ok(FileSample { size: file.size(), changed, sample, next, no_room })
+            let Scan { sample, next, no_room } = sample(&file, &reach)?;
+            *known = file.known_file_system().map(|found| (dev, found)).or(*known);
+            Ok(FileSample { size: file.size(), changed: file.modified(), sample, next, no_room })
         });
         let taken = seen.as_ref().map_or(0, |seen| seen.sample.windows.len());
         room.left = all_room.saturating_sub(taken);
@@ -302,6 +305,35 @@ mod tests {
         }
     }
 
+    /// It matters where nothing is resident: on an overlay the kernel counts nothing, whatever is.
+    #[test]
+    fn the_file_system_of_a_device_is_asked_for_once() {
+        let dir = pagekeeper_testing::disk_dir();
+        let path = dir.path().join("log");
+        std::fs::File::create(&path).unwrap().set_len(WINDOW).unwrap();
+        let file = InspectedFile::open(&path, Links::Refuse).unwrap();
+        let (fd, inode) =
+            (pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap(), file.inode());
+        let of = Some((inode.dev, file.file_system().unwrap()));
+        let turn = turn(Duration::from_secs(3600));
+        let learned = |mut known: KnownFileSystem| {
+            let due = Due { name: "log".into(), inode, from: 0, windows: 0 };
+            let mut room = Room { left: 60, least: 20 };
+            let seen =
+                sample_due(fd.as_fd(), dir.path(), &mut known, vec![due], &mut room, &turn).remove(0).seen;
+            assert_eq!(seen.unwrap().sample, Sample::default());
+            known
+        };
+        assert_eq!(learned(None), of);
+        let another = Some((inode.dev, FileSystem::Other(1)));
+        assert_eq!(learned(another), another, "what is known is believed");
+        assert_eq!(
+            learned(Some((inode.dev + 1, FileSystem::Overlay))),
+            of,
+            "another device says nothing of this one"
+        );
+    }
+
     #[test]
     fn one_file_does_not_take_the_room_of_the_others() {
         let dir = pagekeeper_testing::disk_dir();
@@ -321,7 +353,7 @@ mod tests {
         };
         let turn = turn(Duration::from_secs(3600));
         let mut room = Room { left: 60, least: 20 };
-        let first = windows(sample_due(fd.as_fd(), dir.path(), due([0; 3]), &mut room, &turn));
+        let first = windows(sample_due(fd.as_fd(), dir.path(), &mut None, due([0; 3]), &mut room, &turn));
         assert_eq!(first, [50, 20, 20]);
         assert_eq!(room.left, 0);
     }

@@ -76,6 +76,7 @@ pub struct InspectedFile {
     path: PathBuf,
     inode: Inode,
     size: u64,
+    modified: i128,
     file_system: OnceLock<FileSystem>,
 }
 
@@ -97,7 +98,7 @@ impl InspectedFile {
     ///
     /// `path` is the whole path, for errors.
     pub fn open_in(dir: BorrowedFd<'_>, name: impl Arg, expected: Expected, path: PathBuf) -> Result<Self> {
-        Handle::in_directory(dir, name, path)?.open(expected)
+        Handle::in_directory_on(dir, name, path, expected)?.open(expected)
     }
 
     /// Opens a file by its path beneath the directory `dir`, following no link whatever in between; mounts are crossed.
@@ -135,12 +136,14 @@ impl InspectedFile {
             inode: Inode::of(stat),
             // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
             size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec),
             file_system: OnceLock::new(),
         }
     }
 
-    /// For callers that may know its file system already.
-    pub(crate) fn on(self, file_system: Option<FileSystem>) -> Self {
+    /// For callers that may know its file system already, as that of other files of its directory and device: it is not asked then.
+    #[must_use]
+    pub fn on(self, file_system: Option<FileSystem>) -> Self {
         Self { file_system: file_system.map_or(self.file_system, OnceLock::from), ..self }
     }
 
@@ -159,6 +162,11 @@ impl InspectedFile {
         self.size
     }
 
+    /// When its contents changed last, in nanoseconds of the epoch, as of when it was opened.
+    pub fn modified(&self) -> i128 {
+        self.modified
+    }
+
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
         let _asking = self.asking()?;
@@ -172,6 +180,11 @@ impl InspectedFile {
         }
         let found = FileSystem::of(&self.file, &self.path)?;
         Ok(*self.file_system.get_or_init(|| found))
+    }
+
+    /// The file system it is on, where that was asked already.
+    pub fn known_file_system(&self) -> Option<FileSystem> {
+        self.file_system.get().copied()
     }
 
     /// Announces that its file system will be asked for what is in it ([`hang`](crate::hang)). Fails where that does not

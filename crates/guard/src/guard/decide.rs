@@ -210,7 +210,7 @@ fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMa
         let directory = &watched.directories[index];
         let (key, path, same) = (directory.database(), directory.path.clone(), directory.without_files());
         let (proc, given) = (watched.proc.clone(), settings.options.disk_profiles.clone());
-        let disk = watched.find_out(key, &path, move || disks::of(&given, same.open(&proc).ok()?));
+        let disk = watched.find_out(key, &path, move || disks::of(&given, same.find(&proc).ok()?));
         found.insert(index, Leftovers::of(disk.flatten().as_ref()));
     }
     found

@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::Expected;
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_policy::Window;
 use pagekeeper_testing::{Hanging, disk_dir};
@@ -216,13 +217,13 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
 
 /// Samples the files of a directory that are due at a tick: their names.
 fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
-    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let found = directory.find(&ProcRoot::default()).unwrap();
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let mut room = Room { left: usize::MAX, least: 1 };
     let due = directory.due(in_use);
     let names = due.iter().map(|due| due.name.clone()).collect();
-    directory.sample(fd.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+    directory.sample(found.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
     names
 }
 
@@ -305,7 +306,8 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     let directory = &mut guard.watched.directories[0];
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
-    let fd = directory.open(&ProcRoot::default()).unwrap();
+    let found = directory.find(&ProcRoot::default()).unwrap();
+    let fd = found.open_directory(Expected::Any).unwrap();
     assert!(directory.begin_listing(100, Instant::now()));
     assert_eq!(directory.list(fd.as_fd(), &Ids::default(), &turn).unwrap().grown.len(), 1);
     let samples = |directory: &mut Directory, ticks: usize| -> [usize; 2] {

@@ -364,14 +364,14 @@ impl Watched {
                     continue;
                 }
                 place.at(index);
-                let Ok(fd) = directory.open(&proc) else {
+                let Ok(found) = directory.find(&proc) else {
                     // Gone, or out of reach for now.
                     directory.forget_files();
                     directory.stale = true;
                     continue;
                 };
                 let problems = &mut done.problems;
-                let sampled = directory.sample(fd.as_fd(), due, &mut room, &turn, |path, error| {
+                let sampled = directory.sample(found.as_fd(), due, &mut room, &turn, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
                 done.changed |= sampled.changed;

@@ -1,8 +1,8 @@
 //! Serving one database after another, each where it may hang alone.
 //!
-//! A database's directories go with each job into the worker's thread ([`Crew`]) and come back with it. One whose job does
-//! not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is served
-//! again. Databases on the file system that its job is at are left alone until then.
+//! A database's directories go with each job into the worker's thread ([`Crew`](pagekeeper_kernel::hang::Crew)) and come back with it.
+//! One whose job does not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is
+//! served again. Databases on the file system that its job is at are left alone until then.
 //!
 //! What is not done so: the first sight of a process (its names, descriptors and root), which is asked of `/proc` alone. Streams
 //! have workers of their own (`following`).

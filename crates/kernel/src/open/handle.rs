@@ -77,7 +77,20 @@ impl Handle {
     ///
     /// `path` is the whole path, for errors and reports.
     pub fn in_directory(dir: BorrowedFd<'_>, name: impl Arg, path: PathBuf) -> Result<Self> {
-        let _asking = asking_from(dir, &path)?;
+        Self::in_directory_on(dir, name, path, Expected::Any)
+    }
+
+    /// The same where it may be known which file it is to be, and with that the device that is asked.
+    pub(super) fn in_directory_on(
+        dir: BorrowedFd<'_>,
+        name: impl Arg,
+        path: PathBuf,
+        expected: Expected,
+    ) -> Result<Self> {
+        let _asking = match expected {
+            Expected::Any => asking_from(dir, &path),
+            Expected::Inode(inode) => asking_device(inode.dev, &path),
+        }?;
         let found = name.into_with_c_str(|name| {
             if name.to_bytes().contains(&b'/') || name == c".." {
                 return Err(Errno::INVAL);
