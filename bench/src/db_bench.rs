@@ -4,11 +4,12 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::running::Running;
 use crate::scratch::Stop;
 
 /// A `db_bench` that has ended.
@@ -18,17 +19,6 @@ pub(crate) struct Ended {
     pub(crate) err: String,
 }
 
-/// A running one.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs a command to its end, looking for that every `interval`; what it says goes to `output` with `.out` and `.err`.
 pub(crate) fn run(mut command: Command, output: &Path, interval: Duration, stop: &Stop) -> Result<Ended> {
     let file = |kind: &str| {
@@ -36,9 +26,9 @@ pub(crate) fn run(mut command: Command, output: &Path, interval: Duration, stop:
         File::create(&path).with_context(|| format!("can't make {}", path.display()))
     };
     command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
-    let mut running = Running(command.spawn().context("can't start db_bench")?);
+    let mut running = Running::from(command.spawn().context("can't start db_bench")?);
     let status = loop {
-        if let Some(status) = running.0.try_wait().context("can't wait for db_bench")? {
+        if let Some(status) = running.try_wait().context("can't wait for db_bench")? {
             break status;
         }
         stop.sleep(interval)?;

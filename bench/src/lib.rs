@@ -30,6 +30,7 @@ mod release;
 mod report;
 mod rocksdb;
 mod rounds;
+mod running;
 mod scan;
 mod scan_limit;
 mod scratch;

@@ -6,13 +6,15 @@
 //! log's and the binlog's sync. It is the same in all windows. Times are sysbench's, in classes that are 2 % wide.
 //! Ends with its handle, and with the thread that started it. Fails with what it said.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::running::Running;
+
 /// The running client.
-pub(super) struct Commits(Child);
+pub(super) struct Commits(Running);
 
 /// What the commits of a window took, in µs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,7 +38,7 @@ impl Commits {
             .stderr(Stdio::null())
             .spawn()
             .context("can't start sysbench")?;
-        Ok(Self(child))
+        Ok(Self(child.into()))
     }
 
     /// Waits for its end. It says nothing before that, so its pipe has room.
@@ -46,14 +48,6 @@ impl Commits {
         let status = self.0.wait().context("can't wait for sysbench")?;
         ensure!(status.success(), "sysbench ended with {status}: {said}");
         latencies_in(&said).with_context(|| format!("sysbench is not understood: {said}"))
-    }
-}
-
-impl Drop for Commits {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

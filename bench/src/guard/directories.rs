@@ -8,7 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,6 +21,7 @@ use crate::data::MIB;
 use crate::peers::this_program;
 use crate::report::Unit;
 use crate::rounds::Samples;
+use crate::running::Running;
 
 /// Databases.
 const WRITERS: u64 = 4;
@@ -76,7 +77,7 @@ fn open(directory: &Path, number: u64) -> Result<File> {
 }
 
 /// A database's process, which ends with its handle.
-struct Writer(Child);
+struct Writer(Running);
 
 impl Writer {
     /// Starts it, and returns when it has its logs open.
@@ -88,20 +89,12 @@ impl Writer {
             .stdout(Stdio::piped())
             .spawn()
             .context("can't start this program again")?;
-        let mut writer = Self(child);
+        let mut writer = Self(child.into());
         let mut said = String::new();
         let stdout = writer.0.stdout.take().context("it has no output")?;
         BufReader::new(stdout).read_line(&mut said).context("can't read what a database says")?;
         ensure!(said.trim_end() == READY, "a database ended before it had its logs open");
         Ok(writer)
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

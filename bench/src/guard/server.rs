@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::data::MIB;
 use crate::peers::{Program, run as run_process};
+use crate::running::Running;
 use crate::scratch::Stop;
 
 /// What has to be installed beside server and load.
@@ -41,7 +42,7 @@ const COMMITTER: Client = Client { database: "commits", tables: 1, threads: 1 };
 /// A running server.
 pub(crate) struct Server {
     home: PathBuf,
-    child: Child,
+    child: Running,
 }
 
 impl Server {
@@ -68,7 +69,7 @@ impl Server {
         if root {
             run_process(Command::new("chown").arg("mysql:").arg(&messages))?;
         }
-        let mut server = Self { child: spawn(mariadbd, &home, root)?, home };
+        let mut server = Self { child: spawn(mariadbd, &home, root)?.into(), home };
         server.wait_until_ready(stop)?;
         Ok(server)
     }
@@ -202,15 +203,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .context("can't start sysbench")?;
-        Ok(Load(child))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Ok(Load(child.into()))
     }
 }
 
@@ -249,7 +242,7 @@ fn spawn(mariadbd: &Program, home: &Path, root: bool) -> Result<Child> {
 }
 
 /// A running load.
-pub(crate) struct Load(Child);
+pub(crate) struct Load(Running);
 
 impl Load {
     /// Fails if it has ended by itself: then the server refused it.
@@ -257,13 +250,5 @@ impl Load {
         let ended = self.0.try_wait()?;
         ensure!(ended.is_none(), "sysbench ended by itself: {ended:?}");
         Ok(())
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

@@ -3,7 +3,7 @@
 //! Ends with its handle, and with the thread that started it. Fails with what it said.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -12,10 +12,11 @@ use serde_json::Value;
 
 use super::server::with_parent;
 use crate::peers::Program;
+use crate::running::Running;
 
 /// A running guard.
 pub(super) struct Watcher {
-    child: Child,
+    child: Running,
     seen: Arc<Mutex<Option<Watched>>>,
     lines: std::thread::JoinHandle<std::io::Result<Option<Value>>>,
 }
@@ -54,7 +55,7 @@ impl Watcher {
         let seen = Arc::default();
         let of_ticks = Arc::clone(&seen);
         let lines = std::thread::spawn(move || follow(stdout, &of_ticks));
-        let watcher = Self { child, seen, lines };
+        let watcher = Self { child: child.into(), seen, lines };
         found?;
         Ok(watcher)
     }
@@ -76,14 +77,6 @@ impl Watcher {
         let summary = lines.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let summary = summary.context("the guard ended without a summary")?;
         used(&summary).with_context(|| format!("not a summary: {summary}"))
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -7,11 +7,13 @@
 #![expect(unsafe_code, reason = "ptrace(2) is in the C library only")]
 
 use std::ffi::{c_int, c_long, c_void};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::ptr;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+
+use crate::running::Running;
 
 /// More than any call takes; a child that goes on for ever ends the count.
 const STEPS_MAX: u64 = 10_000_000;
@@ -47,23 +49,12 @@ pub(super) fn count(command: &mut Command, calls: u32) -> Result<f64> {
         .stdout(Stdio::null())
         .spawn()
         .context("can't start this program again")?;
-    let traced = Traced(child);
-    let pid = Pid::from_child(&traced.0);
+    let traced = Running::from(child);
+    let pid = Pid::from_child(&traced);
     ensure!(wait(pid)? == Signal::STOP.as_raw(), "the child did not stop");
     let none = steps(pid)?;
     let all = steps(pid)?;
     Ok(all.saturating_sub(none) as f64 / f64::from(calls))
-}
-
-/// A traced child, that ends with its handle.
-struct Traced(Child);
-
-impl Drop for Traced {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// How many instructions until it stops itself.

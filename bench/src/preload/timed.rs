@@ -5,15 +5,17 @@
 //! Fails where a child dies, or says what is not understood.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::running::Running;
+
 /// The child.
 pub(super) struct Timed {
-    child: Child,
+    child: Running,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
@@ -28,7 +30,7 @@ impl Timed {
             .context("can't start this program again")?;
         let stdin = child.stdin.take().context("it has no input")?;
         let stdout = BufReader::new(child.stdout.take().context("it has no output")?);
-        let timed = Self { child, stdin, stdout };
+        let timed = Self { child: child.into(), stdin, stdout };
         let allowed = sched_getaffinity(None).context("can't tell the processors")?;
         let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).context("no processor")?;
         let mut one = CpuSet::new();
@@ -44,14 +46,6 @@ impl Timed {
         line.clear();
         self.stdout.read_line(&mut line).context("a child process does not answer")?;
         line.trim().parse().with_context(|| format!("a child process says {line:?}"))
-    }
-}
-
-impl Drop for Timed {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

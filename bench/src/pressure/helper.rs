@@ -6,7 +6,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::running::Running;
 use crate::scratch::Stop;
 
 const READY: &str = "ready";
@@ -22,7 +23,7 @@ const GO: &[u8] = b"go\n";
 
 /// The child, seen by its parent.
 pub(super) struct Helper {
-    child: Child,
+    child: Running,
     stdin: ChildStdin,
     lines: Receiver<String>,
 }
@@ -40,7 +41,7 @@ impl Helper {
         let (send, lines) = channel();
         // Ends when the child has ended, or when nobody listens any more.
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
-        Ok(Self { child, stdin, lines })
+        Ok(Self { child: child.into(), stdin, lines })
     }
 
     /// Waits until it is ready.
@@ -73,14 +74,6 @@ impl Helper {
                 }
             }
         }
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

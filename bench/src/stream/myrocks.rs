@@ -14,6 +14,7 @@ use super::database::{Database, files_below, let_in, number_after};
 use crate::guard::server::with_parent;
 use crate::peers::{Program, run as run_process};
 use crate::pressure::group::Group;
+use crate::running::Running;
 use crate::scratch::Stop;
 
 /// Where Debian's package puts the plugin.
@@ -25,7 +26,7 @@ const STEP: u64 = 200_000;
 pub(super) struct MyRocks {
     home: PathBuf,
     rows: u64,
-    child: Child,
+    child: Running,
 }
 
 impl MyRocks {
@@ -44,7 +45,7 @@ impl MyRocks {
         install.arg("--auth-root-authentication-method=normal");
         install.arg(format!("--datadir={}", home.join("data").display()));
         run_process(&mut install)?;
-        let mut server = Self { child: spawn(mariadbd, &home, group)?, home, rows };
+        let mut server = Self { child: spawn(mariadbd, &home, group)?.into(), home, rows };
         server.wait_until_ready(stop)?;
         server.fill(stop)?;
         Ok(server)
@@ -113,14 +114,6 @@ impl Database for MyRocks {
         ensure!(errors == 0.0, "sysbench says: {said}");
         let rate = said.split_once("transactions:").and_then(|(_, rest)| number_after(rest, "("));
         rate.with_context(|| format!("sysbench says: {said}"))
-    }
-}
-
-impl Drop for MyRocks {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -6,7 +6,7 @@
 //! Fails where the hot set does not fit, where a stream ends early, or where what it wrote is wrong.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,6 +17,7 @@ use super::watch::GuardProcess;
 use crate::data::{MIB, make_cold, resident, write_synced};
 use crate::peers::{Program, run as run_process};
 use crate::pressure::group::Group;
+use crate::running::Running;
 use crate::scratch::Stop;
 
 /// What the stream may take beside the server and its files: its own program, and what it has under way.
@@ -283,7 +284,7 @@ impl<'a> StreamSetup<'a> {
         let reads = matches!(case, Case::Read | Case::OwnHotFiles);
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("can't start the stream")?;
-        Ok(Stream { child, counter: if reads { "rchar: " } else { "wchar: " } })
+        Ok(Stream { child: child.into(), counter: if reads { "rchar: " } else { "wchar: " } })
     }
 
     /// What a stream wrote is there: `bytes` of it at least.
@@ -306,7 +307,7 @@ impl<'a> StreamSetup<'a> {
 
 /// A running stream.
 struct Stream {
-    child: Child,
+    child: Running,
     /// Which of the kernel's counts tells what it moves.
     counter: &'static str,
 }
@@ -341,14 +342,6 @@ fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
     let cpu =
         Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64);
     Some(Account { moved, cpu })
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Drops a file's pages, of which some may still have to be written.

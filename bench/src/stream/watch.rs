@@ -3,7 +3,7 @@
 //! Ends with its handle, and with the thread that started it. Fails where it ended by itself.
 
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::guard::server::with_parent;
 use crate::peers::Program;
+use crate::running::Running;
 
 /// The stream is this program, of whose name the kernel keeps 15 bytes.
 const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
@@ -18,7 +19,7 @@ const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
 const BEGINS: Duration = Duration::from_millis(300);
 
 /// A running guard.
-pub(super) struct GuardProcess(Child);
+pub(super) struct GuardProcess(Running);
 
 impl GuardProcess {
     /// Starts one, with a configuration in this directory.
@@ -33,7 +34,7 @@ impl GuardProcess {
             .spawn()
             .context("can't start pagekeeper guard")?;
         std::thread::sleep(BEGINS);
-        Ok(Self(child))
+        Ok(Self(child.into()))
     }
 
     /// Ends it by SIGTERM.
@@ -43,13 +44,5 @@ impl GuardProcess {
         kill_process(Pid::from_child(&self.0), Signal::TERM).context("can't stop the guard")?;
         self.0.wait().context("can't wait for the guard")?;
         Ok(())
-    }
-}
-
-impl Drop for GuardProcess {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }

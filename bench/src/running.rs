@@ -1,0 +1,58 @@
+//! A child process that ends with its handle: SIGKILL, and it is waited for.
+//!
+//! Invariant: no child outlives the value. Nothing fails: both calls do only where it has ended already.
+
+use std::ops::{Deref, DerefMut};
+use std::process::Child;
+
+/// A child process.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl From<Child> for Running {
+    fn from(child: Child) -> Self {
+        Self(child)
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Pid, test_kill_process};
+
+    use super::*;
+
+    #[test]
+    fn it_ends_with_its_handle() {
+        let running = Running::from(Command::new("sleep").arg("1000").spawn().unwrap());
+        let pid = Pid::from_child(&running);
+        test_kill_process(pid).unwrap();
+        drop(running);
+        assert!(test_kill_process(pid).is_err());
+        // One that has ended by itself, and was waited for.
+        let mut ended = Running::from(Command::new("true").spawn().unwrap());
+        assert!(ended.wait().unwrap().success());
+    }
+}
