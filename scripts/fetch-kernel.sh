@@ -36,6 +36,10 @@ case $flavour in
     *) machine=x86_64 architecture=amd64 ;;
 esac
 lists=$folder.apt unpacked=$folder.unpacked
+# One at a time: two would write into the same lists.
+mkdir -p "$(dirname "$folder")"
+exec {lock}>"$folder.lock"
+flock "$lock"
 trap 'rm -rf "$lists" "$unpacked" "$folder.keys"' EXIT
 rm -rf "$lists" "$unpacked" "$folder.keys"
 case $flavour in
