@@ -28,8 +28,8 @@ pub struct HeldFile {
     pub size: u64,
     /// How much of it is resident, in bytes.
     pub resident: u64,
-    /// The processes that have it open, or mapped; `None` where that is not known.
-    pub open_in: Option<Vec<OpenIn>>,
+    /// The processes that are seen to have it open, or mapped.
+    pub open_in: Vec<OpenIn>,
 }
 
 /// A process that has a file open, or mapped.
@@ -52,8 +52,8 @@ pub struct Holder {
     pub size_bytes: u64,
     /// How much of them is resident, in bytes.
     pub resident_bytes: u64,
-    /// Some of the processes that have one of them open; `None` where that is not known.
-    pub open_in: Option<Vec<OpenIn>>,
+    /// Some of the processes that are seen to have one of them open.
+    pub open_in: Vec<OpenIn>,
 }
 
 /// Those that hold the most, the largest first.
@@ -64,7 +64,7 @@ pub struct Holder {
 ///     path: format!("/var/backups/wal/{name}").into(),
 ///     size: 1 << 30,
 ///     resident: 1 << 30,
-///     open_in: Some(Vec::new()),
+///     open_in: Vec::new(),
 /// };
 /// let found = holders(vec![file("000000010000000000000001"), file("000000010000000000000002")]);
 /// assert_eq!((found[0].path.as_str(), found[0].resident_bytes), ("/var/backups/wal", 2 << 30));
@@ -91,14 +91,10 @@ fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
         Some(file) => (&*file.path, std::slice::from_ref(file)),
         None => (directory, files),
     };
-    let open_in: Option<Vec<&Vec<OpenIn>>> = files.iter().map(|file| file.open_in.as_ref()).collect();
-    let open_in = open_in.map(|lists| {
-        let mut all: Vec<OpenIn> = lists.into_iter().flatten().cloned().collect();
-        all.sort();
-        all.dedup();
-        all.truncate(PROCESSES);
-        all
-    });
+    let mut open_in: Vec<OpenIn> = files.iter().flat_map(|file| file.open_in.iter().cloned()).collect();
+    open_in.sort();
+    open_in.dedup();
+    open_in.truncate(PROCESSES);
     Holder {
         path: unescaped(path).into_owned(),
         files: files.len() as u64,
@@ -115,7 +111,7 @@ mod tests {
     fn file(path: &str, resident_mib: u64, open_in: &[u32]) -> HeldFile {
         let open_in = open_in.iter().map(|pid| OpenIn { name: format!("program{pid}"), pid: *pid }).collect();
         let (size, resident) = (resident_mib << 21, resident_mib << 20);
-        HeldFile { path: path.into(), size, resident, open_in: Some(open_in) }
+        HeldFile { path: path.into(), size, resident, open_in }
     }
 
     #[test]
@@ -132,9 +128,9 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((found[0].path.as_str(), found[0].files), ("/var/lib/etcd/snap/db", 1));
         assert_eq!((found[0].resident_bytes, found[0].size_bytes), (900 << 20, 1800 << 20));
-        assert_eq!(found[0].open_in, Some(vec![OpenIn { name: "program7".to_owned(), pid: 7 }]));
+        assert_eq!(found[0].open_in, [OpenIn { name: "program7".to_owned(), pid: 7 }]);
         assert_eq!((found[1].path.as_str(), found[1].files), ("/archive", 3));
-        let pids: Vec<u32> = found[1].open_in.iter().flatten().map(|open| open.pid).collect();
+        let pids: Vec<u32> = found[1].open_in.iter().map(|open| open.pid).collect();
         assert_eq!((found[1].resident_bytes, pids), (192 << 20, vec![1, 2, 3]));
     }
 
@@ -146,7 +142,5 @@ mod tests {
         assert_eq!(paths, ["/d19/f", "/d18/f", "/d17/f", "/d16/f", "/d15/f"]);
         assert_eq!(holders(vec![file("/top", 100, &[])])[0].path, "/top");
         assert_eq!(holders(Vec::new()), []);
-        let unknown = HeldFile { open_in: None, ..file("/top/2", 100, &[]) };
-        assert_eq!(holders(vec![file("/top/1", 100, &[1]), unknown])[0].open_in, None);
     }
 }

@@ -332,10 +332,10 @@ impl Inspected {
         labelled(f, "elsewhere", &text)?;
         for holder in &self.largest_elsewhere {
             let files = if holder.files == 1 { String::new() } else { format!(" ({} files)", holder.files) };
-            let open = holder.open_in.as_ref().map(|open| open_in(open)).unwrap_or_default();
-            labelled(f, "", &format!("{} {}{files}{open}", Size(holder.resident_bytes), holder.path))?;
+            let open = open_in(&holder.open_in);
+            labelled(f, "", &format!("{} {}{files}: {open}", Size(holder.resident_bytes), holder.path))?;
         }
-        if self.largest_elsewhere.iter().any(|holder| holder.open_in.as_ref().is_some_and(Vec::is_empty)) {
+        if self.largest_elsewhere.iter().any(|holder| holder.open_in.is_empty()) {
             labelled(
                 f,
                 "",
@@ -347,13 +347,13 @@ impl Inspected {
     }
 }
 
-/// Who has a file open, behind its name.
+/// Who has a file open.
 fn open_in(processes: &[OpenIn]) -> String {
     if processes.is_empty() {
-        return ": open in no process that is seen here".to_owned();
+        return "open in no process that is seen here".to_owned();
     }
     let processes = processes.iter().map(|open| format!("{} (process {})", open.name, open.pid));
-    format!(": open in {}", processes.collect::<Vec<_>>().join(", "))
+    format!("open in {}", processes.collect::<Vec<_>>().join(", "))
 }
 
 /// How it is known, before what was not seen or counted on this host.
@@ -428,19 +428,16 @@ mod tests {
             files,
             size_bytes: 3 << 30,
             resident_bytes: 2 << 30,
-            open_in: Some(
-                open_in.iter().map(|(name, pid)| OpenIn { name: (*name).to_owned(), pid: *pid }).collect(),
-            ),
+            open_in: open_in
+                .iter()
+                .map(|(name, pid)| OpenIn { name: (*name).to_owned(), pid: *pid })
+                .collect(),
         };
         found.inspected.largest_elsewhere =
             vec![holder("/var/lib/etcd/member/snap/db", 1, &[("etcd", 812), ("x", 9)])];
         let text = found.to_string();
         assert!(text.contains("2 GiB /var/lib/etcd/member/snap/db: open in etcd (process 812),"), "{text}");
         assert!(!text.contains("pagekeeper evict"), "{text}");
-        let unknown = Holder { open_in: None, ..holder("/srv/unknown", 1, &[]) };
-        found.inspected.largest_elsewhere = vec![unknown];
-        let text = found.to_string();
-        assert!(text.contains("2 GiB /srv/unknown\n") && !text.contains("pagekeeper evict"), "{text}");
         found.inspected.largest_elsewhere.push(holder("/srv/\u{1b}[2Jarchive", 190, &[]));
         let text = found.to_string();
         assert!(text.contains("archive (190 files): open in no"), "{text}");

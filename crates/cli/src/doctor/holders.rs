@@ -1,7 +1,7 @@
 //! Searches the host for who holds page cache beside the databases, closed files too: one walk over its local file systems.
 //!
-//! Invariants: only reads; ends after [`MOST_TIME`] or at a signal, and says that it has not seen all; what belongs to a database that
-//! was inspected is left out.
+//! Invariants: only reads; the walk ends after [`MOST_TIME`] or at a signal, which is said, and then files that a process has open are
+//! still found; what belongs to a database that was inspected is left out.
 //!
 //! Where it fails that is a gap, not an error: the report stands without it.
 
@@ -28,7 +28,7 @@ const FILES: usize = 20_000;
 pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<VisibilityGap>) {
     let gap = |why: String| {
         Some(VisibilityGap {
-            what: "all who hold page cache beside the databases".to_owned(),
+            what: "all closed files that hold page cache beside the databases".to_owned(),
             why,
             needs: None,
         })
@@ -38,12 +38,10 @@ pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<V
         Ok(rows) => {
             let known: HashSet<Inode> = snapshot.files.iter().map(|file| file.inode).collect();
             let is_other = |row: &Row| !matches!(row.key, RowKey::File(inode) if known.contains(&inode));
-            // Ended early, it does not know who has what open.
-            let sees_openers = !progress.is_cancelled();
-            let held = |row| held_file(row, sees_openers);
-            let files = rows.into_iter().filter(is_other).filter_map(held).collect();
-            let why = "the search ended early, by a signal or after five seconds; `pagekeeper top --once` takes the time it needs";
-            (holders(files), (!sees_openers).then(|| why.to_owned()).and_then(gap))
+            let files = rows.into_iter().filter(is_other).filter_map(held_file).collect();
+            let why = "the walk over all files was ended after five seconds, or by a signal; `pagekeeper top --once` takes the time \
+                       it needs";
+            (holders(files), progress.is_walk_ended().then(|| why.to_owned()).and_then(gap))
         }
         Err(error) => (Vec::new(), gap(error.to_string())),
     }
@@ -57,7 +55,7 @@ fn with_limit<T>(progress: &Progress, stop: &Stop, work: impl FnOnce() -> T) -> 
             let end = Instant::now() + MOST_TIME;
             while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 if stop.requested() || Instant::now() >= end {
-                    progress.cancel();
+                    progress.end_walk();
                     return;
                 }
             }
@@ -81,7 +79,7 @@ fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
 }
 
 /// `None` of what has no name.
-fn held_file(row: Row, sees_openers: bool) -> Option<HeldFile> {
+fn held_file(row: Row) -> Option<HeldFile> {
     // A deleted file is reached through a descriptor: no name for people.
     let path = if row.deleted { Some(format!("{} (deleted)", row.label).into()) } else { row.path };
     let open = row.owners.into_iter().filter(|owner| owner.used.is_some());
@@ -89,7 +87,6 @@ fn held_file(row: Row, sees_openers: bool) -> Option<HeldFile> {
         path: path?,
         size: row.size,
         resident: row.resident,
-        open_in: sees_openers
-            .then(|| open.map(|owner| OpenIn { name: owner.name, pid: owner.pid }).collect()),
+        open_in: open.map(|owner| OpenIn { name: owner.name, pid: owner.pid }).collect(),
     })
 }

@@ -369,7 +369,9 @@ impl Census {
             if self.options.progress.is_cancelled() {
                 break;
             }
-            if let Some(snapshot) = processes::snapshot(&proc, pid, &self.profiles, &self.scope, false) {
+            // What the walk has not come to.
+            let counts = self.options.progress.is_walk_ended();
+            if let Some(snapshot) = processes::snapshot(&proc, pid, &self.profiles, &self.scope, counts) {
                 self.take_process(snapshot);
             }
         }

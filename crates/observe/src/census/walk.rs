@@ -24,6 +24,7 @@ use super::table::{Directories, FoundFile, Name};
 #[derive(Debug, Default)]
 pub struct Progress {
     files: AtomicU64,
+    walk_ended: AtomicBool,
     cancelled: AtomicBool,
 }
 
@@ -33,13 +34,24 @@ impl Progress {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Ends the walk soon: what was not visited is missing.
+    /// Ends the walk soon: of what was not visited only files are found that a process has open.
+    pub fn end_walk(&self) {
+        self.walk_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the walk was ended early.
+    pub fn is_walk_ended(&self) -> bool {
+        self.walk_ended.load(Ordering::Relaxed)
+    }
+
+    /// Ends the start of a census soon: what was not visited is missing.
     pub fn cancel(&self) {
+        self.end_walk();
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was ended early.
-    pub fn is_cancelled(&self) -> bool {
+    /// Whether the start was ended early.
+    pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 }
@@ -218,13 +230,14 @@ pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Resul
 /// Visits all files of all file systems.
 pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -> WalkResult {
     let walkers: Vec<Mutex<Walker>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
-    let roots: Vec<PathBuf> =
-        scope.file_systems.walked.iter().map(|file_system| file_system.point.clone()).collect();
+    // The root, most of which are programs, comes last: there may not be time for all.
+    let walked = scope.file_systems.walked.iter().rev();
+    let roots: Vec<PathBuf> = walked.map(|file_system| file_system.point.clone()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
-            return !progress.is_cancelled();
+            return !progress.is_walk_ended();
         }
-        let entered = !progress.is_cancelled() && scope.enters(path);
+        let entered = !progress.is_walk_ended() && scope.enters(path);
         if entered {
             // Before it is listed, so that no change is missed.
             let changed = change_of(path);
@@ -295,6 +308,15 @@ pub(super) type SharedScope = Arc<WalkScope>;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_walk_that_was_ended_visits_nothing_more() {
+        let (_dir, scope) = tree();
+        let progress = Progress::default();
+        progress.end_walk();
+        assert_eq!(walk_all(&scope, 2, &progress).known.len(), 0);
+        assert!(!progress.is_cancelled(), "processes are still listed");
+    }
 
     fn tree() -> (tempfile::TempDir, WalkScope) {
         let dir = tempfile::tempdir_in(".").unwrap();
