@@ -66,7 +66,7 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
 
     // Some machines page out what is idle: what it says lies between two counts of fincore.
     let before = counted();
-    let report = doctor_report::of(&run(["doctor", "--json", "--watch", "100ms"]));
+    let report = doctor_report::of(&run(["doctor", "--elsewhere", "--json", "--watch", "100ms"]));
     let after = counted();
     let found = [&archive, &open]
         .map(|path| holder(&report, path).unwrap_or_else(|| panic!("{path:?} of {:#}", report["inspected"])));
@@ -78,16 +78,17 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
 
     // For people; and what it says takes them out.
-    let text = run(["doctor", "--watch", "100ms"]).stdout;
+    let text = run(["doctor", "--elsewhere", "--watch", "100ms"]).stdout;
     assert!(text.contains("elsewhere") && text.contains("`pagekeeper evict PATH`"), "{text}");
     let outcome = run(["evict", archive.to_str().expect("plain")]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    let report = doctor_report::of(&run(["doctor", "--json", "--watch", "100ms"]));
+    let report = doctor_report::of(&run(["doctor", "--elsewhere", "--json", "--watch", "100ms"]));
     assert_eq!(holder(&report, &archive), None);
 
-    // Whoever asks about some files alone does not hear of others, and no host is walked for them.
-    let of_directory = run(["doctor", "--json", "--watch", "100ms", archive.to_str().expect("plain")]);
-    let report = doctor_report::of(&of_directory);
-    assert_eq!(report["inspected"]["largest_elsewhere"], json!([]));
+    // Nobody's files are opened for it unless that is asked for.
+    let text = run(["doctor", "--watch", "100ms"]).stdout;
+    assert!(text.contains("`pagekeeper doctor --elsewhere`") && !text.contains("archive of WAL"), "{text}");
+    let of_directory = run(["doctor", "--elsewhere", "--watch", "100ms", archive.to_str().expect("plain")]);
+    assert_eq!(of_directory.code, 2, "{of_directory:?}");
     drop(held);
 }

@@ -49,7 +49,7 @@ pub struct Inspected {
     pub resident_bytes: u64,
     /// Page cache of the host that is of none of them, in bytes.
     pub elsewhere_bytes: u64,
-    /// Who has the most of that, as far as it was searched for.
+    /// Who has the most of that, if that was asked for.
     pub largest_elsewhere: Vec<Holder>,
     /// The host's memory.
     pub memory: InspectedMemory,
@@ -174,8 +174,8 @@ fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
 }
 
 impl Inspected {
-    /// Whether so much page cache is of none of the files that who has it is worth a word: 1 GiB or more, and a tenth of the memory.
-    pub fn has_much_elsewhere(&self) -> bool {
+    /// Whether so much page cache is of none of the files that it is worth a word.
+    fn has_much_elsewhere(&self) -> bool {
         self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART)
     }
 
@@ -314,7 +314,7 @@ impl fmt::Display for Inspected {
             }
         }
         labelled(f, "memory", &self.memory.to_string())?;
-        if self.has_much_elsewhere() {
+        if self.has_much_elsewhere() || !self.largest_elsewhere.is_empty() {
             self.show_elsewhere(f)?;
         }
         labelled(f, "seen by", &self.traced)
@@ -326,7 +326,7 @@ impl Inspected {
     fn show_elsewhere(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!(
             "{} of the page cache are of files of no database that was inspected, as those of programs that no \
-             profile knows; `pagekeeper top` names them",
+             profile knows; `pagekeeper doctor --elsewhere` names who has the most, `pagekeeper top` all",
             Size(self.elsewhere_bytes)
         );
         labelled(f, "elsewhere", &text)?;

@@ -76,6 +76,10 @@ pub(crate) struct Args {
     /// Snapshot that pagekeeper snapshot wrote before a restart, to compare with what is resident now
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: Option<PathBuf>,
+    /// Name who has most of the page cache that is of no database, closed files too: walks the host's local file systems, for five seconds
+    /// at the most
+    #[arg(long, conflicts_with_all = ["dirs", "pid"])]
+    elsewhere: bool,
     /// Print one JSON object with all figures, in bytes and seconds
     #[arg(long)]
     json: bool,
@@ -131,8 +135,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut report = Report::new(&observation, examine(&observation), traced);
     report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
-    // Whoever asks about some files alone wants to know of these.
-    if args.pid.is_empty() && args.dirs.is_empty() && report.inspected.has_much_elsewhere() {
+    // Only where that was asked for: it opens files of everybody.
+    if args.elsewhere {
         let (largest, gap) = holders::search(&after, &stop);
         report.inspected.largest_elsewhere = largest;
         report.visibility_gaps.extend(gap);

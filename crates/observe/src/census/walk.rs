@@ -230,9 +230,6 @@ pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Resul
 /// Visits all files of all file systems.
 pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -> WalkResult {
     let walkers: Vec<Mutex<Walker>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
-    // The root, most of which are programs, comes last: there may not be time for all.
-    let walked = scope.file_systems.walked.iter().rev();
-    let roots: Vec<PathBuf> = walked.map(|file_system| file_system.point.clone()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
             return !progress.is_walk_ended();
@@ -247,14 +244,17 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
         entered
     };
     let options = WalkOptions { threads, filter: Some(&enters), ..WalkOptions::default() };
-    walk(&roots, &options, &|visited| {
-        progress.files.fetch_add(1, Ordering::Relaxed);
-        // As many walkers as threads: one is free.
-        let free = walkers.iter().find_map(|walker| walker.try_lock().ok());
-        if let Some(mut walker) = free {
-            walker.visit(scope, visited);
-        }
-    });
+    // One after the other, the root, most of which are programs, last: there may not be time for all.
+    for file_system in scope.file_systems.walked.iter().rev() {
+        walk(std::slice::from_ref(&file_system.point), &options, &|visited| {
+            progress.files.fetch_add(1, Ordering::Relaxed);
+            // As many walkers as threads: one is free.
+            let free = walkers.iter().find_map(|walker| walker.try_lock().ok());
+            if let Some(mut walker) = free {
+                walker.visit(scope, visited);
+            }
+        });
+    }
     let mut result = WalkResult::default();
     for walker in walkers {
         result.merge(ignore_poison(walker.into_inner()).result);
