@@ -51,6 +51,7 @@ It only reads, except with --fix, which evicts pages but can't change a byte of
 a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
 CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
 not see.")]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Args {
     /// Inspect the files in and below this directory only; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
