@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{Read, copy, sink};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use serde_json::{Value, json};
 
 use crate::support;
@@ -25,14 +26,6 @@ fn cached(path: &Path, bytes: u64) -> File {
     file.set_len(bytes).expect("give it a size");
     copy(&mut (&file).take(bytes), &mut sink()).expect("read it");
     file
-}
-
-/// Bytes of the host's memory.
-fn memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").expect("read /proc/meminfo");
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it has MemTotal");
-    let kib: u64 = line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number");
-    kib * 1024
 }
 
 fn holder<'a>(report: &'a Value, path: &Path) -> Option<&'a Value> {
@@ -53,15 +46,16 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     let archive = image.path().join("archive of WAL");
     std::fs::create_dir(&archive).expect("make a directory");
     // A tenth of the memory is worth a word: so much are the two together.
-    let each = (memory() / 19).max(520 * MIB).next_multiple_of(FILES * MIB) / FILES;
-    for at in 0..FILES {
-        drop(cached(&archive.join(format!("00000001000000000000000{at}")), each));
+    let memory = MemInfo::read(&SysRoots::default()).expect("read /proc/meminfo").total;
+    let each = (memory / 19).max(520 * MIB).next_multiple_of(FILES * MIB) / FILES;
+    let logs: Vec<PathBuf> =
+        (0..FILES).map(|at| archive.join(format!("00000001000000000000000{at}"))).collect();
+    for log in &logs {
+        drop(cached(log, each));
     }
     let open = image.path().join("db");
     let held = cached(&open, each * FILES);
 
-    let logs: Vec<PathBuf> =
-        (0..FILES).map(|at| archive.join(format!("00000001000000000000000{at}"))).collect();
     let counted = || [&logs[..], std::slice::from_ref(&open)].map(support::resident_bytes);
 
     // Some machines page out what is idle: what it says lies between two counts of fincore.

@@ -309,15 +309,6 @@ pub(super) type SharedScope = Arc<WalkScope>;
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_walk_that_was_ended_visits_nothing_more() {
-        let (_dir, scope) = tree();
-        let progress = Progress::default();
-        progress.end_walk();
-        assert_eq!(walk_all(&scope, 2, &progress).known.len(), 0);
-        assert!(!progress.is_cancelled(), "processes are still listed");
-    }
-
     fn tree() -> (tempfile::TempDir, WalkScope) {
         let dir = tempfile::tempdir_in(".").unwrap();
         std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
@@ -327,6 +318,15 @@ mod tests {
         let root = dir.path().to_path_buf();
         let file_systems = FileSystems::of_directories(&ProcRoot::default(), &[root], false).unwrap();
         (dir, WalkScope::new(file_systems))
+    }
+
+    #[test]
+    fn a_walk_that_was_ended_visits_nothing_more() {
+        let (_dir, scope) = tree();
+        let progress = Progress::default();
+        progress.end_walk();
+        assert_eq!(walk_all(&scope, 2, &progress).known.len(), 0);
+        assert!(!progress.is_cancelled(), "processes are still listed");
     }
 
     #[test]
