@@ -372,22 +372,23 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
     for level in [TraceLevel::Bpf, TraceLevel::Tracefs] {
         let options = TraceOptions { pages: false, reclaim: false, ..TraceOptions::default() };
         let Some(mut tracer) = tracer(level, options) else { return };
-        // Small writes to one file: at each few pages the kernel asks whether to pause.
-        let file = File::create(share.mount().join(format!("{level:?}"))).unwrap();
-        let block = vec![7; 64 * 1024];
-        for number in 0..3072_u64 {
-            file.write_all_at(&block, number * 65536).unwrap();
-        }
-        let counts = tracer.take().unwrap();
-        drop(file);
-        std::fs::remove_file(share.mount().join(format!("{level:?}"))).unwrap();
         let own = std::process::id();
-        let pauses: Vec<_> = counts
-            .pauses
-            .iter()
-            .flatten()
-            .filter(|pauses| pauses.task.process == own && pauses.device == device)
-            .collect();
+        let block = vec![7; 64 * 1024];
+        let path = share.mount().join(format!("{level:?}"));
+        // Whether a writer has to pause depends on how fast the kernel takes this disk to be, among all the others.
+        let mut rounds = (0..20).map(|_| {
+            // Small writes to one file: at each few pages the kernel asks whether to pause.
+            let file = File::create(&path).unwrap();
+            for number in 0..3072_u64 {
+                file.write_all_at(&block, number * 65536).unwrap();
+            }
+            std::fs::remove_file(&path).unwrap();
+            tracer.take().unwrap()
+        });
+        let is_own = |pauses: &&PauseCounts| pauses.task.process == own && pauses.device == device;
+        let counts = rounds.find(|counts| counts.pauses.iter().flatten().any(|pauses| is_own(&pauses)));
+        let counts = counts.unwrap_or_else(|| panic!("{level:?}: no pause in twenty rounds"));
+        let pauses: Vec<_> = counts.pauses.iter().flatten().filter(is_own).collect();
         assert_eq!(pauses.len(), 1, "{level:?}: {:?}", counts.pauses);
         let pauses = pauses[0];
         assert!(pauses.pauses.count() >= pauses.waits && pauses.waits > 0, "{pauses:?}");
@@ -398,6 +399,12 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         // Others' programs can have some of these skipped.
         assert_eq!(counts.losses.total(), counts.losses.skipped, "{}", counts.losses);
     }
+}
+
+/// Reads that a disk has completed (`stat` of `sysfs-block`).
+fn reads_of(disk: &str) -> u64 {
+    let text = std::fs::read_to_string(Path::new(disk).join("stat")).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]
@@ -422,9 +429,11 @@ fn requests_to_the_disk_are_counted() {
         let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(file.path()).unwrap();
         let mut memory = vec![0_u8; 8192];
         let aligned = memory.as_ptr().align_offset(4096);
+        let before = reads_of(&disk);
         for block in 0..256 {
             direct.read_exact_at(&mut memory[aligned..aligned + 4096], block * 4096 * 4).unwrap();
         }
+        let of_disk = reads_of(&disk) - before;
         let counts = tracer.take().unwrap();
         let reads =
             counts.block.iter().flatten().find(|one| one.dev == stat.st_dev && one.op == BlockOp::Read);
@@ -432,7 +441,10 @@ fn requests_to_the_disk_are_counted() {
         // A completion interrupts what runs, other programs too; then it is counted as skipped.
         // And what the whole machine asks of its disks may be more than the buffer has room for.
         let lost = counts.losses.total();
-        assert!(reads.latency.count() + lost >= 256, "{level:?} {reads:?} {}", counts.losses);
+        let seen = reads.latency.count() + lost;
+        assert!(of_disk > 128, "the reads of a cold file are the disk's: {of_disk}");
+        let losses = counts.losses;
+        assert!(seen >= of_disk.min(256), "{level:?} {reads:?} {losses}, {of_disk} by the disk's own count");
         assert!(reads.bytes >= reads.latency.count() * 4096, "{level:?} {reads:?}");
         assert!(reads.latency.longest() <= reads.latency.total() && reads.latency.mean().is_some());
         assert_eq!((counts.pages, counts.reclaim), (None, None));
