@@ -7,7 +7,8 @@
 //!    reused.
 //! 3. A file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
 //!    [`MANY`] one without resident pages at least every [`EMPTY`](crate::entry::EMPTY), if it had some or is no new one, is not the last of its
-//!    log, and all that its process has open is seen (but not what helpers of it have).
+//!    log, and all that its process has open is seen (but not what helpers of it have). Such a database's files are not opened for
+//!    each of these samples (see [`Entry`]).
 //! 4. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
 //!    count by its [`Right`].
 //! 5. What was made of its files (their [sums](Sums), what the policy was given, for how long none is due) is kept until
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
+use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result, stat_of_name};
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
@@ -41,7 +42,7 @@ use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::remembered::Remembered;
-use crate::sample::{Due, KnownFileSystem, Room, Sample, Sampled, sample_again, sample_due};
+use crate::sample::{Due, KnownFileSystem, LastStat, Room, Sample, Sampled, sample_again, sample_due};
 use crate::warned::Warned;
 
 /// So many files are sampled together, which takes opening their directory once.
@@ -534,6 +535,8 @@ impl Directory {
             previous_size: 0,
             writer_was_at: None,
             sample: Sample::default(),
+            stat: LastStat::default(),
+            uncounted: 0,
             due: 0,
             interval: 1,
             had_pages: false,
@@ -671,8 +674,8 @@ impl Directory {
             return Vec::new();
         }
         let passed = std::mem::take(&mut self.rest.passed);
-        let place = self.place();
-        let half = if self.is_among_many() { HELD_OF_MANY } else { HELD } / 2;
+        let (place, among_many) = (self.place(), self.is_among_many());
+        let half = if among_many { HELD_OF_MANY } else { HELD } / 2;
         for entry in self.entries.values_mut() {
             entry.due = entry.due.saturating_sub(passed);
             if in_use.busy.contains(&entry.id) {
@@ -692,12 +695,33 @@ impl Directory {
                 inode: entry.inode,
                 from: entry.from,
                 windows,
+                unless: entry.uncounted_while(among_many),
             })
         };
         let Some(last) = &self.sampled_to else { return self.entries.iter().filter_map(due).collect() };
         let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
         let before = self.entries.range::<OsString, _>((Bound::Unbounded, Bound::Included(last)));
         behind.chain(before).filter_map(due).collect()
+    }
+
+    /// Takes those from what is due that are not to be opened, see [`Due::unless`], as far as their path shows it: the directory need not
+    /// be opened for them. Not where that path is of another process: there it leads elsewhere.
+    pub(crate) fn take_unchanged(&mut self, due: &mut Vec<Due>) {
+        if self.through.is_some() {
+            return;
+        }
+        let place = self.place();
+        due.retain_mut(|due| {
+            let Some(last) = due.unless.take() else { return true };
+            let stat = stat_of_name(&self.path.join(&due.name));
+            if !stat.is_ok_and(|stat| last.is(due.inode, &stat)) {
+                return true;
+            }
+            if let Some(entry) = self.entries.get_mut(&due.name) {
+                entry.take_unchanged(place + entry.id.0 / TOGETHER);
+            }
+            false
+        });
     }
 
     /// Samples the files that are [due](Self::due) while the turn lasts. `problem` is given those that can't be inspected.
@@ -711,7 +735,7 @@ impl Directory {
     ) -> SampledFiles {
         let wanted = due.len();
         let sampled = sample_due(fd, &self.path, &mut self.file_system, due, room, turn);
-        if !sampled.is_empty() {
+        if sampled.iter().any(|sampled| !matches!(sampled.seen, Ok(None))) {
             self.touch();
         }
         self.take_samples(sampled, wanted, problem)
@@ -734,9 +758,10 @@ impl Directory {
         for Sampled { name, seen } in sampled {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
-                Ok(seen) => {
+                Ok(None) => entry.take_unchanged(place + entry.id.0 / TOGETHER),
+                Ok(Some(seen)) => {
                     entry.changed = seen.changed;
-                    if seen.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
+                    if seen.stat.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
                     all.unfinished |= seen.next.is_some();
@@ -750,6 +775,7 @@ impl Directory {
                 Err(Error::OtherFile { .. }) => others.push(name),
                 Err(error) => {
                     entry.sample = Sample::default();
+                    entry.stat = LastStat::default();
                     entry.due = SELDOM;
                     if error.is_gone() {
                         self.stale = true;

@@ -1,18 +1,23 @@
 //! One log file of a watched directory: what was seen of it last, and when it is sampled next.
 //!
-//! Invariant: where nothing happens it is sampled ever more seldom, at least every [`SELDOM`] ticks, or [`EMPTY`] where it may rest.
+//! Invariants: where nothing happens it is sampled ever more seldom, at least every [`SELDOM`] ticks, or [`EMPTY`] where it may rest;
+//! where its database has very many, its pages are counted in every [`COUNTED`]th of these samples at least, and stat(2) alone is
+//! asked in the others. Fails never: what can't be seen is its directory's to report.
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_policy::names::Number;
-use pagekeeper_policy::{FileId, LogId};
+use pagekeeper_policy::{FileId, LogId, WINDOW};
 
-use crate::sample::{FileSample, Sample};
+use crate::sample::{FileSample, LastStat, Sample};
 
 /// Ticks between samples of a file where nothing happens.
 pub(crate) const SELDOM: u32 = 32;
 /// And of one that has nothing resident, where a database has many files: somebody has to open it first, which is seen. Not of
 /// one that is new, nor of the last of its log.
 pub(crate) const EMPTY: u32 = 128;
+/// Of a database with very many files, the pages of one that rests, or has no more than a window of them, are counted in every so many
+/// samples while stat(2) shows no change: somebody has to read it for them to be others, and who is seen to be at it asks for a count.
+pub(crate) const COUNTED: u8 = 4;
 /// A file where nothing happens is sampled so many times as seldom each time; one of very many that had pages by the second.
 const SLOWER: (u32, u32) = (2, 4);
 
@@ -35,6 +40,10 @@ pub(crate) struct Entry {
     /// Where the writer was at the tick before.
     pub(crate) writer_was_at: Option<u64>,
     pub(crate) sample: Sample,
+    /// What stat(2) showed at the last sample.
+    pub(crate) stat: LastStat,
+    /// Samples since, in which it showed the same.
+    pub(crate) uncounted: u8,
     /// Ticks until the next sample.
     pub(crate) due: u32,
     /// Ticks between samples.
@@ -46,40 +55,65 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Asks for a sample when files are next sampled.
+    /// Asks for a sample when files are next sampled, in which its pages are counted.
     pub(crate) fn sample_now(&mut self) {
         self.due = 0;
         self.interval = 1;
+        self.uncounted = COUNTED;
     }
 
     /// Takes in what was seen; whether it is another than before. `among_many` says whether its database has very many. Files with
     /// the same `turn` that fall quiet are sampled in the same ticks later.
     pub(crate) fn take(&mut self, seen: FileSample, among_many: bool, may_rest: bool, turn: u64) -> bool {
-        let before = self.interval;
-        let FileSample { size, sample: found, next, .. } = seen;
+        let FileSample { stat, sample: found, next, .. } = seen;
+        let size = stat.size;
         let same = found == self.sample && size == self.size && next.is_none() && self.from == 0;
         self.from = next.unwrap_or(0);
         // One that never had a page may be new, and be written next.
-        let is_known = self.had_pages || before >= SELDOM;
-        let slower = if among_many && self.had_pages { SLOWER.1 } else { SLOWER.0 };
+        let is_known = self.had_pages || self.interval >= SELDOM;
+        let rests = may_rest && is_known && found.resident == 0;
+        let slower = self.slower(among_many);
         self.had_pages |= found.resident > 0;
-        let most = if may_rest && is_known && found.resident == 0 { EMPTY } else { SELDOM };
-        self.interval = if !same {
-            1
-        } else if most == EMPTY {
-            EMPTY
+        if !same {
+            (self.interval, self.due) = (1, 1);
+        } else if rests {
+            self.slow_down(EMPTY, EMPTY, turn);
         } else {
-            (self.interval * slower).min(SELDOM)
-        };
+            self.slow_down(slower, SELDOM, turn);
+        }
+        (self.stat, self.uncounted) = (stat, 0);
         self.previous_size = self.size;
         self.size = size;
         self.sample = found;
+        !same
+    }
+
+    /// What stat(2) has to show for its pages not to be counted in its next sample. `among_many` as in [`Self::take`].
+    pub(crate) fn uncounted_while(&self, among_many: bool) -> Option<LastStat> {
+        let rests = self.interval >= SELDOM && self.sample.unwritten == 0;
+        let can_wait = self.from == 0 && (rests || self.sample.resident <= WINDOW);
+        (among_many && can_wait && self.uncounted + 1 < COUNTED).then_some(self.stat)
+    }
+
+    /// Takes in that stat(2) showed that. `turn` as in [`Self::take`].
+    pub(crate) fn take_unchanged(&mut self, turn: u64) {
+        self.uncounted += 1;
+        self.slow_down(self.slower(true), SELDOM.max(self.interval), turn);
+    }
+
+    fn slower(&self, among_many: bool) -> u32 {
+        if among_many && self.had_pages { SLOWER.1 } else { SLOWER.0 }
+    }
+
+    /// It is sampled so many times as seldom from now on, but no more seldom than `most`.
+    fn slow_down(&mut self, slower: u32, most: u32, turn: u64) {
+        let before = self.interval;
+        self.interval = (before * slower).min(most);
         self.due = if before < most && self.interval == most {
             // Files that fell quiet together are spread over the ticks.
             1 + u32::try_from(turn % u64::from(most)).expect("it is less than the most")
         } else {
             self.interval
         };
-        !same
     }
 }

@@ -9,8 +9,11 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use pagekeeper_kernel::{Expected, FileSystem, Inode, InspectedFile, Residency, Result, residency};
+use pagekeeper_kernel::{
+    Expected, FileSystem, Inode, InspectedFile, Residency, Result, residency, stat_in, status_changed,
+};
 use pagekeeper_policy::{WINDOW, Window};
+use rustix::fs::Stat;
 
 use crate::budget::Turn;
 
@@ -45,6 +48,23 @@ impl Sample {
     }
 }
 
+/// What stat(2) showed of a file when it was sampled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LastStat {
+    /// In bytes.
+    pub(crate) size: u64,
+    /// `st_ctime`, in nanoseconds of the epoch: unlike the time of the last change of the contents nobody sets it back.
+    pub(crate) status_changed: i128,
+}
+
+impl LastStat {
+    /// Whether that is what is shown now, of the same file.
+    pub(crate) fn is(self, inode: Inode, stat: &Stat) -> bool {
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        Inode::of(stat) == inode && self == Self { size, status_changed: status_changed(stat) }
+    }
+}
+
 /// A file that is to be sampled.
 #[derive(Debug)]
 pub(crate) struct Due {
@@ -55,6 +75,8 @@ pub(crate) struct Due {
     pub(crate) from: u64,
     /// How many windows are kept of it already.
     pub(crate) windows: usize,
+    /// It is not even opened while stat(2) shows this.
+    pub(crate) unless: Option<LastStat>,
 }
 
 /// Room for windows, of all files of a database.
@@ -70,13 +92,15 @@ pub(crate) struct Room {
 #[derive(Debug)]
 pub(crate) struct Sampled {
     pub(crate) name: OsString,
-    pub(crate) seen: Result<FileSample>,
+    /// Nothing if it was not opened, see [`Due::unless`].
+    pub(crate) seen: Result<Option<FileSample>>,
 }
 
 /// A sample of a file.
 #[derive(Debug)]
 pub(crate) struct FileSample {
-    pub(crate) size: u64,
+    /// As of before it was sampled.
+    pub(crate) stat: LastStat,
     /// Time of the last change, in nanoseconds of the epoch, as of before it was sampled.
     pub(crate) changed: i128,
     pub(crate) sample: Sample,
@@ -100,6 +124,16 @@ pub(crate) fn sample_due(
 ) -> Vec<Sampled> {
     let mut all = Vec::new();
     for due in due {
+        let is_unchanged = |last: LastStat| {
+            stat_in(fd, due.name.as_os_str(), due.inode, path).is_ok_and(|stat| last.is(due.inode, &stat))
+        };
+        if due.unless.is_some_and(is_unchanged) {
+            all.push(Sampled { name: due.name, seen: Ok(None) });
+            if turn.step() {
+                break;
+            }
+            continue;
+        }
         let all_room = room.left.saturating_add(due.windows);
         let opened = InspectedFile::open_in(
             fd,
@@ -113,11 +147,12 @@ pub(crate) fn sample_due(
             let reach = Reach { from: due.from, room: all_room.max(room.least), turn };
             let Scan { sample, next, no_room } = sample(&file, &reach)?;
             *known = file.known_file_system().map(|found| (dev, found)).or(*known);
-            Ok(FileSample { size: file.size(), changed: file.modified(), sample, next, no_room })
+            let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
+            Ok(FileSample { stat, changed: file.modified(), sample, next, no_room })
         });
         let taken = seen.as_ref().map_or(0, |seen| seen.sample.windows.len());
         room.left = all_room.saturating_sub(taken);
-        all.push(Sampled { name: due.name, seen });
+        all.push(Sampled { name: due.name, seen: seen.map(Some) });
         if turn.is_over() {
             break;
         }
@@ -226,7 +261,7 @@ impl Scan {
 mod tests {
     use super::*;
     use crate::budget::Slice;
-    use pagekeeper_kernel::{Links, page_size};
+    use pagekeeper_kernel::{Error, Links, page_size};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
@@ -317,11 +352,11 @@ mod tests {
         let of = Some((inode.dev, file.file_system().unwrap()));
         let turn = turn(Duration::from_secs(3600));
         let learned = |mut known: KnownFileSystem| {
-            let due = Due { name: "log".into(), inode, from: 0, windows: 0 };
+            let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless: None };
             let mut room = Room { left: 60, least: 20 };
             let seen =
                 sample_due(fd.as_fd(), dir.path(), &mut known, vec![due], &mut room, &turn).remove(0).seen;
-            assert_eq!(seen.unwrap().sample, Sample::default());
+            assert_eq!(seen.unwrap().unwrap().sample, Sample::default());
             known
         };
         assert_eq!(learned(None), of);
@@ -335,6 +370,48 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_not_opened_while_its_stat_shows_no_change() {
+        let dir = pagekeeper_testing::disk_dir();
+        let path = dir.path().join("log");
+        std::fs::write(&path, vec![b'x'; 8192]).unwrap();
+        let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
+        let turn = turn(Duration::from_secs(3600));
+        let seen = |inode: Inode, unless: Option<LastStat>| {
+            let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless };
+            let mut room = Room { left: 60, least: 20 };
+            let sampled = sample_due(fd.as_fd(), dir.path(), &mut None, vec![due], &mut room, &turn);
+            sampled.into_iter().next().unwrap().seen
+        };
+        let inode = InspectedFile::open(&path, Links::Refuse).unwrap().inode();
+        let last = seen(inode, None).unwrap().unwrap().stat;
+        assert_eq!(last.size, 8192);
+        assert!(seen(inode, Some(last)).unwrap().is_none());
+        let is_sampled = |why: &str| {
+            let sample = seen(inode, Some(last)).unwrap();
+            assert!(sample.is_some_and(|sample| sample.stat != last), "{why}");
+        };
+        // As cp --preserve and rsync do: the size and the time of the contents are those of before.
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        // Where the kernel's clock of files ticks slowly, the next write would have the same time as the first.
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"y", 0).unwrap();
+        std::fs::File::open(&path).unwrap().set_modified(modified).unwrap();
+        is_sampled("what its time of change hides");
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(4096).unwrap();
+        is_sampled("another size");
+        // A link to it is another file, and so is a new one of its name.
+        std::fs::rename(&path, dir.path().join("aside")).unwrap();
+        std::os::unix::fs::symlink("aside", &path).unwrap();
+        let last = LastStat { size: 5, ..last };
+        assert!(matches!(seen(inode, Some(last)), Err(Error::SymbolicLink { .. })));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"other").unwrap();
+        assert!(matches!(seen(inode, Some(last)), Err(Error::OtherFile { .. })));
+        std::fs::remove_file(&path).unwrap();
+        assert!(seen(inode, Some(last)).unwrap_err().is_gone());
+    }
+
+    #[test]
     fn one_file_does_not_take_the_room_of_the_others() {
         let dir = pagekeeper_testing::disk_dir();
         let names: Vec<OsString> = ["a", "b", "c"].map(OsString::from).to_vec();
@@ -344,12 +421,19 @@ mod tests {
         let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
         let due = |windows: [usize; 3]| {
             let both = names.iter().zip(windows);
-            let inode = |name| InspectedFile::open(dir.path().join(name), Links::Refuse).unwrap().inode();
-            both.map(|(name, windows)| Due { name: name.clone(), inode: inode(name), from: 0, windows })
-                .collect::<Vec<_>>()
+            let inode =
+                |name: &OsString| InspectedFile::open(dir.path().join(name), Links::Refuse).unwrap().inode();
+            let due = |(name, windows): (&OsString, usize)| Due {
+                name: name.clone(),
+                inode: inode(name),
+                from: 0,
+                windows,
+                unless: None,
+            };
+            both.map(due).collect::<Vec<_>>()
         };
         let windows = |all: Vec<Sampled>| -> Vec<usize> {
-            all.into_iter().map(|sampled| sampled.seen.unwrap().sample.windows.len()).collect()
+            all.into_iter().map(|sampled| sampled.seen.unwrap().unwrap().sample.windows.len()).collect()
         };
         let turn = turn(Duration::from_secs(3600));
         let mut room = Room { left: 60, least: 20 };

@@ -26,7 +26,7 @@ mod names;
 #[cfg(test)]
 mod tests;
 
-pub use handle::{Handle, stat_of_name};
+pub use handle::{Handle, stat_in, stat_of_name};
 pub(crate) use handle::{descend, device_of_open, device_without_asking};
 pub use names::first_names;
 
@@ -77,6 +77,7 @@ pub struct InspectedFile {
     inode: Inode,
     size: u64,
     modified: i128,
+    status_changed: i128,
     file_system: OnceLock<FileSystem>,
 }
 
@@ -136,7 +137,8 @@ impl InspectedFile {
             inode: Inode::of(stat),
             // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec),
+            modified: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
+            status_changed: status_changed(stat),
             file_system: OnceLock::new(),
         }
     }
@@ -165,6 +167,12 @@ impl InspectedFile {
     /// When its contents changed last, in nanoseconds of the epoch, as of when it was opened.
     pub fn modified(&self) -> i128 {
         self.modified
+    }
+
+    /// When its contents, owner, mode or names changed last (`st_ctime`, which no call sets back), in nanoseconds of the epoch, as
+    /// of when it was opened.
+    pub fn status_changed(&self) -> i128 {
+        self.status_changed
     }
 
     /// Its size in bytes now.
@@ -229,6 +237,22 @@ pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
 /// `path` is the whole path, for errors.
 pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl Arg, path: &Path) -> Result<OwnedFd> {
     Handle::below(dir, name, path.to_path_buf())?.open_directory(Expected::Any)
+}
+
+/// `st_ctime` of what stat(2) shows, in nanoseconds of the epoch.
+///
+/// ```
+/// use pagekeeper_kernel::{InspectedFile, Links, stat_of_name, status_changed};
+/// let path = "/etc/passwd".as_ref();
+/// assert_eq!(status_changed(&stat_of_name(path)?), InspectedFile::open(path, Links::Refuse)?.status_changed());
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+pub fn status_changed(stat: &Stat) -> i128 {
+    nanoseconds(stat.st_ctime, stat.st_ctime_nsec)
+}
+
+fn nanoseconds(seconds: impl Into<i128>, nanoseconds: impl Into<i128>) -> i128 {
+    seconds.into() * 1_000_000_000 + nanoseconds.into()
 }
 
 fn require_regular(stat: &Stat, path: &Path) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What is kept within limits, and what becomes of a job that does not come back.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
@@ -221,8 +221,9 @@ fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let mut room = Room { left: usize::MAX, least: 1 };
-    let due = directory.due(in_use);
+    let mut due = directory.due(in_use);
     let names = due.iter().map(|due| due.name.clone()).collect();
+    directory.take_unchanged(&mut due);
     directory.sample(found.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
     names
 }
@@ -279,6 +280,41 @@ fn released_logs_of_a_database_with_many_are_sampled_very_seldom() {
 }
 
 #[test]
+fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sample() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    let directory = &mut guard.watched.directories[0];
+    let name = OsStr::new("binlog.000002");
+    // In so many of its samples, those in which its pages were counted, and what was counted last.
+    let sample = |directory: &mut Directory, samples: usize| -> (usize, u64) {
+        let mut counted = 0;
+        for _ in 0..samples {
+            while !sampled(directory, &FilesInUse::default()).iter().any(|found| found == name) {}
+            counted += usize::from(directory.entries[name].uncounted == 0);
+        }
+        (counted, directory.entries[name].sample.resident)
+    };
+    let log = File::options().append(true).open(dir.path().join(name)).unwrap();
+    let size = log.metadata().unwrap().len();
+    directory.of_database_with(10, true);
+    sample(directory, 20);
+    assert_eq!(sample(directory, 8), (8, size), "one of few");
+    directory.of_database_with(10_000, true);
+    assert_eq!(sample(directory, 8), (2, size));
+    // Nothing shows that but its pages.
+    rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert_eq!(sample(directory, 4), (1, 0));
+    assert_eq!(sample(directory, 8), (2, 0), "nor is so little counted more often");
+    while directory.entries[name].uncounted > 0 {
+        sample(directory, 1);
+    }
+    std::io::Write::write_all(&mut &log, &[1; 4096]).unwrap();
+    let (counted, resident) = sample(directory, 1);
+    assert_eq!((counted, resident > 0), (1, true), "a change shows in the next");
+}
+
+#[test]
 fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
     let dir = disk_dir();
     let mut guard = guard_on(&[&dir]);
@@ -287,7 +323,7 @@ fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
     let tick = |directory: &mut Directory| sampled(directory, &FilesInUse::default());
     (0..200).for_each(|_| drop(tick(directory)));
     while !tick(directory).is_empty() {}
-    let second = directory.entries["binlog.000002".as_ref() as &std::ffi::OsStr].id;
+    let second = directory.entries["binlog.000002".as_ref() as &OsStr].id;
     directory.sample_now(|entry| entry.id == second);
     // The other may be due just then.
     assert!(tick(directory).contains(&"binlog.000002".into()));

@@ -359,11 +359,12 @@ impl Watched {
                 if turn.step() {
                     break;
                 }
-                let due = directory.due(&in_use);
+                let mut due = directory.due(&in_use);
+                place.at(index);
+                directory.take_unchanged(&mut due);
                 if due.is_empty() && !directory.is_checked_now() {
                     continue;
                 }
-                place.at(index);
                 let Ok(found) = directory.find(&proc) else {
                     // Gone, or out of reach for now.
                     directory.forget_files();

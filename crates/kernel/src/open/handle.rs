@@ -262,6 +262,26 @@ pub fn stat_of_name(path: &Path) -> Result<Stat> {
     rustix::fs::lstat(path).map_err(|errno| Error::call("stat", path, errno))
 }
 
+/// What stat(2) shows of one name inside a directory that is open, of a link itself. `inode` is what it led to before: the device
+/// that is asked. It may be another by now, or another file system's that was mounted over the name.
+///
+/// `path` is the whole path, for errors.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use pagekeeper_kernel::{Inode, Links, open_directory, stat_in, stat_of_name};
+/// let before = Inode::of(&stat_of_name("/etc/passwd".as_ref())?);
+/// let directory = open_directory("/etc".as_ref(), Links::Refuse)?;
+/// let stat = stat_in(directory.as_fd(), "passwd", before, "/etc/passwd".as_ref())?;
+/// assert_eq!(Inode::of(&stat), before);
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+pub fn stat_in(dir: BorrowedFd<'_>, name: impl Arg, inode: Inode, path: &Path) -> Result<Stat> {
+    let _asking = asking_device(inode.dev, path)?;
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT)
+        .map_err(|errno| Error::call("stat", path, errno))
+}
+
 /// The device that a path lies on, as far as the kernel knows without asking its file system: of the innermost directory
 /// above it whose name is in the kernel's cache.
 pub(crate) fn device_without_asking(path: &Path) -> Option<u64> {
