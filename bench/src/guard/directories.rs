@@ -139,7 +139,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 }
 
 fn watch(run: &Run, writers: &[Writer]) -> Result<Cost> {
-    let (settle, window) = if run.quick { (3, 10) } else { (10, 60) };
+    let (settle, window) = if run.quick { (3, 10) } else { (60, 60) };
     let mut arguments = vec!["--profile".to_owned(), "generic".to_owned()];
     for writer in writers {
         arguments.extend(["--pid".to_owned(), writer.0.id().to_string()]);

@@ -168,7 +168,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
                 rewrite,
                 size: entry.size,
                 writer: written.then(|| position(spec, rewrite, entry, by_file)),
-                windows: entry.sample.windows.clone(),
+                windows: entry.sample.windows.as_slice().into(),
             });
         }
     }

@@ -1,6 +1,7 @@
 //! Each rule by example. Windows are numbered: window 1 is the bytes from 2 MiB to 4 MiB.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::{
     Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
@@ -306,7 +307,7 @@ fn what_resists_is_left_alone_until_retry_changes() {
     assert_eq!(step(&mut state, &facts), []);
     facts.retry += 1;
     assert_eq!(step(&mut state, &facts), [release(1, 0..2)]);
-    facts.files[0].windows[1].resident -= MIB;
+    Arc::make_mut(&mut facts.files[0].windows)[1].resident -= MIB;
     assert_eq!(step(&mut state, &facts), [release(1, 1..2)], "only what changed");
 }
 
@@ -320,7 +321,7 @@ fn windows_out_of_step_are_cut_to_what_is_aligned() {
         window(10 * MIB, u64::MAX),
         window(u64::MAX - 1, u64::MAX),
     ];
-    let facts = log_of([FileFacts { windows, ..file(1, BEHIND, 11 * MIB, &[]) }]);
+    let facts = log_of([FileFacts { windows: windows.into(), ..file(1, BEHIND, 11 * MIB, &[]) }]);
     let last = Act::Release { file: FileId(1), range: 10 * MIB..11 * MIB };
     assert_eq!(first_step(&facts), [release(1, 1..3), last]);
 }

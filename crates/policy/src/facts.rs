@@ -3,6 +3,8 @@
 //! The guard observes them from outside; an engine's own logs know them exactly. Nothing here does I/O.
 //! Offsets and sizes are in bytes.
 
+use std::sync::Arc;
+
 use crate::{Checkpoint, FileClass, Rewrite, Rule};
 
 /// Names one file for as long as the caller watches it; never reused for another file.
@@ -67,8 +69,8 @@ pub struct FileFacts {
     pub size: u64,
     /// Where the writer is, if this is the file it writes now.
     pub writer: Option<Position>,
-    /// The parts that have resident pages.
-    pub windows: Vec<Window>,
+    /// The parts that have resident pages, ascending. Shared: facts are mostly those of the step before.
+    pub windows: Arc<[Window]>,
 }
 
 /// One reader that tails a log.
@@ -110,6 +112,6 @@ pub struct Facts {
 impl Facts {
     /// Bytes resident in all files.
     pub fn resident(&self) -> u64 {
-        self.files.iter().flat_map(|file| &file.windows).map(|window| window.resident).sum()
+        self.files.iter().flat_map(|file| file.windows.iter()).map(|window| window.resident).sum()
     }
 }

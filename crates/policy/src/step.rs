@@ -219,7 +219,7 @@ fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailIn
 fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
     let mut from = 0;
     let mut all = Vec::with_capacity(file.windows.len());
-    for window in &file.windows {
+    for window in file.windows.iter() {
         let Some(start) = window.start.max(from).checked_next_multiple_of(WINDOW) else {
             continue;
         };

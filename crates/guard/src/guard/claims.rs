@@ -120,7 +120,8 @@ impl Watched {
                 writes.insert(file.inode);
             }
         }
-        let held = shown.iter().map(|path| proc.as_seen_by(database.pid, path));
+        let view = proc.view_of(database.pid);
+        let held = shown.iter().map(|path| view.path(path));
         let named = named_directories(proc, database).into_iter().map(|(_, named)| named);
         let found: BTreeSet<PathBuf> = held.chain(named).collect();
         let party = Party::of(proc, database.pid);
@@ -495,12 +496,12 @@ impl Examined {
     fn of(watched: &Watched, index: usize) -> Self {
         let (proc, database) = (&watched.proc, &watched.databases[index]);
         let pid = database.pid;
-        let right = Arc::clone(&database.claimant.right);
+        let (right, view) = (Arc::clone(&database.claimant.right), proc.view_of(pid));
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
         for file in &database.claimant.listed {
             let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
             let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
-            held.entry(proc.as_seen_by(pid, parent)).or_default().push((name, file.inode, writes));
+            held.entry(view.path(parent)).or_default().push((name, file.inode, writes));
         }
         Self {
             pid,

@@ -17,6 +17,7 @@
 //!
 //! What can't be seen of one leaves it alone.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -380,12 +381,14 @@ impl Watched {
         let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
         let own: HashMap<&Path, &Directory> =
             own.map(|directory| (directory.path.as_path(), &**directory)).collect();
+        let view = OnceCell::new();
         // Most are in the same few.
         let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
         let place = |file: &OpenFile| {
             let shown = file.path.parent().filter(|_| !own.is_empty())?;
             if !parents.contains_key(shown) {
-                parents.insert(shown.to_path_buf(), self.proc.as_seen_by(pid, shown));
+                let view = view.get_or_init(|| self.proc.view_of(pid));
+                parents.insert(shown.to_path_buf(), view.path(shown));
             }
             let directory = own.get(parents.get(shown)?.as_path())?;
             let pin = directory.pin.filter(|pin| pin.inode.dev == file.inode.dev)?;

@@ -355,11 +355,11 @@ impl Watched {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
-                // Most have no file that is due: the clocks are read where one is sampled.
-                if turn.step() {
+                let mut due = directory.due(&in_use);
+                // Most have no file that is due: the clocks are read where one is.
+                if !due.is_empty() && turn.step() {
                     break;
                 }
-                let mut due = directory.due(&in_use);
                 place.at(index);
                 directory.take_unchanged(&mut due);
                 if due.is_empty() && !directory.is_checked_now() {

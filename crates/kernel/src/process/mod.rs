@@ -38,6 +38,7 @@ pub use fds::{Access, FdInfo, OpenFile};
 pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
+pub use namespace::View;
 pub use open_files::{
     HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
 };

@@ -21,6 +21,23 @@ use crate::open::descend;
 use crate::text::unescaped;
 use crate::{Error, Expected, Handle, Result};
 
+/// How a process names paths; see [`ProcRoot::as_seen_by`].
+#[derive(Debug, Clone)]
+pub struct View {
+    /// Its root, as the kernel shows it; empty where that can't be read.
+    root: PathBuf,
+}
+
+impl View {
+    /// A path that the kernel shows of the process, as the process itself names it.
+    pub fn path(&self, shown: &Path) -> PathBuf {
+        match shown.strip_prefix(&self.root) {
+            Ok(below) if self.root.has_root() => Path::new("/").join(below),
+            _ => shown.to_path_buf(),
+        }
+    }
+}
+
 impl ProcRoot {
     /// The id of the mount namespace the process lives in.
     pub fn mount_namespace(&self, pid: u32) -> Result<u64> {
@@ -56,12 +73,19 @@ impl ProcRoot {
     ///
     /// The kernel shows paths from the root of the mount namespace on, also those of a process in a chroot(2).
     pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
+        self.view_of(pid).path(shown)
+    }
+
+    /// The same for several paths: where its root is, is asked once.
+    ///
+    /// ```
+    /// use pagekeeper_kernel::process::ProcRoot;
+    /// let view = ProcRoot::default().view_of(std::process::id());
+    /// assert_eq!(view.path("/etc/passwd".as_ref()), std::path::Path::new("/etc/passwd"));
+    /// ```
+    pub fn view_of(&self, pid: u32) -> View {
         // A process whose root can't be read is not inspected any further either.
-        let root = std::fs::read_link(self.root(pid)).unwrap_or_default();
-        match shown.strip_prefix(&root) {
-            Ok(below) if root.has_root() => Path::new("/").join(below),
-            _ => shown.to_path_buf(),
-        }
+        View { root: std::fs::read_link(self.root(pid)).unwrap_or_default() }
     }
 
     /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind

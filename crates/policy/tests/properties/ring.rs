@@ -163,7 +163,7 @@ impl Ring {
             rewrite: self.rewrite,
             size: self.pages.size,
             writer: Some(Position::Unknown),
-            windows: self.pages.windows(),
+            windows: self.pages.windows().into(),
         };
         let at = Checkpoint::InRing { offset: self.needed()[0].start };
         let checkpoints = vec![CheckpointFacts { log: LogId(1), at }];

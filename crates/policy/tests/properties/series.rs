@@ -222,7 +222,7 @@ impl Log {
             rewrite: self.rewrite,
             size: pages.size,
             writer: (sequence == self.current && !self.stopped).then_some(Position::At(self.position)),
-            windows: pages.windows(),
+            windows: pages.windows().into(),
         };
         let follower = |(id, (sequence, position)): (u64, (u64, Position))| FollowerFacts {
             id: FollowerId(id),
@@ -384,7 +384,7 @@ impl Log {
         }
         let mut waiting = 0;
         for file in &facts.files {
-            for window in &file.windows {
+            for window in file.windows.iter() {
                 let refused = self.done.get(&(file.sequence, window.start)).is_some_and(|done| done.3)
                     && !covers(releases(acts), file.id, window);
                 if refused || covers(writebacks(acts), file.id, window) {
