@@ -179,8 +179,8 @@ pub struct BlockCounts {
 pub struct Losses {
     /// There was no room left for their file, task or device: [`TraceOptions::entries`](super::TraceOptions::entries).
     pub no_room: u64,
-    /// The kernel did not run the program, since another one was running on that processor. 0 on kernels that don't
-    /// count them (before Linux 6.7).
+    /// The kernel did not run the program, since another one was running on that processor. On kernels that don't count that
+    /// (before Linux 6.7), only requests to disks of which no completion was seen for a minute; these are among them on all.
     pub skipped: u64,
     /// The kernel's buffer was full: [`TraceOptions::buffer_bytes`](super::TraceOptions::buffer_bytes).
     pub overrun: u64,

@@ -151,6 +151,11 @@ pub(super) fn stalled(value: &[u8]) -> bool {
     number(value, timed::BEGUN) != 0
 }
 
+/// When a request under way began, in nanoseconds of the monotonic clock.
+pub(super) fn begun(value: &[u8]) -> u64 {
+    number(value, flight::BEGUN)
+}
+
 /// Two readings of one entry; the earlier one is of zeros where there was none.
 #[derive(Clone, Copy)]
 pub(super) struct Readings<'a> {
