@@ -125,7 +125,8 @@ timed "stories of commands and databases ended"
 # The guards that the stories start find the databases that the guard's own tests play, and serve them, too: beside none of them.
 guard_tests >"$logs/guard" &
 beside[guard]=$!
-tests --workspace "${preloaded[@]}" | tee "$logs/preloaded" | shown || status=$?
+# These wait for programs that wait for disks.
+RUST_TEST_THREADS=$(($(nproc) + 1)) tests --workspace "${preloaded[@]}" | tee "$logs/preloaded" | shown || status=$?
 timed "stories of programs under run ended"
 wait "${beside[guard]}" || status=$?
 unset 'beside[guard]'
