@@ -125,6 +125,14 @@ fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let hoards = hoards(scratch.path(), scratch.path());
-    let guard = guard(&hoards.iter().collect::<Vec<_>>(), &["--duration", "200ms"]);
-    assert_ended_on_the_way(&guard.wait());
+    for duration in ["200ms", "400ms", "800ms", "1600ms"] {
+        let ended = guard(&hoards.iter().collect::<Vec<_>>(), &["--duration", duration]).wait();
+        // On a busy machine it may have found nothing yet of what it was given, which is a failure.
+        let found = ended.events.iter().any(|event| event["event"] == "found");
+        assert_eq!(ended.status.success(), found, "{duration}: {} {}", ended.status, ended.stderr);
+        if found {
+            return assert_ended_on_the_way(&ended);
+        }
+    }
+    panic!("no duration was enough for it to begin");
 }

@@ -3,7 +3,7 @@
 use super::root;
 
 /// What the guard takes of a processor, as `make bench` and the measurement on the page of the guard showed it.
-const COST: &str = "0.66 % of a core beside one MariaDB at 41,000 queries/s, 2.4 % with 10,000 logs in \
+const COST: &str = "0.66 % of a core beside one MariaDB at 41,000 queries/s, 1.9 % with 10,000 logs in \
                     2,000 directories";
 
 fn read(path: &str) -> String {

@@ -813,7 +813,7 @@ impl Directory {
         self.touch();
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample.replace(&range, found);
-            entry.interval = 1;
+            entry.sample_now();
             entry.due = 1;
         }
         Ok(())

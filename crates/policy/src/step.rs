@@ -52,7 +52,7 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, LogId, Position, Rule
 ///         rewrite: Rewrite::Never,
 ///         size,
 ///         writer: Some(Position::At(size)),
-///         windows: vec![window(0), window(WINDOW), window(2 * WINDOW)],
+///         windows: [window(0), window(WINDOW), window(2 * WINDOW)].into(),
 ///     }],
 ///     ..Facts::default()
 /// };
@@ -62,7 +62,7 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, LogId, Position, Rule
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 0..2 * WINDOW }]);
 ///
 /// // The caller did that. Later the writer has moved on to another file: the rest goes too.
-/// facts.files[0].windows.drain(..2);
+/// facts.files[0].windows = [window(2 * WINDOW)].into();
 /// facts.files[0].writer = None;
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
 /// ```
