@@ -37,12 +37,12 @@ use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource, Rule};
 
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
-use crate::entry::{Entry, SELDOM};
+use crate::entry::{COUNTED, Entry, SELDOM};
 use crate::ids::IdMap;
 use crate::listing::{Inspection, Listing, NewFile};
 use crate::ownership::{Identity, Pin, Right};
 use crate::remembered::Remembered;
-use crate::sample::{Due, KnownFileSystem, LastStat, Room, Sample, Sampled, sample_again, sample_due};
+use crate::sample::{Due, KnownFileSystem, Room, Sample, Sampled, sample_again, sample_due};
 use crate::warned::Warned;
 
 /// So many files are sampled together, which takes opening their directory once.
@@ -535,7 +535,7 @@ impl Directory {
             previous_size: 0,
             writer_was_at: None,
             sample: Sample::default(),
-            stat: LastStat::default(),
+            status_changed: 0,
             uncounted: 0,
             due: 0,
             interval: 1,
@@ -775,7 +775,7 @@ impl Directory {
                 Err(Error::OtherFile { .. }) => others.push(name),
                 Err(error) => {
                     entry.sample = Sample::default();
-                    entry.stat = LastStat::default();
+                    entry.uncounted = COUNTED;
                     entry.due = SELDOM;
                     if error.is_gone() {
                         self.stale = true;

@@ -40,8 +40,8 @@ pub(crate) struct Entry {
     /// Where the writer was at the tick before.
     pub(crate) writer_was_at: Option<u64>,
     pub(crate) sample: Sample,
-    /// What stat(2) showed at the last sample.
-    pub(crate) stat: LastStat,
+    /// `st_ctime` at the last sample, in nanoseconds of the epoch; 0 before the first.
+    pub(crate) status_changed: i128,
     /// Samples since, in which it showed the same.
     pub(crate) uncounted: u8,
     /// Ticks until the next sample.
@@ -81,7 +81,7 @@ impl Entry {
         } else {
             self.slow_down(slower, SELDOM, turn);
         }
-        (self.stat, self.uncounted) = (stat, 0);
+        (self.status_changed, self.uncounted) = (stat.status_changed, 0);
         self.previous_size = self.size;
         self.size = size;
         self.sample = found;
@@ -92,7 +92,8 @@ impl Entry {
     pub(crate) fn uncounted_while(&self, among_many: bool) -> Option<LastStat> {
         let rests = self.interval >= SELDOM && self.sample.unwritten == 0;
         let can_wait = self.from == 0 && (rests || self.sample.resident <= WINDOW);
-        (among_many && can_wait && self.uncounted + 1 < COUNTED).then_some(self.stat)
+        (among_many && can_wait && self.uncounted + 1 < COUNTED)
+            .then_some(LastStat { size: self.size, status_changed: self.status_changed })
     }
 
     /// Takes in that stat(2) showed that. `turn` as in [`Self::take`].

@@ -49,7 +49,7 @@ impl Sample {
 }
 
 /// What stat(2) showed of a file when it was sampled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LastStat {
     /// In bytes.
     pub(crate) size: u64,
