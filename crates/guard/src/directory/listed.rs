@@ -1,0 +1,274 @@
+//! The log files of a directory: those that came and went, by its listing, and which log each is of.
+//!
+//! Invariant: a file is taken up only if it is the database's own, or of a log that none but the database's user can have made files of.
+//! One that is not is refused, and said to be.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Result;
+use pagekeeper_policy::names::{Number, SegmentSize};
+use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
+
+use super::{Directory, Ids, Log, new_version};
+use crate::budget::Turn;
+use crate::entry::Entry;
+use crate::listing::{Inspection, Listing, NewFile};
+use crate::ownership::{Identity, Right};
+use crate::sample::Sample;
+
+/// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
+const LIST_SHARE: u32 = 50;
+
+/// What came of going on with a listing.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    /// The last file of each log in which files were taken up.
+    pub(crate) grown: Vec<FileId>,
+    /// A log file that was not, since it is not the database's; no name if that holds for the directory.
+    pub(crate) refused: Option<OsString>,
+    /// Whether there are more log files than may be watched.
+    pub(crate) left_out: bool,
+}
+
+impl Directory {
+    /// Takes note that a name in it came or went, or, without a name, that it went itself.
+    pub(crate) fn changed(&mut self, name: Option<&OsStr>) {
+        let Some(name) = name else {
+            self.stale = true;
+            return;
+        };
+        // Even if there is a file of this name again, and of the same inode, it is another.
+        let known = self.entries.remove(name).is_some();
+        if known {
+            self.version = new_version();
+            self.touch();
+        }
+        // It may be a log file's, or decide whether another is one.
+        let relevant =
+            || name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some();
+        self.stale |= known || relevant();
+    }
+
+    /// Begins to list it anew if it is stale, unless that was just done at some cost. Whether a listing is under way.
+    pub(crate) fn begin_listing(&mut self, limit: usize, now: Instant) -> bool {
+        let due = self.stale || self.entries.len() > limit;
+        if !self.is_listed_now() && due && now >= self.list_earliest {
+            self.stale = false;
+            self.listing = Some(Listing::new(limit));
+            self.list_cost = Duration::ZERO;
+        }
+        self.is_listed_now()
+    }
+
+    /// Whether a listing is under way.
+    pub(crate) fn is_listed_now(&self) -> bool {
+        self.listing.is_some() || !self.new_names.is_empty()
+    }
+
+    /// Goes on with the listing that is under way while the turn lasts. Names that are gone are forgotten, new ones taken
+    /// up.
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
+        let before = turn.spent();
+        let listed = self.list_on(fd, ids, turn);
+        self.list_cost += turn.spent().saturating_sub(before);
+        if listed.is_err() {
+            self.listing = None;
+            self.new_names.clear();
+        }
+        if !self.is_listed_now() {
+            self.list_earliest = Instant::now() + self.list_cost * LIST_SHARE;
+        }
+        listed
+    }
+
+    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
+        let mut listed = Listed::default();
+        if let Some(listing) = &mut self.listing {
+            if !listing.read(fd, &self.path, &self.profile, turn)? {
+                return Ok(listed);
+            }
+            let names = self.listing.take().map(Listing::finish).unwrap_or_default();
+            self.left_out = names.left_out;
+            listed.left_out = names.left_out > 0;
+            let before = self.entries.len();
+            self.entries.retain(|name, _| names.logs.contains(name));
+            if self.entries.len() < before {
+                self.version = new_version();
+                self.touch();
+            }
+            self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
+            self.settings = names.settings;
+            // The newest last, which are taken up first: none is taken for the writer's while newer ones wait.
+            let number = |name: &OsString| {
+                let path = self.path.join(name);
+                let matched = self.profile.log_of(&path);
+                matched.map(|(_, matched)| matched.number.sequence(None))
+            };
+            self.new_names.sort_by_cached_key(number);
+            self.refused = false;
+        }
+        let inspection = Inspection {
+            fd,
+            path: &self.path,
+            profile: &self.profile,
+            command_line: &self.command_line,
+            settings: &self.settings,
+        };
+        let found = inspection.run(&mut self.new_names, turn);
+        let mut grown = BTreeSet::new();
+        let held = self.logs_held(fd, &found);
+        for file in found {
+            if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
+                grown.insert(self.add(file, ids));
+            } else {
+                self.refused = true;
+                listed.refused.get_or_insert(file.name);
+            }
+        }
+        self.set_sequences(&grown);
+        self.recognise_recycling(&grown);
+        if self.new_names.is_empty() {
+            self.forget_empty_logs();
+        }
+        listed.grown = self.last_files_of(&grown);
+        Ok(listed)
+    }
+
+    /// Whether a file counts as the database's by itself.
+    fn is_its_own(&self, file: &NewFile) -> bool {
+        match &self.right {
+            Right::Operator | Right::Owner(_) => self.right.may_enter(file.user),
+            Right::Process(right) => right.has_rights_of(file.user) || right.writes.contains(&file.inode),
+        }
+    }
+
+    /// The logs of which the process has a file open for writing, where only those who may write here can have made
+    /// the others.
+    fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
+        let Right::Process(right) = &self.right else { return HashSet::new() };
+        if right.writes.is_empty() || Identity::of(fd).is_ok_and(|directory| directory.open_to_all) {
+            return HashSet::new();
+        }
+        let entries = self.entries.values().filter(|entry| right.writes.contains(&entry.inode));
+        let known: HashSet<LogId> = entries.map(|entry| entry.log).collect();
+        let known = self.by_stem.iter().filter(|(_, log)| known.contains(log)).map(|(log, _)| log.clone());
+        let new = new.iter().filter(|file| right.writes.contains(&file.inode));
+        known.chain(new.map(NewFile::log)).collect()
+    }
+
+    fn forget_empty_logs(&mut self) {
+        let used: HashSet<LogId> = self.entries.values().map(|entry| entry.log).collect();
+        self.logs.retain(|id, _| used.contains(id));
+        self.by_stem.retain(|_, id| used.contains(id));
+    }
+
+    /// Takes up a log file; of which log.
+    fn add(&mut self, file: NewFile, ids: &Ids) -> LogId {
+        let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
+        let (spec, rewrite, has_setting) = (file.spec, file.rewrite, file.has_setting);
+        self.logs.entry(log).or_insert(Log { spec, rewrite, has_setting, segment_size: None });
+        let entry = Entry {
+            id: FileId(ids.next()),
+            log,
+            number: file.number,
+            sequence: file.number.sequence(None),
+            inode: file.inode,
+            born: file.born,
+            changed: file.changed,
+            size: file.size,
+            previous_size: 0,
+            writer_was_at: None,
+            sample: Sample::default(),
+            status_changed: 0,
+            uncounted: 0,
+            due: 0,
+            interval: 1,
+            had_pages: false,
+            from: 0,
+        };
+        self.entries.insert(file.name, entry);
+        self.version = new_version();
+        self.touch();
+        log
+    }
+
+    /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its
+    /// files have: one that is just being copied has another, or none that a segment can have.
+    pub(super) fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
+        let is_segment =
+            |entry: &&mut Entry| matches!(entry.number, Number::WalSegment(_)) && logs.contains(&entry.log);
+        let mut counts: BTreeMap<(LogId, SegmentSize), usize> = BTreeMap::new();
+        for entry in self.entries.values_mut().filter(is_segment) {
+            if let Some(size) = SegmentSize::of_file(entry.size) {
+                *counts.entry((entry.log, size)).or_default() += 1;
+            }
+        }
+        let mut most: BTreeMap<LogId, (usize, SegmentSize)> = BTreeMap::new();
+        for ((log, size), count) in counts {
+            let best = most.entry(log).or_insert((count, size));
+            if count >= best.0 {
+                *best = (count, size);
+            }
+        }
+        let size_of = |log: LogId| most.get(&log).map(|(_, size)| *size);
+        for entry in self.entries.values_mut().filter(is_segment) {
+            entry.sequence = entry.number.sequence(size_of(entry.log));
+        }
+        for id in logs {
+            if let Some(log) = self.logs.get_mut(id) {
+                log.segment_size = size_of(*id);
+            }
+        }
+    }
+
+    /// A log that only appends makes its files in the order of their numbers. One that is older than a file
+    /// before it was renamed: it is recycled.
+    fn recognise_recycling(&mut self, logs: &BTreeSet<LogId>) {
+        let may_be = |id: &LogId| {
+            self.logs[id].rewrite == Rewrite::Never && self.spec(*id).rewrite == RewriteSource::Detect
+        };
+        let logs: BTreeSet<LogId> = logs.iter().copied().filter(may_be).collect();
+        let mut files: Vec<(LogId, u64, i128)> = self
+            .entries
+            .values()
+            .filter(|entry| logs.contains(&entry.log))
+            .filter_map(|entry| Some((entry.log, entry.sequence, entry.born?)))
+            .collect();
+        files.sort_unstable();
+        for pair in files.windows(2) {
+            if pair[0].0 == pair[1].0 && pair[1].2 < pair[0].2 {
+                self.overwrites(pair[1].0);
+            }
+        }
+    }
+
+    /// Takes note that a log's writer was seen to overwrite a file, where the profile leaves that to be seen.
+    pub(crate) fn overwrites(&mut self, log: LogId) {
+        if self.spec(log).rewrite == RewriteSource::Detect
+            && let Some(log) = self.logs.get_mut(&log)
+        {
+            log.rewrite = Rewrite::SubPages;
+            self.touch();
+        }
+    }
+
+    /// The last file of each of these logs.
+    fn last_files_of(&self, logs: &BTreeSet<LogId>) -> Vec<FileId> {
+        // Mostly nothing came, and there may be very many files.
+        if logs.is_empty() {
+            return Vec::new();
+        }
+        let mut last: BTreeMap<LogId, &Entry> = BTreeMap::new();
+        for entry in self.entries.values().filter(|entry| logs.contains(&entry.log)) {
+            let last = last.entry(entry.log).or_insert(entry);
+            if entry.sequence > last.sequence {
+                *last = entry;
+            }
+        }
+        last.into_values().map(|entry| entry.id).collect()
+    }
+}
