@@ -147,6 +147,7 @@ fn what_was_asked_wrongly_is_refused_in_words() {
         (vec!["--tick", "soon"], 2, vec!["soon", "500ms"]),
         (vec!["--once", "--duration", "3s"], 2, vec!["--once", "--duration"]),
         (vec!["--pid", "999999999"], 1, vec!["there is no process 999999999"]),
+        (vec!["--pid", "999999999", "--profile", "generic"], 1, vec!["there is no process 999999999"]),
     ] {
         let output = pagekeeper(&[&["guard"], arguments.as_slice()].concat());
         let said = stderr(&output);

@@ -141,6 +141,22 @@ fn a_named_process_without_a_log_is_said_to_have_none() {
 }
 
 #[test]
+fn a_named_process_that_is_not_there_is_said_not_to_be_whether_a_profile_is_named_or_not() {
+    // Above all that a kernel gives.
+    let pid = 1 << 30;
+    for profile in [None, Some("generic"), Some("mariadb")] {
+        let profile = profile.map(str::to_owned);
+        let options = Options { find: false, pids: vec![pid], profile, ..Options::default() };
+        let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+        let mut said = Vec::new();
+        (0..2).for_each(|_| guard.tick(&mut |event| said.push(event.clone())));
+        let is_said = |event: &&Event| matches!(event, Event::Problem { problem, .. } if *problem == format!("there is no process {pid}"));
+        assert_eq!(said.iter().filter(is_said).count(), 1, "{said:#?}");
+        assert!(guard.is_done());
+    }
+}
+
+#[test]
 fn what_is_decided_is_left_to_the_caller() {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();

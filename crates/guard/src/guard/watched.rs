@@ -315,25 +315,29 @@ impl Watched {
 
     fn take_named_process(&mut self, settings: &Settings, report: &mut Report, pid: u32, now: Instant) {
         let by_name = settings.named_profile().map(|profile| Recognised { profile, certain: true });
-        match by_name.or_else(|| recognise(&self.proc, pid, &settings.profiles)) {
+        let fitting = by_name.or_else(|| recognise(&self.proc, pid, &settings.profiles));
+        let fits = fitting.is_some();
+        let is_there = match fitting {
             Some(recognised) => self.take_up(settings, pid, recognised, now),
-            None if self.proc.start_time(pid).is_err() => {
-                report.problem(self.proc.root(pid), &format!("there is no process {pid}"));
-            }
-            None => report.problem(
-                self.proc.root(pid),
-                &format!(
+            None => self.proc.start_time(pid).is_ok(),
+        };
+        let problem = match (is_there, fits) {
+            (true, true) => return,
+            (true, false) => {
+                format!(
                     "process {pid} fits no profile: name one with --profile (generic, if none is its own)"
-                ),
-            ),
-        }
+                )
+            }
+            (false, _) => format!("there is no process {pid}"),
+        };
+        report.problem(self.proc.root(pid), &problem);
     }
 
-    /// Takes up a database; at the tick that began at `now` its files are sampled already.
-    fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) {
-        // One that ended in between is no loss.
+    /// Takes up a database; at the tick that began at `now` its files are sampled already. False where its process is not there,
+    /// which is no loss of one that was found.
+    fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) -> bool {
         let Ok(started) = self.proc.start_time(pid) else {
-            return;
+            return false;
         };
         // Process ids wrap around, and one with many descriptors takes longer: a worker may have been met first.
         let (table, name) = (self.discovery.processes(), &recognised.profile.name);
@@ -361,6 +365,7 @@ impl Watched {
             warned: Warned::default(),
         });
         self.others.schedule.ask(Extent::All);
+        true
     }
 
     /// Takes up the directories that were named, and those below that their profile names; again and again,
