@@ -189,6 +189,14 @@ pub enum ProfileError {
         /// The names there are.
         known: String,
     },
+    /// No database is found by it, and none was named.
+    #[error(
+        "the profile \"{name}\" finds no database by itself: name its process with --pid, or the directory of its logs with --dir"
+    )]
+    FindsNothing {
+        /// The profile's name.
+        name: String,
+    },
 }
 
 fn globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>, D::Error> {
@@ -262,6 +270,11 @@ impl Profile {
             .iter()
             .map(|(name, text)| Self::parse(text, Path::new(name)).expect("built-in profiles are tested"))
             .collect()
+    }
+
+    /// Whether a process can be known as such a database, by its name or by what it has open. Else it has to be named.
+    pub fn can_be_found(&self) -> bool {
+        !self.processes.is_empty() || !self.markers.is_empty()
     }
 
     /// The log that a file is of by this profile: the first whose pattern its path matches.
@@ -372,8 +385,12 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(files, expected, "every profile is listed");
         for profile in &profiles {
-            let found = !profile.processes.is_empty() || !profile.markers.is_empty();
-            assert_eq!(found, profile.name != "generic", "{} is found by itself", profile.name);
+            assert_eq!(
+                profile.can_be_found(),
+                profile.name != "generic",
+                "{} is found by itself",
+                profile.name
+            );
         }
     }
 

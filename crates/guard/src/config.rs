@@ -290,10 +290,13 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Fails if there is no profile of the name that was asked for.
+    /// Fails if there is no profile of the name that was asked for, or if nothing could ever be watched by it.
     pub(crate) fn new(options: Options) -> Result<Self, ProfileError> {
         if let Some(name) = &options.profile {
-            find_profile(&options.profiles, name)?;
+            let profile = find_profile(&options.profiles, name)?;
+            if options.find && !profile.can_be_found() && !options.streams.on {
+                return Err(ProfileError::FindsNothing { name: name.clone() });
+            }
         }
         let in_force = |mut profile: Profile| {
             for log in &mut profile.logs {
@@ -418,6 +421,27 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(position) && error.contains(reason), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_profile_that_finds_no_database_needs_one_that_is_named() {
+        let refusal = |text: &str| Settings::new(parse(text).unwrap()).err().map(|error| error.to_string());
+        let refused = refusal("profile = \"generic\"\n").unwrap();
+        assert!(refused.contains("\"generic\"") && refused.contains("--pid") && refused.contains("--dir"));
+        for watches in ["directories = [\"/d\"]\n", "[streams]\n"] {
+            assert_eq!(refusal(&format!("profile = \"generic\"\n{watches}")), None);
+        }
+        assert_eq!(refusal("profile = \"mariadb\"\n"), None);
+        let mut named = parse("profile = \"generic\"\n").unwrap();
+        (named.find, named.pids) = (false, vec![1]);
+        assert!(Settings::new(named).is_ok());
+        let own = "name = \"generic\"\nprocesses = [\"my-db\"]\n[[log]]\nclass = \"wal\"\nfiles = \"x.{n}\"\nrule = \"keep\"\n";
+        let shadowed = Options {
+            profile: Some("generic".to_owned()),
+            profiles: vec![Profile::parse(own, Path::new("own.toml")).unwrap()],
+            ..Options::default()
+        };
+        assert!(Settings::new(shadowed).is_ok());
     }
 
     #[test]

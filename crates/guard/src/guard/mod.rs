@@ -90,7 +90,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist.
+    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist, or if nothing
+    /// could ever be watched by it.
     ///
     /// ```
     /// use pagekeeper_guard::{Guard, Options};
