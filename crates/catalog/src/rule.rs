@@ -70,8 +70,18 @@ impl RuleKeys {
             Rule::Budget { bytes, total } => {
                 let missing = "the rule \"budget\" needs the key \"budget\", a size like 64M";
                 *bytes = self.budget.take().ok_or_else(|| E::custom(missing))?.0.0;
-                // One log may have all that was given for one.
-                *total = self.total.take().map_or(*bytes.max(total), |size| size.0.0);
+                *total = match self.total.take().map(|size| size.0.0) {
+                    // One log may have all that was given for one.
+                    None => *bytes.max(total),
+                    Some(all) if all < *bytes => {
+                        return Err(E::custom(format!(
+                            "the \"budget\" of one log is {}, more than the \"total\" of all, {}: raise \"total\" or lower \"budget\"",
+                            Size(*bytes),
+                            Size(all)
+                        )));
+                    }
+                    Some(all) => all,
+                };
             }
         }
         // What the rule has not taken.
@@ -333,6 +343,10 @@ mod tests {
                 "rule = \"budget\"\nbudget = \"16M\"\ntotal = \"256M\"",
                 Rule::Budget { bytes: 16 << 20, total: 256 << 20 },
             ),
+            (
+                "rule = \"budget\"\nbudget = \"16M\"\ntotal = \"16M\"",
+                Rule::Budget { bytes: 16 << 20, total: 16 << 20 },
+            ),
         ] {
             assert_eq!(rule(text), Ok(expected), "{text}");
         }
@@ -384,6 +398,11 @@ mod tests {
             ("rule = \"burn\"", "line 2", "`release-behind-writer`"),
             ("rule = 1", "line 2", "string"),
             ("rule = \"budget\"", "line 1", "needs the key \"budget\""),
+            (
+                "rule = \"budget\"\nbudget = \"2G\"\ntotal = \"1G\"",
+                "line 1",
+                "the \"budget\" of one log is 2 GiB, more than the \"total\" of all, 1 GiB",
+            ),
             ("rule = \"keep\"\nslack = \"4M\"", "line 1", "\"slack\" has no meaning for the rule \"keep\""),
             ("rule = \"release-behind-writer\"\nnear_files = 1", "line 1", "\"near_files\" has no meaning"),
             ("rule = \"keep\"\ntotal = \"1G\"", "line 1", "\"total\" has no meaning"),
