@@ -210,6 +210,11 @@ impl Rules {
         self.by_profile.keys().map(String::as_str)
     }
 
+    /// The classes that a profile has rules of its own for.
+    pub fn classes_of(&self, profile: &str) -> impl Iterator<Item = FileClass> {
+        self.by_profile.get(profile).into_iter().flat_map(|own| own.keys().copied())
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.by_class.is_empty() && self.by_profile.is_empty()
@@ -361,6 +366,8 @@ mod tests {
         assert_eq!(rules.of("etcd", FileClass::Wal), Some(Rule::Keep));
         assert_eq!(rules.of("kafka", FileClass::Redo), None);
         assert_eq!(rules.profiles().collect::<Vec<_>>(), ["kafka"]);
+        assert_eq!(rules.classes_of("kafka").collect::<Vec<_>>(), [FileClass::Wal]);
+        assert_eq!(rules.classes_of("etcd").count(), 0);
         let error = toml::from_str::<Config>("[rules.binlock]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"binlock\" is no class of files"), "{error}");
         assert!(error.contains("[rules.binlock.CLASS]"), "{error}");

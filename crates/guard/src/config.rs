@@ -3,6 +3,7 @@
 //!
 //! What can't be read is refused with file, line and key.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use pagekeeper_catalog::units::Period;
 use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, streaming_programs,
 };
-use pagekeeper_policy::{DiskProfile, Rule};
+use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
 
 use crate::targets::{Selector, Targets};
@@ -253,7 +254,15 @@ impl Options {
         let own: Vec<String> = profiles.iter().map(|profile: &Profile| profile.name.clone()).collect();
         profiles.extend(defaults.profiles.into_iter().filter(|profile| !own.contains(&profile.name)));
         for name in text.rules.profiles() {
-            find_profile(&profiles, name).map_err(|error| refuse(format!("[rules.{name}]: {error}")))?;
+            let profile =
+                find_profile(&profiles, name).map_err(|error| refuse(format!("[rules.{name}]: {error}")))?;
+            let logs: BTreeSet<FileClass> = profile.logs.iter().map(|log| log.class).collect();
+            if let Some(class) = text.rules.classes_of(name).find(|class| !logs.contains(class)) {
+                let has = logs.iter().map(|class| class.as_str()).collect::<Vec<_>>().join(", ");
+                return Err(refuse(format!(
+                    "[rules.{name}.{class}]: the profile {name} has no log of the class {class}; it has {has}"
+                )));
+            }
         }
         if let Some(name) = &text.profile {
             find_profile(&profiles, name).map_err(|error| refuse(error.to_string()))?;
@@ -324,7 +333,6 @@ impl Settings {
 mod tests {
     use super::*;
     use pagekeeper_catalog::STREAMING_PROGRAMS;
-    use pagekeeper_policy::FileClass;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))
@@ -403,6 +411,12 @@ mod tests {
             ("tick = 5\n", "line 1", "string"),
             ("[rules.binlock]\nrule = \"keep\"\n", "line", "\"binlock\" is no class of files"),
             ("[rules.oracle.wal]\nrule = \"keep\"\n", "[rules.oracle]", "no profile is called \"oracle\""),
+            (
+                "[rules.kafka.wal]\nrule = \"keep\"\n",
+                "[rules.kafka.wal]",
+                "the profile kafka has no log of the class wal; it has messages",
+            ),
+            ("[rules.mariadb.data]\nrule = \"keep\"\n", "[rules.mariadb.data]", "it has redo, binlog, relay"),
             ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),
@@ -455,6 +469,15 @@ mod tests {
         let mysql: Vec<_> = options.profiles.iter().filter(|profile| profile.name == "mysql").collect();
         assert_eq!(mysql.len(), 1);
         assert_eq!(mysql[0].logs[0].rule, Rule::Keep);
+        // So do their classes of logs.
+        let read = |class: &str| {
+            let rules = format!("profiles = [\"own.toml\"]\n[rules.mysql.{class}]\nrule = \"direct\"\n");
+            std::fs::write(&config, rules).unwrap();
+            Options::read(&config).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("wal").unwrap().rules.of("mysql", FileClass::Wal), Some(Rule::Direct));
+        let error = read("redo").unwrap_err();
+        assert!(error.contains("the profile mysql has no log of the class redo; it has wal"), "{error}");
     }
 
     #[test]
