@@ -67,6 +67,18 @@ impl FileMapping {
         unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::LinuxHugepage) }
     }
 
+    /// Asks for no read-ahead, so that faults read what they need alone: `MADV_RANDOM`.
+    pub(crate) fn advise_random(&self) -> Result<(), Errno> {
+        // SAFETY: the range is this value's own live mapping; the advice changes how pages are read in, no content.
+        unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::Random) }
+    }
+
+    /// Takes back what was asked for, which decides how the pages are unmapped, too: `MADV_NORMAL`.
+    pub(crate) fn advise_normal(&self) -> Result<(), Errno> {
+        // SAFETY: as for `advise_random`.
+        unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::Normal) }
+    }
+
     /// Locks the pages in memory (mlock(2)), reading them in first; they stay locked while this value lives.
     pub(crate) fn lock(&self) -> Result<(), Errno> {
         // SAFETY: the range is this value's own live mapping; locking changes no content and ends with munmap.

@@ -23,12 +23,16 @@ use crate::{Error, InspectedFile, Result, page_size};
 pub(super) const CHUNK: u64 = 8 << 20;
 
 /// From this length on a piece is populated: what a fault reads around it weighs little then.
-const POPULATE_FROM: u64 = 4 << 20;
+pub(super) const POPULATE_FROM: u64 = 4 << 20;
 
 /// A piece that starts on this alignment and ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing lies
 /// around it that could be read needlessly.
 const POPULATE_ALIGN: u64 = 2 << 20;
 const POPULATE_FILE_FROM: u64 = 64 << 10;
+
+/// So far from where it reads, read-ahead may bring pages in: twice `read_ahead_kb`, up to 8192 of that. So much of a range's end is
+/// read exactly.
+const READ_AHEAD_REACH: u64 = 16 << 20;
 
 /// Short pieces that one thread asks for at once: with 64 of 16 KiB from each of 4 threads the measured disk was busy.
 const READ_AHEAD_PIECES: usize = 64;
@@ -44,6 +48,8 @@ pub(super) struct Loader<'a> {
     null: OwnedFd,
     /// The file's size at the start.
     size: u64,
+    /// Where read-ahead brings in nothing but what was asked for.
+    inner: Range<u64>,
     chunk: u64,
     loaded: AtomicU64,
 }
@@ -52,6 +58,7 @@ impl<'a> Loader<'a> {
     #[allow(clippy::disallowed_methods, reason = "/dev/null is nobody's")]
     pub(super) fn new(
         file: &'a InspectedFile,
+        inner: Range<u64>,
         options: &'a WarmOptions,
         cancel: &'a AtomicBool,
     ) -> Result<Self> {
@@ -63,6 +70,7 @@ impl<'a> Loader<'a> {
             cancel,
             null,
             size: file.size_now()?,
+            inner,
             chunk: options.rate.as_ref().map_or(CHUNK, WarmRate::chunk),
             loaded: AtomicU64::new(0),
         })
@@ -123,6 +131,7 @@ impl<'a> Loader<'a> {
 
     fn method(&self, piece: &Range<u64>) -> WarmMethod {
         match self.options.method {
+            WarmMethod::Auto if !self.inner.contains(&piece.start) => WarmMethod::ReadAhead,
             WarmMethod::Auto => {
                 let len = piece.end - piece.start;
                 let rest_of_file = piece.start.is_multiple_of(POPULATE_ALIGN) && piece.end >= self.size;
@@ -194,7 +203,10 @@ impl<'a> Loader<'a> {
     /// Waits for each piece that was asked for.
     fn wait(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<()> {
         for piece in pieces {
-            self.send(reader, piece)?;
+            // Reading would go on with the read-ahead that brought in the pages before.
+            if self.inner.contains(&piece.start) || wait_mapped(reader, piece).is_err() {
+                self.send(reader, piece)?;
+            }
             self.count(piece, shared);
         }
         Ok(())
@@ -274,6 +286,26 @@ fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> 
     map.populate_read()
 }
 
+/// Waits for a piece that was asked for, and reads nothing but that.
+fn wait_mapped(reader: &File, piece: &Range<u64>) -> std::result::Result<(), Errno> {
+    let len = usize::try_from(piece.end - piece.start).map_err(|_| Errno::NOMEM)?;
+    let map = FileMapping::new(reader, piece.start, len)?;
+    map.advise_random()?;
+    map.populate_read()?;
+    // Unmapped from a mapping that is read at random, pages would not count as used, and reclaim would take them first.
+    map.advise_normal()
+}
+
+/// The part of a range in which read-ahead brings in nothing else, where the range ends before its file does: from the first huge page
+/// that begins in it to where read-ahead no longer reaches its end.
+pub(super) fn inner(range: &Range<u64>, size: u64) -> Range<u64> {
+    let start = range.start.next_multiple_of(POPULATE_ALIGN);
+    if range.end >= size {
+        return start..u64::MAX;
+    }
+    start..range.end.saturating_sub(READ_AHEAD_REACH) / POPULATE_ALIGN * POPULATE_ALIGN
+}
+
 /// The same file with a position and read-ahead state of its own, so that threads do not upset each other's; where that
 /// can't be had (no /proc, no more permission), the file as it is.
 #[allow(clippy::disallowed_methods, reason = "the file is open already")]
@@ -334,6 +366,20 @@ impl WarmRate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn read_ahead_stays_in_the_inner_part_of_a_range() {
+        const MIB: u64 = 1 << 20;
+        for (range, expected) in [
+            (0..64 * MIB, 0..u64::MAX),
+            (0..60 * MIB, 0..44 * MIB),
+            (1..59 * MIB + 1, 2 * MIB..42 * MIB),
+            (5 * MIB..64 * MIB, 6 * MIB..u64::MAX),
+        ] {
+            assert_eq!(inner(&range, 64 * MIB), expected, "{range:?}");
+        }
+        assert!(inner(&(0..MIB), 64 * MIB).is_empty());
+    }
 
     #[test]
     fn turns_are_booked_as_far_apart_as_the_rate_says() {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::load::POPULATE_FROM;
 use super::{WarmProgress, call_error};
 use crate::extents::Stretches;
 use crate::{InspectedFile, Result, page_size, residency};
@@ -22,6 +23,8 @@ pub(super) struct Plan<'a> {
     skip_holes: bool,
     residency_known: bool,
     longest: u64,
+    /// Pieces end where this begins and ends, and those outside are short.
+    inner: Range<u64>,
     empty: EmptyRanges<'a>,
     /// The current range's rest, in which data is still to be found.
     rest: Range<u64>,
@@ -39,6 +42,7 @@ impl<'a> Plan<'a> {
         skip_holes: bool,
         residency_known: bool,
         longest: u64,
+        inner: Range<u64>,
     ) -> Self {
         Self {
             file,
@@ -46,6 +50,7 @@ impl<'a> Plan<'a> {
             skip_holes,
             residency_known,
             longest,
+            inner,
             empty: EmptyRanges::new(file),
             rest: 0..0,
             stretches: None,
@@ -66,11 +71,21 @@ impl<'a> Plan<'a> {
             if self.missing.is_empty() && !self.find_missing(progress)? {
                 break;
             }
-            let end = self.missing.end.min(self.missing.start + self.longest);
+            let end = self.end_of_piece();
             pieces.push(self.missing.start..end);
             self.missing.start = end;
         }
         Ok(pieces)
+    }
+
+    /// Where the piece ends that begins with what is missing.
+    fn end_of_piece(&self) -> u64 {
+        let Range { start, end } = self.missing;
+        let longest =
+            if self.inner.contains(&start) { self.longest } else { self.longest.min(POPULATE_FROM) };
+        let longest = end.min(start + longest);
+        let border = [self.inner.start, self.inner.end].into_iter().find(|&at| start < at && at < longest);
+        border.unwrap_or(longest)
     }
 
     /// Finds the next missing stretch; false at the end.

@@ -102,6 +102,23 @@ fn a_short_range_is_loaded_exactly() {
 }
 
 #[test]
+fn a_long_range_is_loaded_with_next_to_nothing_around_it() {
+    let (_dir, file) = file_of(72 << 20);
+    let page = page_size();
+    for range in [0..18 * MIB, 0..36 * MIB, 3 * MIB + page..50 * MIB + page] {
+        for width in [1, 4] {
+            evict_all(&file);
+            let options = WarmOptions { width, ..WarmOptions::default() };
+            let report = warm(&file, range.clone(), &options, &|_| {}, &never()).unwrap();
+            let wanted = range.end - range.start;
+            assert_eq!((report.loaded, report.resident_after), (wanted, Some(wanted)), "{range:?}");
+            let around = really_resident(&file) - wanted;
+            assert!(around <= 256 << 10, "{around} bytes around {range:?} by {width}");
+        }
+    }
+}
+
+#[test]
 fn extents_are_loaded_exactly() {
     let (_dir, file) = file_of(64 << 20);
     evict_all(&file);
