@@ -59,6 +59,8 @@ fn usage_errors_end_with_2_and_name_the_fix() {
         (&["evict", "--range", "64M", "."], "give A..B, A.. or ..B"),
         (&["evict", "--range", "2M..1M", "."], "its end is not after its start"),
         (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
+        (&["warm", "90%", "/etc/passwd"], "\"90%\" is no file: for a part of each file, give --range ..90%"),
+        (&["warm", "--range", "90%", "/etc/passwd"], "give ..90% for the first 90% of each file"),
         (&["completions", "dos"], "possible values: bash"),
         (&["man", "woman"], "pagekeeper --help lists all"),
         (&["man", "store", "woman"], "there is no command \"store woman\""),

@@ -49,6 +49,11 @@ fn parse_glob(text: &str) -> std::result::Result<Glob, globset::Error> {
 }
 
 impl TreeArgs {
+    /// The paths of the command line.
+    pub(crate) fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
     /// Reads the list of paths and compiles the globs.
     pub(crate) fn tree(&self) -> anyhow::Result<Tree> {
         let mut roots = self.paths.clone();

@@ -20,12 +20,12 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{WarmOptions, WarmRate};
 
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
 use crate::size::{Size, parse_size};
-use part::{Part, parse_part};
+use part::{Part, parse_part, range_meant_by};
 use report::Report;
 use work::{Item, Wanted, WarmRun};
 
@@ -144,6 +144,9 @@ fn exit_code(report: &Report) -> ExitCode {
 
 /// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
 fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
+    if let Some(error) = args.tree.paths().iter().find_map(|path| range_as_path(path)) {
+        return Err(error.into());
+    }
     let tree = args.tree.tree()?;
     let found = Mutex::new(Vec::new());
     tree.walk(None, &|visited| match visited {
@@ -163,6 +166,14 @@ fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
     // Small files first: they are read side by side in one go.
     items.sort_by(|a, b| (!a.is_small(), &a.path).cmp(&(!b.is_small(), &b.path)));
     Ok(items)
+}
+
+/// What is wrong with a path that is none, but a part of each file without its option.
+fn range_as_path(path: &Path) -> Option<UsageError> {
+    let range = range_meant_by(path.to_str()?)?;
+    path.symlink_metadata().is_err().then(|| {
+        UsageError(format!("\"{}\" is no file: for a part of each file, give --range {range}", escaped(path)))
+    })
 }
 
 /// Drawn on standard error, and only if that is a terminal.

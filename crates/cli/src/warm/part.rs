@@ -46,9 +46,10 @@ impl Part {
 
 /// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each in a size or in percent of the file.
 pub(super) fn parse_part(text: &str) -> Result<Part, String> {
-    let (start, end) = text
-        .split_once("..")
-        .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M or ..90%"))?;
+    let (start, end) = text.split_once("..").ok_or_else(|| match range_meant_by(text) {
+        Some(range) => format!("\"{text}\" is not a range: give {range} for the first {text} of each file"),
+        None => format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M or ..90%"),
+    })?;
     let start = if start.trim().is_empty() { Place::At(0) } else { Place::parse(start)? };
     let end = if end.trim().is_empty() { Place::At(u64::MAX) } else { Place::parse(end)? };
     let is_empty = match (start, end) {
@@ -60,6 +61,18 @@ pub(super) fn parse_part(text: &str) -> Result<Part, String> {
         return Err(format!("the range \"{text}\" is empty: its end is not after its start"));
     }
     Ok(Part { start, end })
+}
+
+/// The range that somebody means who writes a range or a share of a file where neither is taken, if it is one.
+pub(super) fn range_meant_by(text: &str) -> Option<String> {
+    let range = if text.contains("..") {
+        text.to_owned()
+    } else if text.ends_with('%') {
+        format!("..{text}")
+    } else {
+        return None;
+    };
+    parse_part(&range).is_ok().then_some(range)
 }
 
 #[cfg(test)]
@@ -80,7 +93,9 @@ mod tests {
             assert_eq!(parse_part(text).unwrap().of(size), expected, "{text}");
         }
         for (text, why) in [
-            ("90%", "not a range"),
+            ("64M", "not a range: give A..B, A.. or ..B"),
+            ("80%", "not a range: give ..80% for the first 80% of each file"),
+            ("180%", "not a range: give A..B, A.. or ..B"),
             ("..101%", "give 0% to 100%"),
             ("90%..10%", "is empty"),
             ("2..1", "is empty"),
@@ -88,6 +103,23 @@ mod tests {
             ("0..x", "not a size"),
         ] {
             assert!(parse_part(text).unwrap_err().contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_share_or_a_range_is_known_where_neither_is_taken() {
+        for (text, range) in [
+            ("90%", Some("..90%")),
+            ("10%..", Some("10%..")),
+            ("0..64M", Some("0..64M")),
+            ("0%", None),
+            ("180%", None),
+            ("64M", None),
+            ("../file", None),
+            ("a..b", None),
+            ("100%real", None),
+        ] {
+            assert_eq!(range_meant_by(text).as_deref(), range, "{text}");
         }
     }
 }
