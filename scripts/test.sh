@@ -2,7 +2,8 @@
 # All checks and all tests. Ends with the counts of every test binary added up: "N passed, N failed, N skipped".
 #
 # A test that can't run prints one line that begins with "SKIPPED:" and returns; libtest calls it passed, the counts
-# here call it skipped. As root nothing may skip (PAGEKEEPER_REQUIRE_ALL=1): such a test fails instead.
+# here call it skipped. As root nothing may skip (PAGEKEEPER_REQUIRE_ALL=1): such a test fails instead, but for the machines with other
+# kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
