@@ -43,7 +43,7 @@ test-mysql: ## the guard beside MySQL 9, fetched into the target directory from 
 test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-advice.sh
 
-test-databases: ## the guard beside each server that has a profile: Debian's, and Kafka, Cassandra, OpenSearch and MySQL, fetched into the target directory
+test-databases: ## the guard beside each server that has a profile, but ScyllaDB, TiKV and MongoDB's own: Debian's, and Kafka, Cassandra, OpenSearch and MySQL, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-databases.sh
 
 test-hostile: ## ten minutes of a hostile user beside real databases, as root (ARGS=SECONDS)

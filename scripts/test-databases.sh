@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The guard beside every server that has a profile: those of `make test`, and those that stable Debian does not have, or that take
-# longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. The doctor's advice on
-# servers of other versions is left to `make test-advice`, which fetches these.
+# The guard beside every server that has a profile, but ScyllaDB, TiKV and MongoDB's own: those of `make test`, and those that stable
+# Debian does not have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and
+# WiredTiger. The doctor's advice on servers of other versions is left to `make test-advice`, which fetches these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
