@@ -120,6 +120,7 @@ def pressure(directory):
         said = figures("top", "--once", "-n", "50", directory)
         after = meminfo()
         same("top: all memory", said["memory"]["total"], after["MemTotal"])
+        # The reader, the writer of logs and the guard go on meanwhile: all page cache may have been more or less in between.
         between("top: page cache", said["cached"]["bytes"], before["Cached"], after["Cached"], 96 * MIB)
         found = figures("doctor", "--watch", "4s", "--pid", str(reader.pid))
         memory = found["inspected"]["memory"]
