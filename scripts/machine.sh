@@ -58,7 +58,8 @@ chmod +x "$work/root/init"
 truncate --size 6G "$work/disk"
 mkfs.ext4 -q "$work/disk"
 
-timeout "$seconds" "${processor[@]}" -accel "$QEMU_ACCEL" -m "$memory" -smp "$processors" -nographic -no-reboot -nic none \
+# In the foreground it stays in this process group, and ends with whoever ends that.
+timeout --foreground "$seconds" "${processor[@]}" -accel "$QEMU_ACCEL" -m "$memory" -smp "$processors" -nographic -no-reboot -nic none \
     -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=$console nosoftlockup quiet panic=-1" \
     -drive "file=$work/disk,format=raw,if=virtio,cache=none" \
     -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap </dev/null 2>&1 |
