@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Memory cgroups of version 2, in virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
 # group (topmost); systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them (systemd); the
-# guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package under a real systemd, its service with each
-# drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
+# guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package and the rpm under a real systemd, their service with
+# each drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
 # in one, as the manifest for Kubernetes has it (containers).
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
@@ -20,7 +20,7 @@ scripts/packages.sh \
     "systemd in them: systemd dbus dbus-user-session libpam-systemd" \
     "the servers in them: postgresql mariadb-server mariadb-backup" \
     "the container engine in them, and what reads the manifest: podman crun python3-yaml libcap2-bin" \
-    "the package that is installed in them: debhelper dpkg-dev lintian binutils" \
+    "the packages that are installed in them: debhelper dpkg-dev lintian binutils rpm rpmlint" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }
 
@@ -44,17 +44,25 @@ copy=$(dirname "$kernel")/senpai.py
 trap 'rm -rf "$logs" "$copy"' EXIT
 status=0
 
-# Where the machines see it. It has the program of the tests, and is none to give to others: `make packages` builds those.
-package=$(dirname "$kernel")/pagekeeper.deb
+# Where the machines see them. They have the program of the tests (or PROGRAM), and are none to give to others: `make packages` builds those.
+packages=$(dirname "$kernel")/packages
 if [[ " $* " == *" unit "* ]]; then
-    strip -o "$logs/program" "$pagekeeper"
+    strip -o "$logs/program" "${PROGRAM:-$pagekeeper}"
     PROGRAM=$logs/program RUNS_HERE=$logs/program DESTDIR=$logs/root PREFIX=/usr scripts/install.sh >/dev/null
     install -D --mode 644 deploy/pagekeeper-guard.toml "$logs/root/etc/pagekeeper/guard.toml"
     install -D --mode 644 deploy/debian/default "$logs/root/etc/default/pagekeeper"
-    mkdir "$logs/out"
-    SOURCE_DATE_EPOCH=$(date +%s) PACKAGE_VERSION=0.0.1 PACKAGE_REVISION=1 DEBFULLNAME=Tests DEBEMAIL=root@localhost \
-        scripts/packaging/deb.sh amd64 "$logs/root" LICENSE-MIT "$logs/out" >"$logs/packaging" 2>&1 || { cat "$logs/packaging" >&2; exit 1; }
-    mv "$logs/out"/*.deb "$package"
+    mkdir -p "$logs/out" "$packages"
+    export SOURCE_DATE_EPOCH PACKAGE_VERSION=0.0.1 PACKAGE_REVISION=1 DEBFULLNAME=Tests DEBEMAIL=root@localhost
+    SOURCE_DATE_EPOCH=$(date +%s)
+    packaged() { # the script, its architecture, and what the package is called
+        "scripts/packaging/$1.sh" "$2" "$logs/root" LICENSE-MIT "$logs/out" >"$logs/packaging" 2>&1 || { cat "$logs/packaging" >&2; exit 1; }
+        mv "$logs/out"/* "$packages/$3"
+    }
+    packaged deb amd64 pagekeeper.deb
+    packaged rpm x86_64 pagekeeper.rpm
+    export PACKAGE_REVISION=2
+    packaged deb amd64 higher.deb
+    packaged rpm x86_64 higher.rpm
     rm -r "$logs"/{program,root,out,packaging}
 fi
 # There too: a machine has a disk of its own at /var/tmp.
@@ -66,7 +74,7 @@ if [ -n "${SENPAI:-}" ]; then
 fi
 for machine in "$@"; do
     echo "$machine, Linux $(cat "$kernel/release")"
-    scripts/machine.sh "$kernel" 3G $((${senpai:+1800 +} 3600)) PAGEKEEPER="$pagekeeper" PACKAGE="$package" TESTS="$tests" HOST="$host" \
+    scripts/machine.sh "$kernel" 3G $((${senpai:+1800 +} 3600)) PAGEKEEPER="$pagekeeper" PACKAGES="$packages" TESTS="$tests" HOST="$host" \
         KERNEL_TESTS="$kernel_tests" SENPAI="$senpai" STORIES="${STORIES:-}" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
         tee "$logs/$machine" || status=1
 done

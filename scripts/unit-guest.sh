@@ -1,6 +1,7 @@
 # What the machine `unit` of scripts/cgroup-v2-guest.sh does under a real systemd, to be sourced by it: the package is installed, its service
-# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`. $PACKAGE is
-# the package; mariadb.service is that of Debian's package.
+# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`; then the rpm, whose
+# scripts do by themselves what debhelper's do. $PACKAGES is a directory with both, and
+# with both of a higher revision; mariadb.service is that of Debian's package.
 
 unit=pagekeeper-guard.service
 
@@ -34,7 +35,7 @@ unit_story() {
 }
 
 installed() {
-    dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || { cat /var/tmp/installed; return; }
+    dpkg --install "$PACKAGES/pagekeeper.deb" >/var/tmp/installed 2>&1 || { cat /var/tmp/installed; return; }
     [ "$(systemctl is-enabled $unit)" = disabled ] || echo "it was enabled"
     [ "$(show ActiveState)" = inactive ] || echo "it was started"
 }
@@ -232,15 +233,57 @@ backed_up() {
     systemctl daemon-reload
 }
 
-# A running service is another after an upgrade, and none after removal.
+# A running service is another after an upgrade, one that is neither enabled nor runs stays so, and there is none after removal.
 upgraded() {
     systemctl start $unit
     local pid
     pid=$(show MainPID)
-    dpkg --install "$PACKAGE" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
+    dpkg --install "$PACKAGES/higher.deb" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
     within 240 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
+    systemctl stop $unit
+    dpkg --install "$PACKAGES/pagekeeper.deb" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
+    [ "$(show ActiveState)" = inactive ] || echo "it was started though it is not enabled"
+    systemctl enable --quiet $unit
+    dpkg --install "$PACKAGES/higher.deb" >/var/tmp/installed 2>&1 || cat /var/tmp/installed
+    [ "$(show ActiveState)" = active ] || echo "it is enabled, and not started"
     dpkg --purge pagekeeper >/var/tmp/installed 2>&1 || cat /var/tmp/installed
     ! pidof pagekeeper >/dev/null || echo "it runs without its package"
+}
+
+# The rpm's scripts, run by rpm: what is installed is neither enabled nor started; a running service is another after an upgrade, one that was
+# stopped stays so; and one is stopped and disabled when its package goes.
+by_rpm() {
+    local pid
+    rpm --initdb --dbpath /var/tmp/rpm
+    rpms --install "$PACKAGES/pagekeeper.rpm" || echo "it is not installed"
+    [ "$(systemctl is-enabled $unit)" = disabled ] || echo "it was enabled"
+    [ "$(show ActiveState)" = inactive ] || echo "it was started"
+    [ "$(show NeedDaemonReload)" = no ] || echo "systemd was not reloaded"
+    systemctl enable --quiet --now $unit || echo "it does not start"
+    pid=$(show MainPID)
+    rpms --upgrade "$PACKAGES/higher.rpm" || echo "it is not upgraded"
+    within 240 is_another "$pid" || echo "the old one runs on: $(show ActiveState)"
+    [ "$(show NeedDaemonReload)" = no ] || echo "systemd was not reloaded by the upgrade"
+    [ "$(systemctl is-enabled $unit)" = enabled ] || echo "an upgrade disabled it"
+    systemctl stop $unit
+    rpms --upgrade --oldpackage "$PACKAGES/pagekeeper.rpm" || echo "it is not set back"
+    [ "$(show ActiveState)" = inactive ] || echo "an upgrade started what was stopped"
+    systemctl start $unit || echo "it does not start again"
+    rpms --erase pagekeeper || echo "it is not erased"
+    ! pidof pagekeeper >/dev/null || echo "it runs without its package"
+    [ -z "$(find /etc/systemd/system -name "$unit")" ] || echo "it stays enabled"
+    [ "$(show LoadState)" = not-found ] || echo "systemd still knows it"
+    # As in an image that is made: no systemd runs there, and what is enabled is a link.
+    rpms --install "$PACKAGES/pagekeeper.rpm" || echo "it is not installed again"
+    systemctl enable --quiet $unit
+    unshare --mount sh -c 'mount -t tmpfs none /run && "$@"' sh rpm --dbpath /var/tmp/rpm --nodeps --force-debian --erase pagekeeper ||
+        echo "it is not erased where no systemd runs"
+    [ -z "$(find /etc/systemd/system -name "$unit")" ] || echo "without systemd it stays enabled"
+}
+
+# Debian has an rpm, but knows of no package that one requires.
+rpms() {
+    rpm --dbpath /var/tmp/rpm --nodeps --force-debian "$@"
 }
 
 unit_stories() {
@@ -272,6 +315,7 @@ unit_stories() {
     unit_story mariadb_under_run under_run
     unit_story backup_by_its_service backed_up
     unit_story upgraded_and_purged upgraded
+    unit_story rpm_installed_upgraded_and_erased by_rpm
     results
     ends
 }
