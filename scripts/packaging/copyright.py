@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from linked import linked
+from linked import BESIDE, linked
 
 # What is in a licence's text, by the name that SPDX has for it.
 MARKS = {
@@ -23,13 +23,6 @@ MARKS = {
 }
 # What Debian calls them.
 NAMES = {"MIT": "Expat", "OR": "or", "AND": "and", "WITH": "with"}
-# Linked in beside crates: Rust's own library, and what is between it and the C library.
-BESIDE = [
-    ("rust-std", "The Rust Project Developers", "MIT OR Apache-2.0"),
-    ("llvm-libunwind", "The LLVM Project", "Apache-2.0 WITH LLVM-exception"),
-    ("zig-compiler-rt", "The Zig contributors", "MIT"),
-    ("musl (of the static program)", "2005-2025 Rich Felker, et al.", "MIT"),
-]
 LLVM = """As an exception, if, as a result of your compiling your source code, portions of this Software are embedded into an Object
 form of such source code, you may redistribute such embedded portions in such Object form without complying with the conditions of
 Sections 4(a), 4(b) and 4(d) of the License."""
@@ -93,7 +86,7 @@ def main():
         print(file.read().rstrip())
     named = set()
     all = [(f"crates/{p['name']}-{p['version']}/*", copyright_lines(p), p["license"] or "") for p in packages]
-    all += [(f"linked/{name.split()[0]}/*", [owner], licence) for name, owner, licence in BESIDE]
+    all += [(f"linked/{name}/*", [owner], licence) for name, owner, licence in BESIDE]
     for files, owners, licence in all:
         owner = "\n           ".join(owners)
         print(f"\nFiles: {files}\nCopyright: {owner}\nLicense: {shown(licence)}")

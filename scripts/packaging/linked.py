@@ -4,6 +4,16 @@ import os
 import subprocess
 
 
+# Linked in beside crates: Rust's own library, what is between it and the C library, and the C library of the static program. Their name, owner
+# and licence.
+BESIDE = [
+    ("rust-std", "The Rust Project Developers", "MIT OR Apache-2.0"),
+    ("llvm-libunwind", "The LLVM Project", "Apache-2.0 WITH LLVM-exception"),
+    ("zig-compiler-rt", "The Zig contributors", "MIT"),
+    ("musl", "2005-2025 Rich Felker, et al.", "MIT"),
+]
+
+
 def linked(target):
     """The program's package; those of others that are linked in, by name and version; and what each of all needs, by their ids."""
     command = [os.environ.get("CARGO", "cargo"), "metadata", "--format-version", "1", "--locked", "--filter-platform", target]

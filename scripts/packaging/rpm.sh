@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 cp --recursive "$laid_out" "$work/root"
 documents=$work/root/usr/share/doc/pagekeeper
 install --mode 644 "$copyright" "$documents/copyright"
-install --mode 644 CHANGELOG.md "$documents/CHANGELOG.md"
+install --mode 644 CHANGELOG.md LICENSE-APACHE "$documents/"
 # rpmbuild compresses man pages itself, where the distribution that it runs on does: here, in the same way everywhere.
 find "$work/root/usr/share/man" -type f -exec gzip --best --no-name {} +
 {

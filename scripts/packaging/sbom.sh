@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# sbom.sh TARGET — prints what is linked into the program for TARGET, as CycloneDX 1.5: by cargo-cyclonedx, which is built into
-# target/tools where it is missing.
+# sbom.sh TARGET — prints what is linked into the program for TARGET, as CycloneDX 1.5: crates by cargo-cyclonedx, which is built into
+# target/tools where it is missing, and the libraries of compilers by linked.py.
 #
 # It writes beside every Cargo.toml, and names the directory of the source: so it is given a copy, and that name is another's. With
 # SOURCE_DATE_EPOCH it gives no random number: the same source gives the same bytes. Fails where Cargo.lock is not what it lists.
@@ -19,4 +19,18 @@ cp --recursive Cargo.toml Cargo.lock bench crates docs integrations tests "$sour
 "$tools/bin/cargo-cyclonedx" cyclonedx --quiet --manifest-path "$source/crates/cli/Cargo.toml" --format json --spec-version 1.5 \
     --target "$1" --all --no-build-deps --override-filename sbom >&2
 cmp "$source/Cargo.lock" Cargo.lock >&2
-sed "s|file://$source/|file:///usr/src/pagekeeper/|g" "$source/crates/cli/sbom.json"
+sed "s|file://$source/|file:///usr/src/pagekeeper/|g" "$source/crates/cli/sbom.json" |
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/packaging python3 -c '
+import json
+import sys
+from linked import BESIDE
+
+document = json.load(sys.stdin)
+for name, owner, licence in BESIDE:
+    part = {"type": "library", "bom-ref": f"linked/{name}", "name": name, "copyright": owner, "licenses": [{"expression": licence}]}
+    if name == "musl":
+        part["description"] = "Of the static program, and so of the image; not of the packages."
+    document["components"].append(part)
+json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+print()
+'
