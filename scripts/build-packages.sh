@@ -4,8 +4,12 @@
 # does: amd64, arm64; without, both.
 #
 # All are made of one program for each processor (scripts/packaging/build.sh), laid out by scripts/install.sh. The same source gives the
-# same bytes, wherever it is built: times are those of the last commit (SOURCE_DATE_EPOCH), and names of the directories that it was built
-# in are left out. PROGRAMS is a directory in which programs were left before, by architecture: they are not built again. PACKAGE_REVISION (1) is what follows the version, to build a package anew; DEBFULLNAME and DEBEMAIL are who builds it.
+# same bytes, wherever it lies: times are those of the last commit (SOURCE_DATE_EPOCH), and names of the directories that it was built
+# in are left out. (The compilers and what packs have to be of the same versions, too.)
+#
+# PROGRAMS is a directory in which programs were left before, by architecture: they are not built again. PACKAGE_REVISION (1) is what
+# follows the version, to build a package anew; GUARD_TOML is another configuration of the guard than deploy/pagekeeper-guard.toml;
+# DEBFULLNAME and DEBEMAIL are who builds it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -34,7 +38,7 @@ export SOURCE_DATE_EPOCH
 export TZ=UTC LC_ALL=C.UTF-8
 umask 022
 
-work=$packages/work
+work=$packages/work configuration=${GUARD_TOML:-deploy/pagekeeper-guard.toml}
 rm -rf "$packages"
 mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
@@ -61,7 +65,7 @@ for architecture in "${architectures[@]}"; do
     mkdir -p "$built"
     PROGRAM=$programs/$architecture/pagekeeper RUNS_HERE=$programs/$own/pagekeeper DESTDIR=$root PREFIX=/usr scripts/install.sh >/dev/null
     # The configuration, which is the administrator's from then on.
-    install -D --mode 644 deploy/pagekeeper-guard.toml "$root/etc/pagekeeper/guard.toml"
+    install -D --mode 644 "$configuration" "$root/etc/pagekeeper/guard.toml"
     install -D --mode 644 deploy/debian/default "$root/etc/default/pagekeeper"
     scripts/packaging/copyright.py "$machine-unknown-linux-gnu" >"$built/copyright"
 
@@ -78,8 +82,8 @@ for architecture in "${architectures[@]}"; do
     scripts/packaging/packed.sh "$built" "$name" >"$packages/$name.tar.gz"
 
     install -D --mode 755 "$programs/$architecture/pagekeeper-static" "$built/image/usr/bin/pagekeeper"
-    install -D --mode 644 deploy/pagekeeper-guard.toml "$built/image/etc/pagekeeper/guard.toml"
-    install -D --mode 644 "$built/copyright" "$built/image/usr/share/doc/pagekeeper/copyright"
+    install -D --mode 644 "$configuration" "$built/image/etc/pagekeeper/guard.toml"
+    install -D --mode 644 --target-directory "$built/image/usr/share/doc/pagekeeper" "$built/copyright" LICENSE-APACHE
     images+=("$architecture=$built/image")
 done
 scripts/packaging/image.py "$packages/pagekeeper-$PACKAGE_VERSION-image.tar" "$PACKAGE_VERSION" "${images[@]}"

@@ -5,7 +5,8 @@
 # clean Debian, which is kept for the next time (target/packages-test/debian-CODENAME.tar).
 #
 # No systemd runs in there: what the packages' scripts do to a running one (reload, stop, restart) is not seen here. Packages for another
-# processor are not installed: their programs run under qemu-user.
+# processor are not installed: their programs run under qemu-user. What can't be had here is a failure, or is only named where
+# PAGEKEEPER_REQUIRE_ALL=0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
@@ -15,6 +16,7 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "A package is installed into a Debian of its own, by chroot: run this as root" >&2
     exit 1
 fi
+export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 scripts/packages.sh "a clean Debian: mmdebstrap" || echo "mmdebstrap could not be installed" >&2
 scripts/packages.sh "units: systemd"
 # What is installed here is this machine's own.
@@ -39,23 +41,25 @@ fail() {
 # --- Built twice.
 packages=$target/packages
 scripts/build-packages.sh "${architectures[@]}"
-# The same programs in packages of a higher revision, to be upgraded to.
+# The same programs in packages of a higher revision, to be upgraded to, which brings another configuration.
 mkdir -p "$test/programs/$own" "$test/higher"
 dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$own".deb | tar --extract --to-stdout ./usr/bin/pagekeeper >"$test/programs/$own/pagekeeper"
 chmod 755 "$test/programs/$own/pagekeeper"
 cp "$test/programs/$own/pagekeeper" "$test/programs/$own/pagekeeper-static"
 ln --symbolic "$target/tools" "$test/programs/tools"
-PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null
+{ cat deploy/pagekeeper-guard.toml && echo '# of the next release'; } >"$test/programs/guard.toml"
+GUARD_TOML=$test/programs/guard.toml PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null
 mv "$test/programs"/packages/*.deb "$test/programs"/packages/*.rpm "$test/higher/"
 rm -rf "$test/programs"
 (cd "$packages" && sha256sum --check --quiet SHA256SUMS)
+[ "$(cut -c 67- "$packages/SHA256SUMS" | sort)" = "$(cd "$packages" && find . -type f -not -name SHA256SUMS -printf '%P\n' | sort)" ] || fail "SHA256SUMS has not all of the packages"
 package=$(compgen -G "$packages/pagekeeper_*_$own.deb") higher=$(compgen -G "$test/higher/*.deb")
 
 mkdir "$test/elsewhere"
 git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar --extract --directory "$test/elsewhere"
-# Tools alone are the same: they are no part of it.
-mkdir "$test/target"
-ln --symbolic "$target/tools" "$test/target/tools"
+# Tools alone are the same, which are no part of it; not what zig keeps of what it compiled.
+mkdir -p "$test/target/tools"
+find "$target/tools" -mindepth 1 -maxdepth 1 -not -name zig-cache -exec ln --symbolic --target-directory "$test/target/tools" {} +
 CARGO_TARGET_DIR=$test/target \
     "$test/elsewhere/scripts/build-packages.sh" "${architectures[@]}" >/dev/null
 diff "$packages/SHA256SUMS" "$test/target/packages/SHA256SUMS" || fail "two builds of one source differ: compare them with diffoscope"
@@ -70,7 +74,7 @@ codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 clean=$test/debian-$codename.tar
 if [ ! -e "$clean" ] && ! mmdebstrap --quiet --variant=minbase --format=tar "$codename" "$test/debian.tar.new"; then
     why="no clean Debian could be made by mmdebstrap --variant=minbase $codename"
-    [ "${PAGEKEEPER_REQUIRE_ALL:-0}" = 0 ] || fail "$why"
+    [ "$PAGEKEEPER_REQUIRE_ALL" = 0 ] || fail "$why"
     echo "SKIPPED: installing, upgrading and purging, as $why"
     exit 0
 fi
@@ -83,7 +87,8 @@ inside() {
 }
 install_package() {
     cp "$1" "$root/package.deb"
-    inside dpkg --install /package.deb </dev/null >"$test/dpkg.log" 2>&1 || { cat "$test/dpkg.log" >&2 && fail "dpkg didn't install ${1##*/}"; }
+    # As unattended upgrades do: what the administrator changed stays, without a question.
+    inside dpkg --force-confdef --force-confold --install /package.deb </dev/null >"$test/dpkg.log" 2>&1 || { cat "$test/dpkg.log" >&2 && fail "dpkg didn't install ${1##*/}"; }
     rm "$root/package.deb"
 }
 there() { # there FILE...: files of the package that aren't empty
@@ -133,10 +138,15 @@ tail -n 1 "$test/security"
 
 # --- Upgraded: what the administrator set stays.
 ln --symbolic "$unit" "$wants/pagekeeper-guard.service"
-echo '# set by the administrator' >>"$root/etc/pagekeeper/guard.toml"
+for file in pagekeeper/guard.toml default/pagekeeper; do
+    echo '# set by the administrator' >>"$root/etc/$file"
+done
 install_package "$higher"
 [ "$(inside dpkg-query --show --showformat '${Version}' pagekeeper)" = "$version-2" ] || fail "it was not upgraded"
-grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "an upgrade took a changed configuration away"
+for file in pagekeeper/guard.toml default/pagekeeper; do
+    grep --quiet 'set by the administrator' "$root/etc/$file" || fail "an upgrade took the changed $file away"
+done
+grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.dpkg-dist" || fail "the configuration of the upgrade is not beside the changed one"
 [ -L "$wants/pagekeeper-guard.service" ] || fail "an upgrade disabled the service"
 
 # --- Removed, and purged.
@@ -178,15 +188,28 @@ rpms --install --nodeps --force-debian "$rpm"
 there /usr/share/doc/pagekeeper/{copyright,run/mariadb.conf,profiles/mariadb.toml}
 rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
-echo '# set by the administrator' >>"$root/etc/pagekeeper/guard.toml"
+for file in pagekeeper/guard.toml default/pagekeeper; do
+    echo '# set by the administrator' >>"$root/etc/$file"
+done
 rpms --upgrade --nodeps --force-debian "$(compgen -G "$test/higher/*.rpm")"
 [ "$(rpms --query --queryformat '%{VERSION}-%{RELEASE}' pagekeeper)" = "$version-2" ] || fail "the rpm was not upgraded"
-grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "an upgrade of the rpm took a changed configuration away"
-inside pagekeeper run -- true
-rpms --erase pagekeeper 2>/dev/null
-grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml.rpmsave" || fail "erasing the rpm took a changed configuration away"
-rm -r "$root/etc/pagekeeper"
+for file in pagekeeper/guard.toml default/pagekeeper; do
+    grep --quiet 'set by the administrator' "$root/etc/$file" || fail "an upgrade of the rpm took the changed $file away"
+done
+grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.rpmnew" || fail "the configuration of the rpm's upgrade is not beside the changed one"
+inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "the rpm's pagekeeper run doesn't run"
+mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
+cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
+cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
+ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
+# That the files were changed, and are kept, is said on stderr.
+rpms --erase pagekeeper 2>"$test/said" || fail "the rpm is not erased: $(cat "$test/said")"
+for file in pagekeeper/guard.toml default/pagekeeper; do
+    grep --quiet 'set by the administrator' "$root/etc/$file.rpmsave" || fail "erasing the rpm took the changed $file away"
+done
+compgen -G "$root/dev/shm/elsewhere/libpagekeeper-*.so" >/dev/null || fail "erasing the rpm followed a link that anybody can make"
+rm -r "$root/etc/pagekeeper" "$root/etc/default/pagekeeper.rpmsave" "$root/dev/shm/elsewhere" "$root/dev/shm/pagekeeper-0"
 files >"$test/after"
 diff "$test/before" "$test/after" || fail "erasing the rpm left the above (>) behind, or took it away (<)"
 echo "the rpm: installed, upgraded and erased; needs glibc $newest"
-echo "not seen: the packages' scripts beside a running systemd (the Debian package's: make test-cgroup-v2 ARGS=unit)"
+echo "not seen: the packages' scripts beside a running systemd (make test-cgroup-v2 ARGS=unit)"

@@ -48,6 +48,7 @@ dh_fixperms
 dh_installdeb
 dh_gencontrol
 dh_md5sums
-dh_builddeb --destdir="$out"
+# What dpkg compresses by is another thing in each distribution.
+dh_builddeb --destdir="$out" -- -Zxz
 # Hints of the lowest kind are shown only: overrides that this revision or address doesn't need are among them.
 lintian --allow-root --fail-on error,warning --display-info --tag-display-limit 0 "$out/pagekeeper_${version}_$architecture.deb"
