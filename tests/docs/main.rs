@@ -115,7 +115,18 @@ fn configurations_are_accepted() {
     assert!(checked >= 2, "the blocks were found");
 }
 
-/// pagekeeper.toml(5) has each key of the shipped configuration, and its example is one.
+/// Keys that the guard takes in a section, by what it says to another one.
+fn keys_of(section: &str, scratch: &Path) -> Vec<String> {
+    let config = scratch.join("unknown.toml");
+    std::fs::write(&config, format!("{section}\nunknown = 1\n")).expect("write a configuration");
+    let mut guard = support::command::pagekeeper();
+    let outcome = finish(guard.args(["guard", "--once", "--dry-run", "--config"]).arg(&config));
+    assert_eq!(outcome.code, 2, "{outcome:#?}");
+    let (_, keys) = outcome.stderr.split_once(", expected ").expect("it names the keys that there are");
+    keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// pagekeeper.toml(5) has each key that the guard takes, and of the shipped configuration; and its example is one.
 #[test]
 fn the_page_of_the_configuration_has_every_key() {
     let read = |name: &str| std::fs::read_to_string(root().join("deploy").join(name)).expect("it is shipped");
@@ -126,14 +137,23 @@ fn the_page_of_the_configuration_has_every_key() {
         let (key, _) = line.split_once(" = ")?;
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| key.to_owned())
     };
-    let keys: std::collections::BTreeSet<String> = shipped.lines().filter_map(key).collect();
+    let scratch = support::scratch();
+    let mut keys: std::collections::BTreeSet<String> = shipped.lines().filter_map(key).collect();
+    for section in ["[cgroup]\ngroups = [\"/a\"]", "[streams]", "[guard]"] {
+        keys.extend(keys_of(section, scratch.path()));
+    }
+    let sections = keys_of("", scratch.path());
+    assert!(sections.iter().any(|name| name == "cgroup"), "{sections:?}");
+    for name in sections {
+        let is_section = page.contains(&format!("[{name}]")) || page.contains(&format!("[{name}."));
+        assert!(is_section || keys.contains(&name), "{name} is neither a section nor a key of the page");
+    }
     assert!(keys.len() >= 16, "{keys:?}");
     for key in &keys {
         assert!(page.lines().any(|line| line.starts_with(&format!(".BR {key} "))), "{key} has no entry");
     }
     let example =
         page.split_once(".nf\n").and_then(|(_, rest)| rest.split_once(".fi")).expect("an example").0;
-    let scratch = support::scratch();
     let (config, directory) = (scratch.path().join("guard.toml"), scratch.path().join("logs"));
     std::fs::write(&config, example.replace("\\-", "-")).expect("write a configuration");
     std::fs::create_dir(&directory).expect("make a directory");
