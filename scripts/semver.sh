@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares what the crates for engines' authors offer with what the last release offered, by cargo-semver-checks, which is built into target/tools where
-# it is missing: a change that a program of somebody else's would not survive fails, unless the version says it.
+# it is missing (the other crates are parts of the command, and promise nothing): a change that a program of somebody else's would not survive fails, unless the version says it.
 #
 # The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the newest commit in which nothing had come above that
 # section yet, but for the one that is checked: a release is compared with what it changes. An argument names another commit.
