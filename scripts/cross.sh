@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the library that is preloaded for x86-64 and aarch64, and checks of each that it needs nothing newer than the C library of
-# Debian 11, exports nothing but the C library's names, and holds nothing that could panic. Installs Rust's target; the linker, as root
+# Builds the library that is preloaded for x86-64 and aarch64, and checks of each that it needs nothing newer than glibc 2.28 (Debian 10,
+# RHEL 8), exports nothing but the C library's names, and holds nothing that could panic. Installs Rust's target; the linker, as root
 # on Debian. What can't be built here is named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 out=${CARGO_TARGET_DIR:-target}/cross
-newest=2.31
+newest=2.28
 
 scripts/require-rust.sh
 
