@@ -68,7 +68,7 @@ Requires=dbus.service
 After=dbus.service basic.target
 [Service]
 Type=oneshot
-Environment=PAGEKEEPER=$PAGEKEEPER PACKAGES=$PACKAGES
+Environment=PAGEKEEPER=$PAGEKEEPER PACKAGES=$PACKAGES SOURCE=$SOURCE
 ExecStart=$0 $1
 StandardOutput=tty
 StandardError=tty

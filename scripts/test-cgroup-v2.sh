@@ -2,7 +2,7 @@
 # Memory cgroups of version 2, in virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
 # group (topmost); systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them (systemd); the
 # guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package and the rpm under a real systemd, their service with
-# each drop-in, and a MariaDB under `pagekeeper run` (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
+# each drop-in, a MariaDB under `pagekeeper run`, and the image as the manual starts it (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
 # in one, as the manifest for Kubernetes has it (containers).
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
@@ -63,7 +63,15 @@ if [[ " $* " == *" unit "* ]]; then
     export PACKAGE_REVISION=2
     packaged deb amd64 higher.deb
     packaged rpm x86_64 higher.rpm
-    rm -r "$logs"/{program,root,out,packaging}
+    # Static, as the image has it, but for the library that `run` loads.
+    musl=x86_64-unknown-linux-musl
+    rustup target list --installed | grep --quiet "^$musl\$" || rustup --quiet target add "$musl"
+    CARGO_ENCODED_RUSTFLAGS=$'-Clinker=rust-lld\x1f-Clinker-flavor=ld.lld' "${CARGO:-cargo}" build --quiet --profile test --package pagekeeper \
+        --target "$musl" --target-dir "$(dirname "$kernel")/build"
+    install -D --mode 755 --strip "$(dirname "$kernel")/build/$musl/debug/pagekeeper" "$logs/image/usr/bin/pagekeeper"
+    install -D --mode 644 deploy/pagekeeper-guard.toml "$logs/image/etc/pagekeeper/guard.toml"
+    scripts/packaging/image.py "$packages/image.tar" "$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)" "amd64=$logs/image"
+    rm -r "$logs"/{program,root,out,packaging,image}
 fi
 # There too: a machine has a disk of its own at /var/tmp.
 senpai=""

@@ -1,7 +1,7 @@
 # What the machine `unit` of scripts/cgroup-v2-guest.sh does under a real systemd, to be sourced by it: the package is installed, its service
-# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`; then the rpm, whose
-# scripts do by themselves what debhelper's do. $PACKAGES is a directory with both, and
-# with both of a higher revision; mariadb.service is that of Debian's package.
+# started, stopped, reloaded and hung, with each of the drop-ins beside it, and a MariaDB is started by `pagekeeper run`; then the
+# image is started by podman as the manual has it, and the rpm installed, whose scripts do by themselves what debhelper's do. $PACKAGES is a
+# directory with them, and with packages of a higher revision; mariadb.service is that of Debian's package.
 
 unit=pagekeeper-guard.service
 
@@ -233,6 +233,23 @@ backed_up() {
     systemctl daemon-reload
 }
 
+# The image, by the manual's command; there is no network here.
+image_by_podman() {
+    systemctl stop $unit
+    local command
+    read -ra command < <(sed -n 's/^# podman run //p' "$SOURCE/docs/src/install.md")
+    podmans load --quiet --input "$PACKAGES/image.tar" >/dev/null || { echo "podman does not load it"; return; }
+    podmans run --detach --name guard --network=none "${command[@]}" >/dev/null || { echo "it does not start: podman run ${command[*]}"; return; }
+    fill
+    within 240 logs_are_small || echo "logs stay: $(resident) bytes"
+    podmans logs guard 2>&1 | grep --quiet "watching mariadb (process $(show MainPID mariadb.service))" || echo "the server is not found"
+    podmans rm --force --time=20 guard >/dev/null || echo "it does not end"
+}
+
+podmans() {
+    podman --root /var/tmp/podman --runroot /run/podman --storage-driver=overlay --runtime=crun --log-level=error --events-backend=none "$@"
+}
+
 # A running service is another after an upgrade, one that is neither enabled nor runs stays so, and there is none after removal.
 upgraded() {
     systemctl start $unit
@@ -314,6 +331,7 @@ unit_stories() {
     unit_story with_cgroup with_cgroup
     unit_story mariadb_under_run under_run
     unit_story backup_by_its_service backed_up
+    unit_story image_by_podman image_by_podman
     unit_story upgraded_and_purged upgraded
     unit_story rpm_installed_upgraded_and_erased by_rpm
     results
