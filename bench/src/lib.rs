@@ -172,6 +172,9 @@ enum Bench {
     ScanLimit {
         /// Directory.
         path: PathBuf,
+        /// Opens and closes by io_uring.
+        #[arg(long)]
+        batches: bool,
     },
     /// Reads extents of PATH one after the other
     #[command(hide = true)]
@@ -383,7 +386,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::GuardWriter(arguments) => guard::write_logs(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
-        Bench::ScanLimit { path } => scan_limit::scan_limit(&path),
+        Bench::ScanLimit { path, batches } => scan_limit::scan_limit(&path, batches),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),
         Bench::PressureBystander(arguments) => pressure::take_memory(&arguments),

@@ -20,6 +20,7 @@ use crate::rounds::{Random, Samples, Subject};
 
 const OURS: &str = "pagekeeper stat";
 const LIMIT: &str = "the limit: open, stat, count, close";
+const IN_BATCHES: &str = "the limit, opens and closes by io_uring";
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
@@ -66,6 +67,13 @@ fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
             run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
             run.report.add_ratio("scan_20k_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT);
             run.report.add_ratio("scan_20k_limit_vs_vmtouch", Unit::Milliseconds, &samples, LIMIT, "vmtouch");
+            run.report.add_ratio(
+                "scan_20k_batches_vs_vmtouch",
+                Unit::Milliseconds,
+                &samples,
+                IN_BATCHES,
+                "vmtouch",
+            );
         }
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
@@ -202,11 +210,13 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
         }),
     ];
     if lists.files.len() > 1 {
-        subjects.push(Subject::new(LIMIT, || {
-            let mut command = this_program()?;
-            command.arg("scan-limit").arg(lists.root);
-            lists.measure(command, |text| text.trim().parse().ok())
-        }));
+        for (name, more) in [(LIMIT, None), (IN_BATCHES, Some("--batches"))] {
+            subjects.push(Subject::new(name, move || {
+                let mut command = this_program()?;
+                command.arg("scan-limit").args(more).arg(lists.root);
+                lists.measure(command, |text| text.trim().parse().ok())
+            }));
+        }
     }
     for peer in peers {
         subjects.push(Subject::new(peer.name, move || {

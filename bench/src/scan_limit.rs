@@ -1,21 +1,32 @@
 //! The limit of `scan`: what is left of a walk when everything but the system calls that each file takes is left out: open,
-//! fstat, cachestat, close, from as many threads as there are processors, each with directories of its own.
+//! fstat, cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
+//! made one by one, or by io_uring in batches, which has no cachestat.
 //!
 //! It prints no table, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
 //! should use. Fails with the first call's error.
 
-#![expect(unsafe_code, reason = "a system call that the C library has no function for")]
+#![expect(
+    unsafe_code,
+    reason = "a system call that the C library has no function for, and entries of io_uring"
+)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
+use io_uring::{IoUring, opcode, types};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, fstat, openat};
 
-/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`.
-pub(crate) fn scan_limit(root: &Path) -> Result<()> {
+/// Files that are opened at once.
+const BATCH: usize = 64;
+/// What tells that a file was closed.
+const CLOSED: u64 = u64::MAX;
+
+/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`; `batches` opens and closes them by io_uring.
+pub(crate) fn scan_limit(root: &Path, batches: bool) -> Result<()> {
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -23,10 +34,15 @@ pub(crate) fn scan_limit(root: &Path) -> Result<()> {
     let left = Mutex::new(directories.context("can't list the tree")?);
     let pages = AtomicU64::new(0);
     let work = || -> Result<()> {
+        let mut ring = batches.then(Batches::new).transpose()?;
         loop {
             let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(directory) = next else { return Ok(()) };
-            pages.fetch_add(pages_in(&directory)?, Ordering::Relaxed);
+            let found = match &mut ring {
+                Some(ring) => ring.pages_in(&directory)?,
+                None => pages_in(&directory)?,
+            };
+            pages.fetch_add(found, Ordering::Relaxed);
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -41,10 +57,87 @@ pub(crate) fn scan_limit(root: &Path) -> Result<()> {
     Ok(())
 }
 
+fn open_directory(directory: &Path) -> Result<OwnedFd> {
+    Ok(openat(CWD, directory, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())?)
+}
+
+/// Opens by io_uring that wait in one system call, with the closes of those before.
+struct Batches {
+    ring: IoUring,
+    closing: Vec<OwnedFd>,
+}
+
+impl Batches {
+    fn new() -> Result<Self> {
+        // Room for the closes of a batch beside the opens of the next.
+        let entries = u32::try_from(BATCH * 2)?;
+        Ok(Self { ring: IoUring::new(entries).context("io_uring_setup")?, closing: Vec::new() })
+    }
+
+    /// Resident pages of the files in one directory.
+    fn pages_in(&mut self, directory: &Path) -> Result<u64> {
+        let listed = open_directory(directory)?;
+        let mut buffer = Vec::with_capacity(64 << 10);
+        let mut entries = RawDir::new(listed.as_fd(), buffer.spare_capacity_mut());
+        let (mut names, mut pages) = (Vec::with_capacity(BATCH), 0);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            if entry.file_type() == FileType::RegularFile {
+                names.push(entry.file_name().to_owned());
+            }
+            if names.len() == BATCH {
+                pages += self.pages_of(listed.as_fd(), &names)?;
+                names.clear();
+            }
+        }
+        Ok(pages + self.pages_of(listed.as_fd(), &names)?)
+    }
+
+    fn pages_of(&mut self, directory: BorrowedFd<'_>, names: &[CString]) -> Result<u64> {
+        let mut pages = 0;
+        for file in self.open(directory, names)? {
+            fstat(&file)?;
+            pages += resident_pages(file.as_raw_fd())?;
+            self.closing.push(file);
+        }
+        Ok(pages)
+    }
+
+    fn open(&mut self, directory: BorrowedFd<'_>, names: &[CString]) -> Result<Vec<OwnedFd>> {
+        let closes = self
+            .closing
+            .drain(..)
+            .map(|file| opcode::Close::new(types::Fd(file.into_raw_fd())).build().user_data(CLOSED));
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opens = names.iter().map(|name| {
+            let open = opcode::OpenAt::new(types::Fd(directory.as_raw_fd()), name.as_ptr());
+            open.flags(flags.bits().cast_signed()).build()
+        });
+        for entry in closes.chain(opens) {
+            // SAFETY: the directory and the names live until all opens are complete, which is waited for below; what is to be closed is
+            // nobody else's.
+            unsafe { self.ring.submission().push(&entry) }.context("io_uring has no room")?;
+        }
+        let mut files = Vec::with_capacity(names.len());
+        while files.len() < names.len() {
+            self.ring.submit_and_wait(names.len() - files.len()).context("io_uring_enter")?;
+            for done in self.ring.completion() {
+                if done.user_data() != CLOSED {
+                    let failed = || std::io::Error::from_raw_os_error(-done.result());
+                    anyhow::ensure!(done.result() >= 0, "openat: {}", failed());
+                    // SAFETY: the kernel has just opened it for this alone.
+                    files.push(unsafe { OwnedFd::from_raw_fd(done.result()) });
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
 /// Resident pages of the files in one directory.
 fn pages_in(directory: &Path) -> Result<u64> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let listed = openat(CWD, directory, flags | OFlags::DIRECTORY, Mode::empty())?;
+    let listed = open_directory(directory)?;
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut entries = RawDir::new(listed.as_fd(), buffer.spare_capacity_mut());
     let mut pages = 0;
