@@ -1,5 +1,5 @@
-//! The guard beside other real servers with logs (etcd, Prometheus, NATS, Kafka, `RabbitMQ`, Cassandra, `OpenSearch`), by one story: nothing of old logs stays, the newest does, mapped files
-//! and data are left alone, a reader that lags gets all, and after a kill all that was acknowledged is there.
+//! The guard beside real servers with logs, by one story: nothing of old logs stays, the newest does, mapped files and data are left
+//! alone, a reader that lags gets all, and after a restart, and a kill, all that was acknowledged is there.
 //!
 //! Each needs root and its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 //! Residency is `fincore`'s.
@@ -9,7 +9,8 @@ use crate::support;
 use crate::support::guard::{Ended, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
-    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
+    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, Nats, OpenSearch, PostgreSql, Prometheus,
+    RabbitMq, WiredTiger,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -50,8 +51,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         let only = format!("dir:{}", scratch.to_str().expect("a path of this test's own"));
         let guard = Guard::spawn(&[&["--tick", "100ms", "--only", &only], more].concat());
         let pid = server.pid();
-        let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
-        assert_eq!(found["profile"], profile, "{found}");
+        guard.wait_for("found", SOON, |event| event["pid"] == pid && event["profile"] == profile);
         let story = Self { server, guard, profile, stays };
         story.only_the_newest_stays();
         story
@@ -85,19 +85,21 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         }
     }
 
-    /// After a kill all is there, and the server is found and served again.
+    /// After a restart, and after a kill, all is there, and the server is found and served again.
     fn survive(self, released: u64) -> Ended {
-        let before = self.server.pid();
-        self.server.kill_and_restart();
-        let pid = self.server.pid();
-        assert_ne!(pid, before);
-        self.server.check_all();
-        // Some open the log when they write.
-        self.server.put(8 * MIB);
-        let found = self.guard.wait_for("found", SOON, |event| event["pid"] == pid);
-        assert_eq!(found["profile"], self.profile, "{found}");
-        self.only_the_newest_stays();
-        self.server.check_all();
+        for restart in [S::stop_and_restart, S::kill_and_restart] {
+            let before = self.server.pid();
+            restart(self.server);
+            let pid = self.server.pid();
+            assert_ne!(pid, before);
+            self.server.check_all();
+            // Some open the log when they write.
+            self.server.put(8 * MIB);
+            let profile = self.profile;
+            self.guard.wait_for("found", SOON, |event| event["pid"] == pid && event["profile"] == profile);
+            self.only_the_newest_stays();
+            self.server.check_all();
+        }
         let ended = self.guard.stop();
         assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
         let troubles: Vec<_> = ended
@@ -155,6 +157,54 @@ fn the_doctor_names(profile: &str, pid: u32) {
         assert!(is_named, "{report}");
         report.contains(expected).then_some(())
     });
+}
+
+#[test]
+#[ignore = "make test-databases; make test has other stories of this server"]
+fn the_binlog_of_mariadb_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside MariaDB", &MariaDb::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = MariaDb::start(&scratch.path().join("mariadb"));
+    let mut story = Story::begin(&mut server, scratch.path(), ("mariadb", &[]), 80 * MIB, (16 * MIB, MIB));
+    story.go_on(60 * MIB);
+    story.survive(100 * MIB);
+}
+
+#[test]
+fn the_log_of_myrocks_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside MyRocks", &MariaDb::PROGRAMS) {
+        return;
+    }
+    if !MariaDb::has_myrocks() {
+        pagekeeper_testing::skip("the guard beside MyRocks: the plugin is not installed");
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = MariaDb::with_myrocks(&scratch.path().join("myrocks"));
+    let mut story = Story::begin(&mut server, scratch.path(), ("mariadb", &[]), 50 * MIB, (10 * MIB, MIB));
+    story.go_on(80 * MIB);
+    story.survive(60 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases; make test has other stories of this server"]
+fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
+    let programs = PostgreSql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("the guard beside PostgreSQL", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = PostgreSql::start(&scratch.path().join("postgresql"));
+    // The last of its files may be one that waits to be written.
+    let mut story = Story::begin(&mut server, scratch.path(), ("postgresql", &[]), 80 * MIB, (10 * MIB, 0));
+    story.go_on(60 * MIB);
+    story.survive(100 * MIB);
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
-    Cassandra, Etcd, Kafka, LoggedServer, Nats, OpenSearch, Prometheus, RabbitMq, WiredTiger,
+    Cassandra, Etcd, Kafka, LoggedServer, MariaDb, Nats, OpenSearch, PostgreSql, Prometheus, RabbitMq,
+    WiredTiger,
 };
 
 use super::watcher::Watcher;
@@ -24,6 +25,15 @@ use crate::rounds::Samples;
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
+    /// A table of `InnoDB`, and its binlog
+    #[value(name = "mariadb")]
+    MariaDb,
+    /// A table of `MyRocks` in `MariaDB`, and RocksDB's log
+    #[value(name = "myrocks")]
+    MyRocks,
+    /// A table of large values
+    #[value(name = "postgresql")]
+    PostgreSql,
     /// With its gateway of JSON as the client
     Etcd,
     /// Sent series by remote write
@@ -46,8 +56,10 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    fn programs(self) -> &'static [&'static str] {
-        match self {
+    fn programs(self) -> Vec<String> {
+        let names: &[&str] = match self {
+            Self::PostgreSql => return PostgreSql::programs(),
+            Self::MariaDb | Self::MyRocks => &MariaDb::PROGRAMS,
             Self::Etcd => &Etcd::PROGRAMS,
             Self::Prometheus => &Prometheus::PROGRAMS,
             Self::Nats => &Nats::PROGRAMS,
@@ -56,11 +68,15 @@ impl Name {
             Self::Cassandra => &Cassandra::PROGRAMS,
             Self::OpenSearch => &OpenSearch::PROGRAMS,
             Self::WiredTiger => &WiredTiger::PROGRAMS,
-        }
+        };
+        names.iter().copied().map(str::to_owned).collect()
     }
 
     fn start(self, home: &std::path::Path) -> Box<dyn LoggedServer> {
         match self {
+            Self::MariaDb => Box::new(MariaDb::start(home)),
+            Self::MyRocks => Box::new(MariaDb::with_myrocks(home)),
+            Self::PostgreSql => Box::new(PostgreSql::start(home)),
             Self::Etcd => Box::new(Etcd::start(home)),
             Self::Prometheus => Box::new(Prometheus::start(home, None)),
             Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
@@ -76,7 +92,13 @@ impl Name {
     fn window(self) -> u64 {
         match self {
             Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
-            Self::Nats | Self::OpenSearch | Self::Cassandra | Self::WiredTiger => 192 * MIB,
+            Self::MariaDb
+            | Self::MyRocks
+            | Self::PostgreSql
+            | Self::Nats
+            | Self::OpenSearch
+            | Self::Cassandra
+            | Self::WiredTiger => 192 * MIB,
             Self::Kafka => 384 * MIB,
         }
     }
@@ -119,6 +141,9 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
         {
             run.note(&format!("{program} {}", found.version));
         }
+    }
+    if matches!(name, Name::MyRocks) && !MariaDb::has_myrocks() {
+        bail!("MariaDB's plugin MyRocks is not installed: Debian's package mariadb-plugin-rocksdb");
     }
     if let Some((variable, jars, main)) = name.jars() {
         let Some(jars) = jars else {

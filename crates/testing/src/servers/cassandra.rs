@@ -6,6 +6,8 @@ use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
 use crate::http::free_port;
 
@@ -200,8 +202,8 @@ impl LoggedServer for Cassandra {
         values * VALUE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.ports);
         self.client = connect(&mut self.daemon, self.ports);
     }

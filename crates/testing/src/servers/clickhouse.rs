@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
@@ -117,8 +119,8 @@ impl LoggedServer for ClickHouse {
         rows * ROW as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.ports);
         self.wait_until_ready();
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rustix::process::Signal;
 
 use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port, send};
@@ -160,8 +161,8 @@ impl LoggedServer for Etcd {
         values * VALUE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.client, self.peer);
         self.wait_until_ready();
     }

@@ -8,6 +8,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::Signal;
+
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::free_port;
 
@@ -222,8 +224,8 @@ impl LoggedServer for Kafka {
         messages * MESSAGE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home);
         self.wait_until_ready();
     }

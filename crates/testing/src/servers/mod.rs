@@ -8,12 +8,16 @@ mod cassandra;
 mod clickhouse;
 mod etcd;
 mod kafka;
+mod mariadb;
 mod nats;
 mod opensearch;
+mod postgresql;
 mod prometheus;
 mod rabbitmq;
+mod values;
 mod wiredtiger;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,11 +28,15 @@ pub use cassandra::Cassandra;
 pub use clickhouse::ClickHouse;
 pub use etcd::{Etcd, Watch};
 pub use kafka::Kafka;
+pub use mariadb::MariaDb;
 pub use nats::Nats;
 pub use opensearch::OpenSearch;
+pub use postgresql::PostgreSql;
 pub use prometheus::Prometheus;
 pub use rabbitmq::RabbitMq;
 pub use wiredtiger::WiredTiger;
+
+use values::Values;
 
 /// Far longer than a start, or anything that is asked of a server, takes.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -47,8 +55,18 @@ pub trait LoggedServer {
     /// Has its client put about so many bytes, and waits until all are acknowledged. Returns how many they were.
     fn put(&mut self, bytes: u64) -> u64;
 
+    /// Ends it by this signal and starts it again.
+    fn restart_after(&mut self, signal: Signal);
+
     /// Kills it, as a machine short of memory does, and starts it again.
-    fn kill_and_restart(&mut self);
+    fn kill_and_restart(&mut self) {
+        self.restart_after(Signal::KILL);
+    }
+
+    /// Stops it, as its operator does, and starts it again.
+    fn stop_and_restart(&mut self) {
+        self.restart_after(Signal::TERM);
+    }
 
     /// Panics unless all that was acknowledged is there.
     fn check_all(&mut self);
@@ -97,10 +115,14 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).expect("signal a server");
     }
 
-    /// Ends it without a chance to do anything more.
-    fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().expect("wait for a server");
+    /// Sends it a signal by which it ends, and waits until it has.
+    fn end(&mut self, signal: Signal) {
+        self.signal(signal);
+        let began = Instant::now();
+        while self.child.try_wait().expect("wait for a server").is_none() {
+            assert!(began.elapsed() < DEADLINE, "it does not end within {DEADLINE:?} of {signal:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
@@ -119,6 +141,15 @@ fn files_below(directory: &Path, is_one: impl Fn(&Path) -> bool + Copy) -> Vec<P
     let mut files: Vec<PathBuf> = entries.flat_map(below).filter(|path| is_one(path)).collect();
     files.sort();
     files
+}
+
+/// Makes a directory that a server's own user may enter, and its parent, too.
+fn let_in(home: &Path) {
+    std::fs::create_dir_all(home).expect("make a directory for a server");
+    for path in [home.parent().expect("it is below another"), home] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+            .expect("let the server's user in");
+    }
 }
 
 /// So many bytes of text that differ with the number, and that no compression makes much shorter.

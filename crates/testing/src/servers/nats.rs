@@ -4,6 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
 use crate::http::free_port;
 
@@ -168,8 +170,8 @@ impl LoggedServer for Nats {
         messages * MESSAGE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.port);
         let port = self.port;
         self.client = self.daemon.wait_for("nats-server answers", || Client::connect(port));

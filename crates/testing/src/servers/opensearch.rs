@@ -5,6 +5,8 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
@@ -181,8 +183,8 @@ impl LoggedServer for OpenSearch {
         documents * DOCUMENT as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.ports);
         self.wait_until_ready();
     }

@@ -146,8 +146,8 @@ impl LoggedServer for Prometheus {
         requests * SERIES * LABEL as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.port, self.to);
         self.wait_until_ready();
     }

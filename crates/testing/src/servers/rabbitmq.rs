@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
+
 use super::amqp::Amqp;
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::free_port;
@@ -151,8 +153,8 @@ impl LoggedServer for RabbitMq {
         messages * MESSAGE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.ports);
         self.client = connect(&mut self.daemon, self.ports);
         self.published = 0;

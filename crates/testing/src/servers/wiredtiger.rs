@@ -5,6 +5,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::process::Signal;
+
 use super::{Daemon, LoggedServer, files_below, text};
 
 /// Bytes of a value.
@@ -96,8 +98,8 @@ impl LoggedServer for WiredTiger {
         values * VALUE as u64
     }
 
-    fn kill_and_restart(&mut self) {
-        self.daemon.kill();
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
         (self.daemon, self.to, self.from) = daemon(&self.home);
         self.expect_line("ready");
     }
