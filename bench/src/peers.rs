@@ -38,7 +38,12 @@ impl Program {
 
     /// Finds a peer; `None` if it is not installed.
     pub(crate) fn find(name: &'static str) -> Option<Self> {
-        let path = directories().into_iter().map(|dir| dir.join(name)).find(|path| path.is_file())?;
+        Self::find_file(name, name)
+    }
+
+    /// The same of a program whose file is called otherwise, or is in a directory of its own.
+    pub(crate) fn find_file(name: &'static str, file: &str) -> Option<Self> {
+        let path = directories().into_iter().map(|dir| dir.join(file)).find(|path| path.is_file())?;
         // vmtouch has no option for it, and tells it with its usage.
         let option: &[&str] = if name == "vmtouch" { &[] } else { &["--version"] };
         let output = Command::new(&path).args(option).stdin(Stdio::null()).output().ok()?;

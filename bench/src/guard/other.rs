@@ -132,15 +132,12 @@ struct Seen {
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
-    for (index, program) in name.programs().iter().enumerate() {
-        if !Program::is_installed(program) {
-            bail!("{program} is not installed");
-        }
-        if index == 0
-            && let Some(found) = Program::find(program)
-        {
-            run.note(&format!("{program} {}", found.version));
-        }
+    let programs = name.programs();
+    if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
+        bail!("{missing} is not installed");
+    }
+    if let Some(server) = Program::find_file("server", &programs[0]) {
+        run.note(&format!("{} {}", programs[0], server.version));
     }
     if matches!(name, Name::MyRocks) && !MariaDb::has_myrocks() {
         bail!("MariaDB's plugin MyRocks is not installed: Debian's package mariadb-plugin-rocksdb");
