@@ -21,7 +21,7 @@
 //! `read_ahead_kb` 8192, 14 MiB after them. So short stretches, and the last 16 MiB of a range that ends before its file,
 //! are read by `POSIX_FADV_WILLNEED`, which reads exactly what it is asked for (in single pages, which take 20 times as
 //! long to evict), and waited for by sendfile(2), or at the ends of a range, where that would go on with the read-ahead
-//! of the pages before, by populating with `MADV_RANDOM`. That costs a range some 15 ms: 16 MiB took 25 ms instead of 11.
+//! of the pages before, by populating with `MADV_RANDOM`. That costs a range some 15 ms: 16 MiB took 27 ms instead of 11.
 //! 28,807 extents of 16 KiB and more came 2.4 to 3.2 times as fast as by pread(2) from one thread, and about as fast
 //! as direct reads of 16 KiB with 64 in flight. Reading over the gaps between them gained nothing.
 //!
