@@ -170,11 +170,10 @@ enum Bench {
     /// Resident bytes of the files in the directories of PATH, by the calls that each takes and nothing else
     #[command(hide = true)]
     ScanLimit {
+        /// How files are opened.
+        how: scan_limit::How,
         /// Directory.
         path: PathBuf,
-        /// Opens and closes by io_uring.
-        #[arg(long)]
-        batches: bool,
     },
     /// Reads extents of PATH one after the other
     #[command(hide = true)]
@@ -386,7 +385,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::GuardWriter(arguments) => guard::write_logs(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
         Bench::Mincore { path } => scan::mincore(&path),
-        Bench::ScanLimit { path, batches } => scan_limit::scan_limit(&path, batches),
+        Bench::ScanLimit { how, path } => scan_limit::scan_limit(&path, how),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),
         Bench::PressureBystander(arguments) => pressure::take_memory(&arguments),

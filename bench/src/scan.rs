@@ -21,6 +21,7 @@ use crate::rounds::{Random, Samples, Subject};
 const OURS: &str = "pagekeeper stat";
 const LIMIT: &str = "the limit: open, stat, count, close";
 const IN_BATCHES: &str = "the limit, opens and closes by io_uring";
+const RESOLVED: &str = "the limit, resolved before it is opened";
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
@@ -67,13 +68,11 @@ fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
             run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
             run.report.add_ratio("scan_20k_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT);
             run.report.add_ratio("scan_20k_limit_vs_vmtouch", Unit::Milliseconds, &samples, LIMIT, "vmtouch");
-            run.report.add_ratio(
-                "scan_20k_batches_vs_vmtouch",
-                Unit::Milliseconds,
-                &samples,
-                IN_BATCHES,
-                "vmtouch",
-            );
+            for (name, limit) in
+                [("scan_20k_batches_vs_vmtouch", IN_BATCHES), ("scan_20k_resolved_vs_vmtouch", RESOLVED)]
+            {
+                run.report.add_ratio(name, Unit::Milliseconds, &samples, limit, "vmtouch");
+            }
         }
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
@@ -210,10 +209,10 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
         }),
     ];
     if lists.files.len() > 1 {
-        for (name, more) in [(LIMIT, None), (IN_BATCHES, Some("--batches"))] {
+        for (name, how) in [(LIMIT, "named"), (IN_BATCHES, "batches"), (RESOLVED, "resolved")] {
             subjects.push(Subject::new(name, move || {
                 let mut command = this_program()?;
-                command.arg("scan-limit").args(more).arg(lists.root);
+                command.arg("scan-limit").arg(how).arg(lists.root);
                 lists.measure(command, |text| text.trim().parse().ok())
             }));
         }

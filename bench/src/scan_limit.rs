@@ -1,6 +1,7 @@
 //! The limit of `scan`: what is left of a walk when everything but the system calls that each file takes is left out: open,
 //! fstat, cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
-//! made one by one, or by io_uring in batches, which has no cachestat.
+//! made one by one, or by `io_uring` in batches, which has no cachestat; or each file is resolved first, asked for what it is, and opened
+//! by what was resolved, so that nothing else can take its name meanwhile.
 //!
 //! It prints no table, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
 //! should use. Fails with the first call's error.
@@ -19,14 +20,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 use io_uring::{IoUring, opcode, types};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, fstat, openat};
+use rustix::path::DecInt;
+
+/// How files are opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum How {
+    /// By their names.
+    Named,
+    /// By their names, and closed, by `io_uring` in batches.
+    Batches,
+    /// By what their names were resolved to.
+    Resolved,
+}
 
 /// Files that are opened at once.
 const BATCH: usize = 64;
 /// What tells that a file was closed.
 const CLOSED: u64 = u64::MAX;
 
-/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`; `batches` opens and closes them by io_uring.
-pub(crate) fn scan_limit(root: &Path, batches: bool) -> Result<()> {
+/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`.
+pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -34,13 +47,13 @@ pub(crate) fn scan_limit(root: &Path, batches: bool) -> Result<()> {
     let left = Mutex::new(directories.context("can't list the tree")?);
     let pages = AtomicU64::new(0);
     let work = || -> Result<()> {
-        let mut ring = batches.then(Batches::new).transpose()?;
+        let mut ring = (how == How::Batches).then(Batches::new).transpose()?;
         loop {
             let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(directory) = next else { return Ok(()) };
             let found = match &mut ring {
                 Some(ring) => ring.pages_in(&directory)?,
-                None => pages_in(&directory)?,
+                None => pages_in(&directory, how)?,
             };
             pages.fetch_add(found, Ordering::Relaxed);
         }
@@ -61,7 +74,7 @@ fn open_directory(directory: &Path) -> Result<OwnedFd> {
     Ok(openat(CWD, directory, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())?)
 }
 
-/// Opens by io_uring that wait in one system call, with the closes of those before.
+/// Opens by `io_uring` that wait in one system call, with the closes of those before.
 struct Batches {
     ring: IoUring,
     closing: Vec<OwnedFd>,
@@ -135,7 +148,8 @@ impl Batches {
 }
 
 /// Resident pages of the files in one directory.
-fn pages_in(directory: &Path) -> Result<u64> {
+fn pages_in(directory: &Path, how: How) -> Result<u64> {
+    let own = openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let listed = open_directory(directory)?;
     let mut buffer = Vec::with_capacity(64 << 10);
@@ -144,8 +158,13 @@ fn pages_in(directory: &Path) -> Result<u64> {
     while let Some(entry) = entries.next() {
         let entry = entry?;
         if entry.file_type() == FileType::RegularFile {
-            let file = openat(&listed, entry.file_name(), flags | OFlags::NOFOLLOW, Mode::empty())?;
-            fstat(&file)?;
+            let at_first = if how == How::Resolved { OFlags::PATH | OFlags::CLOEXEC } else { flags };
+            let found = openat(&listed, entry.file_name(), at_first | OFlags::NOFOLLOW, Mode::empty())?;
+            fstat(&found)?;
+            let file = match how {
+                How::Resolved => openat(&own, DecInt::from_fd(&found), flags, Mode::empty())?,
+                How::Named | How::Batches => found,
+            };
             pages += resident_pages(file.as_raw_fd())?;
         }
     }

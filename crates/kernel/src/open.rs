@@ -27,7 +27,7 @@ mod names;
 mod tests;
 
 pub use handle::{Handle, stat_in, stat_of_name};
-pub(crate) use handle::{descend, device_of_open, device_without_asking};
+pub(crate) use handle::{OwnDescriptors, descend, device_of_open, device_without_asking};
 pub use names::first_names;
 
 /// Device and inode number: the identity of a file while it exists.

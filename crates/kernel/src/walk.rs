@@ -22,6 +22,7 @@ use rustix::fs::{AtFlags, FileType, RawDir, Stat};
 
 use crate::hang::{self, asking_device, asking_from};
 use crate::mutex::ignore_poison;
+use crate::open::OwnDescriptors;
 use crate::work::WorkQueue;
 use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
 
@@ -162,8 +163,9 @@ impl Walker<'_> {
                 self.report_unless_gone(entered);
             }
             Job::Files { parent, names } => {
+                let descriptors = OwnDescriptors::of_this_thread();
                 for name in names {
-                    self.visit_file(&parent, &name);
+                    self.visit_file(&parent, &name, descriptors.as_ref());
                 }
             }
         }
@@ -277,7 +279,7 @@ impl Walker<'_> {
             .map_or(FileType::Unknown, |stat: Stat| FileType::from_raw_mode(stat.st_mode))
     }
 
-    fn visit_file(&self, parent: &Directory, name: &CStr) {
+    fn visit_file(&self, parent: &Directory, name: &CStr, descriptors: Option<&OwnDescriptors>) {
         let visited = Handle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
             let stat = handle.stat();
             // It may have become something else since it was listed.
@@ -285,7 +287,7 @@ impl Walker<'_> {
             if regular && (stat.st_nlink < 2 || self.first_sight(handle.inode())) {
                 // Not of files of another device: below an overlay's directory they may be of a layer.
                 let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
-                (self.visit)(Ok(handle.open(Expected::Any)?.on(file_system)));
+                (self.visit)(Ok(handle.open_by(descriptors)?.on(file_system)));
             }
             Ok(())
         });

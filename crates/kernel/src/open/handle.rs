@@ -13,6 +13,7 @@
 
 use std::ffi::{CStr, OsStr};
 use std::io::Write as _;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -179,7 +180,13 @@ impl Handle {
     pub fn open(self, expected: Expected) -> Result<InspectedFile> {
         super::require_regular(&self.stat, &self.path)?;
         self.require(expected)?;
-        let fd = self.reopen()?;
+        self.open_by(None)
+    }
+
+    /// The same of any file, by this thread's descriptors where they are at hand.
+    pub(crate) fn open_by(self, descriptors: Option<&OwnDescriptors>) -> Result<InspectedFile> {
+        super::require_regular(&self.stat, &self.path)?;
+        let fd = self.reopen(descriptors)?;
         Ok(InspectedFile::from_stat(fd, self.path, &self.stat))
     }
 
@@ -202,15 +209,39 @@ impl Handle {
         }
     }
 
-    fn reopen(&self) -> Result<OwnedFd> {
+    fn reopen(&self, descriptors: Option<&OwnDescriptors>) -> Result<OwnedFd> {
         require_proc(&self.path)?;
         let _asking = asking_device(self.stat.st_dev, &self.path)?;
-        // Of this thread: it may have a table of descriptors of its own (unshare(2) CLONE_FILES).
+        let (at, directory) = match descriptors {
+            Some(own) => (own.0.as_fd(), ""),
+            None => (CWD, OWN_DESCRIPTORS),
+        };
         let mut link = [0; 48];
-        write!(&mut link[..], "/proc/thread-self/fd/{}\0", self.fd.as_raw_fd()).expect("48 bytes hold it");
+        write!(&mut link[..], "{directory}{}\0", self.fd.as_raw_fd()).expect("48 bytes hold it");
         let link = CStr::from_bytes_until_nul(&link).expect("it ends in a nul");
-        open_quietly(|flags| rustix::fs::openat(CWD, link, flags, Mode::empty()))
+        open_quietly(|flags| rustix::fs::openat(at, link, flags, Mode::empty()))
             .map_err(|errno| Error::call("open", &self.path, errno))
+    }
+}
+
+/// Where this thread's descriptors are: it may have a table of its own (unshare(2) `CLONE_FILES`).
+const OWN_DESCRIPTORS: &str = "/proc/thread-self/fd/";
+
+/// The directory of this thread's descriptors, for who opens many files: resolving it is a sixth of what a file takes (8.9 µs, 7.5 by
+/// this, of which the two opens themselves are 6.4; Linux 6.18).
+///
+/// Invariant: it stays in the thread that made it. Another one may have other descriptors of these numbers, and so has a process that
+/// was forked.
+#[derive(Debug)]
+pub(crate) struct OwnDescriptors(OwnedFd, PhantomData<*const ()>);
+
+impl OwnDescriptors {
+    /// Those of the thread that calls; `None` where they can't be had: each file says why, then.
+    pub(crate) fn of_this_thread() -> Option<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, OWN_DESCRIPTORS, flags, Mode::empty()).ok()?;
+        let is_proc = rustix::fs::fstatfs(&directory).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC);
+        is_proc.then_some(Self(directory, PhantomData))
     }
 }
 
