@@ -293,12 +293,15 @@ impl Evidence {
         }
     }
 
-    /// The profile that fits best: its name counts one, its open files two.
+    /// The profile that fits best: its name counts one, its open files two. Who has the name of a database that is known by its files as
+    /// well is none but one of that name: while a server starts, or is read in part, the files of an engine within it may be all there are.
     fn best(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<Recognised> {
+        let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
+        let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
         let mut best: Option<(u32, &Arc<Profile>)> = None;
         for (profile, seen) in profiles.iter().zip(&self.seen) {
-            let by_name = profile.processes.iter().any(|glob| glob.is_match(name));
-            let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen);
+            let by_name = is_called(profile);
+            let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen) && (by_name || !has_the_name);
             let score = u32::from(by_name) + 2 * u32::from(by_files);
             if score > best.map_or(0, |(score, _)| score) {
                 best = Some((score, profile));
@@ -360,6 +363,24 @@ mod tests {
         std::os::unix::fs::symlink("/d/#innodb_redo/#ib_redo0", proc.path().join("14/fd/7")).unwrap();
         let later = recognise(&root, 14, &profiles()).unwrap();
         assert_eq!((later.profile.name.as_str(), later.certain), ("mysql", true));
+    }
+
+    #[test]
+    fn a_server_with_an_engine_of_another_name_is_never_taken_for_that_engine() {
+        let proc = tempfile::tempdir().unwrap();
+        let data = rocksdb_directory();
+        let manifest = data.path().join("MANIFEST-000004");
+        let root = ProcRoot::at(proc.path());
+        for (pid, server) in [(16, "mariadbd"), (17, "mysqld")] {
+            // MyRocks opens its files before InnoDB and Aria do.
+            process(proc.path(), pid, server, 1, &[manifest.to_str().unwrap()]);
+            let early = recognise(&root, pid, &profiles()).unwrap();
+            assert!(early.profile.name != "rocksdb" && !early.certain, "{server}: {early:?}");
+            std::os::unix::fs::symlink("/d/aria_log_control", proc.path().join(format!("{pid}/fd/7")))
+                .unwrap();
+            let later = recognise(&root, pid, &profiles()).unwrap();
+            assert_eq!((later.profile.name.as_str(), later.certain), ("mariadb", true));
+        }
     }
 
     #[test]
