@@ -287,7 +287,7 @@ impl Walker<'_> {
             if regular && (stat.st_nlink < 2 || self.first_sight(handle.inode())) {
                 // Not of files of another device: below an overlay's directory they may be of a layer.
                 let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
-                (self.visit)(Ok(handle.open_by(descriptors)?.on(file_system)));
+                (self.visit)(Ok(handle.open_by(Expected::Any, descriptors)?.on(file_system)));
             }
             Ok(())
         });

@@ -178,14 +178,17 @@ impl Handle {
     /// Fails with [`Error::NotRegular`], [`Error::SymbolicLink`] or [`Error::OtherFile`], and nothing was opened then;
     /// with [`Error::Unsupported`] where `/proc` is not mounted; else with the call's own error.
     pub fn open(self, expected: Expected) -> Result<InspectedFile> {
-        super::require_regular(&self.stat, &self.path)?;
-        self.require(expected)?;
-        self.open_by(None)
+        self.open_by(expected, None)
     }
 
-    /// The same of any file, by this thread's descriptors where they are at hand.
-    pub(crate) fn open_by(self, descriptors: Option<&OwnDescriptors>) -> Result<InspectedFile> {
+    /// The same by this thread's descriptors, where they are at hand.
+    pub(crate) fn open_by(
+        self,
+        expected: Expected,
+        descriptors: Option<&OwnDescriptors>,
+    ) -> Result<InspectedFile> {
         super::require_regular(&self.stat, &self.path)?;
+        self.require(expected)?;
         let fd = self.reopen(descriptors)?;
         Ok(InspectedFile::from_stat(fd, self.path, &self.stat))
     }
