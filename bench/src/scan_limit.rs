@@ -149,7 +149,12 @@ impl Batches {
 
 /// Resident pages of the files in one directory.
 fn pages_in(directory: &Path, how: How) -> Result<u64> {
-    let own = openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let own = match how {
+        How::Resolved => {
+            Some(openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+        }
+        How::Named | How::Batches => None,
+    };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let listed = open_directory(directory)?;
     let mut buffer = Vec::with_capacity(64 << 10);
@@ -158,12 +163,12 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
     while let Some(entry) = entries.next() {
         let entry = entry?;
         if entry.file_type() == FileType::RegularFile {
-            let at_first = if how == How::Resolved { OFlags::PATH | OFlags::CLOEXEC } else { flags };
+            let at_first = if own.is_some() { OFlags::PATH | OFlags::CLOEXEC } else { flags };
             let found = openat(&listed, entry.file_name(), at_first | OFlags::NOFOLLOW, Mode::empty())?;
             fstat(&found)?;
-            let file = match how {
-                How::Resolved => openat(&own, DecInt::from_fd(&found), flags, Mode::empty())?,
-                How::Named | How::Batches => found,
+            let file = match &own {
+                Some(own) => openat(own, DecInt::from_fd(&found), flags, Mode::empty())?,
+                None => found,
             };
             pages += resident_pages(file.as_raw_fd())?;
         }
