@@ -101,6 +101,25 @@ there() { # there FILE...: files of the package that aren't empty
 files() {
     (cd "$root" && find . -xdev -not -path './var/lib/dpkg/*' -not -path './var/log/*' -not -path './var/cache/*' | sort)
 }
+# What the administrator set in both files of the configuration.
+change_configuration() {
+    echo '# set by the administrator' | tee --append "$root"/etc/{pagekeeper/guard.toml,default/pagekeeper} >/dev/null
+}
+kept_configuration() { # kept_configuration WHAT [SUFFIX]: after WHAT, under its own name and SUFFIX
+    local file
+    for file in "$root"/etc/{pagekeeper/guard.toml,default/pagekeeper}; do
+        grep --quiet 'set by the administrator' "$file${2:-}" || fail "$1 took the changed ${file#"$root"} away"
+    done
+}
+# What `run` leaves, in each place that it chooses, and what others put there.
+lay_out_libraries() {
+    inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "pagekeeper run doesn't run"
+    compgen -G "$root/run/pagekeeper/libpagekeeper-*.so" >/dev/null || fail "pagekeeper run laid out no library"
+    mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
+    cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
+    cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
+    ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
+}
 # Where `systemctl enable` makes its link.
 wants=$root/etc/systemd/system/multi-user.target.wants
 mkdir -p "$wants"
@@ -138,29 +157,19 @@ tail -n 1 "$test/security"
 
 # --- Upgraded: what the administrator set stays.
 ln --symbolic "$unit" "$wants/pagekeeper-guard.service"
-for file in pagekeeper/guard.toml default/pagekeeper; do
-    echo '# set by the administrator' >>"$root/etc/$file"
-done
+change_configuration
 install_package "$higher"
 [ "$(inside dpkg-query --show --showformat '${Version}' pagekeeper)" = "$version-2" ] || fail "it was not upgraded"
-for file in pagekeeper/guard.toml default/pagekeeper; do
-    grep --quiet 'set by the administrator' "$root/etc/$file" || fail "an upgrade took the changed $file away"
-done
+kept_configuration "an upgrade"
 grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.dpkg-dist" || fail "the configuration of the upgrade is not beside the changed one"
 [ -L "$wants/pagekeeper-guard.service" ] || fail "an upgrade disabled the service"
 
 # --- Removed, and purged.
 mkdir -p "$root/var/lib/pagekeeper/disks"
 touch "$root/var/lib/pagekeeper/disks/8:1.toml" "$root/var/lib/pagekeeper/mysql.pks"
-# What `run` leaves, in each place that it chooses, and what others put there.
-inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "pagekeeper run doesn't run"
-compgen -G "$root/run/pagekeeper/libpagekeeper-*.so" >/dev/null || fail "pagekeeper run laid out no library"
-mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
-cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
-cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
-ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
+lay_out_libraries
 inside dpkg --remove pagekeeper >/dev/null
-grep --quiet 'set by the administrator' "$root/etc/pagekeeper/guard.toml" || fail "removal took the configuration away"
+kept_configuration removal
 [ ! -e "$root/usr/bin/pagekeeper" ] || fail "removal left the program"
 [ -e "$root/var/lib/pagekeeper/disks/8:1.toml" ] || fail "removal took saved disk profiles away"
 inside dpkg --purge pagekeeper >/dev/null
@@ -188,25 +197,15 @@ rpms --install --nodeps --force-debian "$rpm"
 there /usr/share/doc/pagekeeper/{copyright,run/mariadb.conf,profiles/mariadb.toml}
 rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
-for file in pagekeeper/guard.toml default/pagekeeper; do
-    echo '# set by the administrator' >>"$root/etc/$file"
-done
+change_configuration
 rpms --upgrade --nodeps --force-debian "$(compgen -G "$test/higher/*.rpm")"
 [ "$(rpms --query --queryformat '%{VERSION}-%{RELEASE}' pagekeeper)" = "$version-2" ] || fail "the rpm was not upgraded"
-for file in pagekeeper/guard.toml default/pagekeeper; do
-    grep --quiet 'set by the administrator' "$root/etc/$file" || fail "an upgrade of the rpm took the changed $file away"
-done
+kept_configuration "an upgrade of the rpm"
 grep --quiet 'of the next release' "$root/etc/pagekeeper/guard.toml.rpmnew" || fail "the configuration of the rpm's upgrade is not beside the changed one"
-inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "the rpm's pagekeeper run doesn't run"
-mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
-cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
-cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
-ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
+lay_out_libraries
 # That the files were changed, and are kept, is said on stderr.
 rpms --erase pagekeeper 2>"$test/said" || fail "the rpm is not erased: $(cat "$test/said")"
-for file in pagekeeper/guard.toml default/pagekeeper; do
-    grep --quiet 'set by the administrator' "$root/etc/$file.rpmsave" || fail "erasing the rpm took the changed $file away"
-done
+kept_configuration "erasing the rpm" .rpmsave
 compgen -G "$root/dev/shm/elsewhere/libpagekeeper-*.so" >/dev/null || fail "erasing the rpm followed a link that anybody can make"
 rm -r "$root/etc/pagekeeper" "$root/etc/default/pagekeeper.rpmsave" "$root/dev/shm/elsewhere" "$root/dev/shm/pagekeeper-0"
 files >"$test/after"
