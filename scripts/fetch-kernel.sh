@@ -3,33 +3,13 @@
 #   scripts/fetch-kernel.sh SUITE FLAVOUR FOLDER
 # FLAVOUR is as in the name of the package that depends on the newest image, linux-image-FLAVOUR: amd64, arm64, arm64-16k or, of Ubuntu,
 # virtual. FOLDER comes to hold vmlinuz, release, package, machine (as `uname -m` says it) and modules/, with their list in the order of
-# loading. What is there already is taken as it is while the suite has no other. Ubuntu's mirror is UBUNTU_MIRROR, or on Ubuntu that
-# of this machine's apt, elsewhere Ubuntu's own; Debian's is as scripts/own-apt.sh finds it. All are held to their signatures.
+# loading. What is there already is taken as it is while the suite has no other. Mirrors are as scripts/own-apt.sh finds them. All are held
+# to their signatures.
 set -euo pipefail
 # Suites that are frozen or behind are among them: theirs have expired, but the signature is still Debian's.
 OWN_APT_EXPIRED=1
 suite=$1 flavour=$2 folder=$(realpath --canonicalize-missing "$3")
 . "$(dirname "$0")/own-apt.sh"
-
-ubuntu_keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
-
-ubuntu_mirror() {
-    if [ -z "${UBUNTU_MIRROR:-}" ] && [ "$(. /etc/os-release && echo "${ID:-}")" = ubuntu ]; then
-        UBUNTU_MIRROR=$(apt-get indextargets --no-release-info --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
-            awk '$1 == "main" { print $2; exit }')
-    fi
-    echo "${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}"
-}
-
-# Debian has Ubuntu's keys in a package.
-fetch_ubuntu_keys() {
-    [ ! -e "$ubuntu_keys" ] || return 0
-    mkdir -p "$folder.keys"
-    own_apt "$folder.keys/apt" "$(debian_mirror) stable" || return 1
-    (cd "$folder.keys" && apt-get "${apt[@]}" --quiet=2 download ubuntu-keyring) || return 1
-    dpkg --extract "$folder.keys"/ubuntu-keyring_*.deb "$folder.keys"
-    ubuntu_keys=$folder.keys$ubuntu_keys
-}
 
 case $flavour in
     *arm64*) machine=aarch64 architecture=arm64 ;;
@@ -44,8 +24,8 @@ trap 'rm -rf "$lists" "$unpacked" "$folder.keys"' EXIT
 rm -rf "$lists" "$unpacked" "$folder.keys"
 case $flavour in
     virtual | generic*)
-        mirror=$(ubuntu_mirror)
-        { fetch_ubuntu_keys && OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"; } || [ -e "$folder/package" ]
+        mirror=$(ubuntu_mirror "$architecture")
+        { fetch_ubuntu_keys "$folder.keys" && OWN_APT_KEYS=$ubuntu_keys own_apt "$lists" "$mirror $suite-updates" "$architecture"; } || [ -e "$folder/package" ]
         ;;
     *) own_apt "$lists" "$(debian_mirror) $suite" "$architecture" || [ -e "$folder/package" ] ;;
 esac

@@ -15,13 +15,43 @@ debian_mirror() {
     echo "$DEBIAN_MIRROR"
 }
 
-# own_apt FOLDER SOURCE [ARCHITECTURE]: sets `apt`, the options for apt-get and apt-cache, and fetches the lists of SOURCE, "MIRROR SUITE".
-# Signed by Debian, or by the keys in the file OWN_APT_KEYS. Lists that have expired count only with OWN_APT_EXPIRED=1.
+# ubuntu_mirror [ARCHITECTURE]: UBUNTU_MIRROR, or on Ubuntu that of this machine's apt, elsewhere Ubuntu's own, which has
+# all but amd64 at another place.
+ubuntu_mirror() {
+    if [ -z "${UBUNTU_MIRROR:-}" ] && [ "$(. /etc/os-release && echo "${ID:-}")" = ubuntu ]; then
+        UBUNTU_MIRROR=$(apt-get indextargets --no-release-info --format '$(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+            awk '$1 == "main" { print $2; exit }')
+    fi
+    case ${1:-$(dpkg --print-architecture)} in
+    amd64) echo "${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}" ;;
+    *) echo "${UBUNTU_MIRROR:-http://ports.ubuntu.com/ubuntu-ports}" ;;
+    esac
+}
+
+# fetch_ubuntu_keys FOLDER: sets `ubuntu_keys`, the file of Ubuntu's keys, which Debian has in a package: that is unpacked into FOLDER.
+fetch_ubuntu_keys() {
+    local folder=$1
+    ubuntu_keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    [ ! -e "$ubuntu_keys" ] || return 0
+    mkdir -p "$folder"
+    own_apt "$folder/apt" "$(debian_mirror) stable" || return 1
+    (cd "$folder" && apt-get "${apt[@]}" --quiet=2 download ubuntu-keyring) || return 1
+    dpkg --extract "$folder"/ubuntu-keyring_*.deb "$folder"
+    ubuntu_keys=$folder$ubuntu_keys
+}
+
+# own_apt FOLDER SOURCE [ARCHITECTURE]: sets `apt`, the options for apt-get and apt-cache, and fetches the lists of SOURCE, "MIRROR SUITE...",
+# of the component main, or of those of OWN_APT_COMPONENTS. Signed by Debian, or by the keys in the file OWN_APT_KEYS. Lists that have
+# expired count only with OWN_APT_EXPIRED=1.
 own_apt() {
-    local folder=$1 source=$2 architecture=${3:-$(dpkg --print-architecture)}
+    local folder=$1 mirror suites suite architecture=${3:-$(dpkg --print-architecture)}
+    read -r mirror suites <<<"$2"
+    [ -n "$suites" ] || return 1
     mkdir -p "$folder"/{lists,archives}/partial
     : >"$folder/status"
-    echo "deb [signed-by=${OWN_APT_KEYS:-/usr/share/keyrings/debian-archive-keyring.gpg}] $source main" >"$folder/sources.list"
+    for suite in $suites; do
+        echo "deb [signed-by=${OWN_APT_KEYS:-/usr/share/keyrings/debian-archive-keyring.gpg}] $mirror $suite ${OWN_APT_COMPONENTS:-main}"
+    done >"$folder/sources.list"
     apt=(
         -o "Dir::State=$folder" -o "Dir::State::status=$folder/status" -o "Dir::State::lists=$folder/lists"
         -o "Dir::Cache=$folder" -o "Dir::Cache::archives=$folder/archives"

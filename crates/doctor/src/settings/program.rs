@@ -209,7 +209,7 @@ mod tests {
         mariadb.push(target.join("servers/mariadb-11.4.5/bin/mariadbd"));
         mariadb.push(target.join("servers/debian-mariadb/usr/sbin/mariadbd"));
         let mysql =
-            ["mysql/root", "servers/debian-mysql"].map(|root| target.join(root).join("usr/sbin/mysqld"));
+            ["mysql", "mysql-8.0", "mysql-8.4"].map(|name| target.join(name).join("root/usr/sbin/mysqld"));
         for (engine, paths) in [(Engine::MariaDb, mariadb), (Engine::MySql, mysql.to_vec())] {
             for path in paths.iter().filter(|path| path.exists()) {
                 let program = Searched::default().of(path, read).cloned().flatten();
