@@ -37,13 +37,13 @@ test-crates: ## the crates as they would be published: installed and used from t
 test-sqlite: ## SQLite's own tests with the VFS as its default; fetches Debian's source into the target directory (ARGS="TEST ...")
 	@scripts/test-sqlite.sh $(ARGS)
 
-test-mysql: ## the guard beside MySQL 9, fetched into the target directory from Debian unstable
-	@scripts/keep-idle-pages.sh scripts/test-mysql.sh
+test-mysql: ## the guard beside MySQL 8.0, 8.4 and 9, fetched into the target directory (ARGS=8.4)
+	@scripts/keep-idle-pages.sh scripts/test-mysql.sh $(ARGS)
 
 test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-advice.sh
 
-test-databases: ## the guard beside each server that has a profile, but ScyllaDB, TiKV and MongoDB's own: Debian's, and Kafka, Cassandra, OpenSearch and MySQL, fetched into the target directory
+test-databases: ## the guard beside each server that has a profile, but ScyllaDB and TiKV: Debian's, and Kafka, Cassandra, OpenSearch, Elasticsearch, MongoDB and MySQL, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-databases.sh
 
 test-hostile: ## ten minutes of a hostile user beside real databases, as root (ARGS=SECONDS)

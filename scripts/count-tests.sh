@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # count-tests.sh LOG STATUS — adds up the results in the output of `cargo test`, whose exit status was STATUS, after
-# the names of the tests that failed, each with the beginning of what it said.
+# the names of the tests that failed, each with the beginning of what it said. A line "== HEADING" begins another run, of which what
+# was skipped counts again.
 # Fails if a test failed, if a test binary died without a result, or if no test ran.
 set -euo pipefail
 
@@ -8,14 +9,15 @@ awk -v status="$2" '
     /^test result: / {
         passed += number("passed"); failed += number("failed"); ignored += number("ignored")
     }
-    / \.\.\. FAILED$/ { names[++named] = $0 }
-    /^---- .* stdout ----$/ { of = $2; lines = 0; next }
+    /^== / { run = substr($0, 4); of = "" }
+    / \.\.\. FAILED$/ { split($0, words, " "); names[++named] = (run == "" ? "" : run ": ") $0; key[named] = run SUBSEP words[2] }
+    /^---- .* stdout ----$/ { of = run SUBSEP $2; lines = 0; next }
     /^(----|failures:|successes:|test result:)/ { of = "" }
     of != "" && $0 != "" && lines < 12 { lines++; said[of] = said[of] "    " $0 "\n" }
     # The message of a panic is a failure, already counted.
     / panicked at / { panic = NR }
     # Behind the name of its test, where what a test prints is not caught.
-    /^(test [^ ]+ \.\.\. )?SKIPPED: / && NR != panic + 1 && !seen[$0]++ { skipped++ }
+    /^(test [^ ]+ \.\.\. )?SKIPPED: / && NR != panic + 1 && !seen[run, $0]++ { skipped++ }
     function number(word) {
         return match($0, "[0-9]+ " word) ? substr($0, RSTART, RLENGTH) + 0 : 0
     }
@@ -28,8 +30,7 @@ awk -v status="$2" '
         if (!passed && !failed) print "no test ran"
         for (i = 1; i <= named; i++) {
             print names[i]
-            split(names[i], words, " ")
-            printf "%s", said[words[2]]
+            printf "%s", said[key[i]]
         }
         printf "%d passed, %d failed, %d skipped\n", passed - skipped, failed, skipped
         exit failed || !passed

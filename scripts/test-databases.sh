@@ -1,26 +1,33 @@
 #!/usr/bin/env bash
-# The guard beside every server that has a profile, but ScyllaDB, TiKV and MongoDB's own: those of `make test`, and those that stable
-# Debian does not have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and
-# WiredTiger. The doctor's advice on servers of other versions is left to `make test-advice`, which fetches these.
+# The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that stable Debian does not
+# have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. Then MySQL
+# in three versions, as `make test-mysql`, and newer versions of etcd, NATS and Prometheus than stable Debian's. The doctor's advice on
+# servers of other versions is left to `make test-advice`, which fetches these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
+mysql=(8.0 8.4 9)
 
 scripts/require-rust.sh
 scripts/packages.sh \
     "the servers that Debian has: mariadb-server mariadb-client mariadb-plugin-rocksdb postgresql rocksdb-tools etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
     "what runs or compiles the others: default-jre-headless gcc libc6-dev" \
-    "clients, load and measurement: kcat sysbench util-linux-extra chromium bindfs e2fsprogs"
+    "clients, load and measurement: kcat python3-pymongo sysbench util-linux-extra chromium bindfs e2fsprogs"
+. scripts/server-tests.sh
+fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch elasticsearch mongodb)
+newer=$(scripts/fetch-servers.sh newer)
+fetch_mysql "${mysql[@]}"
 
-fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch mysql)
-eval "$fetched"
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-status=0
-"$cargo" test --package pagekeeper --test databases -- --include-ignored --show-output \
-    --skip advice::advice_is_accepted_and_taken_back_by_fetched_servers 2>&1 |
-    tee "$log" || status=$?
+eval "$fetched"
+run_tests "all but MySQL" --include-ignored --skip mysql --skip advice::advice_is_accepted_and_taken_back_by_fetched_servers
+run_mysql "${mysql[@]}"
+eval "$newer"
+for program in etcd nats-server prometheus; do
+    [[ $(command -v "$program") == */newer/bin/* ]] || { echo "test-databases: the newer $program is not found" >&2 && exit 1; }
+    "$program" --version
+done
+run_tests "newer versions" logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream
 scripts/count-tests.sh "$log" "$status"

@@ -1,24 +1,18 @@
 #!/usr/bin/env bash
-# The guard beside MySQL 9. Debian carries MySQL only in unstable: scripts/debian-unstable.sh fetches it into one folder of
-# the target directory, and says how its programs are started.
+# The guard beside MySQL 8.0, 8.4 and 9, none of which stable Debian has: scripts/fetch-servers.sh fetches each into a folder of the
+# target directory. ARGS=8.4 is that one alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
+[ $# -gt 0 ] || set -- 8.0 8.4 9
 
 scripts/require-rust.sh
 scripts/packages.sh "the load and its measurement: sysbench mariadb-client util-linux-extra"
-
-fetched=$(scripts/fetch-servers.sh mysql)
-eval "$fetched"
-root=$PAGEKEEPER_MYSQL_ROOT
-linker=$(echo "$root"/usr/lib/*/ld-linux-*.so.*)
-"$linker" --library-path "$(dirname "$linker")" "$root/usr/sbin/mysqld" --version
+. scripts/server-tests.sh
+fetch_mysql "$@"
 
 if [ "$(id -u)" -eq 0 ]; then
     export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
 fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-status=0
-"$cargo" test --package pagekeeper --test databases -- mysql:: --ignored --show-output 2>&1 | tee "$log" || status=$?
+run_mysql "$@"
 scripts/count-tests.sh "$log" "$status"
