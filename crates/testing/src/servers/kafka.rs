@@ -195,7 +195,8 @@ impl LoggedServer for Kafka {
     fn put(&mut self, bytes: u64) -> u64 {
         let messages = bytes.div_ceil(MESSAGE as u64);
         let mut client = kcat(self.ports)
-            // The key, which chooses the partition, is the number. No more than this waits in the client's memory.
+            // The key, which chooses the partition, is the number. What is sent again, as where a partition has yet to find its
+            // leader, comes neither twice nor behind later ones. No more than this waits in the client's memory.
             .args([
                 "-P",
                 "-t",
@@ -204,6 +205,8 @@ impl LoggedServer for Kafka {
                 " ",
                 "-X",
                 "acks=all",
+                "-X",
+                "enable.idempotence=true",
                 "-X",
                 "queue.buffering.max.kbytes=262144",
             ])
