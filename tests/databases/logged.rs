@@ -9,8 +9,8 @@ use crate::support;
 use crate::support::guard::{Ended, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
-    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, Nats, OpenSearch, PostgreSql, Prometheus,
-    RabbitMq, WiredTiger,
+    Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql,
+    Prometheus, RabbitMq, Search, WiredTiger,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -118,15 +118,19 @@ impl<'a, S: LoggedServer> Story<'a, S> {
 
 /// Whether a server in Java is here, with its jars, which the environment names.
 fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
+    can_run_fetched(name, programs, &format!("PAGEKEEPER_{}", name.to_uppercase()), jars)
+}
+
+/// Whether a server that is fetched is here, in the directory that the environment names.
+fn can_run_fetched(name: &str, programs: &[&str], variable: &str, directory: Option<&PathBuf>) -> bool {
     let what = format!("the guard beside {name}");
     if !support::can_run(&what, programs) {
         return false;
     }
-    if jars.is_none() {
-        let variable = format!("PAGEKEEPER_{}", name.to_uppercase());
-        pagekeeper_testing::skip(format!("{what}: {variable} names no directory of its jars"));
+    if directory.is_none() {
+        pagekeeper_testing::skip(format!("{what}: {variable} names no directory of it"));
     }
-    jars.is_some()
+    directory.is_some()
 }
 
 /// It says which database it is, whatever its process is called, and nothing of older messages that it can't know.
@@ -153,7 +157,8 @@ fn the_doctor_names(profile: &str, pid: u32) {
             format!("{} (process {pid})", process.trim_end()),
             format!(", process {pid})"),
         ];
-        let is_named = names.iter().any(|name| report.contains(name)) && report.contains(profile);
+        let is_named =
+            names.iter().any(|name| report.contains(name)) && report.to_lowercase().contains(profile);
         assert!(is_named, "{report}");
         report.contains(expected).then_some(())
     });
@@ -188,6 +193,22 @@ fn the_log_of_myrocks_stays_out_of_the_page_cache() {
     let mut story = Story::begin(&mut server, scratch.path(), ("mariadb", &[]), 50 * MIB, (10 * MIB, MIB));
     story.go_on(80 * MIB);
     story.survive(60 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases fetches MySQL"]
+fn the_redo_log_and_binlog_of_mysql_stay_out_of_the_page_cache() {
+    let unpacked = MySql::unpacked();
+    if !can_run_fetched("MySQL", &MySql::PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref()) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = MySql::start(&scratch.path().join("mysql"));
+    let mut story =
+        Story::begin(&mut server, Path::new(MySql::DATA), ("mysql", &[]), 80 * MIB, (24 * MIB, MIB));
+    story.go_on(60 * MIB);
+    story.survive(100 * MIB);
 }
 
 #[test]
@@ -428,12 +449,22 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
 #[test]
 #[ignore = "make test-databases fetches OpenSearch"]
 fn old_generations_of_opensearchs_translog_leave_the_page_cache() {
-    if !can_run_jars("OpenSearch", &OpenSearch::PROGRAMS, OpenSearch::jars().as_ref()) {
+    old_generations_leave(Search::OpenSearch, "OpenSearch");
+}
+
+#[test]
+#[ignore = "make test-databases fetches Elasticsearch"]
+fn old_generations_of_elasticsearchs_translog_leave_the_page_cache() {
+    old_generations_leave(Search::Elasticsearch, "Elasticsearch");
+}
+
+fn old_generations_leave(of: Search, name: &str) {
+    if !can_run_jars(name, &OpenSearch::PROGRAMS, of.jars().as_ref()) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let mut server = OpenSearch::start(&scratch.path().join("opensearch"));
+    let mut server = OpenSearch::start(&scratch.path().join("node"), of);
     let mut story =
         Story::begin(&mut server, scratch.path(), ("opensearch", &[]), 200 * MIB, (64 * MIB, MIB));
     story.go_on(100 * MIB);
@@ -459,6 +490,27 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
     let mut server = WiredTiger::start(&scratch.path().join("wiredtiger"));
     // The writer's file is made at its full length of 100 MB, and read to its end when it is opened again.
     let mut story = Story::begin(&mut server, scratch.path(), ("mongodb", &[]), 250 * MIB, (120 * MIB, 0));
+    story.go_on(150 * MIB);
+    story.survive(250 * MIB);
+}
+
+#[test]
+#[ignore = "make test-databases fetches MongoDB"]
+fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
+    let unpacked = MongoDb::unpacked();
+    if !can_run_fetched("MongoDB", &MongoDb::PROGRAMS, "PAGEKEEPER_MONGODB_ROOT", unpacked.as_ref()) {
+        return;
+    }
+    if !MongoDb::has_client() {
+        pagekeeper_testing::skip("the guard beside MongoDB: python3-pymongo is not installed");
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = MongoDb::start(&scratch.path().join("mongodb"));
+    // As of WiredTiger by itself.
+    let mut story =
+        Story::begin(&mut server, Path::new(MongoDb::DATA), ("mongodb", &[]), 250 * MIB, (120 * MIB, 0));
     story.go_on(150 * MIB);
     story.survive(250 * MIB);
 }

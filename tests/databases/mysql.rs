@@ -1,4 +1,4 @@
-//! The guard beside a real `MySQL` 9: buffered redo log in `#innodb_redo`, binlogs, a follower that lags, and what crash
+//! The guard beside a real `MySQL`, 8.0, 8.4 or 9: buffered redo log in `#innodb_redo`, binlogs, a follower that lags, and what crash
 //! recovery reads.
 //!
 //! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it is; needs root.
@@ -9,6 +9,7 @@ use crate::support::guard::Guard;
 use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
 use crate::support::sysbench::{self, Load, Loaded as _};
 use crate::support::{MIB, eventually, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
+use pagekeeper_testing::servers::MySql;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -119,10 +120,14 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
 
 /// The folder that `make test-mysql` unpacked the server in, if it can be run.
 fn unpacked() -> Option<PathBuf> {
-    let unpacked = std::env::var("PAGEKEEPER_MYSQL_ROOT").unwrap_or("$PAGEKEEPER_MYSQL_ROOT".to_owned());
-    let server = format!("{unpacked}/usr/sbin/mysqld");
-    support::can_run("MySQL with a follower", &[&PROGRAMS[..], &[&server]].concat())
-        .then(|| PathBuf::from(unpacked))
+    if !support::can_run("MySQL with a follower", &PROGRAMS) {
+        return None;
+    }
+    let unpacked = MySql::unpacked();
+    if unpacked.is_none() {
+        pagekeeper_testing::skip("MySQL with a follower: PAGEKEEPER_MYSQL_ROOT names no directory of it");
+    }
+    unpacked
 }
 
 #[test]

@@ -1,12 +1,11 @@
-//! A private `MySQL` 9 server for one test, unpacked as `make test-mysql` does it, and `mysqlbinlog` as its follower.
-//!
-//! Both run in a chroot(2) in a mount namespace of its own: the unpacked folder brings its own C library, and so the server's
-//! process is called mysqld, as everywhere.
+//! A private `MySQL` server for one test, unpacked as `make test-mysql` does it, and `mysqlbinlog` as its follower.
 //!
 //! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log, which is buffered, as by default; neither
 //! process outlives its handle or the thread that started it.
 
 use super::{MIB, eventually};
+use pagekeeper_testing::servers::MySql;
+use pagekeeper_testing::servers::unpacked::{self, enter};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -22,31 +21,7 @@ pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 pub(crate) const REDO_BYTES: u64 = 96 * MIB;
 
 /// Where its data is, as it sees it.
-pub(crate) const DATA: &str = "/data";
-
-/// $1: the unpacked folder; $2: a directory with `root`, `data`, `run` and `out`; then what to start in there.
-const BEGIN: &str = r#"
-set -eu
-unpacked=$1 home=$2
-shift 2
-mount --make-rprivate /
-mount -t tmpfs root "$home/root"
-cd "$home/root"
-mkdir usr etc data run out dev proc tmp
-mount --bind "$unpacked/usr" usr
-mount --bind "$unpacked/etc" etc
-mount --rbind /dev dev
-mount --rbind /proc proc
-for name in data run out; do
-    mount --bind "$home/$name" "$name"
-done
-for name in bin sbin lib lib64; do
-    [ ! -L "$unpacked/$name" ] || cp -P "$unpacked/$name" .
-done
-exec chroot . "$@"
-"#;
-
-const COMMON: [&str; 4] = ["--no-defaults", "--user=root", "--datadir=/data", "--secure-file-priv=NULL"];
+pub(crate) const DATA: &str = MySql::DATA;
 
 /// A running server.
 pub(crate) struct Server {
@@ -59,16 +34,8 @@ impl Server {
     /// Makes a data directory under `parent` and starts the server of the `unpacked` folder on it.
     pub(crate) fn start(unpacked: &Path, parent: &Path) -> Self {
         let home = parent.join("mysql");
-        for name in ["root", "data", "run", "out"] {
-            std::fs::create_dir_all(home.join(name)).expect("make the server's directories");
-        }
-        let made = enter(unpacked, &home)
-            .arg("/usr/sbin/mysqld")
-            .args(COMMON)
-            .args(["--initialize-insecure", "--log-error=/run/initialize.err"])
-            .status()
-            .expect("run mysqld");
-        assert!(made.success(), "mysqld --initialize: {made}: {}", said(&home, "initialize.err"));
+        unpacked::make_home(&home);
+        MySql::initialize(unpacked, &home);
         let child = begin(unpacked, &home);
         let mut server = Self { unpacked: unpacked.to_path_buf(), home, child };
         server.wait_until_it_answers();
@@ -214,7 +181,7 @@ impl Drop for Follower {
 fn begin(unpacked: &Path, home: &Path) -> Child {
     enter(unpacked, home)
         .arg("/usr/sbin/mysqld")
-        .args(COMMON)
+        .args(MySql::COMMON)
         .args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"])
         .args(["--log-error=/run/log.err", "--server-id=1"])
         .args(["--log-bin=binlog", "--sync-binlog=1", "--net-write-timeout=3600"])
@@ -226,15 +193,6 @@ fn begin(unpacked: &Path, home: &Path) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .expect("start mysqld")
-}
-
-/// Every step ends in exec: the child is the program itself in the end.
-fn enter(unpacked: &Path, home: &Path) -> Command {
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", BEGIN, "sh"])
-        .args([unpacked, home]);
-    command
 }
 
 fn said(home: &Path, file: &str) -> String {

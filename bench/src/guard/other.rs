@@ -4,14 +4,14 @@
 //! A window is so many bytes that the client puts and has acknowledged. Residency is of all logs at its end, reads of the device
 //! are the server's own in it, as the kernel counts them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
-    Cassandra, Etcd, Kafka, LoggedServer, MariaDb, Nats, OpenSearch, PostgreSql, Prometheus, RabbitMq,
-    WiredTiger,
+    Cassandra, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql, Prometheus,
+    RabbitMq, Search, WiredTiger, unpacked,
 };
 
 use super::watcher::Watcher;
@@ -31,6 +31,9 @@ pub(crate) enum Name {
     /// A table of `MyRocks` in `MariaDB`, and RocksDB's log
     #[value(name = "myrocks")]
     MyRocks,
+    /// A table of `InnoDB`, its redo log and its binlog; `PAGEKEEPER_MYSQL_ROOT` names the folder that it is unpacked in
+    #[value(name = "mysql")]
+    MySql,
     /// A table of large values
     #[value(name = "postgresql")]
     PostgreSql,
@@ -50,6 +53,12 @@ pub(crate) enum Name {
     /// An index of one shard; `PAGEKEEPER_OPENSEARCH` names the directory of its jars
     #[value(name = "opensearch")]
     OpenSearch,
+    /// The same of Elasticsearch; `PAGEKEEPER_ELASTICSEARCH` names the directory of its jars
+    #[value(name = "elasticsearch")]
+    Elasticsearch,
+    /// A collection; `PAGEKEEPER_MONGODB_ROOT` names the folder that it is unpacked in
+    #[value(name = "mongodb")]
+    MongoDb,
     /// The engine of `MongoDB` by itself
     #[value(name = "wiredtiger")]
     WiredTiger,
@@ -60,22 +69,26 @@ impl Name {
         let names: &[&str] = match self {
             Self::PostgreSql => return PostgreSql::programs(),
             Self::MariaDb | Self::MyRocks => &MariaDb::PROGRAMS,
+            Self::MySql => &MySql::PROGRAMS,
+            Self::MongoDb => &MongoDb::PROGRAMS,
             Self::Etcd => &Etcd::PROGRAMS,
             Self::Prometheus => &Prometheus::PROGRAMS,
             Self::Nats => &Nats::PROGRAMS,
             Self::Kafka => &Kafka::PROGRAMS,
             Self::RabbitMq => &RabbitMq::PROGRAMS,
             Self::Cassandra => &Cassandra::PROGRAMS,
-            Self::OpenSearch => &OpenSearch::PROGRAMS,
+            Self::OpenSearch | Self::Elasticsearch => &OpenSearch::PROGRAMS,
             Self::WiredTiger => &WiredTiger::PROGRAMS,
         };
         names.iter().copied().map(str::to_owned).collect()
     }
 
-    fn start(self, home: &std::path::Path) -> Box<dyn LoggedServer> {
+    fn start(self, home: &Path) -> Box<dyn LoggedServer> {
         match self {
             Self::MariaDb => Box::new(MariaDb::start(home)),
             Self::MyRocks => Box::new(MariaDb::with_myrocks(home)),
+            Self::MySql => Box::new(MySql::start(home)),
+            Self::MongoDb => Box::new(MongoDb::start(home)),
             Self::PostgreSql => Box::new(PostgreSql::start(home)),
             Self::Etcd => Box::new(Etcd::start(home)),
             Self::Prometheus => Box::new(Prometheus::start(home, None)),
@@ -83,7 +96,8 @@ impl Name {
             Self::Kafka => Box::new(Kafka::start(home, 4 * GIB)),
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
             Self::Cassandra => Box::new(Cassandra::start(home)),
-            Self::OpenSearch => Box::new(OpenSearch::start(home)),
+            Self::OpenSearch => Box::new(OpenSearch::start(home, Search::OpenSearch)),
+            Self::Elasticsearch => Box::new(OpenSearch::start(home, Search::Elasticsearch)),
             Self::WiredTiger => Box::new(WiredTiger::start(home)),
         }
     }
@@ -94,21 +108,36 @@ impl Name {
             Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
             Self::MariaDb
             | Self::MyRocks
+            | Self::MySql
             | Self::PostgreSql
             | Self::Nats
             | Self::OpenSearch
+            | Self::Elasticsearch
             | Self::Cassandra
+            | Self::MongoDb
             | Self::WiredTiger => 192 * MIB,
             Self::Kafka => 384 * MIB,
         }
     }
 
-    /// For a server that is a `java`: what names the directory of its jars, that, and how the jar of the server is called.
-    fn jars(self) -> Option<(&'static str, Option<PathBuf>, &'static str)> {
+    /// For a server that is fetched: the variable that names where it is, that, and what in there says which version it is.
+    fn fetched(self) -> Option<Fetched> {
+        let of = |variable, folder, version| Some(Fetched { variable, folder, version });
         match self {
-            Self::Kafka => Some(("PAGEKEEPER_KAFKA", Kafka::jars(), "kafka_")),
-            Self::Cassandra => Some(("PAGEKEEPER_CASSANDRA", Cassandra::jars(), "cassandra-all-")),
-            Self::OpenSearch => Some(("PAGEKEEPER_OPENSEARCH", OpenSearch::jars(), "opensearch-2")),
+            Self::Kafka => of("PAGEKEEPER_KAFKA", Kafka::jars(), Version::Jar("kafka_")),
+            Self::Cassandra => of("PAGEKEEPER_CASSANDRA", Cassandra::jars(), Version::Jar("cassandra-all-")),
+            Self::OpenSearch => {
+                of("PAGEKEEPER_OPENSEARCH", Search::OpenSearch.jars(), Version::Jar("opensearch-2"))
+            }
+            Self::Elasticsearch => {
+                of("PAGEKEEPER_ELASTICSEARCH", Search::Elasticsearch.jars(), Version::Jar("elasticsearch-7"))
+            }
+            Self::MySql => {
+                of("PAGEKEEPER_MYSQL_ROOT", MySql::unpacked(), Version::Program("/usr/sbin/mysqld"))
+            }
+            Self::MongoDb => {
+                of("PAGEKEEPER_MONGODB_ROOT", MongoDb::unpacked(), Version::Program("/usr/bin/mongod"))
+            }
             _ => None,
         }
     }
@@ -118,6 +147,44 @@ impl Name {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
             _ => "",
+        }
+    }
+}
+
+/// A server that is not installed: `scripts/fetch-servers.sh` fetches it.
+struct Fetched {
+    variable: &'static str,
+    folder: Option<PathBuf>,
+    version: Version,
+}
+
+/// What says which version a fetched server is.
+enum Version {
+    /// The name of the jar that begins so.
+    Jar(&'static str),
+    /// The program, which is at this path in the folder that it is unpacked in.
+    Program(&'static str),
+}
+
+impl Version {
+    /// `home`: a directory for a program to run in.
+    fn of(&self, folder: &Path, home: &Path) -> Result<String> {
+        match self {
+            Self::Jar(start) => {
+                let names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
+                let mut names = names.filter_map(|name| name.into_string().ok());
+                names.find(|name| name.starts_with(start)).with_context(|| format!("no jar {start}*"))
+            }
+            Self::Program(path) => {
+                unpacked::make_home(home);
+                let asked = unpacked::enter(folder, home).args([path, "--version"]).output()?;
+                let said = String::from_utf8_lossy(&asked.stdout);
+                Ok(said
+                    .lines()
+                    .next()
+                    .with_context(|| format!("{path} does not say its version"))?
+                    .to_owned())
+            }
         }
     }
 }
@@ -136,26 +203,27 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
     if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
     }
-    if let Some(server) = Program::find_file("server", &programs[0]) {
+    // Of one that is unpacked the first program is its client's.
+    let is_unpacked = matches!(name.fetched(), Some(Fetched { version: Version::Program(_), .. }));
+    if !is_unpacked && let Some(server) = Program::find_file("server", &programs[0]) {
         run.note(&format!("{} {}", programs[0], server.version));
     }
     if matches!(name, Name::MyRocks) && !MariaDb::has_myrocks() {
         bail!("MariaDB's plugin MyRocks is not installed: Debian's package mariadb-plugin-rocksdb");
     }
-    if let Some((variable, jars, main)) = name.jars() {
-        let Some(jars) = jars else {
+    if matches!(name, Name::MongoDb) && !MongoDb::has_client() {
+        bail!("what MongoDB's client speaks with is not installed: Debian's package python3-pymongo");
+    }
+    if let Some(Fetched { variable, folder, version }) = name.fetched() {
+        let Some(folder) = folder else {
             let server = name.to_possible_value().context("each server can be asked for")?;
             bail!(
-                "{variable} names no directory of jars. This fetches them, and sets it:\n  \
+                "{variable} names no directory of it. This fetches it, and sets that:\n  \
                  eval \"$(scripts/fetch-servers.sh {})\"",
                 server.get_name()
             );
         };
-        let names = std::fs::read_dir(&jars)?.flatten().map(|entry| entry.file_name());
-        let names = names.filter_map(|name| name.into_string().ok());
-        for name in names.filter(|name| name.starts_with(main)) {
-            run.note(&name);
-        }
+        run.note(&version.of(&folder, &run.scratch.path().join("version"))?);
     }
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     run.say("a server")?;

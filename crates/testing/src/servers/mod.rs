@@ -8,12 +8,16 @@ mod cassandra;
 mod clickhouse;
 mod etcd;
 mod kafka;
+mod lines;
 mod mariadb;
+mod mongodb;
+mod mysql;
 mod nats;
 mod opensearch;
 mod postgresql;
 mod prometheus;
 mod rabbitmq;
+pub mod unpacked;
 mod values;
 mod wiredtiger;
 
@@ -29,8 +33,10 @@ pub use clickhouse::ClickHouse;
 pub use etcd::{Etcd, Watch};
 pub use kafka::Kafka;
 pub use mariadb::MariaDb;
+pub use mongodb::MongoDb;
+pub use mysql::MySql;
 pub use nats::Nats;
-pub use opensearch::OpenSearch;
+pub use opensearch::{OpenSearch, Search};
 pub use postgresql::PostgreSql;
 pub use prometheus::Prometheus;
 pub use rabbitmq::RabbitMq;
@@ -83,12 +89,16 @@ impl Daemon {
     /// Starts a program; what it says goes to a file `log` in `home`, which is made where it is missing.
     fn start(home: &Path, program: &str, arguments: impl FnOnce(&mut Command)) -> Self {
         std::fs::create_dir_all(home).expect("make a directory for a server");
-        let log = home.join("log");
-        let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig=KILL", "--", program]).current_dir(home).stdin(Stdio::null());
-        command.stdout(said.try_clone().expect("a second handle")).stderr(said);
+        command.args(["--pdeathsig=KILL", "--", program]);
+        let log = direct(home, &mut command);
         arguments(&mut command);
+        Self { child: command.spawn().expect("start a server"), log }
+    }
+
+    /// The same of a whole command, in a home that is there.
+    fn spawn(home: &Path, mut command: Command) -> Self {
+        let log = direct(home, &mut command);
         Self { child: command.spawn().expect("start a server"), log }
     }
 
@@ -132,6 +142,15 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Has a command run in `home`, and write what it says to the file `log` there, which is returned.
+fn direct(home: &Path, command: &mut Command) -> PathBuf {
+    let log = home.join("log");
+    let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
+    command.current_dir(home).stdin(Stdio::null());
+    command.stdout(said.try_clone().expect("a second handle")).stderr(said);
+    log
 }
 
 /// The files below a directory that `is_one` says yes to, by name; none where there is no such directory.

@@ -1,6 +1,7 @@
-//! A node of `OpenSearch`, with one index of one shard. Its client is its own gateway of JSON.
+//! A node of `OpenSearch` or Elasticsearch, with one index of one shard. Its client is its own gateway of JSON.
 //!
-//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` names, as `scripts/fetch-servers.sh` fetches them.
+//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` or `PAGEKEEPER_ELASTICSEARCH` names, as `scripts/fetch-servers.sh` fetches
+//! them.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,9 +16,68 @@ const DOCUMENT: usize = 128 << 10;
 /// Documents of one request.
 const AT_ONCE: u64 = 8;
 
+/// Whose node it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Search {
+    /// 2.19
+    OpenSearch,
+    /// 7.17
+    Elasticsearch,
+}
+
+impl Search {
+    /// Where its jars are.
+    pub fn jars(self) -> Option<PathBuf> {
+        let variable = match self {
+            Self::OpenSearch => "PAGEKEEPER_OPENSEARCH",
+            Self::Elasticsearch => "PAGEKEEPER_ELASTICSEARCH",
+        };
+        std::env::var_os(variable).map(PathBuf::from)
+    }
+
+    /// What its settings, and its file of them, are called by.
+    fn name(self) -> &'static str {
+        match self {
+            Self::OpenSearch => "opensearch",
+            Self::Elasticsearch => "elasticsearch",
+        }
+    }
+
+    /// The same in the names of what is given to `java`.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::OpenSearch => "opensearch",
+            Self::Elasticsearch => "es",
+        }
+    }
+
+    /// The class that is started.
+    fn main(self) -> &'static str {
+        match self {
+            Self::OpenSearch => "org.opensearch.bootstrap.OpenSearch",
+            Self::Elasticsearch => "org.elasticsearch.bootstrap.Elasticsearch",
+        }
+    }
+
+    /// What describes the module that speaks over the network.
+    fn module(self) -> &'static str {
+        match self {
+            Self::OpenSearch => {
+                "name=transport-netty4\ndescription=Netty\nversion=2.19.0\nopensearch.version=2.19.0\njava.version=11\n\
+                 classname=org.opensearch.transport.Netty4Plugin\n"
+            }
+            Self::Elasticsearch => {
+                "name=transport-netty4\ndescription=Netty\nversion=7.17.28\nelasticsearch.version=7.17.28\njava.version=1.8\n\
+                 classname=org.elasticsearch.transport.Netty4Plugin\n"
+            }
+        }
+    }
+}
+
 /// A running node.
 #[derive(Debug)]
 pub struct OpenSearch {
+    of: Search,
     home: PathBuf,
     daemon: Daemon,
     ports: (u16, u16),
@@ -29,20 +89,15 @@ impl OpenSearch {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
-    /// Where its jars are.
-    pub fn jars() -> Option<PathBuf> {
-        std::env::var_os("PAGEKEEPER_OPENSEARCH").map(PathBuf::from)
-    }
-
-    /// Starts one with its data below `home`.
+    /// Starts one of this kind with its data below `home`.
     ///
     /// # Panics
     ///
     /// Where it does not start.
-    pub fn start(home: &Path) -> Self {
-        lay_out(home);
+    pub fn start(home: &Path, of: Search) -> Self {
+        lay_out(home, of);
         let ports = (free_port(), free_port());
-        let mut server = Self { home: home.to_owned(), daemon: daemon(home, ports), ports, put: 0 };
+        let mut server = Self { of, home: home.to_owned(), daemon: daemon(home, of, ports), ports, put: 0 };
         server.wait_until_ready();
         server.ask(
             "PUT",
@@ -86,7 +141,7 @@ impl OpenSearch {
 }
 
 /// Lays out its directory as its packages do: what speaks over the network is a module of its own.
-fn lay_out(home: &Path) {
+fn lay_out(home: &Path, of: Search) {
     let write = |path: &str, text: &str| {
         let path = home.join(path);
         std::fs::create_dir_all(path.parent().expect("a directory")).expect("make a directory");
@@ -98,21 +153,21 @@ fn lay_out(home: &Path) {
          rootLogger.appenderRef.console.ref=console\nappender.console.layout.type=PatternLayout\n",
     );
     let module = "modules/transport-netty4";
-    write(
-        &format!("{module}/plugin-descriptor.properties"),
-        "name=transport-netty4\ndescription=Netty\nversion=2.19.0\nopensearch.version=2.19.0\njava.version=11\n\
-         classname=org.opensearch.transport.Netty4Plugin\n",
-    );
+    write(&format!("{module}/plugin-descriptor.properties"), of.module());
     write(
         &format!("{module}/plugin-security.policy"),
-        "grant {\n  permission java.net.SocketPermission \"*\", \"accept,connect,resolve\";\n\
+        "grant codeBase \"${codebase.netty-common}\" {\n\
          permission java.io.FilePermission \"/proc/sys/net/core/somaxconn\", \"read\";\n\
-         permission java.lang.RuntimePermission \"*\", \"setContextClassLoader\";\n\
+         permission java.net.SocketPermission \"*\", \"accept,connect,resolve\";\n\
+         permission java.lang.RuntimePermission \"getClassLoader\";\n\
+         permission java.lang.RuntimePermission \"setContextClassLoader\";\n};\n\
+         grant codeBase \"${codebase.netty-transport}\" {\n\
          permission java.util.PropertyPermission \"sun.nio.ch.bugLevel\", \"write\";\n};\n",
     );
     std::fs::create_dir_all(home.join("plugins")).expect("make a directory");
     std::fs::create_dir_all(home.join("lib")).expect("make a directory");
-    let jars = OpenSearch::jars().expect("PAGEKEEPER_OPENSEARCH names the directory of OpenSearch's jars");
+    std::fs::create_dir_all(home.join("tmp")).expect("make a directory");
+    let jars = of.jars().expect("the environment names the directory of its jars");
     for jar in files_below(&jars, |path| path.extension().is_some_and(|end| end == "jar")) {
         let name = jar.file_name().expect("its name").to_string_lossy().into_owned();
         let is_of_module = name.starts_with("netty-") || name.starts_with("transport-netty4");
@@ -122,7 +177,7 @@ fn lay_out(home: &Path) {
     }
 }
 
-fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
+fn daemon(home: &Path, of: Search, (client, peers): (u16, u16)) -> Daemon {
     let settings = format!(
         "cluster.name: load\nnode.name: load\ndiscovery.type: single-node\nnetwork.host: 127.0.0.1\n\
          http.port: {client}\ntransport.port: {peers}\npath.data: {data}\npath.logs: {logs}\n\
@@ -130,19 +185,22 @@ fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
         data = home.join("data").display(),
         logs = home.join("logs").display(),
     );
-    std::fs::write(home.join("config/opensearch.yml"), settings).expect("write its settings");
+    let file = format!("config/{}.yml", of.name());
+    std::fs::write(home.join(file), settings).expect("write its settings");
     Daemon::start(home, "java", |command| {
         // Without its native part the node does not see that it is root's, which it refuses.
         command.args(["-Djna.nosys=true", "-Djna.nounpack=true"]);
-        command.args([
-            "-Xms1g",
-            "-Xmx1g",
-            "-Djava.security.manager=allow",
-            "-Dopensearch.networkaddress.cache.ttl=60",
-        ]);
-        command.arg(format!("-Dopensearch.path.home={}", home.display()));
-        command.arg(format!("-Dopensearch.path.conf={}", home.join("config").display()));
-        command.arg("-cp").arg(home.join("lib/*")).arg("org.opensearch.bootstrap.OpenSearch");
+        command.args(["-Xms1g", "-Xmx1g", "-Djava.security.manager=allow"]);
+        // As in both products' own jvm.options: with other ones a node may not come to an end.
+        command.args(["-Dlog4j2.disable.jmx=true", "-Dlog4j.shutdownHookEnabled=false"]);
+        command.args(["-Dio.netty.noUnsafe=true", "-Dio.netty.noKeySetOptimization=true"]);
+        let prefix = of.prefix();
+        command.arg(format!("-D{prefix}.networkaddress.cache.ttl=60"));
+        command.arg(format!("-D{prefix}.path.home={}", home.display()));
+        command.arg(format!("-D{prefix}.path.conf={}", home.join("config").display()));
+        // Elasticsearch's own scripts set both.
+        command.env("ES_TMPDIR", home.join("tmp")).env("LIBFFI_TMPDIR", home.join("tmp"));
+        command.arg("-cp").arg(home.join("lib/*")).arg(of.main());
     })
 }
 
@@ -185,7 +243,7 @@ impl LoggedServer for OpenSearch {
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
-        self.daemon = daemon(&self.home, self.ports);
+        self.daemon = daemon(&self.home, self.of, self.ports);
         self.wait_until_ready();
     }
 

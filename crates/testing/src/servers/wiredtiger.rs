@@ -1,16 +1,14 @@
-//! The storage engine of `MongoDB` by itself, Debian's library, in a program of a few lines: its journal is as `mongod` has it, which is
-//! nowhere to be had.
+//! The storage engine of `MongoDB` by itself, Debian's library, in a program of a few lines: its journal is as `mongod` has it, of which
+//! no newer one than 3.6 is to be had.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, files_below, text};
+use super::lines::Lines;
+use super::{Daemon, LoggedServer, files_below};
 
-/// Bytes of a value.
-const VALUE: usize = 128 << 10;
 const SOURCE: &str = include_str!("wiredtiger.c");
 
 /// A running program with the engine.
@@ -18,10 +16,7 @@ const SOURCE: &str = include_str!("wiredtiger.c");
 pub struct WiredTiger {
     home: PathBuf,
     daemon: Daemon,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-    /// How many values were put and acknowledged.
-    put: u64,
+    lines: Lines,
 }
 
 impl WiredTiger {
@@ -43,33 +38,18 @@ impl WiredTiger {
         build.args(["-O1", "-o"]).arg(home.join("engine")).arg(&source).arg("-lwiredtiger");
         let said = build.output().expect("start gcc");
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-        let (daemon, to, from) = daemon(home);
-        let mut server = Self { home: home.to_owned(), daemon, to, from, put: 0 };
-        server.expect_line("ready");
-        server
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.from.read_line(&mut line).expect("the engine goes on");
-        line.trim_end().to_owned()
-    }
-
-    fn expect_line(&mut self, expected: &str) {
-        let said = self.line();
-        let log = || std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
-        assert_eq!(said, expected, "{}", log());
+        let (daemon, lines) = daemon(home, 0);
+        Self { home: home.to_owned(), daemon, lines }
     }
 }
 
-fn daemon(home: &Path) -> (Daemon, ChildStdin, BufReader<ChildStdout>) {
+fn daemon(home: &Path, put: u64) -> (Daemon, Lines) {
     let program = home.join("engine");
     let mut daemon = Daemon::start(home, program.to_str().expect("a path of this test's own"), |command| {
         command.arg("data").stdin(Stdio::piped()).stdout(Stdio::piped());
     });
-    let to = daemon.child.stdin.take().expect("piped");
-    let from = BufReader::new(daemon.child.stdout.take().expect("piped"));
-    (daemon, to, from)
+    let lines = Lines::of(&mut daemon.child, daemon.log.clone(), put);
+    (daemon, lines)
 }
 
 impl LoggedServer for WiredTiger {
@@ -88,29 +68,15 @@ impl LoggedServer for WiredTiger {
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let values = bytes.div_ceil(VALUE as u64);
-        for _ in 0..values {
-            let head = format!("put {} {VALUE}\n", self.put).into_bytes();
-            self.to.write_all(&[head, text(self.put, VALUE)].concat()).expect("the engine goes on");
-            self.expect_line("ok");
-            self.put += 1;
-        }
-        values * VALUE as u64
+        self.lines.put(bytes)
     }
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
-        (self.daemon, self.to, self.from) = daemon(&self.home);
-        self.expect_line("ready");
+        (self.daemon, self.lines) = daemon(&self.home, self.lines.values());
     }
 
     fn check_all(&mut self) {
-        for number in 0..self.put {
-            self.to.write_all(format!("get {number}\n").as_bytes()).expect("the engine goes on");
-            self.expect_line(&VALUE.to_string());
-            let mut value = vec![0; VALUE];
-            self.from.read_exact(&mut value).expect("the engine goes on");
-            assert!(value == text(number, VALUE), "value {number} of {} is not as it was put", self.put);
-        }
+        self.lines.check();
     }
 }

@@ -1,0 +1,24 @@
+# A client of MongoDB, driven by lines: "put NUMBER LENGTH" and that many bytes stores a document, and answers "ok" once it is in the
+# journal and synced; "get NUMBER" answers "LENGTH" and that many bytes. Its argument is the server's socket.
+import sys
+
+import pymongo
+
+client = pymongo.MongoClient(sys.argv[1], serverSelectionTimeoutMS=60_000)
+acknowledged = pymongo.WriteConcern(w=1, j=True)
+documents = client.load.get_collection("load", write_concern=acknowledged)
+client.server_info()
+out = sys.stdout.buffer
+out.write(b"ready\n")
+out.flush()
+for line in sys.stdin.buffer:
+    verb, number, *rest = line.split()
+    if verb == b"put":
+        value = sys.stdin.buffer.read(int(rest[0]))
+        documents.insert_one({"_id": int(number), "value": value})
+        out.write(b"ok\n")
+    else:
+        value = documents.find_one({"_id": int(number)})["value"]
+        out.write(b"%d\n" % len(value))
+        out.write(value)
+    out.flush()

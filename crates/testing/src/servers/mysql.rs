@@ -1,0 +1,137 @@
+//! A `MySQL` of its own, whose client commits one large value after the other: its redo log goes through the page cache, as its binlog
+//! does.
+//!
+//! It is unpacked in the folder that `PAGEKEEPER_MYSQL_ROOT` names, as `scripts/fetch-servers.sh` fetches it: 8.0, 8.4 or 9. Invariants:
+//! logs are synced at every commit; it has no port.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use super::unpacked::{self, DATA};
+use super::{Daemon, LoggedServer, Values, files_below};
+
+/// A running `MySQL`.
+#[derive(Debug)]
+pub struct MySql {
+    unpacked: PathBuf,
+    home: PathBuf,
+    daemon: Daemon,
+    values: Values,
+}
+
+impl MySql {
+    /// Programs that it needs beside the unpacked ones.
+    pub const PROGRAMS: [&str; 6] = ["mariadb", "setpriv", "unshare", "mount", "chroot", "sh"];
+
+    /// With what each run of the server begins.
+    pub const COMMON: [&str; 4] =
+        ["--no-defaults", "--user=root", "--datadir=/data", "--secure-file-priv=NULL"];
+
+    /// Where it sees its data.
+    pub const DATA: &str = DATA;
+
+    /// The folder that it is unpacked in.
+    pub fn unpacked() -> Option<PathBuf> {
+        unpacked::folder("PAGEKEEPER_MYSQL_ROOT")
+    }
+
+    /// Starts one with a binlog, its data below `home`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start(home: &Path) -> Self {
+        let unpacked = Self::unpacked().expect("PAGEKEEPER_MYSQL_ROOT names a folder");
+        unpacked::make_home(home);
+        Self::initialize(&unpacked, home);
+        let daemon = daemon(&unpacked, home);
+        let mut server = Self { unpacked, home: home.to_owned(), daemon, values: Values::default() };
+        server.wait_until_ready();
+        server.values.make_table(&mut client(home), "LONGTEXT CHARACTER SET ascii");
+        server
+    }
+
+    /// Makes the data of a new server, which is unpacked in that folder.
+    ///
+    /// # Panics
+    ///
+    /// Where it can't be made.
+    pub fn initialize(unpacked: &Path, home: &Path) {
+        let mut command = unpacked::enter(unpacked, home);
+        command.arg("/usr/sbin/mysqld").args(Self::COMMON);
+        command.args(["--initialize-insecure", "--log-error=/run/initialize.err"]);
+        let made = command.status().expect("run mysqld");
+        let said = || std::fs::read_to_string(home.join("run/initialize.err")).unwrap_or_default();
+        assert!(made.success(), "mysqld --initialize-insecure: {made}: {}", said());
+    }
+
+    fn wait_until_ready(&mut self) {
+        let home = &self.home;
+        self.daemon.wait_for("MySQL answers", || {
+            let asked = client(home).args(["--execute", "SELECT 1"]).output().expect("run mariadb");
+            asked.status.success().then_some(())
+        });
+    }
+}
+
+fn daemon(unpacked: &Path, home: &Path) -> Daemon {
+    let mut command = unpacked::enter(unpacked, home);
+    command.arg("/usr/sbin/mysqld").args(MySql::COMMON);
+    command.args(["--skip-networking", "--mysqlx=OFF", "--socket=/run/socket", "--pid-file=/run/pid"]);
+    command.args(["--log-bin=binlog", "--sync-binlog=1", "--max-binlog-size=16M", "--server-id=1"]);
+    command.args(["--innodb-redo-log-capacity=48M", "--innodb-buffer-pool-size=64M"]);
+    command.args(["--innodb-flush-log-at-trx-commit=1", "--innodb-flush-method=O_DIRECT"]);
+    Daemon::spawn(home, command)
+}
+
+/// Debian's, which speaks to it as well.
+fn client(home: &Path) -> Command {
+    let mut command = Command::new("mariadb");
+    command.current_dir(home).args([
+        "--no-defaults",
+        "--user=root",
+        "--batch",
+        "--skip-column-names",
+        "--quick",
+    ]);
+    command.args(["--socket=run/socket", "--database=mysql"]);
+    command
+}
+
+impl LoggedServer for MySql {
+    fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// The ring of the redo log, and then the binlogs.
+    fn logs(&self) -> Vec<PathBuf> {
+        let data = self.home.join("data");
+        let is = |path: &Path, start: &str| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(start) && !name.ends_with(".index")
+        };
+        let mut logs = files_below(&data.join("#innodb_redo"), |path| is(path, "#ib_redo"));
+        logs.extend(files_below(&data, |path| is(path, "binlog.")));
+        logs
+    }
+
+    fn others(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
+        self.values.put(&mut client(&self.home), bytes)
+    }
+
+    fn restart_after(&mut self, signal: Signal) {
+        self.daemon.end(signal);
+        self.daemon = daemon(&self.unpacked, &self.home);
+        self.wait_until_ready();
+    }
+
+    fn check_all(&mut self) {
+        self.values.check(&mut client(&self.home));
+    }
+}
