@@ -43,7 +43,8 @@ fn fill(path: &Path, size: u64) {
 /// Has a log read, and waits until it is released again.
 fn is_served(what: &str, log: &Path) {
     assert!(!std::fs::read(log).expect("read a log").is_empty());
-    eventually(what, SOON, || (resident_bytes(&[log.to_owned()]) == 0).then_some(()));
+    // A pass over very many names reads their inodes, and waits for a disk that others use, too.
+    eventually(what, 3 * SOON, || (resident_bytes(&[log.to_owned()]) == 0).then_some(()));
 }
 
 /// A configuration by which it takes its samples often, also where nothing happens for long.
