@@ -122,7 +122,12 @@ fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
 }
 
 /// Whether a server that is fetched is here, in the directory that the environment names.
-fn can_run_fetched(name: &str, programs: &[&str], variable: &str, directory: Option<&PathBuf>) -> bool {
+pub(crate) fn can_run_fetched(
+    name: &str,
+    programs: &[&str],
+    variable: &str,
+    directory: Option<&PathBuf>,
+) -> bool {
     let what = format!("the guard beside {name}");
     if !support::can_run(&what, programs) {
         return false;

@@ -4,6 +4,7 @@
 //! Run by `make test-mysql`, which fetches the server and says in `PAGEKEEPER_MYSQL_ROOT` where it is; needs root.
 //! Residency is `fincore`'s, reads are the kernel's own counts.
 
+use crate::logged::can_run_fetched;
 use crate::support;
 use crate::support::guard::Guard;
 use crate::support::mysql::{BINLOG_BYTES, DATA, Follower, PROGRAMS, REDO_BYTES, Server};
@@ -120,14 +121,9 @@ fn stay_bounded_with_a_far_follower(server: &Server, follower: &mut Follower, gu
 
 /// The folder that `make test-mysql` unpacked the server in, if it can be run.
 fn unpacked() -> Option<PathBuf> {
-    if !support::can_run("MySQL with a follower", &PROGRAMS) {
-        return None;
-    }
     let unpacked = MySql::unpacked();
-    if unpacked.is_none() {
-        pagekeeper_testing::skip("MySQL with a follower: PAGEKEEPER_MYSQL_ROOT names no directory of it");
-    }
-    unpacked
+    let can_run = can_run_fetched("MySQL", &PROGRAMS, "PAGEKEEPER_MYSQL_ROOT", unpacked.as_ref());
+    unpacked.filter(|_| can_run)
 }
 
 #[test]
