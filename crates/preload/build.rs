@@ -5,11 +5,11 @@
 //! `pagekeeper run` has threads loaded there. To map two more files would take a process longer than all else at its start.
 
 fn main() {
+    let source = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     println!("cargo::rerun-if-changed=build.rs");
-    println!(
-        "cargo::metadata=source={}",
-        std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR")
-    );
+    // By its absolute path: a checkout that has moved, or shares its target directory with another, is to give its own place.
+    println!("cargo::rerun-if-changed={source}/Cargo.toml");
+    println!("cargo::metadata=source={source}");
     if std::env::var_os("CARGO_FEATURE_INTERPOSE").is_some() {
         println!("cargo::rustc-link-arg=-Wl,-z,now");
     }
