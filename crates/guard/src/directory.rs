@@ -34,6 +34,7 @@ use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Re
 use pagekeeper_policy::names::SegmentSize;
 use pagekeeper_policy::{LogId, Rewrite, Rule};
 
+pub(crate) use self::due::SampledFiles;
 use self::due::{OfDatabase, Rest};
 pub(crate) use self::listed::Listed;
 use crate::entry::Entry;

@@ -36,6 +36,9 @@ const CHECKED: u64 = 16;
 const CHECKED_OF_MANY: u64 = 64;
 /// Of a database with more log files than this, those where nothing happens are sampled less often.
 const MANY: usize = 256;
+/// Files that are taken in hand at once: before the first of them is sampled all of these are gone through, which is not to take
+/// much of a turn.
+const AT_ONCE: usize = 256;
 
 /// For how long no file of a directory has to be looked at.
 #[derive(Debug, Default)]
@@ -61,8 +64,6 @@ pub(super) struct OfDatabase {
 pub(crate) struct SampledFiles {
     /// Whether anything has changed.
     pub(crate) changed: bool,
-    /// Whether there was no time for all.
-    pub(crate) unfinished: bool,
     /// Whether there was no room for all windows.
     pub(crate) no_room: bool,
 }
@@ -102,8 +103,8 @@ impl Directory {
         self.database.files.max(self.entries.len()) > MANY
     }
 
-    /// The files to be sampled now: those that are due, and those that some process is at. The one behind the last that was
-    /// sampled comes first.
+    /// Begins a tick: the first of the files to be sampled now, which are those that are due, and those that some process is at. The one
+    /// behind the last that was sampled comes first. The rest is [`Self::due_next`].
     pub(crate) fn due(&mut self, in_use: &FilesInUse) -> Vec<Due> {
         let is_busy = in_use.directories.contains(&self.id);
         // Files that were busy until now are held from now on.
@@ -127,6 +128,12 @@ impl Directory {
             }
         }
         self.rest.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
+        self.due_next()
+    }
+
+    /// The next of the files to be sampled now, once the ones before were; none if these were all.
+    pub(crate) fn due_next(&mut self) -> Vec<Due> {
+        let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
             (entry.due == 0).then(|| Due {
@@ -137,10 +144,21 @@ impl Directory {
                 unless: entry.uncounted_while(among_many),
             })
         };
-        let Some(last) = &self.sampled_to else { return self.entries.iter().filter_map(due).collect() };
-        let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
-        let before = self.entries.range::<OsString, _>((Bound::Unbounded, Bound::Included(last)));
-        behind.chain(before).filter_map(due).collect()
+        let files: Vec<Due> = match &self.sampled_to {
+            None => self.entries.iter().filter_map(due).take(AT_ONCE).collect(),
+            Some(last) => {
+                let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
+                let before = self.entries.range::<OsString, _>((Bound::Unbounded, Bound::Included(last)));
+                behind.chain(before).filter_map(due).take(AT_ONCE).collect()
+            }
+        };
+        self.sampled_to = files.get(AT_ONCE - 1).map(|last| last.name.clone());
+        files
+    }
+
+    /// Whether more files may be due than were given.
+    pub(crate) fn has_more_due(&self) -> bool {
+        self.sampled_to.is_some()
     }
 
     /// Takes those from what is due that are not to be opened, see [`Due::unless`], as far as their path shows it: the directory need not
@@ -187,8 +205,12 @@ impl Directory {
         wanted: usize,
         mut problem: impl FnMut(&Path, &Error),
     ) -> SampledFiles {
-        let mut all = SampledFiles { unfinished: sampled.len() < wanted, ..SampledFiles::default() };
-        self.sampled_to = sampled.last().filter(|_| all.unfinished).map(|last| last.name.clone());
+        let mut all = SampledFiles::default();
+        if sampled.len() < wanted
+            && let Some(last) = sampled.last()
+        {
+            self.sampled_to = Some(last.name.clone());
+        }
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
         let among_many = self.is_among_many();
         let may_rest = !sampled.is_empty() && self.database.sees_openers && among_many;
@@ -203,7 +225,6 @@ impl Directory {
                     if seen.stat.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
-                    all.unfinished |= seen.next.is_some();
                     all.no_room |= seen.no_room;
                     let turn = place + entry.id.0 / TOGETHER;
                     let is_last = |last: &IdMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);

@@ -222,10 +222,41 @@ fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     let mut room = Room { left: usize::MAX, least: 1 };
     let mut due = directory.due(in_use);
-    let names = due.iter().map(|due| due.name.clone()).collect();
-    directory.take_unchanged(&mut due);
-    directory.sample(found.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+    let mut names = Vec::new();
+    while !due.is_empty() {
+        names.extend(due.iter().map(|due| due.name.clone()));
+        directory.take_unchanged(&mut due);
+        directory.sample(found.as_fd(), due, &mut room, &turn, |_, error| panic!("{error}"));
+        due = directory.due_next();
+    }
     names
+}
+
+#[test]
+fn of_very_many_due_files_as_few_are_taken_in_hand_as_a_turn_may_last() {
+    let dir = disk_dir();
+    for number in 3..=600 {
+        File::create_new(dir.path().join(format!("binlog.{number:06}"))).unwrap();
+    }
+    let mut guard = guard_on(&[&dir]);
+    guard.tick(&mut |_| {});
+    let directory = &mut guard.watched.directories[0];
+    directory.came_back();
+    let first = directory.due(&FilesInUse::default());
+    assert!(first.len() < 300 && directory.has_more_due(), "{}", first.len());
+    // A turn that is over as it begins is for one.
+    let found = directory.find(&ProcRoot::default()).unwrap();
+    let over = Turn::begin(Slice { cpu: Duration::ZERO, wall: Duration::ZERO });
+    let mut room = Room { left: usize::MAX, least: 1 };
+    directory.sample(found.as_fd(), first, &mut room, &over, |_, error| panic!("{error}"));
+    // All others follow, each once.
+    let mut names = sampled(directory, &FilesInUse::default());
+    assert_eq!(names.first().unwrap(), "binlog.000002");
+    assert!(!directory.has_more_due());
+    let all = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!((all, names.len()), (599, 599));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{Party, Profile};
-use pagekeeper_kernel::process::thread_cpu_time;
+use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
@@ -23,9 +23,9 @@ use crate::config::Settings;
 use crate::descriptors::{
     Descriptor, Extent, FilesInUse, ListedProcess, Lister, Others, POLLED, Wanted, name_of_removed,
 };
-use crate::directory::{DatabaseKey, Directory, Listed, STORM};
+use crate::directory::{DatabaseKey, Directory, Listed, STORM, SampledFiles};
 use crate::notify::{Change, MadeWatch};
-use crate::sample::Room;
+use crate::sample::{Due, Room};
 
 impl Watched {
     /// Lists the directories in which names came or went.
@@ -85,7 +85,11 @@ impl Watched {
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
-            let slice = watched.turns.slice(key)?;
+            // A directory that was just found is listed at once.
+            let slice = match only {
+                Some(_) => watched.turns.slice(key),
+                None => watched.turns.slice_to_list(key),
+            }?;
             Some(watched.listing_job(slice, limit, now))
         };
         let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
@@ -316,7 +320,7 @@ impl Watched {
         databases.chain(self.others.by_process()).for_each(|of_process| in_use.add(of_process));
         let in_use = Arc::new(in_use);
         let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let Some(slice) = watched.turns.slice(key) else {
+            let Some(slice) = watched.turns.slice_to_sample(key) else {
                 if let Some(first) = own.first().filter(|_| watched.turns.has_waited(key)) {
                     report.borrow_mut().in_part(first, Budget::Time);
                 }
@@ -355,24 +359,14 @@ impl Watched {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
-                let mut due = directory.due(&in_use);
+                let due = directory.due(&in_use);
                 // Most have no file that is due: the clocks are read where one is.
                 if !due.is_empty() && turn.step() {
                     break;
                 }
                 place.at(index);
-                directory.take_unchanged(&mut due);
-                if due.is_empty() && !directory.is_checked_now() {
-                    continue;
-                }
-                let Ok(found) = directory.find(&proc) else {
-                    // Gone, or out of reach for now.
-                    directory.forget_files();
-                    directory.stale = true;
-                    continue;
-                };
                 let problems = &mut done.problems;
-                let sampled = directory.sample(found.as_fd(), due, &mut room, &turn, |path, error| {
+                let sampled = sample_directory(directory, &proc, due, &mut room, &turn, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
                 done.changed |= sampled.changed;
@@ -383,6 +377,37 @@ impl Watched {
             done.spent = turn.spent();
             done
         })
+    }
+}
+
+/// Samples the files of a directory that are due, of which these are the first, while the turn lasts.
+fn sample_directory(
+    directory: &mut Directory,
+    proc: &ProcRoot,
+    mut due: Vec<Due>,
+    room: &mut Room,
+    turn: &Turn,
+    mut problem: impl FnMut(&Path, &Error),
+) -> SampledFiles {
+    let mut all = SampledFiles::default();
+    let mut is_checked = directory.is_checked_now();
+    loop {
+        directory.take_unchanged(&mut due);
+        if !due.is_empty() || std::mem::take(&mut is_checked) {
+            let Ok(found) = directory.find(proc) else {
+                // Gone, or out of reach for now.
+                directory.forget_files();
+                directory.stale = true;
+                return all;
+            };
+            let sampled = directory.sample(found.as_fd(), due, room, turn, &mut problem);
+            all.changed |= sampled.changed;
+            all.no_room |= sampled.no_room;
+        }
+        if !directory.has_more_due() || turn.is_over() {
+            return all;
+        }
+        due = directory.due_next();
     }
 }
 

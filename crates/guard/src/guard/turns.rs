@@ -14,6 +14,9 @@ use crate::shares::Databases;
 
 /// Ticks for which a database has to wait before that is worth a word.
 const WAITED: u32 = 8;
+/// Nothing begins with less than this: what a turn takes whatever it does, such as to see which of thousands of files are due, is to be
+/// little beside it.
+const LEAST: Duration = Duration::from_millis(5);
 /// What is released may be paid for later, up to so much: else samples alone could take all of a small budget.
 const ON_ACCOUNT: Duration = Duration::from_millis(50);
 
@@ -33,6 +36,8 @@ struct Account {
     credit: Credit,
     /// Ticks since it last had time for a sample.
     waited: u32,
+    /// Whether it had time for a listing since.
+    listed: bool,
 }
 
 impl Turns {
@@ -77,11 +82,29 @@ impl Turns {
         from.into_iter().chain(groups).collect()
     }
 
-    /// What a database may spend on samples now; `None` if it has to wait.
+    /// What a database may spend now; `None` if it has to wait.
     pub(super) fn slice(&mut self, key: &DatabaseKey) -> Option<Slice> {
+        self.account(key).credit.slice(Duration::ZERO).filter(|slice| slice.cpu >= LEAST)
+    }
+
+    /// What a database may spend on going on with its listings; `None` if it has to wait. Where it has too little for both, every
+    /// other turn is for samples: listings of very many names would leave nothing for them, time after time.
+    pub(super) fn slice_to_list(&mut self, key: &DatabaseKey) -> Option<Slice> {
+        let slice = self.slice(key);
         let account = self.account(key);
-        let slice = account.credit.slice(Duration::ZERO);
-        account.waited = if slice.is_some() { 0 } else { account.waited + 1 };
+        let slice = slice.filter(|_| !account.listed);
+        account.listed |= slice.is_some();
+        slice
+    }
+
+    /// What a database may spend on samples now; `None` if it has to wait.
+    pub(super) fn slice_to_sample(&mut self, key: &DatabaseKey) -> Option<Slice> {
+        let slice = self.slice(key);
+        let account = self.account(key);
+        match slice {
+            Some(_) => (account.waited, account.listed) = (0, false),
+            None => account.waited += 1,
+        }
         slice
     }
 
@@ -145,7 +168,7 @@ impl Turns {
     fn account(&mut self, key: &DatabaseKey) -> &mut Account {
         if !self.accounts.contains_key(key) {
             let credit = self.purse.open();
-            self.accounts.insert(key.clone(), Account { credit, waited: 0 });
+            self.accounts.insert(key.clone(), Account { credit, waited: 0, listed: false });
         }
         self.accounts.get_mut(key).expect("it was just inserted")
     }
@@ -183,6 +206,34 @@ mod tests {
     }
 
     #[test]
+    fn listings_without_end_leave_every_other_turn_to_samples() {
+        let now = Instant::now();
+        let mut turns = Turns::new(now);
+        let key = DatabaseKey::Process(7);
+        let (mut listings, mut samples) = (0, 0);
+        for tick in 1..=6000 {
+            turns.begin_tick(&[], |_| Some(Party::User(1)), now + tick * Duration::from_millis(100));
+            if let Some(slice) = turns.slice_to_list(&key) {
+                listings += 1;
+                turns.spend(&key, slice.cpu);
+            }
+            if let Some(slice) = turns.slice_to_sample(&key) {
+                samples += 1;
+                assert!(slice.cpu >= LEAST, "{slice:?}");
+                turns.spend(&key, slice.cpu);
+            }
+        }
+        // 1 % of ten minutes, LEAST at a time.
+        assert!(listings > 500 && samples > 500, "{listings} {samples}");
+        // With time for both each has its own in every tick.
+        turns.begin_tick(&[], |_| Some(Party::User(1)), now + Duration::from_secs(1000));
+        assert!(turns.slice_to_sample(&key).is_some());
+        for _ in 0..3 {
+            assert!(turns.slice_to_list(&key).is_some() && turns.slice_to_sample(&key).is_some());
+        }
+    }
+
+    #[test]
     fn a_server_beside_very_many_databases_of_another_user_keeps_its_names() {
         let profile = Arc::new(Profile::built_in().swap_remove(0));
         let of = |pid: u32, party| {
@@ -203,9 +254,9 @@ mod tests {
         assert!(of_another.1 * others.len() + WINDOWS <= ALL_WINDOWS, "{of_another:?}");
         // One that has spent what it has is waited for, as long as it has directories.
         let key = own[0].database();
-        assert!(turns.slice(&key).is_some() && !turns.anyone_waits());
+        assert!(turns.slice_to_sample(&key).is_some() && !turns.anyone_waits());
         turns.spend(&key, Duration::from_secs(30));
-        assert!(turns.slice(&key).is_none() && turns.anyone_waits());
+        assert!(turns.slice_to_sample(&key).is_none() && turns.anyone_waits());
         turns.begin_tick(others, |_| Some(Party::Unknown), now);
         assert!(!turns.anyone_waits());
         turns.begin_tick(&directories, |_| Some(Party::Unknown), now);
