@@ -119,9 +119,12 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     let honest = Database::start(scratch.path(), &own[2]);
     let limit = memory_max(unit);
     let Some(group) = MemoryGroup::new("a directory of very many names", limit) else { return };
-    // Of so many a quiet one is sampled every 128 ticks: of two seconds, where nothing happens, that would be four minutes.
-    let config = config(scratch.path(), "");
-    let arguments = [&["--config", &config], more].concat();
+    // Of so many a quiet one is sampled every 128 ticks: of two seconds, where nothing happens, that would be four minutes. Short ones
+    // have so little time each that going through thousands of files takes it all.
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "tick = \"500ms\"\nidle_tick = \"500ms\"\n").expect("write the configuration");
+    let config = config.into_os_string().into_string().expect("a path of this test's own");
+    let arguments = [&["--config", &*config], more].concat();
     let guard = guard_by(group.command(&program().to_string_lossy()), &[&hostile, &honest], &arguments);
     is_served("the other's log is released", &own[0]);
     guard.wait_for("in_part", SOON, |event| event["budget"] == "names" && event["pid"] == hostile.pid());

@@ -277,7 +277,8 @@ mod tests {
         assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
         directory.list(fd.as_fd(), ids, &turn).unwrap();
         let mut room = Room { left: usize::MAX, least: 1 };
-        let due = directory.due(&FilesInUse::default());
+        directory.begin_tick(&FilesInUse::default());
+        let due = directory.due();
         directory
             .sample(fd.as_fd(), due, &mut room, &turn, |path, error| panic!("{}: {error}", path.display()));
     }

@@ -103,15 +103,15 @@ impl Directory {
         self.database.files.max(self.entries.len()) > MANY
     }
 
-    /// Begins a tick: the first of the files to be sampled now, which are those that are due, and those that some process is at. The one
-    /// behind the last that was sampled comes first. The rest is [`Self::due_next`].
-    pub(crate) fn due(&mut self, in_use: &FilesInUse) -> Vec<Due> {
+    /// Begins a tick; whether there are files that are to be [sampled](Self::due) in it: those that are due, and those that some process
+    /// is at.
+    pub(crate) fn begin_tick(&mut self, in_use: &FilesInUse) -> bool {
         let is_busy = in_use.directories.contains(&self.id);
         // Files that were busy until now are held from now on.
         let was_busy = std::mem::replace(&mut self.rest.was_busy, is_busy);
         self.rest.passed += 1;
         if !is_busy && !was_busy && self.rest.passed < self.rest.until_due {
-            return Vec::new();
+            return false;
         }
         let passed = std::mem::take(&mut self.rest.passed);
         let (place, among_many) = (self.place(), self.is_among_many());
@@ -128,11 +128,11 @@ impl Directory {
             }
         }
         self.rest.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
-        self.due_next()
+        self.rest.until_due == 0 && !self.entries.is_empty()
     }
 
-    /// The next of the files to be sampled now, once the ones before were; none if these were all.
-    pub(crate) fn due_next(&mut self) -> Vec<Due> {
+    /// The next of the files to be sampled now, the one behind the last that was sampled first; none if all were.
+    pub(crate) fn due(&mut self) -> Vec<Due> {
         let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
@@ -156,7 +156,7 @@ impl Directory {
         files
     }
 
-    /// Whether more files may be due than were given.
+    /// Whether more files may be due than were taken in hand.
     pub(crate) fn has_more_due(&self) -> bool {
         self.sampled_to.is_some()
     }

@@ -199,6 +199,9 @@ impl Directory {
     /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its
     /// files have: one that is just being copied has another, or none that a segment can have.
     pub(super) fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
+        if logs.is_empty() {
+            return;
+        }
         let is_segment =
             |entry: &&mut Entry| matches!(entry.number, Number::WalSegment(_)) && logs.contains(&entry.log);
         let mut counts: BTreeMap<(LogId, SegmentSize), usize> = BTreeMap::new();

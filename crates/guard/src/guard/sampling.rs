@@ -25,7 +25,7 @@ use crate::descriptors::{
 };
 use crate::directory::{DatabaseKey, Directory, Listed, STORM, SampledFiles};
 use crate::notify::{Change, MadeWatch};
-use crate::sample::{Due, Room};
+use crate::sample::Room;
 
 impl Watched {
     /// Lists the directories in which names came or went.
@@ -85,7 +85,7 @@ impl Watched {
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
-            // A directory that was just found is listed at once.
+            // Those of one database are asked for where one of them was just found.
             let slice = match only {
                 Some(_) => watched.turns.slice(key),
                 None => watched.turns.slice_to_list(key),
@@ -359,14 +359,13 @@ impl Watched {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
-                let due = directory.due(&in_use);
                 // Most have no file that is due: the clocks are read where one is.
-                if !due.is_empty() && turn.step() {
+                if directory.begin_tick(&in_use) && turn.step() {
                     break;
                 }
                 place.at(index);
                 let problems = &mut done.problems;
-                let sampled = sample_directory(directory, &proc, due, &mut room, &turn, |path, error| {
+                let sampled = sample_directory(directory, &proc, &mut room, &turn, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
                 done.changed |= sampled.changed;
@@ -380,11 +379,10 @@ impl Watched {
     }
 }
 
-/// Samples the files of a directory that are due, of which these are the first, while the turn lasts.
+/// Samples the files of a directory that are due, while the turn lasts.
 fn sample_directory(
     directory: &mut Directory,
     proc: &ProcRoot,
-    mut due: Vec<Due>,
     room: &mut Room,
     turn: &Turn,
     mut problem: impl FnMut(&Path, &Error),
@@ -392,8 +390,9 @@ fn sample_directory(
     let mut all = SampledFiles::default();
     let mut is_checked = directory.is_checked_now();
     loop {
+        let mut due = directory.due();
         directory.take_unchanged(&mut due);
-        if !due.is_empty() || std::mem::take(&mut is_checked) {
+        if std::mem::take(&mut is_checked) || !due.is_empty() {
             let Ok(found) = directory.find(proc) else {
                 // Gone, or out of reach for now.
                 directory.forget_files();
@@ -407,7 +406,6 @@ fn sample_directory(
         if !directory.has_more_due() || turn.is_over() {
             return all;
         }
-        due = directory.due_next();
     }
 }
 

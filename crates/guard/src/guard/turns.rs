@@ -14,9 +14,6 @@ use crate::shares::Databases;
 
 /// Ticks for which a database has to wait before that is worth a word.
 const WAITED: u32 = 8;
-/// Nothing begins with less than this: what a turn takes whatever it does, such as to see which of thousands of files are due, is to be
-/// little beside it.
-const LEAST: Duration = Duration::from_millis(5);
 /// What is released may be paid for later, up to so much: else samples alone could take all of a small budget.
 const ON_ACCOUNT: Duration = Duration::from_millis(50);
 
@@ -34,10 +31,14 @@ pub(super) struct Turns {
 #[derive(Clone, Copy)]
 struct Account {
     credit: Credit,
-    /// Ticks since it last had time for a sample.
+    /// Ticks since it last had time for samples, and for a listing if it has one under way.
     waited: u32,
-    /// Whether it had time for a listing since.
+    /// Whether it had time for a listing since it last had for samples.
     listed: bool,
+    /// How often a listing made way for samples since.
+    made_way: u32,
+    /// Whether a listing has to wait in this tick.
+    waits_to_list: bool,
 }
 
 impl Turns {
@@ -64,6 +65,7 @@ impl Turns {
         }
         let of = |key: &DatabaseKey| self.present.get(key).copied().or_else(|| party(key));
         self.accounts.retain(|key, _| of(key).is_some());
+        self.accounts.values_mut().for_each(|account| account.waits_to_list = false);
         let accounts = self.accounts.iter_mut();
         let credits = accounts.filter_map(|(key, account)| Some((of(key)?, &mut account.credit)));
         self.purse.fill(credits, now);
@@ -84,16 +86,22 @@ impl Turns {
 
     /// What a database may spend now; `None` if it has to wait.
     pub(super) fn slice(&mut self, key: &DatabaseKey) -> Option<Slice> {
-        self.account(key).credit.slice(Duration::ZERO).filter(|slice| slice.cpu >= LEAST)
+        self.account(key).credit.slice(Duration::ZERO)
     }
 
-    /// What a database may spend on going on with its listings; `None` if it has to wait. Where it has too little for both, every
-    /// other turn is for samples: listings of very many names would leave nothing for them, time after time.
+    /// What a database may spend on going on with its listings; `None` if it has to wait. Where there is too little for both it
+    /// makes way for samples every other time: listings of very many names would leave nothing for them, time after time. If others
+    /// than samples take the time it goes on after [`WAITED`] ticks.
     pub(super) fn slice_to_list(&mut self, key: &DatabaseKey) -> Option<Slice> {
         let slice = self.slice(key);
         let account = self.account(key);
-        let slice = slice.filter(|_| !account.listed);
-        account.listed |= slice.is_some();
+        let makes_way = account.listed && account.made_way < WAITED;
+        account.made_way += u32::from(slice.is_some() && makes_way);
+        let slice = slice.filter(|_| !makes_way);
+        if slice.is_some() {
+            (account.listed, account.made_way) = (true, 0);
+        }
+        account.waits_to_list = slice.is_none();
         slice
     }
 
@@ -101,10 +109,8 @@ impl Turns {
     pub(super) fn slice_to_sample(&mut self, key: &DatabaseKey) -> Option<Slice> {
         let slice = self.slice(key);
         let account = self.account(key);
-        match slice {
-            Some(_) => (account.waited, account.listed) = (0, false),
-            None => account.waited += 1,
-        }
+        account.listed &= slice.is_none();
+        account.waited = if slice.is_some() && !account.waits_to_list { 0 } else { account.waited + 1 };
         slice
     }
 
@@ -118,7 +124,7 @@ impl Turns {
         self.accounts.get(key).is_some_and(|account| account.waited >= WAITED)
     }
 
-    /// Whether one that has directories had no time for a sample in this tick.
+    /// Whether one that has directories had no time for samples, or for a listing that is under way, in this tick.
     pub(super) fn anyone_waits(&self) -> bool {
         self.accounts.iter().any(|(key, account)| account.waited > 0 && self.present.contains_key(key))
     }
@@ -168,7 +174,10 @@ impl Turns {
     fn account(&mut self, key: &DatabaseKey) -> &mut Account {
         if !self.accounts.contains_key(key) {
             let credit = self.purse.open();
-            self.accounts.insert(key.clone(), Account { credit, waited: 0, listed: false });
+            self.accounts.insert(
+                key.clone(),
+                Account { credit, waited: 0, listed: false, made_way: 0, waits_to_list: false },
+            );
         }
         self.accounts.get_mut(key).expect("it was just inserted")
     }
@@ -206,30 +215,41 @@ mod tests {
     }
 
     #[test]
-    fn listings_without_end_leave_every_other_turn_to_samples() {
+    fn listings_without_end_leave_half_of_the_time_to_samples() {
         let now = Instant::now();
+        let (key, tick) = (DatabaseKey::Process(7), Duration::from_millis(500));
+        let pass = |turns: &mut Turns, number: u32, spend: bool, claims: bool| -> [Duration; 2] {
+            turns.begin_tick(&[], |_| Some(Party::User(1)), now + number * tick);
+            let spent = |slice: Option<Slice>, turns: &mut Turns| {
+                let spent = slice.map_or(Duration::ZERO, |slice| slice.cpu);
+                turns.spend(&key, if spend { spent } else { Duration::ZERO });
+                spent
+            };
+            let slice = turns.slice_to_list(&key);
+            let listing = spent(slice, turns);
+            if claims && let Some(slice) = turns.slice(&key) {
+                turns.spend(&key, slice.cpu);
+            }
+            let slice = turns.slice_to_sample(&key);
+            [listing, spent(slice, turns)]
+        };
         let mut turns = Turns::new(now);
-        let key = DatabaseKey::Process(7);
-        let (mut listings, mut samples) = (0, 0);
-        for tick in 1..=6000 {
-            turns.begin_tick(&[], |_| Some(Party::User(1)), now + tick * Duration::from_millis(100));
-            if let Some(slice) = turns.slice_to_list(&key) {
-                listings += 1;
-                turns.spend(&key, slice.cpu);
-            }
-            if let Some(slice) = turns.slice_to_sample(&key) {
-                samples += 1;
-                assert!(slice.cpu >= LEAST, "{slice:?}");
-                turns.spend(&key, slice.cpu);
-            }
+        let mut all = [Duration::ZERO; 2];
+        for number in 1..=1000 {
+            let spent = pass(&mut turns, number, true, false);
+            all = [all[0] + spent[0], all[1] + spent[1]];
+            assert!(number < 100 || turns.has_waited(&key), "it has no time for both, which is worth a word");
         }
-        // 1 % of ten minutes, LEAST at a time.
-        assert!(listings > 500 && samples > 500, "{listings} {samples}");
+        let half = Duration::from_millis(2500) * 9 / 10;
+        assert!(all.iter().all(|spent| *spent >= half), "{all:?}");
+        // Claims that take all keep samples away, and no listing for long.
+        let listed = (1001..=1100).map(|number| pass(&mut turns, number, true, true)[0]);
+        assert!(listed.filter(|spent| !spent.is_zero()).count() >= 10);
         // With time for both each has its own in every tick.
-        turns.begin_tick(&[], |_| Some(Party::User(1)), now + Duration::from_secs(1000));
-        assert!(turns.slice_to_sample(&key).is_some());
-        for _ in 0..3 {
-            assert!(turns.slice_to_list(&key).is_some() && turns.slice_to_sample(&key).is_some());
+        pass(&mut turns, 2000, false, false);
+        for number in 2001..=2003 {
+            assert!(pass(&mut turns, number, false, false).iter().all(|spent| !spent.is_zero()));
+            assert!(!turns.has_waited(&key));
         }
     }
 
