@@ -5,7 +5,7 @@
 
 use crate::support;
 use crate::support::guard::{Ended, Guard};
-use crate::support::mariadb::{BINLOG_BYTES, Options, PROGRAMS, Server};
+use crate::support::mariadb::{BINLOG_BYTES, GALERA, Options, PROGRAMS, Server};
 use crate::support::sysbench::{self, Load, Loaded as _};
 use crate::support::{MIB, kept_bytes, resident_bytes, size_bytes, wait_until_resident_below};
 use serde_json::Value;
@@ -231,6 +231,41 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     assert_clean_end(&ended, scratch.path());
     let summary = ended.summary();
     assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
+}
+
+/// Galera's ring of write sets is mapped, and read from it when a member comes back: it is left alone.
+#[test]
+fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
+    const WHAT: &str = "a member of a Galera cluster";
+    if !support::can_run(WHAT, &PROGRAMS) {
+        return;
+    }
+    if !Path::new(GALERA).exists() {
+        return pagekeeper_testing::skip(format_args!("{WHAT}: there is no {GALERA}"));
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let member = Server::start(scratch.path(), Options::galera());
+    support::eventually("the cluster is ready", SOON, || {
+        let status = member.query("SHOW STATUS LIKE 'wsrep_ready'");
+        status.iter().any(|row| row.values().any(|value| value == "ON")).then_some(())
+    });
+    sysbench::prepare(&member);
+    let guard = Guard::spawn(&["--pid", &member.pid().to_string()]);
+    wait_until_found(&guard, &member);
+    let mut load = Load::start(&member);
+    fill(&mut load, &member, 4, |_| ());
+    drop(load);
+    // Of the ring, too, the kernel may take pages by itself.
+    let ring = [member.data().join("galera.cache")];
+    let before = kept_bytes(&ring);
+    assert!(before >= 2 * BINLOG_BYTES, "{before} bytes of write sets");
+    wait_until_released(&member);
+    guard.wait_for_ticks(4);
+    assert!(kept_bytes(&ring) >= before, "{before} bytes before");
+    let ended = guard.stop();
+    assert_clean_end(&ended, scratch.path());
+    assert!(figure(&ended.summary()["released_bytes"], "binlog") >= 2 * BINLOG_BYTES, "{}", ended.summary());
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 /// Size of the redo ring, in bytes.
 pub(crate) const REDO_BYTES: u64 = 48 * MIB;
 
+/// Where Debian's galera-4, on which its server depends, has the library.
+pub(crate) const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
+
 // As /proc/PID/fdinfo shows them, in octal (open(2), x86-64).
 const O_ACCMODE: u32 = 0o3;
 const O_RDONLY: u32 = 0o0;
@@ -31,17 +34,23 @@ pub(crate) struct Options {
     id: u32,
     redo_buffered: bool,
     replica: bool,
+    galera: bool,
 }
 
 impl Options {
     /// A primary that keeps a binlog; its redo log is `O_DIRECT`, as by default.
     pub(crate) fn primary() -> Self {
-        Self { id: 1, redo_buffered: false, replica: false }
+        Self { id: 1, redo_buffered: false, replica: false, galera: false }
     }
 
     /// A replica: relay logs, no binlog of its own.
     pub(crate) fn replica() -> Self {
-        Self { id: 2, redo_buffered: false, replica: true }
+        Self { id: 2, redo_buffered: false, replica: true, galera: false }
+    }
+
+    /// The first member of a Galera cluster that keeps a binlog.
+    pub(crate) fn galera() -> Self {
+        Self { galera: true, ..Self::primary() }
     }
 
     /// Sets `innodb_log_file_buffering`.
@@ -306,6 +315,12 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
             // A replica that hangs keeps its connection.
             .arg("--net-write-timeout=3600")
             .arg(format!("--max-binlog-size={BINLOG_BYTES}"));
+    }
+    if options.galera {
+        command
+            .args(["--wsrep-on=ON", "--wsrep-cluster-address=gcomm://", "--wsrep-node-address=127.0.0.1"])
+            .arg(format!("--wsrep-provider={GALERA}"))
+            .arg(format!("--wsrep-provider-options=base_port={}", free_port()));
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start mariadbd")
 }
