@@ -22,6 +22,8 @@ const OURS: &str = "pagekeeper stat";
 const LIMIT: &str = "the limit: open, stat, count, close";
 const IN_BATCHES: &str = "the limit, opens and closes by io_uring";
 const RESOLVED: &str = "the limit, resolved before it is opened";
+const RESOLVED_IN_BATCHES: &str = "the same, by io_uring";
+const LIMIT_OF_ONE: &str = "the limit: open, count its parts";
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
@@ -68,11 +70,14 @@ fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
             run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
             run.report.add_ratio("scan_20k_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT);
             run.report.add_ratio("scan_20k_limit_vs_vmtouch", Unit::Milliseconds, &samples, LIMIT, "vmtouch");
-            for (name, limit) in
-                [("scan_20k_batches_vs_vmtouch", IN_BATCHES), ("scan_20k_resolved_vs_vmtouch", RESOLVED)]
-            {
+            for (name, limit) in [
+                ("scan_20k_batches_vs_vmtouch", IN_BATCHES),
+                ("scan_20k_resolved_vs_vmtouch", RESOLVED),
+                ("scan_20k_resolved_batches_vs_vmtouch", RESOLVED_IN_BATCHES),
+            ] {
                 run.report.add_ratio(name, Unit::Milliseconds, &samples, limit, "vmtouch");
             }
+            run.report.add_ratio("scan_20k_vs_resolved", Unit::Milliseconds, &samples, OURS, RESOLVED);
         }
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
@@ -94,6 +99,14 @@ fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
         if name == HALF {
             run.report.add_ratio("scan_one_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
             run.report.add_ratio("scan_one_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
+            run.report.add_ratio("scan_one_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT_OF_ONE);
+            run.report.add_ratio(
+                "scan_one_limit_vs_vmtouch",
+                Unit::Milliseconds,
+                &samples,
+                LIMIT_OF_ONE,
+                "vmtouch",
+            );
         }
         Ok(())
     };
@@ -208,14 +221,22 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
             lists.measure(command, |text| text.trim().parse().ok())
         }),
     ];
-    if lists.files.len() > 1 {
-        for (name, how) in [(LIMIT, "named"), (IN_BATCHES, "batches"), (RESOLVED, "resolved")] {
-            subjects.push(Subject::new(name, move || {
-                let mut command = this_program()?;
-                command.arg("scan-limit").arg(how).arg(lists.root);
-                lists.measure(command, |text| text.trim().parse().ok())
-            }));
-        }
+    let limits: &[(&str, &str)] = if lists.files.len() > 1 {
+        &[
+            (LIMIT, "named"),
+            (IN_BATCHES, "batches"),
+            (RESOLVED, "resolved"),
+            (RESOLVED_IN_BATCHES, "resolved-batches"),
+        ]
+    } else {
+        &[(LIMIT_OF_ONE, "named")]
+    };
+    for (name, how) in limits {
+        subjects.push(Subject::new(name, move || {
+            let mut command = this_program()?;
+            command.arg("scan-limit").arg(how).arg(lists.root);
+            lists.measure(command, |text| text.trim().parse().ok())
+        }));
     }
     for peer in peers {
         subjects.push(Subject::new(peer.name, move || {

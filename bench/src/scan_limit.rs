@@ -1,7 +1,8 @@
 //! The limit of `scan`: what is left of a walk when everything but the system calls that each file takes is left out: open,
 //! fstat, cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
 //! made one by one, or by `io_uring` in batches, which has no cachestat; or each file is resolved first, asked for what it is, and opened
-//! by what was resolved, so that nothing else can take its name meanwhile.
+//! by what was resolved, so that nothing else can take its name meanwhile, one by one or in batches. Of one file its parts are counted by
+//! as many threads.
 //!
 //! It prints no table, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
 //! should use. Fails with the first call's error.
@@ -31,15 +32,22 @@ pub(crate) enum How {
     Batches,
     /// By what their names were resolved to.
     Resolved,
+    /// The same, resolved, opened and closed by `io_uring` in batches.
+    ResolvedBatches,
 }
 
 /// Files that are opened at once.
 const BATCH: usize = 64;
+/// Bytes of one file that a thread counts at once.
+const PART: u64 = 256 << 20;
 /// What tells that a file was closed.
 const CLOSED: u64 = u64::MAX;
 
-/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`.
+/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`, or of the file `root`.
 pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
+    if !root.is_dir() {
+        return scan_limit_of_file(root);
+    }
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -47,7 +55,11 @@ pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
     let left = Mutex::new(directories.context("can't list the tree")?);
     let pages = AtomicU64::new(0);
     let work = || -> Result<()> {
-        let mut ring = (how == How::Batches).then(Batches::new).transpose()?;
+        let mut ring = match how {
+            How::Named | How::Resolved => None,
+            How::Batches => Some(Batches::new(None)?),
+            How::ResolvedBatches => Some(Batches::new(Some(own_descriptors()?))?),
+        };
         loop {
             let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(directory) = next else { return Ok(()) };
@@ -58,16 +70,42 @@ pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
             pages.fetch_add(found, Ordering::Relaxed);
         }
     };
+    on_all_processors(work)?;
+    println!("{}", pages.into_inner() * pagekeeper_kernel::page_size());
+    Ok(())
+}
+
+fn scan_limit_of_file(path: &Path) -> Result<()> {
+    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let size = u64::try_from(fstat(&file)?.st_size)?;
+    let (next, pages) = (AtomicU64::new(0), AtomicU64::new(0));
+    on_all_processors(|| {
+        loop {
+            let at = next.fetch_add(PART, Ordering::Relaxed);
+            if at >= size {
+                return Ok(());
+            }
+            pages.fetch_add(resident_pages(file.as_raw_fd(), [at, PART])?, Ordering::Relaxed);
+        }
+    })?;
+    println!("{}", pages.into_inner() * pagekeeper_kernel::page_size());
+    Ok(())
+}
+
+fn on_all_processors(work: impl Fn() -> Result<()> + Sync) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
         work()?;
         others
             .into_iter()
             .try_for_each(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-    })?;
-    println!("{}", pages.into_inner() * pagekeeper_kernel::page_size());
-    Ok(())
+    })
+}
+
+/// Where a thread's descriptors are, by which what they are of is opened again.
+fn own_descriptors() -> Result<OwnedFd> {
+    Ok(openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 fn open_directory(directory: &Path) -> Result<OwnedFd> {
@@ -78,13 +116,15 @@ fn open_directory(directory: &Path) -> Result<OwnedFd> {
 struct Batches {
     ring: IoUring,
     closing: Vec<OwnedFd>,
+    /// For files that are resolved first.
+    own: Option<OwnedFd>,
 }
 
 impl Batches {
-    fn new() -> Result<Self> {
-        // Room for the closes of a batch beside the opens of the next.
-        let entries = u32::try_from(BATCH * 2)?;
-        Ok(Self { ring: IoUring::new(entries).context("io_uring_setup")?, closing: Vec::new() })
+    fn new(own: Option<OwnedFd>) -> Result<Self> {
+        // Room for the closes of a batch, of which each file may have two, beside the opens of the next.
+        let entries = u32::try_from(BATCH * 4)?;
+        Ok(Self { ring: IoUring::new(entries).context("io_uring_setup")?, closing: Vec::new(), own })
     }
 
     /// Resident pages of the files in one directory.
@@ -107,21 +147,32 @@ impl Batches {
     }
 
     fn pages_of(&mut self, directory: BorrowedFd<'_>, names: &[CString]) -> Result<u64> {
+        let at_first = if self.own.is_some() { OFlags::PATH } else { OFlags::RDONLY };
+        let mut files = self.open(directory, names, at_first | OFlags::NOFOLLOW)?;
+        for file in &files {
+            fstat(file)?;
+        }
+        if let Some(own) = self.own.take() {
+            let again = |file: &OwnedFd| DecInt::from_fd(file).as_c_str().to_owned();
+            let again: Vec<CString> = files.iter().map(again).collect();
+            let opened = self.open(own.as_fd(), &again, OFlags::RDONLY)?;
+            self.closing.extend(std::mem::replace(&mut files, opened));
+            self.own = Some(own);
+        }
         let mut pages = 0;
-        for file in self.open(directory, names)? {
-            fstat(&file)?;
-            pages += resident_pages(file.as_raw_fd())?;
+        for file in files {
+            pages += resident_pages(file.as_raw_fd(), WHOLE)?;
             self.closing.push(file);
         }
         Ok(pages)
     }
 
-    fn open(&mut self, directory: BorrowedFd<'_>, names: &[CString]) -> Result<Vec<OwnedFd>> {
+    fn open(&mut self, directory: BorrowedFd<'_>, names: &[CString], flags: OFlags) -> Result<Vec<OwnedFd>> {
         let closes = self
             .closing
             .drain(..)
             .map(|file| opcode::Close::new(types::Fd(file.into_raw_fd())).build().user_data(CLOSED));
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = flags | OFlags::CLOEXEC;
         let opens = names.iter().map(|name| {
             let open = opcode::OpenAt::new(types::Fd(directory.as_raw_fd()), name.as_ptr());
             open.flags(flags.bits().cast_signed()).build()
@@ -149,12 +200,7 @@ impl Batches {
 
 /// Resident pages of the files in one directory.
 fn pages_in(directory: &Path, how: How) -> Result<u64> {
-    let own = match how {
-        How::Resolved => {
-            Some(openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
-        }
-        How::Named | How::Batches => None,
-    };
+    let own = (how == How::Resolved).then(own_descriptors).transpose()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let listed = open_directory(directory)?;
     let mut buffer = Vec::with_capacity(64 << 10);
@@ -170,7 +216,7 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
                 Some(own) => openat(own, DecInt::from_fd(&found), flags, Mode::empty())?,
                 None => found,
             };
-            pages += resident_pages(file.as_raw_fd())?;
+            pages += resident_pages(file.as_raw_fd(), WHOLE)?;
         }
     }
     Ok(pages)
@@ -179,9 +225,11 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
 /// The number of cachestat(2) on every architecture but alpha.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// cachestat(2) of a whole file.
-fn resident_pages(file: i32) -> Result<u64> {
-    let range = [0_u64; 2];
+/// The range of cachestat(2) that is a whole file.
+const WHOLE: [u64; 2] = [0; 2];
+
+/// cachestat(2) of a range of a file: its offset and length.
+fn resident_pages(file: i32, range: [u64; 2]) -> Result<u64> {
     let mut counts = [0_u64; 5];
     // SAFETY: the call reads the 16 bytes of a range and writes the 40 of the counts, both of which live through it
     // (struct cachestat_range and struct cachestat of linux/mman.h).

@@ -55,7 +55,7 @@ const READ_AROUND: &str = "the same with read-around";
 const WILL_NEED: &str = "WILLNEED, then replay into a map";
 const LIMIT: &str = "pages / width x latency";
 const WIDE: &str = "the same bytes, read wide";
-const LEAST: &str = "the least: its epoch, these reads, sums, an index";
+const LEAST: &str = "the least: its epoch, these reads, sums, an index, a sync";
 const LARGE: &str = "1 TiB";
 const SMALL: &str = "1 GiB";
 
