@@ -5,6 +5,8 @@
 
 echo "guest: begins with Linux $(uname -r), $(uname -m), pages of $(($(getconf PAGESIZE) >> 10)) KiB"
 mount -t cgroup2 cgroup /sys/fs/cgroup
+# Tests make groups with a limit, and the tour looks whether they have memory.reclaim. This stays in the topmost one.
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t debugfs debugfs /sys/kernel/debug
 mkdir -p /dev/shm /dev/pts /mnt/xfs && mount -t tmpfs shm /dev/shm && mount -t devpts devpts /dev/pts
@@ -45,8 +47,6 @@ for words in "${tests[@]}"; do
     cd "$SOURCE" || ends
     echo "took $((SECONDS - began)) s"
 done
-# For the tour to see whether groups have memory.reclaim. It stays in the topmost one itself, where `run` can make groups.
-echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/tour
 began=$SECONDS
 program "kernels-$1.py" python3 "scripts/kernels-$1.py" /var/tmp/tour
