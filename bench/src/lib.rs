@@ -80,6 +80,9 @@ enum Bench {
         /// Instead: what it costs beside 10,000 log files, in one directory and in 2,000
         #[arg(long, conflicts_with = "server")]
         many: bool,
+        /// Transactions a second that MariaDB's clients begin, instead of all that it can take
+        #[arg(long, value_name = "N", conflicts_with_all = ["server", "many"])]
+        transactions: Option<std::num::NonZeroU32>,
         #[command(flatten)]
         options: Options,
     },
@@ -343,9 +346,12 @@ pub fn run(cli: Cli) -> ExitCode {
             run.report.command.push_str(" --many");
             guard::run_many(run)
         }),
-        Bench::Guard { server: None, options, .. } => {
-            bench("guard", &options, |run| guard::run(run, options.rounds))
-        }
+        Bench::Guard { server: None, transactions, options, .. } => bench("guard", &options, |run| {
+            if let Some(transactions) = transactions {
+                run.report.command = format!("{} --transactions {transactions}", run.report.command);
+            }
+            guard::run(run, options.rounds, transactions)
+        }),
         Bench::Guard { server: Some(server), options, .. } => {
             bench("guard", &options, |run| guard::other::run(run, server))
         }

@@ -212,7 +212,7 @@ fn queries(run: &mut Run) -> Result<()> {
     run.say("a MariaDB server")?;
     let server = Server::start(&mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
-    let load = RefCell::new(server.load()?);
+    let load = RefCell::new(server.load(None)?);
     run.stop.sleep(if run.quick { settle } else { 5 * settle })?;
     run.say("windows with and without tracing")?;
     let stop = run.stop.clone();

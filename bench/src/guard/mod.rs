@@ -15,6 +15,7 @@ pub(crate) mod server;
 mod watcher;
 
 use std::cell::RefCell;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -59,8 +60,8 @@ pub(crate) fn run_many(run: &mut Run) -> Result<()> {
     directories::run(run)
 }
 
-/// Runs it; `rounds` is what the command line asks for.
-pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
+/// Runs it; `rounds` and `transactions` a second are what the command line asks for.
+pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZeroU32>) -> Result<()> {
     if run.quick {
         run.rounds = usize::from(rounds.unwrap_or(QUICK_ROUNDS));
     }
@@ -86,7 +87,10 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     let (Some(mariadbd), Some(_), []) = (found.0, found.1, run.report.missing.as_slice()) else {
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
     };
-    windows(run, &mariadbd, lengths)?;
+    windows(run, &mariadbd, lengths, transactions)?;
+    if transactions.is_some() {
+        return Ok(());
+    }
     if run.quick { many::run(run) } else { run_many(run) }
 }
 
@@ -101,12 +105,17 @@ struct Seen {
     memory_mib: Vec<f64>,
 }
 
-fn windows(run: &mut Run, mariadbd: &Program, lengths: Lengths) -> Result<()> {
+fn windows(
+    run: &mut Run,
+    mariadbd: &Program,
+    lengths: Lengths,
+    transactions: Option<NonZeroU32>,
+) -> Result<()> {
     run.say("a MariaDB server")?;
     let server = Server::start(mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
     server.prepare_committer()?;
-    let load = RefCell::new(server.load()?);
+    let load = RefCell::new(server.load(transactions)?);
     run.say("logs to begin with")?;
     run.stop.sleep(lengths.history)?;
 

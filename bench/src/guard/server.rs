@@ -4,6 +4,7 @@
 //! started them, whatever ends that (`setpriv --pdeathsig`). As root the server runs as the user mysql.
 //! Fails with what the program said.
 
+use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -191,10 +192,14 @@ impl Server {
         Ok(self.home.join("data").join(database).join("rows_of_a_kib.ibd"))
     }
 
-    /// Starts `oltp_read_write` with more writes in each transaction than by default.
-    pub(crate) fn load(&self) -> Result<Load> {
-        let child = self
-            .sysbench("oltp_read_write", LOAD)
+    /// Starts `oltp_read_write` with more writes in each transaction than by default; so many transactions are begun a second, or all
+    /// that the server can take.
+    pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<Load> {
+        let mut sysbench = self.sysbench("oltp_read_write", LOAD);
+        if let Some(transactions) = transactions {
+            sysbench.arg(format!("--rate={transactions}"));
+        }
+        let child = sysbench
             .args(["--time=0", "--range-selects=off", "--point-selects=2"])
             .args(["--index-updates=15", "--non-index-updates=15", "--delete-inserts=10"])
             .arg("run")
