@@ -138,7 +138,7 @@ pub(crate) struct Directory {
     list_cost: Duration,
     /// No listing begins before.
     list_earliest: Instant,
-    /// Ticks in which it was come to.
+    /// Ticks in which its database had time for it.
     ticks: u64,
     database: OfDatabase,
     /// Another one each time that files come or go; never used twice.

@@ -205,7 +205,7 @@ impl Guard {
         self.report.ticks() > 0 && (seen || late)
     }
 
-    /// Whether a database had no processor time left for a sample in the last tick, and gets some later: what it has is not
+    /// Whether a database had no processor time left for a sample, or to list its directories to the end, in the last tick, and gets some later: what it has is not
     /// released yet. Never after the first minute, as [`Self::has_seen_all`].
     pub fn is_behind(&self) -> bool {
         self.watched.turns.anyone_waits() && self.report.seconds() < SEEN_WITHIN.as_secs_f64()

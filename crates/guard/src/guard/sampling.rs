@@ -85,7 +85,7 @@ impl Watched {
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
-            // Those of one database are asked for where one of them was just found.
+            // One that was just found is listed at once, and with it all that its database has under way.
             let slice = match only {
                 Some(_) => watched.turns.slice(key),
                 None => watched.turns.slice_to_list(key),
@@ -360,12 +360,13 @@ impl Watched {
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
                 // Most have no file that is due: the clocks are read where one is.
-                if directory.begin_tick(&in_use) && turn.step() {
+                let is_due = directory.begin_tick(&in_use);
+                if is_due && turn.step() {
                     break;
                 }
                 place.at(index);
                 let problems = &mut done.problems;
-                let sampled = sample_directory(directory, &proc, &mut room, &turn, |path, error| {
+                let sampled = sample_directory(directory, is_due, &proc, &mut room, &turn, |path, error| {
                     problems.push((path.to_path_buf(), unknown(error)));
                 });
                 done.changed |= sampled.changed;
@@ -379,9 +380,10 @@ impl Watched {
     }
 }
 
-/// Samples the files of a directory that are due, while the turn lasts.
+/// Samples the files of a directory that are due, if it has any, while the turn lasts.
 fn sample_directory(
     directory: &mut Directory,
+    is_due: bool,
     proc: &ProcRoot,
     room: &mut Room,
     turn: &Turn,
@@ -390,7 +392,8 @@ fn sample_directory(
     let mut all = SampledFiles::default();
     let mut is_checked = directory.is_checked_now();
     loop {
-        let mut due = directory.due();
+        // Where nothing is due the files are not gone through.
+        let mut due = if is_due { directory.due() } else { Vec::new() };
         directory.take_unchanged(&mut due);
         if std::mem::take(&mut is_checked) || !due.is_empty() {
             let Ok(found) = directory.find(proc) else {
@@ -403,7 +406,7 @@ fn sample_directory(
             all.changed |= sampled.changed;
             all.no_room |= sampled.no_room;
         }
-        if !directory.has_more_due() || turn.is_over() {
+        if !is_due || !directory.has_more_due() || turn.is_over() {
             return all;
         }
     }
