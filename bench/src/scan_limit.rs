@@ -38,8 +38,8 @@ pub(crate) enum How {
 
 /// Files that are opened at once.
 const BATCH: usize = 64;
-/// Bytes of one file that a thread counts at once.
-const PART: u64 = 256 << 20;
+/// Bytes of one file that a thread counts at once, as in `pagekeeper stat`.
+const PART: u64 = 64 << 20;
 /// What tells that a file was closed.
 const CLOSED: u64 = u64::MAX;
 
