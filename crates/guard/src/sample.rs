@@ -1,7 +1,7 @@
 //! Samples: what of a file is resident now, window by window.
 //!
 //! The cost follows what is resident: a file without resident pages takes one call, an empty stretch of a large
-//! one too. A sample may stop short, where it takes too long or has more windows than there is room for; the next one goes on
+//! one too. Of a small file that had some, each page is counted once. A sample may stop short, where it takes too long or has more windows than there is room for; the next one goes on
 //! from there. Fails as [`residency`] does: without permission the state is unknown, never "nothing".
 
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use rustix::fs::Stat;
 
 use crate::budget::Turn;
 
-/// Parts that a stretch is cut into while looking for resident windows.
+/// Parts that a stretch is cut into while looking for resident windows; a file into twice as many at most.
 const FAN_OUT: u64 = 16;
 
 /// What a file was seen to have in the page cache.
@@ -36,16 +36,18 @@ impl Sample {
     pub(crate) fn replace(&mut self, range: &Range<u64>, new: Vec<Window>) {
         let first = self.windows.partition_point(|window| window.end <= range.start);
         let last = self.windows.partition_point(|window| window.start < range.end).max(first);
-        let sums = |windows: &[Window]| {
-            windows.iter().fold((0, 0), |(resident, unwritten), window| {
-                (resident + window.resident, unwritten + window.unwritten)
-            })
-        };
         let (was, is) = (sums(&self.windows[first..last]), sums(&new));
         self.resident = self.resident.saturating_sub(was.0) + is.0;
         self.unwritten = self.unwritten.saturating_sub(was.1) + is.1;
         self.windows.splice(first..last, new);
     }
+}
+
+/// Resident and unwritten bytes of windows.
+fn sums(windows: &[Window]) -> (u64, u64) {
+    windows.iter().fold((0, 0), |(resident, unwritten), window| {
+        (resident + window.resident, unwritten + window.unwritten)
+    })
 }
 
 /// What stat(2) showed of a file when it was sampled.
@@ -144,7 +146,8 @@ pub(crate) fn sample_due(
         let seen = opened.and_then(|file| {
             let dev = file.inode().dev;
             let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
-            let reach = Reach { from: due.from, room: all_room.max(room.least), turn };
+            let had_some = due.windows > 0;
+            let reach = Reach { from: due.from, had_some, room: all_room.max(room.least), turn };
             let Scan { sample, next, no_room } = sample(&file, &reach)?;
             *known = file.known_file_system().map(|found| (dev, found)).or(*known);
             let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
@@ -165,13 +168,15 @@ pub(crate) fn sample_due(
 pub(crate) struct Reach<'a> {
     /// Where it begins, in bytes.
     pub(crate) from: u64,
+    /// Whether some of the file was resident when it was sampled last: then it is likely to be now.
+    pub(crate) had_some: bool,
     /// How many windows it may have.
     pub(crate) room: usize,
     pub(crate) turn: &'a Turn,
 }
 
 /// A sample, and how far it came.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Scan {
     pub(crate) sample: Sample,
     /// Where it stopped, if that is not the end.
@@ -183,18 +188,31 @@ pub(crate) struct Scan {
 /// Takes a sample of a file. The sums are of all of it, the windows of what is reached.
 pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
     let size = file.size();
+    let mut scan = Scan::default();
+    let at_once = reach.had_some && reach.from == 0 && is_of_few_windows(size);
+    if at_once {
+        scan.descend_into_parts(file, 0..size, WINDOW, Some(reach))?;
+        if scan.next.is_none() {
+            (scan.sample.resident, scan.sample.unwritten) = sums(&scan.sample.windows);
+            return Ok(scan);
+        }
+    }
     let whole = residency(file, 0..u64::MAX)?;
-    let sample = Sample { resident: whole.resident, unwritten: whole.unwritten(), windows: Vec::new() };
-    let mut scan = Scan { sample, next: None, no_room: false };
-    if whole.resident > 0 && size > 0 {
+    (scan.sample.resident, scan.sample.unwritten) = (whole.resident, whole.unwritten());
+    if !at_once && whole.resident > 0 && size > 0 {
         scan.descend(file, 0..size, width_of(size), &whole, Some(reach))?;
     }
     Ok(scan)
 }
 
+/// Whether a file of that size is cut into windows at once.
+fn is_of_few_windows(size: u64) -> bool {
+    (1..=2 * FAN_OUT * WINDOW).contains(&size)
+}
+
 /// The windows of a range of a file that have resident pages.
 pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Window>> {
-    let mut scan = Scan { sample: Sample::default(), next: None, no_room: false };
+    let mut scan = Scan::default();
     let counts = residency(file, range.clone())?;
     if counts.resident > 0 && !range.is_empty() {
         let width = width_of(range.end - range.start);
@@ -203,16 +221,20 @@ pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Ve
     Ok(scan.sample.windows)
 }
 
+/// How wide a range of that size is taken to be.
 fn width_of(size: u64) -> u64 {
-    let mut width = WINDOW;
-    while width < size {
+    if size <= WINDOW {
+        return WINDOW;
+    }
+    let mut width = FAN_OUT * WINDOW;
+    while width.saturating_mul(2) < size {
         width = width.saturating_mul(FAN_OUT);
     }
     width
 }
 
 impl Scan {
-    /// Adds the windows of `range`, which is `width` wide but for the end of the file and has the counts `seen`.
+    /// Adds the windows of `range`, which is `width` wide but at the end of the file, and has the counts `seen`.
     fn descend(
         &mut self,
         file: &InspectedFile,
@@ -230,7 +252,17 @@ impl Scan {
             });
             return Ok(());
         }
-        let width = width / FAN_OUT;
+        self.descend_into_parts(file, range, width / FAN_OUT, reach)
+    }
+
+    /// Adds the windows of the parts of `range`, each `width` wide.
+    fn descend_into_parts(
+        &mut self,
+        file: &InspectedFile,
+        range: Range<u64>,
+        width: u64,
+        reach: Option<&Reach<'_>>,
+    ) -> Result<()> {
         let mut start = range.start;
         while start < range.end {
             let part = start..start.saturating_add(width).min(range.end);
@@ -272,8 +304,11 @@ mod tests {
 
     fn whole(file: &InspectedFile) -> Sample {
         let turn = turn(Duration::from_secs(3600));
-        let scan = sample(file, &Reach { from: 0, room: usize::MAX, turn: &turn }).unwrap();
+        let scan = sample(file, &Reach { from: 0, had_some: false, room: usize::MAX, turn: &turn }).unwrap();
         assert_eq!((scan.next, scan.no_room), (None, false));
+        let again = sample(file, &Reach { from: 0, had_some: true, room: usize::MAX, turn: &turn }).unwrap();
+        assert_eq!((again.next, again.no_room), (None, false));
+        assert_eq!(again.sample, scan.sample, "it is the same, whatever was seen before");
         scan.sample
     }
 
@@ -320,23 +355,32 @@ mod tests {
     #[test]
     fn a_sample_for_which_there_is_no_room_or_time_goes_on_where_it_stopped() {
         let dir = pagekeeper_testing::disk_dir();
-        let file = sparse(&dir.path().join("log"), 100);
-        let expected: Vec<u64> = (0..100).collect();
-        for (room, cpu) in [(30, Duration::from_secs(3600)), (usize::MAX, Duration::ZERO)] {
-            let (mut from, mut seen, mut samples) = (0, Vec::new(), 0);
-            loop {
-                let turn = turn(cpu);
-                let scan = sample(&file, &Reach { from, room, turn: &turn }).unwrap();
-                assert_eq!(scan.sample.resident, 100 * page_size(), "the sums are of all of it");
-                assert!(scan.sample.windows.len() <= room.min(32));
-                assert_eq!(scan.no_room, scan.next.is_some() && room == 30);
-                seen.extend(scan.sample.windows.iter().map(|window| window.start / WINDOW));
-                samples += 1;
-                let Some(next) = scan.next else { break };
-                from = next;
+        let endless = Duration::from_secs(3600);
+        for (windows, room, cpu, least) in [
+            (100, 30, endless, 4),
+            (100, usize::MAX, Duration::ZERO, 4),
+            // Of few windows: they are counted at once where some were resident before.
+            (32, 10, endless, 4),
+            (32, usize::MAX, Duration::ZERO, 2),
+        ] {
+            let file = sparse(&dir.path().join(windows.to_string()), windows);
+            let expected: Vec<u64> = (0..windows).collect();
+            for had_some in [false, true] {
+                let (mut from, mut seen, mut samples) = (0, Vec::new(), 0);
+                loop {
+                    let turn = turn(cpu);
+                    let scan = sample(&file, &Reach { from, had_some, room, turn: &turn }).unwrap();
+                    assert_eq!(scan.sample.resident, windows * page_size(), "the sums are of all of it");
+                    assert!(scan.sample.windows.len() <= room.min(32));
+                    assert_eq!(scan.no_room, scan.next.is_some() && room < 32);
+                    seen.extend(scan.sample.windows.iter().map(|window| window.start / WINDOW));
+                    samples += 1;
+                    let Some(next) = scan.next else { break };
+                    from = next;
+                }
+                assert_eq!(seen, expected);
+                assert!(samples >= least, "{samples} of {windows}");
             }
-            assert_eq!(seen, expected);
-            assert!(samples >= 4, "{samples}");
         }
     }
 

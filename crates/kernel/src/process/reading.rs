@@ -13,6 +13,8 @@ use crate::{Error, Result};
 
 /// No more of a file is read, in bytes. The kernel's own words are far shorter; a title or a list of locks need not be.
 const LONGEST: u64 = 4 << 20;
+/// Most files are no longer, in bytes: `/proc/PID/status` and `stat` among them.
+const USUAL: usize = 2 << 10;
 /// No more of a list with a line for each mapping or mount is read, in bytes: a quarter of a million usual ones.
 const LONGEST_LIST: u64 = 32 << 20;
 /// Longer lines are passed over, in bytes.
@@ -26,7 +28,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 /// Reads the first `max` bytes of a file of `/proc` or `/sys`.
 #[allow(clippy::disallowed_methods, reason = "of /proc or /sys")]
 pub(super) fn read_start(path: &Path, max: u64) -> Result<Vec<u8>> {
-    let mut content = Vec::new();
+    // Most are read by one call, and their end by another.
+    let mut content = Vec::with_capacity(USUAL);
     let read = File::open(path).and_then(|file| file.take(max).read_to_end(&mut content));
     read.map_err(|error| Error::call("read", path, error))?;
     Ok(content)
