@@ -233,6 +233,48 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
 }
 
+/// A relay log is one by how its server has it open, and what was not applied yet is read from the disk, whole.
+#[test]
+fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
+    if !support::can_run("a replica whose relay log has a name of its own", &PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let primary = Server::start(scratch.path(), Options::primary());
+    let replica = Server::start(scratch.path(), Options::replica().relay_log("received"));
+    replica.replicate_from(&primary);
+    sysbench::prepare(&primary);
+    replica.execute("STOP SLAVE SQL_THREAD");
+    let mut load = Load::start(&primary);
+    fill(&mut load, &primary, 5, |_| ());
+    drop(load);
+    let all = support::eventually("all was received", DEADLINE, || {
+        let row = &replica.query("SHOW SLAVE STATUS")[0];
+        let received =
+            (row["Master_Log_File"].clone(), row["Read_Master_Log_Pos"].parse().expect("a number"));
+        (received == primary.written_to()).then(|| replica.relay_logs())
+    });
+    assert!(all.len() >= 4, "{all:?}");
+    let (before, size) = (kept_bytes(&all), size_bytes(&all));
+    assert!(before >= size / 10 * 9 && size >= 3 * BINLOG_BYTES, "{before} of {size} bytes are resident");
+
+    let guard = Guard::spawn(&["--pid", &replica.pid().to_string()]);
+    wait_until_found(&guard, &replica);
+    wait_until_resident_below(&all, IDLE_LIMIT, SOON);
+    replica.execute("START SLAVE SQL_THREAD");
+    assert_equal_after_catching_up(&primary, &replica);
+    let ended = guard.stop();
+    assert_clean_end(&ended, scratch.path());
+    let released = &ended.summary()["released_bytes"];
+    assert!(figure(released, "relay") >= (before - IDLE_LIMIT) / 10 * 9, "{released}");
+    assert_eq!(
+        released["binlog"].as_u64().unwrap_or_default(),
+        0,
+        "none of them was taken for a binlog: {released}"
+    );
+}
+
 /// Galera's ring of write sets is mapped, and read from it when a member comes back: it is left alone.
 #[test]
 fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {

@@ -34,23 +34,30 @@ pub(crate) struct Options {
     id: u32,
     redo_buffered: bool,
     replica: bool,
+    relay_log: &'static str,
     galera: bool,
 }
 
 impl Options {
     /// A primary that keeps a binlog; its redo log is `O_DIRECT`, as by default.
     pub(crate) fn primary() -> Self {
-        Self { id: 1, redo_buffered: false, replica: false, galera: false }
+        Self { id: 1, redo_buffered: false, replica: false, relay_log: "relay", galera: false }
     }
 
     /// A replica: relay logs, no binlog of its own.
     pub(crate) fn replica() -> Self {
-        Self { id: 2, redo_buffered: false, replica: true, galera: false }
+        Self { id: 2, replica: true, ..Self::primary() }
     }
 
     /// The first member of a Galera cluster that keeps a binlog.
     pub(crate) fn galera() -> Self {
         Self { galera: true, ..Self::primary() }
+    }
+
+    /// A replica whose relay log is called so, with a new file for each `BINLOG_BYTES`.
+    pub(crate) fn relay_log(mut self, name: &'static str) -> Self {
+        self.relay_log = name;
+        self
     }
 
     /// Sets `innodb_log_file_buffering`.
@@ -210,6 +217,12 @@ impl Server {
         self.files(|name| name.strip_prefix("binlog.").is_some_and(is_number))
     }
 
+    /// Files of this replica's relay log by number, oldest first.
+    pub(crate) fn relay_logs(&self) -> Vec<PathBuf> {
+        let of_log = |name: &str| name.strip_prefix(self.options.relay_log)?.strip_prefix('.').map(is_number);
+        self.files(|name| of_log(name) == Some(true))
+    }
+
     /// All files that grow or turn as logs: redo, binlogs, relay logs, Aria's log.
     pub(crate) fn log_files(&self) -> Vec<PathBuf> {
         self.files(|name| {
@@ -307,7 +320,9 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
         .arg("--innodb-log-write-ahead-size=4096");
     if options.replica {
         command
-            .args(["--relay-log=relay", "--slave-parallel-threads=2", "--slave-parallel-mode=optimistic"])
+            .args(["--slave-parallel-threads=2", "--slave-parallel-mode=optimistic"])
+            .arg(format!("--relay-log={}", options.relay_log))
+            .arg(format!("--max-relay-log-size={BINLOG_BYTES}"))
             .arg("--innodb-flush-log-at-trx-commit=2");
     } else {
         command
