@@ -43,12 +43,14 @@ mod stream;
 mod trace;
 mod warm;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use pagekeeper_kernel::text::shell_quoted;
 
 use machine::Machine;
 use peers::Program;
@@ -77,6 +79,12 @@ enum Bench {
         /// Another server, whose logs' residency, reads and rate are compared
         #[arg(long, value_enum, value_name = "NAME")]
         server: Option<guard::other::Name>,
+        /// Partitions of Kafka's topic [default: 1]
+        #[arg(long, value_name = "N", requires = "server")]
+        partitions: Option<std::num::NonZeroU32>,
+        /// Instead: what it costs beside that server, whose client puts so many MiB a second
+        #[arg(long, value_name = "MIB", requires = "server")]
+        rate: Option<std::num::NonZeroU32>,
         /// Instead: what it costs beside 10,000 log files, in one directory and in 2,000
         #[arg(long, conflicts_with = "server")]
         many: bool,
@@ -239,16 +247,28 @@ struct Options {
     bin: Option<PathBuf>,
 }
 
-impl Options {
-    /// The command that repeats this run with the same choices.
-    fn command(&self, bench: &str, seed: u64) -> String {
-        let mut words = vec!["pagekeeper-bench".to_owned(), bench.to_owned()];
-        words.extend(self.quick.then(|| "--quick".to_owned()));
-        words.extend(self.rounds.map(|rounds| format!("--rounds {rounds}")));
-        words.push(format!("--seed {seed} --dir {}", self.dir.display()));
-        words.extend(self.bin.as_ref().map(|bin| format!("--bin {}", bin.display())));
-        words.join(" ")
+/// The command that repeats a run that was given these arguments with the same choices.
+fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) -> String {
+    let mut words = vec![OsString::from("pagekeeper-bench")];
+    let mut is_plot = false;
+    for word in given {
+        let text = word.to_string_lossy();
+        if std::mem::take(&mut is_plot) || text == "--json" || text.starts_with("--plot=") {
+            continue;
+        }
+        is_plot = text == "--plot";
+        if !is_plot {
+            words.push(word);
+        }
     }
+    if options.seed.is_none() {
+        words.extend(["--seed".into(), seed.to_string().into()]);
+    }
+    if !words.iter().any(|word| word == "--dir" || word.to_string_lossy().starts_with("--dir=")) {
+        words.extend(["--dir".into(), options.dir.clone().into_os_string()]);
+    }
+    let quoted: Vec<String> = words.iter().map(|word| shell_quoted(word).to_string()).collect();
+    quoted.join(" ")
 }
 
 /// A run of a benchmark, as far as it has come.
@@ -289,7 +309,7 @@ impl Run {
             pagekeeper,
             report: Report {
                 bench,
-                command: options.command(bench, seed),
+                command: command(std::env::args_os().skip(1), options, seed),
                 seed,
                 machine,
                 missing: Vec::new(),
@@ -342,18 +362,12 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Scan(options) => bench("scan", &options, scan::run),
         Bench::Release(options) => bench("release", &options, release::run),
         Bench::Warm(options) => bench("warm", &options, warm::run),
-        Bench::Guard { many: true, options, .. } => bench("guard", &options, |run| {
-            run.report.command.push_str(" --many");
-            guard::run_many(run)
-        }),
-        Bench::Guard { server: None, transactions, options, .. } => bench("guard", &options, |run| {
-            if let Some(transactions) = transactions {
-                run.report.command = format!("{} --transactions {transactions}", run.report.command);
-            }
-            guard::run(run, options.rounds, transactions)
-        }),
-        Bench::Guard { server: Some(server), options, .. } => {
-            bench("guard", &options, |run| guard::other::run(run, server))
+        Bench::Guard { many: true, options, .. } => bench("guard", &options, guard::run_many),
+        Bench::Guard { server: None, transactions, options, .. } => {
+            bench("guard", &options, |run| guard::run(run, options.rounds, transactions))
+        }
+        Bench::Guard { server: Some(server), partitions, rate, options, .. } => {
+            bench("guard", &options, |run| guard::other::run(run, server, partitions, rate))
         }
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
@@ -429,15 +443,20 @@ mod tests {
     fn the_arguments_are_sound_and_repeat_themselves() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
-        let given = ["pagekeeper-bench", "scan", "--quick", "--rounds", "3", "--json"];
-        let Bench::Scan(options) = Cli::parse_from(given).bench else {
-            panic!("not scan");
+        let repeated = |given: &[&str]| {
+            let Bench::Stream { options, .. } =
+                Cli::parse_from([&["pagekeeper-bench"], given].concat()).bench
+            else {
+                panic!("not stream");
+            };
+            command(given.iter().map(OsString::from), &options, 5)
         };
-        let command = options.command("scan", 5);
-        assert_eq!(command, "pagekeeper-bench scan --quick --rounds 3 --seed 5 --dir /var/tmp");
-        let Bench::Scan(again) = Cli::parse_from(command.split(' ')).bench else {
-            panic!("not scan");
-        };
-        assert_eq!(again.command("scan", 5), command);
+        let given = ["stream", "--server", "myrocks", "--json", "--rounds", "3", "--plot", "a.svg"];
+        let once = repeated(&given);
+        assert_eq!(once, "pagekeeper-bench stream --server myrocks --rounds 3 --seed 5 --dir /var/tmp");
+        let again: Vec<&str> = once.split(' ').skip(1).collect();
+        assert_eq!(repeated(&again), once);
+        let other = repeated(&["stream", "--plot=a.svg", "--seed=9", "--dir", "/a b"]);
+        assert_eq!(other, "pagekeeper-bench stream --seed=9 --dir '/a b'");
     }
 }

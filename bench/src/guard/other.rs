@@ -2,10 +2,12 @@
 //! it costs its client: the same load with and without the guard in turn, on one server.
 //!
 //! A window is so many bytes that the client puts and has acknowledged. Residency is of all logs at its end, reads of the device
-//! are the server's own in it, as the kernel counts them.
+//! are the server's own in it, as the kernel counts them. With a rate there is one guard, and a window is some seconds of that rate: of
+//! them the guard's processor time is measured.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
@@ -14,13 +16,14 @@ use pagekeeper_testing::servers::{
     RabbitMq, Search, WiredTiger, unpacked,
 };
 
+use super::many::cpu_seconds;
 use super::watcher::Watcher;
-use super::{WITH, WITHOUT};
+use super::{SETTLED, WITH, WITHOUT};
 use crate::Run;
 use crate::data::{GIB, MIB, resident};
 use crate::peers::Program;
 use crate::report::Unit;
-use crate::rounds::Samples;
+use crate::rounds::{Samples, median};
 
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -43,7 +46,7 @@ pub(crate) enum Name {
     Prometheus,
     /// A stream of `JetStream`
     Nats,
-    /// A topic of one partition, kcat as the client; `PAGEKEEPER_KAFKA` names the directory of its jars
+    /// A topic of one partition or of `--partitions`, kcat as the client; `PAGEKEEPER_KAFKA` names the directory of its jars
     Kafka,
     /// A quorum queue
     #[value(name = "rabbitmq")]
@@ -83,7 +86,7 @@ impl Name {
         names.iter().copied().map(str::to_owned).collect()
     }
 
-    fn start(self, home: &Path) -> Box<dyn LoggedServer> {
+    fn start(self, home: &Path, partitions: Option<NonZeroU32>) -> Box<dyn LoggedServer> {
         match self {
             Self::MariaDb => Box::new(MariaDb::start(home)),
             Self::MyRocks => Box::new(MariaDb::with_myrocks(home)),
@@ -93,7 +96,9 @@ impl Name {
             Self::Etcd => Box::new(Etcd::start(home)),
             Self::Prometheus => Box::new(Prometheus::start(home, None)),
             Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
-            Self::Kafka => Box::new(Kafka::start(home, 4 * GIB)),
+            Self::Kafka => {
+                Box::new(Kafka::with_partitions(home, 4 * GIB, partitions.map_or(1, NonZeroU32::get)))
+            }
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
             Self::Cassandra => Box::new(Cassandra::start(home)),
             Self::OpenSearch => Box::new(OpenSearch::start(home, Search::OpenSearch)),
@@ -197,8 +202,16 @@ struct Seen {
     read: Vec<f64>,
 }
 
-/// Runs it.
-pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
+/// Runs it; the rate in MiB a second.
+pub(crate) fn run(
+    run: &mut Run,
+    name: Name,
+    partitions: Option<NonZeroU32>,
+    rate: Option<NonZeroU32>,
+) -> Result<()> {
+    if partitions.is_some() && name != Name::Kafka {
+        bail!("--partitions is for Kafka alone: leave it out, or say --server kafka");
+    }
     let programs = name.programs();
     if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
@@ -225,12 +238,18 @@ pub(crate) fn run(run: &mut Run, name: Name) -> Result<()> {
         };
         run.note(&version.of(&folder, &run.scratch.path().join("version"))?);
     }
-    run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
+    if let Some(partitions) = partitions {
+        run.note(&format!("a topic of {partitions} partitions, segments of 2 MiB"));
+    }
     run.say("a server")?;
     let config = run.scratch.path().join("guard.toml");
     std::fs::write(&config, name.configuration())?;
     let config = config.to_str().context("the scratch directory's name is no text")?;
-    let mut server = name.start(&run.scratch.path().join("server"));
+    let mut server = name.start(&run.scratch.path().join("server"), partitions);
+    if let Some(rate) = rate {
+        return at_a_rate(run, server.as_mut(), config, u64::from(rate.get()) * MIB);
+    }
+    run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     let bytes = if run.quick { name.window() / 2 } else { name.window() };
     server.put(bytes);
     let (mut guarded, mut alone) = (Seen::default(), Seen::default());
@@ -272,6 +291,44 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     let logs = server.logs().iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
     seen.resident.push(mib(logs));
     seen.read.push(mib(device_reads(server.pid())? - read));
+    Ok(())
+}
+
+/// What the guard takes beside a server whose client puts so many bytes a second.
+fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
+    let length = Duration::from_secs(if run.quick { 3 } else { 12 });
+    run.note(&format!(
+        "one server whose client puts {} MiB a second, and one guard throughout; windows of {} s, after one that does not count",
+        rate / MIB,
+        length.as_secs()
+    ));
+    let guard = Watcher::start(&run.pagekeeper, &["--pid", &server.pid().to_string(), "--config", config])?;
+    let (mut put, mut percent) = (Vec::new(), Vec::new());
+    for round in 0..=run.rounds {
+        run.say("a window")?;
+        let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
+        let mut bytes = 0;
+        for second in 1..=length.as_secs() {
+            run.stop.check()?;
+            bytes += server.put(rate);
+            std::thread::sleep(Duration::from_secs(second).saturating_sub(began.elapsed()));
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        if round > 0 {
+            percent.push((cpu_seconds(guard.pid())? - before) / seconds * 100.0);
+            put.push(bytes as f64 / MIB as f64 / seconds);
+        }
+    }
+    let watched = guard.watched().context("the guard did not tick")?;
+    run.note(&format!("{} log files were watched at the end", watched.files));
+    guard.stop()?;
+    server.check_all();
+    if let Some(percent) = median(&percent) {
+        run.report.ratios.insert("guard_server_cpu_percent", percent);
+    }
+    let of_guard = |values| [Samples { subject: SETTLED, values }];
+    run.report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &of_guard(put));
+    run.report.add_case("the guard's CPU beside the server", Unit::PercentOfCore, &of_guard(percent));
     Ok(())
 }
 

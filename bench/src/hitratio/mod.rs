@@ -48,10 +48,6 @@ const SIMULATED: [(&str, Make); 7] = [
 
 /// Runs it.
 pub(crate) fn run(run: &mut Run, paths: &[PathBuf]) -> Result<()> {
-    for path in paths {
-        run.report.command += " ";
-        run.report.command += &path.to_string_lossy();
-    }
     run.note("counted, not timed: one pass, since the same reads give the same figures; the first read of a page counts as a miss");
     run.note("the peers and the rule are simulated; pagekeeper-cache is the real one, on a disk that costs nothing");
     if paths.is_empty() {

@@ -146,7 +146,6 @@ pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
     run.note(&format!("serial replay is measured on a {PART}th of the file and its changes, and scaled"));
     if xfs {
         run.note("on an XFS on a loop device over that disk");
-        run.report.command.push_str(" --xfs");
     }
     note_peers(run);
     nothing::run(run)?;

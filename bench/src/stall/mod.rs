@@ -125,9 +125,6 @@ pub(crate) fn run(run: &mut Run, kind: Kind) -> Result<()> {
         LIMITS.0 / MIB,
         LIMITS.1 / MIB
     ));
-    if kind == Kind::Ext4 {
-        run.report.command.push_str(" --fs ext4");
-    }
     run.note(
         "the dirty limits are the whole machine's: whatever else writes during the run holds appends up, too",
     );
