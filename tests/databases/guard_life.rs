@@ -142,7 +142,11 @@ fn what_was_asked_wrongly_is_refused_in_words() {
     for (arguments, code, parts) in [
         (vec!["--config", text(&config)], 2, vec![text(&config), "line 3", "forget"]),
         (vec!["--config", text(&absent)], 2, vec![text(&absent), "No such file"]),
-        (vec!["--profile", "oracle"], 2, vec!["oracle", "mariadb", "mysql", "postgresql", "rocksdb"]),
+        (
+            vec!["--profile", "oracle"],
+            2,
+            vec!["oracle", "mariadb", "mysql", "postgresql", "rocksdb", "a file for --config that lists it"],
+        ),
         (vec!["--profile", "generic"], 2, vec!["\"generic\"", "--pid", "--dir"]),
         (vec!["--print-profile", "oracle"], 2, vec!["oracle", "mariadb", "generic"]),
         (vec!["--tick", "soon"], 2, vec!["soon", "500ms"]),
