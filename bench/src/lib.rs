@@ -251,7 +251,8 @@ struct Options {
 fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) -> String {
     let mut words = vec![OsString::from("pagekeeper-bench")];
     let mut is_plot = false;
-    for word in given {
+    let mut given = given.peekable();
+    while let Some(word) = given.next_if(|word| word != "--") {
         let text = word.to_string_lossy();
         if std::mem::take(&mut is_plot) || text == "--json" || text.starts_with("--plot=") {
             continue;
@@ -267,6 +268,8 @@ fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) 
     if !words.iter().any(|word| word == "--dir" || word.to_string_lossy().starts_with("--dir=")) {
         words.extend(["--dir".into(), options.dir.clone().into_os_string()]);
     }
+    // What stands behind `--` are no options.
+    words.extend(given);
     let quoted: Vec<String> = words.iter().map(|word| shell_quoted(word).to_string()).collect();
     quoted.join(" ")
 }
@@ -458,5 +461,11 @@ mod tests {
         assert_eq!(repeated(&again), once);
         let other = repeated(&["stream", "--plot=a.svg", "--seed=9", "--dir", "/a b"]);
         assert_eq!(other, "pagekeeper-bench stream --seed=9 --dir '/a b'");
+        let Bench::Scan(options) = Cli::parse_from(["pagekeeper-bench", "scan"]).bench else {
+            panic!("not scan");
+        };
+        let traces = ["hitratio", "--quick", "--", "--json"].map(OsString::from);
+        let command = command(traces.into_iter(), &options, 5);
+        assert_eq!(command, "pagekeeper-bench hitratio --quick --seed 5 --dir /var/tmp -- --json");
     }
 }

@@ -233,7 +233,7 @@ fn binlogs_beside_a_direct_redo_log_stay_out_of_the_page_cache() {
     assert!(figure(&summary["released_bytes"], "binlog") >= 5 * BINLOG_BYTES / 10 * 9, "{summary}");
 }
 
-/// A relay log is one by how its server has it open, and what was not applied yet is read from the disk, whole.
+/// A relay log is one by how its server has it open, and what was not applied yet is applied from the disk.
 #[test]
 fn a_relay_log_of_any_name_goes_and_is_applied_all_the_same() {
     if !support::can_run("a replica whose relay log has a name of its own", &PROGRAMS) {

@@ -44,7 +44,7 @@ impl Options {
         Self { id: 1, redo_buffered: false, replica: false, relay_log: "relay", galera: false }
     }
 
-    /// A replica: relay logs, no binlog of its own.
+    /// A replica: relay logs, with a new file for each `BINLOG_BYTES`, and no binlog of its own.
     pub(crate) fn replica() -> Self {
         Self { id: 2, replica: true, ..Self::primary() }
     }
@@ -54,7 +54,7 @@ impl Options {
         Self { galera: true, ..Self::primary() }
     }
 
-    /// A replica whose relay log is called so, with a new file for each `BINLOG_BYTES`.
+    /// A replica whose relay log is called so.
     pub(crate) fn relay_log(mut self, name: &'static str) -> Self {
         self.relay_log = name;
         self
@@ -225,12 +225,13 @@ impl Server {
 
     /// All files that grow or turn as logs: redo, binlogs, relay logs, Aria's log.
     pub(crate) fn log_files(&self) -> Vec<PathBuf> {
-        self.files(|name| {
+        let others = self.files(|name| {
             name == "ib_logfile0"
-                || ["binlog.", "relay.", "aria_log."]
+                || ["binlog.", "aria_log."]
                     .iter()
                     .any(|prefix| name.strip_prefix(prefix).is_some_and(is_number))
-        })
+        });
+        [others, self.relay_logs()].concat()
     }
 
     fn files(&self, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {

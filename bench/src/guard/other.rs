@@ -194,6 +194,9 @@ impl Version {
     }
 }
 
+/// Bytes that a server is to keep at most: some are made to keep 4 GiB.
+const MOST: u64 = 3 * GIB;
+
 /// What windows of one kind came to.
 #[derive(Debug, Default)]
 struct Seen {
@@ -239,7 +242,7 @@ pub(crate) fn run(
         run.note(&version.of(&folder, &run.scratch.path().join("version"))?);
     }
     if let Some(partitions) = partitions {
-        run.note(&format!("a topic of {partitions} partitions, segments of 2 MiB"));
+        run.note(&format!("a topic of {partitions} partitions"));
     }
     run.say("a server")?;
     let config = run.scratch.path().join("guard.toml");
@@ -297,11 +300,21 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
 /// What the guard takes beside a server whose client puts so many bytes a second.
 fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
     let length = Duration::from_secs(if run.quick { 3 } else { 12 });
+    let most = rate * length.as_secs() * (run.rounds as u64 + 1);
+    if most > MOST {
+        bail!(
+            "{} MiB would be put in all, and servers keep no more than {}: ask for less with --rate or --rounds",
+            most / MIB,
+            MOST / MIB
+        );
+    }
     run.note(&format!(
         "one server whose client puts {} MiB a second, and one guard throughout; windows of {} s, after one that does not count",
         rate / MIB,
         length.as_secs()
     ));
+    // A server is known by a log that it has open.
+    server.put(rate);
     let guard = Watcher::start(&run.pagekeeper, &["--pid", &server.pid().to_string(), "--config", config])?;
     let (mut put, mut percent) = (Vec::new(), Vec::new());
     for round in 0..=run.rounds {
@@ -326,9 +339,12 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
     if let Some(percent) = median(&percent) {
         run.report.ratios.insert("guard_server_cpu_percent", percent);
     }
-    let of_guard = |values| [Samples { subject: SETTLED, values }];
-    run.report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &of_guard(put));
-    run.report.add_case("the guard's CPU beside the server", Unit::PercentOfCore, &of_guard(percent));
+    if put.iter().any(|seen| *seen < rate as f64 / MIB as f64 * 0.95) {
+        run.note("the client did not come to its rate in each window");
+    }
+    let of = |subject, values| [Samples { subject, values }];
+    run.report.add_case("bytes put and acknowledged", Unit::MibPerSecond, &of("the client", put));
+    run.report.add_case("the guard's CPU beside the server", Unit::PercentOfCore, &of(SETTLED, percent));
     Ok(())
 }
 
