@@ -215,6 +215,16 @@ pub(crate) fn run(
     if partitions.is_some() && name != Name::Kafka {
         bail!("--partitions is for Kafka alone: leave it out, or say --server kafka");
     }
+    let rate = rate.map(|rate| u64::from(rate.get()) * MIB);
+    let seconds = window_of(run).as_secs().saturating_mul(run.rounds as u64 + 1);
+    let most = rate.unwrap_or_default().saturating_mul(seconds);
+    if most > MOST {
+        bail!(
+            "{} MiB would be put in all, and servers keep no more than {}: ask for less with --rate or --rounds",
+            most / MIB,
+            MOST / MIB
+        );
+    }
     let programs = name.programs();
     if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
@@ -250,7 +260,7 @@ pub(crate) fn run(
     let config = config.to_str().context("the scratch directory's name is no text")?;
     let mut server = name.start(&run.scratch.path().join("server"), partitions);
     if let Some(rate) = rate {
-        return at_a_rate(run, server.as_mut(), config, u64::from(rate.get()) * MIB);
+        return at_a_rate(run, server.as_mut(), config, rate);
     }
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     let bytes = if run.quick { name.window() / 2 } else { name.window() };
@@ -297,17 +307,14 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     Ok(())
 }
 
+/// How long a window at a rate is.
+fn window_of(run: &Run) -> Duration {
+    Duration::from_secs(if run.quick { 3 } else { 12 })
+}
+
 /// What the guard takes beside a server whose client puts so many bytes a second.
 fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
-    let length = Duration::from_secs(if run.quick { 3 } else { 12 });
-    let most = rate * length.as_secs() * (run.rounds as u64 + 1);
-    if most > MOST {
-        bail!(
-            "{} MiB would be put in all, and servers keep no more than {}: ask for less with --rate or --rounds",
-            most / MIB,
-            MOST / MIB
-        );
-    }
+    let length = window_of(run);
     run.note(&format!(
         "one server whose client puts {} MiB a second, and one guard throughout; windows of {} s, after one that does not count",
         rate / MIB,
@@ -322,9 +329,8 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
         let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
         let mut bytes = 0;
         for second in 1..=length.as_secs() {
-            run.stop.check()?;
             bytes += server.put(rate);
-            std::thread::sleep(Duration::from_secs(second).saturating_sub(began.elapsed()));
+            run.stop.sleep(Duration::from_secs(second).saturating_sub(began.elapsed()))?;
         }
         let seconds = began.elapsed().as_secs_f64();
         if round > 0 {

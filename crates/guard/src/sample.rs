@@ -190,7 +190,8 @@ pub(crate) struct Scan {
 pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
     let size = file.size();
     let mut scan = Scan::default();
-    let at_once = reach.had_some && reach.from == 0 && is_of_few_windows(size);
+    // Of few windows.
+    let at_once = reach.had_some && reach.from == 0 && size > 0 && width_of(size) <= FAN_OUT * WINDOW;
     if at_once {
         scan.descend_into_parts(file, 0..size, WINDOW, Some(reach))?;
         if scan.next.is_none() {
@@ -204,11 +205,6 @@ pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
         scan.descend(file, 0..size, width_of(size), &whole, Some(reach))?;
     }
     Ok(scan)
-}
-
-/// Whether a file of that size is cut into windows at once.
-fn is_of_few_windows(size: u64) -> bool {
-    (1..=2 * FAN_OUT * WINDOW).contains(&size)
 }
 
 /// The windows of a range of a file that have resident pages.
