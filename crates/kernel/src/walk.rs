@@ -187,7 +187,7 @@ impl Walker<'_> {
                 Handle::below(fd, below, path.to_path_buf())
             }
             Some((fd, _)) => Handle::below(fd, c".", path.to_path_buf()),
-            None => Handle::at(path, Links::Follow),
+            None => Handle::at(path, Links::Follow).map_err(|error| dangling(path, error)),
         }?;
         if handle.kind() == FileType::Directory {
             return self.enter(handle.open_directory(Expected::Any)?, path.to_path_buf(), None);
@@ -316,13 +316,18 @@ impl Walker<'_> {
                 _ => Ok(()),
             });
         if let Err(error) = followed {
-            // A dangling link was there to be followed: unlike a vanished file, worth a word.
-            let dangles = error.is_gone();
-            let nothing =
-                || Error::Unsupported { path: parent.join(name), reason: "it is a link to nothing" };
-            (self.visit)(Err(if dangles { nothing() } else { error }));
+            (self.visit)(Err(dangling(&parent.join(name), error)));
         }
     }
+}
+
+/// Why nothing was found where a link may lead. A dangling link was there to be followed: unlike a vanished file, worth a word.
+fn dangling(path: &Path, error: Error) -> Error {
+    let is_link = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
+    if error.is_gone() && is_link(path) {
+        return Error::Unsupported { path: path.to_path_buf(), reason: "it is a link to nothing" };
+    }
+    error
 }
 
 #[cfg(test)]
@@ -401,6 +406,14 @@ mod tests {
         assert_eq!(problems.len(), 2, "dangling and self: {problems:?}");
         let dangling = problems.iter().find(|problem| problem.path().ends_with("dangling")).unwrap();
         assert!(dangling.to_string().contains("a link to nothing"), "the link is there: {dangling}");
+        let named = [dir.path().join("a/dangling"), dir.path().join("gone")];
+        let (_, problems) = names(&named, &WalkOptions::default());
+        let said = |name: &str| {
+            let of = problems.iter().find(|problem| problem.path().ends_with(name));
+            of.expect("it can't be found").to_string()
+        };
+        assert!(said("dangling").contains("a link to nothing"), "named by the caller: {problems:?}");
+        assert!(said("gone").contains("No such file"), "no link: {problems:?}");
     }
 
     #[test]
