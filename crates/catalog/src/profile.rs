@@ -316,6 +316,23 @@ impl Profile {
         self.spec_of(path, |_| true)?.1.base_of(path)
     }
 
+    /// The directory above those that a marker of this profile names, for a file that is one (for Kafka's `*-*/{n}.log`, the one that
+    /// its partitions are in). `None` for other files, and where the marker is a name alone.
+    ///
+    /// ```
+    /// use pagekeeper_catalog::{Profile, find_profile};
+    /// use std::path::Path;
+    ///
+    /// let profiles = Profile::built_in();
+    /// let kafka = find_profile(&profiles, "kafka")?;
+    /// assert_eq!(kafka.base_of_marker(Path::new("/srv/kafka/orders-0/00000000000000000000.log")), Some(Path::new("/srv/kafka")));
+    /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
+    /// ```
+    pub fn base_of_marker<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        let base = self.markers.iter().find_map(|marker| marker.base_of(path))?;
+        (Some(base) != path.parent()).then_some(base)
+    }
+
     fn spec_of(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<(FileClass, &Pattern)> {
         let is_log = |log: &&LogSpec| {
             log.files

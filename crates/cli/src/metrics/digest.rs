@@ -38,11 +38,10 @@ impl Name {
         Self { database: "other".to_owned(), directory: String::new(), cgroup: String::new() }
     }
 
-    /// `with_data` are the directories of its own in which it has data.
-    fn of(database: &Database, with_data: &BTreeSet<&Path>, proc: &ProcRoot) -> Self {
+    fn of(database: &Database, places: &Places<'_>, proc: &ProcRoot) -> Self {
         let works_in = |pid| Some(proc.as_seen_by(pid, &proc.working_directory(pid).ok()?));
         let works_in = database.pid.and_then(works_in);
-        let directory = data_directory(&database.directories, works_in.as_deref(), with_data).map(label);
+        let directory = data_directory(&database.directories, works_in.as_deref(), places).map(label);
         let paths = database.pid.and_then(|pid| proc.cgroup_paths(pid).ok());
         let cgroup = paths.as_deref().and_then(cgroup_name);
         Self {
@@ -53,30 +52,43 @@ impl Name {
     }
 }
 
-/// The directory that a database is known by: the one it works in, as servers of SQL do in that of their data; else the first
-/// in which it has data, and not that of a log, which several may share.
+/// Where a database's files were seen.
+#[derive(Debug, Clone, Default)]
+struct Places<'a> {
+    /// Directories of its own in which it has data.
+    with_data: BTreeSet<&'a Path>,
+    /// Directories above those that its logs are in, one for each partition or index: they come and go.
+    above: BTreeSet<&'a Path>,
+}
+
+/// The directory that a database is known by: the one it works in, as servers of SQL do in that of their data; else the one above
+/// those that its profile names; else the first in which it has data, and not that of a log, which several may share.
 fn data_directory<'a>(
     directories: &'a [PathBuf],
     works_in: Option<&Path>,
-    with_data: &BTreeSet<&Path>,
-) -> Option<&'a PathBuf> {
-    let own = || directories.iter();
+    places: &Places<'a>,
+) -> Option<&'a Path> {
+    let own = || directories.iter().map(PathBuf::as_path);
     own()
-        .find(|directory| Some(directory.as_path()) == works_in)
-        .or_else(|| own().find(|directory| with_data.contains(directory.as_path())))
-        .or_else(|| directories.first())
+        .find(|directory| Some(*directory) == works_in)
+        .or_else(|| places.above.first().copied())
+        .or_else(|| own().find(|directory| places.with_data.contains(directory)))
+        .or_else(|| own().next())
 }
 
-/// The directories of databases in which data is, by the index of the database.
-fn with_data(snapshot: &Snapshot) -> Vec<BTreeSet<&Path>> {
+/// Of each database, by its index.
+fn places(snapshot: &Snapshot) -> Vec<Places<'_>> {
     let nested: Vec<Nested<'_>> =
         snapshot.databases.iter().map(|database| Nested::new(&database.directories)).collect();
-    let mut with_data = vec![BTreeSet::new(); nested.len()];
-    for file in snapshot.files.iter().filter(|file| file.class == Some(FileClass::Data)) {
+    let mut places = vec![Places::default(); nested.len()];
+    for file in &snapshot.files {
         let Some(index) = file.database.filter(|index| *index < nested.len()) else { continue };
-        with_data[index].extend(nested[index].deepest_around(&file.path));
+        places[index].above.extend(snapshot.databases[index].profile.base_of_marker(&file.path));
+        if file.class == Some(FileClass::Data) {
+            places[index].with_data.extend(nested[index].deepest_around(&file.path));
+        }
     }
-    with_data
+    places
 }
 
 /// Directories, to find the deepest that a file is in at the cost of comparing a few paths, whatever they are: one of a
@@ -277,9 +289,9 @@ impl Digest {
         let mut databases: Vec<Seen> = snapshot
             .databases
             .iter()
-            .zip(with_data(snapshot))
-            .map(|(database, with_data)| Seen {
-                name: Name::of(database, &with_data, proc),
+            .zip(places(snapshot))
+            .map(|(database, places)| Seen {
+                name: Name::of(database, &places, proc),
                 pid: database.pid,
                 user: database.pid.and_then(|pid| proc.users(pid).ok()).map_or(0, |users| users.real),
                 directories: database.directories.clone(),
@@ -392,6 +404,7 @@ fn traced(counts: &TraceCounts, snapshot: &Snapshot) -> Traced {
 mod tests {
     use super::*;
 
+    use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_kernel::Residency;
 
@@ -490,15 +503,46 @@ mod tests {
     #[test]
     fn a_database_is_known_by_the_directory_of_its_data() {
         let paths = ["/srv/binlog", "/srv/data", "/srv/more"].map(PathBuf::from);
-        let (data, more) = (Path::new("/srv/data"), Path::new("/srv/more"));
-        let chosen = |works_in, with_data: &[&'static Path]| {
-            let with_data = with_data.iter().copied().collect();
-            data_directory(&paths, works_in, &with_data).unwrap().to_str().unwrap()
+        let places = |with_data: &[&'static str], above: &[&'static str]| Places {
+            with_data: with_data.iter().map(|path| Path::new(*path)).collect(),
+            above: above.iter().map(|path| Path::new(*path)).collect(),
         };
-        assert_eq!(chosen(Some(data), &[more]), "/srv/data", "where it works");
-        assert_eq!(chosen(Some(Path::new("/")), &[more, data]), "/srv/data", "the first with data");
-        assert_eq!(chosen(None, &[]), "/srv/binlog");
-        assert_eq!(data_directory(&[], Some(data), &BTreeSet::new()), None);
+        let chosen = |works_in: Option<&str>, places: &Places<'static>| {
+            data_directory(&paths, works_in.map(Path::new), places).unwrap().to_str().unwrap().to_owned()
+        };
+        let both = places(&["/srv/more", "/srv/data"], &[]);
+        assert_eq!(
+            chosen(Some("/srv/data"), &places(&["/srv/more"], &["/srv"])),
+            "/srv/data",
+            "where it works"
+        );
+        assert_eq!(chosen(Some("/"), &both), "/srv/data", "the first with data");
+        assert_eq!(chosen(None, &places(&[], &[])), "/srv/binlog");
+        assert_eq!(chosen(None, &places(&["/srv/data"], &["/srv", "/mnt"])), "/mnt", "above its logs");
+        assert_eq!(data_directory(&[], Some(Path::new("/srv/data")), &places(&[], &[])), None);
+    }
+
+    #[test]
+    fn a_broker_is_not_known_by_its_first_partition() {
+        let profiles = Profile::built_in();
+        let named = |files: &[&'static str], kind: &str| {
+            let profile = find_profile(&profiles, kind).unwrap();
+            let above = files.iter().filter_map(|file| profile.base_of_marker(Path::new(*file))).collect();
+            let places = Places { above, ..Places::default() };
+            let directories = [Path::new(files[0]).parent().unwrap().to_path_buf()];
+            data_directory(&directories, None, &places).unwrap().to_str().unwrap().to_owned()
+        };
+        let partitions = ["/srv/kafka/a-0/0.log", "/srv/kafka/b-0/0.log", "/srv/kafka/b-0/0.index"];
+        assert_eq!(named(&partitions, "kafka"), "/srv/kafka");
+        assert_eq!(named(&partitions[1..], "kafka"), "/srv/kafka", "its first topic was deleted");
+        assert_eq!(named(&["/mnt/b/t-1/0.log", "/mnt/a/t-0/0.log"], "kafka"), "/mnt/a", "two of log.dirs");
+        assert_eq!(named(&["/js/G/streams/s/msgs/1.blk"], "nats"), "/js/G/streams");
+        let translog = ["/os/nodes/0/indices/U/0/translog/translog-3.tlog"];
+        assert_eq!(named(&translog, "opensearch"), "/os/nodes/0/indices");
+        assert_eq!(
+            named(&["/var/lib/cassandra/commitlog/CommitLog-7-1.log"], "cassandra"),
+            "/var/lib/cassandra/commitlog"
+        );
     }
 
     #[test]
