@@ -103,7 +103,8 @@ impl Held {
     }
 }
 
-fn in_group<'a>(
+/// The databases in a memory cgroup.
+pub(super) fn in_group<'a>(
     observation: &Observation<'a>,
     group: &MemoryCgroup,
 ) -> impl Iterator<Item = (usize, &'a pagekeeper_observe::Database)> {

@@ -13,6 +13,7 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
 use super::Earlier;
+use super::cgroup::in_group;
 use super::settings::redo_settings;
 use crate::observation::Observation;
 use crate::phrases::{file_name, largest, number, percent};
@@ -118,7 +119,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         None => String::new(),
     };
     let wasted = logs.releasable.unwrap_or(logs.resident - logs.next_start);
-    let wasted = wasted.min(logs.resident - charged_elsewhere(&logs, database));
+    let wasted = wasted.min(logs.resident - Elsewhere::of(observation, &logs, database).logs);
     let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
@@ -150,7 +151,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         database: Some(observation.subject(index)),
         title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
         evidence,
-        cost: Cost::measured(cost(&logs, database, memory)),
+        cost: Cost::measured(cost(observation, &logs, database, memory)),
         fixes: advised.fixes,
         remarks: advised.remarks,
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
@@ -277,7 +278,7 @@ fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     Some(Evidence::new(text).with("next_start_bytes", bytes))
 }
 
-fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
+fn cost(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database, memory: u64) -> String {
     let limited = database.cgroup.as_ref().and_then(|group| group.effective_limit);
     let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
         Some(limit) => format!(
@@ -287,28 +288,51 @@ fn cost(logs: &Logs<'_>, database: &Database, memory: u64) -> String {
         ),
         None => String::new(),
     };
-    let elsewhere = charged_elsewhere(logs, database);
-    let charged = if elsewhere == 0 {
-        String::new()
-    } else {
+    let elsewhere = Elsewhere::of(observation, logs, database);
+    let others = "as pages are that were brought in by who is not there any more (a container that was started anew) or is \
+                  elsewhere";
+    let charged = if elsewhere.logs > 0 {
         format!(
-            " {} of it at least are charged to another memory cgroup, as pages are that were brought in by who is not \
-             there any more (a container that was started anew) or is elsewhere: they count against that one's limit, \
+            " {} of it at least are charged to another memory cgroup, {others}: they count against that one's limit, \
              if it is still there.",
-            Size(elsewhere)
+            Size(elsewhere.logs)
         )
+    } else if elsewhere.files >= RELEASABLE_MIN {
+        format!(
+            " Of what the files of the databases in this memory cgroup hold {} at least are charged to another one, {others}; \
+             how much of that is of logs can't be seen.",
+            Size(elsewhere.files)
+        )
+    } else {
+        String::new()
     };
+    let at_most = if elsewhere.logs == 0 && elsewhere.files >= RELEASABLE_MIN { "at most " } else { "" };
     format!(
-        "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
+        "{at_most}{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
          throughput: releasing it gains none.{charged}{unwritten}",
-        percent(logs.resident - elsewhere, memory)
+        percent(logs.resident - elsewhere.logs, memory)
     )
 }
 
-/// What the logs have resident beyond all the page cache that is charged to the database's memory cgroup, in bytes.
-fn charged_elsewhere(logs: &Logs<'_>, database: &Database) -> u64 {
-    let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
-    limited.map_or(0, |group| logs.resident.saturating_sub(group.file))
+/// What files have resident beyond all the page cache that is charged to their database's memory cgroup, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Elsewhere {
+    /// Of the logs of one database, at least.
+    logs: u64,
+    /// Of all files of the databases in the group, at least: the kernel does not say of which.
+    files: u64,
+}
+
+impl Elsewhere {
+    fn of(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database) -> Self {
+        let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
+        let Some(group) = limited else { return Self::default() };
+        // The group's `file` counts shared memory, too, whose files are not looked at.
+        let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+        let files = in_group(observation, group).flat_map(|(index, _)| observation.files_of(index));
+        let resident: u64 = files.filter_map(|file| file.residency).map(|residency| residency.resident).sum();
+        Self { logs: logs.resident.saturating_sub(cache), files: resident.saturating_sub(cache) }
+    }
 }
 
 #[cfg(test)]
@@ -492,10 +516,27 @@ mod tests {
         let cost = &found[0].cost.text;
         assert!(cost.starts_with("10 % of the memory"), "{cost}");
         assert!(cost.contains("1.2 GiB of it at least are charged to another memory cgroup"), "{cost}");
-        after.databases[0].cgroup = None;
-        let mut observation = Observation::new(&before, &after);
-        observation.releasable = releasable(&after, 100);
-        assert!(!find(&observation)[0].cost.text.contains("another memory cgroup"));
+        let of_group = |file, shmem| {
+            let group = crate::testing::cgroup(400 * MIB, 8 * GIB);
+            Some(pagekeeper_kernel::pressure::MemoryCgroup { file, shmem: Some(shmem), ..group })
+        };
+        let cost_in = |group, after: &mut Snapshot| {
+            after.databases[0].cgroup = group;
+            let mut observation = Observation::new(&before, after);
+            observation.releasable = releasable(after, 100);
+            find(&observation)[0].cost.text.clone()
+        };
+        // Shared memory is no page cache of these files.
+        let cost = cost_in(of_group(1380 * MIB, 1280 * MIB), &mut after);
+        assert!(cost.contains("1.2 GiB of it at least are charged to another"), "{cost}");
+        // Enough for the logs, and not for tables of 4 GiB with them.
+        let cost = cost_in(of_group(2304 * MIB, 0), &mut after);
+        assert!(cost.starts_with("at most 16 % of the memory"), "{cost}");
+        assert!(cost.contains("hold 3 GiB at least are charged to another one"), "{cost}");
+        for group in [of_group(6 * GIB, 0), None] {
+            let cost = cost_in(group, &mut after);
+            assert!(!cost.contains("charged to another") && !cost.contains("at most"), "{cost}");
+        }
     }
 
     #[test]
