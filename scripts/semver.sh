@@ -2,8 +2,8 @@
 # Compares what the crates for engines' authors offer with what the last release offered, by cargo-semver-checks, which is built into target/tools where
 # it is missing (the other crates are parts of the command, and promise nothing): a change that a program of somebody else's would not survive fails, unless the version says it.
 #
-# The last release is the newest version with a section in CHANGELOG.md: its tag vVERSION, or the newest commit in which nothing had come above that
-# section yet, but for the one that is checked: a release is compared with what it changes. An argument names another commit.
+# The last release is the newest version with a section in CHANGELOG.md of which there is a tag vVERSION, or a commit in which nothing had come
+# above that section yet, other than the commit that is checked: a release is compared with the one before it. An argument names another commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -11,21 +11,23 @@ target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 checks=0.51.0
 
 scripts/require-rust.sh
-version=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+head=$(git rev-parse HEAD)
+versions=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md)
 baseline=${1:-}
-if [ -z "$baseline" ] && git rev-parse --quiet --verify "v$version^{commit}" >/dev/null; then
-    baseline=v$version
-fi
-if [ -z "$baseline" ]; then
-    for commit in $(git log --format=%H -- CHANGELOG.md); do
-        [ "$commit" != "$(git rev-parse HEAD)" ] || continue
+for version in $versions; do
+    [ -z "$baseline" ] || break
+    if tagged=$(git rev-parse --quiet --verify "v$version^{commit}") && [ "$tagged" != "$head" ]; then
+        baseline=v$version
+    fi
+    for commit in $([ -n "$baseline" ] || git log --format=%H -- CHANGELOG.md); do
+        [ "$commit" != "$head" ] || continue
         # What is unreleased there, and which release is below it.
         newest=$(git show "$commit:CHANGELOG.md" | awk '!n && /^## \[[0-9]/ { n = $2 } !n && /^- / { n = "unreleased" } END { print n }')
         [ "$newest" != "[$version]" ] || { baseline=$commit && break; }
     done
-fi
+done
 if [ -z "$baseline" ]; then
-    echo "No commit is known for $version: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
+    echo "No commit is known of any version: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
     exit 1
 fi
 PATH=$PATH:$target/tools/bin

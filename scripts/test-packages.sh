@@ -130,9 +130,17 @@ install_package "$package"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 [ "$(inside pagekeeper --version)" = "pagekeeper $version" ] || fail "pagekeeper --version says $(inside pagekeeper --version)"
 inside pagekeeper demo --help | grep --quiet -- --seconds || fail "pagekeeper demo --help says nothing of --seconds"
-for command in '' $(inside pagekeeper --help | awk '/^Commands:/ { on = 1; next } on && /^  [a-z]/ { print $1 } /^Options:/ { on = 0 }'); do
-    [ "$command" = help ] || there "/usr/share/man/man1/pagekeeper${command:+-$command}.1.gz"
-done
+# Each page that the program itself writes, and no other: `manual_pages LIST-OF-INSTALLED-FILES`
+manual_pages() {
+    inside mkdir /tmp/manuals
+    inside pagekeeper man --dir /tmp/manuals || fail "pagekeeper man writes no pages"
+    ls "$root/tmp/manuals" | sort >"$test/written"
+    [ "$(wc -l <"$test/written")" -ge 20 ] || fail "pagekeeper man writes few pages: $(cat "$test/written")"
+    sed -n 's|^/usr/share/man/man1/\(.*\)\.gz$|\1|p' "$1" | sort | diff "$test/written" - || fail "other pages are installed (>) than the program writes (<)"
+    rm -r "$root/tmp/manuals"
+}
+inside dpkg --listfiles pagekeeper >"$test/installed"
+manual_pages "$test/installed"
 there /usr/share/man/man5/pagekeeper.toml.5.gz
 gzip --decompress --stdout "$root/usr/share/man/man1/pagekeeper-guard.1.gz" | grep -- '--dry-run\|dry\\-run' >/dev/null || fail "pagekeeper-guard(1) is no man page of it"
 inside bash -c '. /usr/share/bash-completion/completions/pagekeeper && complete -p pagekeeper' >/dev/null || fail "bash does not complete pagekeeper"
@@ -195,6 +203,8 @@ files >"$test/before"
 rpms --install --nodeps --force-debian "$rpm"
 [ "$(inside pagekeeper -V)" = "pagekeeper $version" ] || fail "the rpm's pagekeeper doesn't run"
 there /usr/share/doc/pagekeeper/{copyright,run/mariadb.conf,profiles/mariadb.toml}
+rpms --query --list pagekeeper >"$test/installed"
+manual_pages "$test/installed"
 rpms --verify --nodeps pagekeeper || fail "files differ from what the rpm says of them"
 [ -z "$(inside find /etc/systemd/system -name 'pagekeeper*')" ] || fail "the service was enabled by being installed"
 change_configuration

@@ -13,13 +13,14 @@ use crate::support::{MIB, scratch};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Commands that take paths or do something; each has its help and its man page.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "stat",
     "evict",
     "warm",
     "snapshot",
     "guard",
     "run",
+    "top",
     "doctor",
     "probe",
     "store",
@@ -39,6 +40,13 @@ fn help_and_version() {
         assert!(run([command, "-h"]).fine().contains("Usage: pagekeeper "));
     }
     assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
+    let (_, listed) = help.split_once("Commands:\n").expect("a list");
+    let (listed, _) = listed.split_once("\n\n").expect("its end");
+    // Long descriptions go on below.
+    let names = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(' '));
+    let listed: Vec<&str> = names.map(|(name, _)| name).filter(|name| !name.is_empty()).collect();
+    assert_eq!(listed.len(), COMMANDS.len() + 1, "{listed:?}");
+    assert!(listed.iter().all(|name| *name == "help" || COMMANDS.contains(name)), "{listed:?}");
     assert_eq!(run(["--version"]).fine(), format!("pagekeeper {}\n", env!("CARGO_PKG_VERSION")));
 }
 

@@ -352,6 +352,82 @@ mod tests {
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
 
+    /// What a section needs beside the key, and whether it is of that section: `[rules.…]` has keys of three rules.
+    fn needed(section: &str, key: &str) -> String {
+        let text = match (section, key) {
+            ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",
+            ("RULES", _) => "[rules.wal]\nrule = \"release-behind-followers\"\n",
+            ("GUARD", _) => "[guard]\n",
+            ("STREAMS", _) => "[streams]\n",
+            ("CGROUP", _) => "[cgroup]\ngroups = [\"/a\"]\n",
+            _ => "",
+        };
+        text.to_owned()
+    }
+
+    /// A default as a value of TOML.
+    fn value(default: &str) -> String {
+        match default {
+            "empty" => "[]".to_owned(),
+            "true" | "false" => default.to_owned(),
+            number if number.parse::<u32>().is_ok() => number.to_owned(),
+            text => format!("\"{text}\""),
+        }
+    }
+
+    /// Fails unless a key's default makes no difference.
+    fn check_default(section: &str, key: &str, default: &str) {
+        let without = needed(section, key);
+        let with = format!("{without}{key} = {}\n", value(default));
+        let parsed = |text: &str| parse(text).map(|options| format!("{options:?}"));
+        assert_eq!(
+            parsed(&with).unwrap(),
+            parsed(&without).unwrap(),
+            "{default} is not the default of {key}"
+        );
+    }
+
+    #[test]
+    fn the_page_has_the_defaults() {
+        let page = include_str!("../../../deploy/pagekeeper.toml.5").replace("\\-", "-");
+        let (mut section, mut checked) = ("", 0);
+        for line in page.lines() {
+            section = line.strip_prefix(".SH ").unwrap_or(section);
+            // `.BR key " (type, default)"`
+            let Some((key, kind)) = line.strip_prefix(".BR ").and_then(|line| line.split_once(" \" ("))
+            else {
+                continue;
+            };
+            let Some((_, default)) = kind.trim_end_matches(")\"").rsplit_once(", ") else { continue };
+            if default != "needed" {
+                check_default(section, key, default);
+                checked += 1;
+            }
+        }
+        assert_eq!(checked, 15, "keys with defaults");
+    }
+
+    #[test]
+    fn the_shipped_example_names_the_defaults() {
+        let example = include_str!("../../../deploy/pagekeeper-guard.toml");
+        let (mut section, mut checked) = (String::new(), 0);
+        for line in example.lines() {
+            let line = line.strip_prefix("# ").unwrap_or(line);
+            if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+                section = name.split('.').next().unwrap_or_default().to_uppercase();
+            }
+            let Some((key, rest)) = line.split_once(" = ") else { continue };
+            let default = rest.split('#').next().unwrap_or_default().trim().trim_matches('"');
+            // Examples, where there is no default.
+            let has_default = !["rule", "budget", "profile", "canary", "groups", "processes"].contains(&key);
+            if has_default && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+                check_default(&section, key, if default == "[]" { "empty" } else { default });
+                checked += 1;
+            }
+        }
+        assert_eq!(checked, 15, "keys with defaults");
+    }
+
     #[test]
     fn groups_are_left_alone_unless_named() {
         let options = parse("[cgroup]\ngroups = [\"/kubepods.slice/**\", \"/db\"]\n").unwrap();
