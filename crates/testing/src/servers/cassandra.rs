@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
+use super::{DEADLINE, Daemon, Launcher, LoggedServer, files_below, text};
 use crate::http::free_port;
 
 /// Bytes of a value.
@@ -22,10 +22,43 @@ const QUERY: u8 = 7;
 pub struct Cassandra {
     home: PathBuf,
     daemon: Daemon,
-    ports: (u16, u16),
+    settings: Settings,
     client: Client,
     /// How many values were put and acknowledged.
     put: i64,
+}
+
+/// How a node is started, each time.
+#[derive(Debug)]
+struct Settings {
+    ports: (u16, u16),
+    launcher: Launcher,
+    flushes: Flushes,
+}
+
+/// When what was put is written to a table's files, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flushes {
+    /// As late as there is memory, so that the log is long; meanwhile puts wait.
+    Late,
+    /// At a third of the memory for it, as by default.
+    Usual,
+    /// The same, synced every 10 MiB: `trickle_fsync`, which is off by default.
+    Trickled,
+}
+
+impl Flushes {
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Late => {
+                "memtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n"
+            }
+            Self::Usual => "memtable_heap_space: 256MiB\nmemtable_offheap_space: 256MiB\n",
+            Self::Trickled => {
+                "memtable_heap_space: 256MiB\nmemtable_offheap_space: 256MiB\ntrickle_fsync: true\n"
+            }
+        }
+    }
 }
 
 /// A connection that asks, and waits for the answer.
@@ -94,21 +127,30 @@ impl Cassandra {
     ///
     /// Where it does not start.
     pub fn start(home: &Path) -> Self {
-        let ports = (free_port(), free_port());
-        let mut daemon = daemon(home, ports);
-        let mut client = connect(&mut daemon, ports);
+        Self::start_by(home, Launcher::default(), Flushes::Late)
+    }
+
+    /// The same by a launcher.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start_by(home: &Path, launcher: Launcher, flushes: Flushes) -> Self {
+        let settings = Settings { ports: (free_port(), free_port()), launcher, flushes };
+        let mut daemon = daemon(home, &settings);
+        let mut client = connect(&mut daemon, &settings);
         let replicas = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
         client.run(&format!("CREATE KEYSPACE load WITH replication = {replicas}"), &[]);
         client.run(
             "CREATE TABLE load.load (number bigint PRIMARY KEY, value blob) WITH compression = {'enabled': false}",
             &[],
         );
-        Self { home: home.to_owned(), daemon, ports, client, put: 0 }
+        Self { home: home.to_owned(), daemon, settings, client, put: 0 }
     }
 }
 
-fn connect(daemon: &mut Daemon, ports: (u16, u16)) -> Client {
-    daemon.wait_for("the node listens", || Client::connect(ports.0))
+fn connect(daemon: &mut Daemon, settings: &Settings) -> Client {
+    daemon.wait_for("the node listens", || Client::connect(settings.ports.0))
 }
 
 /// What its own start scripts give to a Java of version 17.
@@ -144,20 +186,21 @@ const JAVA: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED
 -Dcassandra.storagedir=data
 -Xmx1g";
 
-fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
+fn daemon(home: &Path, settings: &Settings) -> Daemon {
     std::fs::create_dir_all(home).expect("make a directory for a node");
     let data = home.join("data");
     let directory = |name: &str| data.join(name).display().to_string();
-    // Memory for tables that are written out late, so that the log is long.
+    let Settings { ports: (client, peers), launcher, flushes } = settings;
     let settings = format!(
         "cluster_name: load\npartitioner: org.apache.cassandra.dht.Murmur3Partitioner\nendpoint_snitch: SimpleSnitch\n\
          listen_address: 127.0.0.1\nrpc_address: 127.0.0.1\nnative_transport_port: {client}\nstorage_port: {peers}\n\
          start_native_transport: true\nauto_snapshot: false\nnum_tokens: 1\nauto_bootstrap: false\n\
          commitlog_sync: periodic\ncommitlog_sync_period: 1000ms\ncommitlog_segment_size: 8MiB\n\
-         write_request_timeout: 60000ms\nread_request_timeout: 60000ms\nmemtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n\
+         write_request_timeout: 60000ms\nread_request_timeout: 60000ms\n{}\
          commitlog_directory: {}\nsaved_caches_directory: {}\nhints_directory: {}\ncdc_raw_directory: {}\n\
          data_file_directories: [{}]\n\
          seed_provider: [{{class_name: org.apache.cassandra.locator.SimpleSeedProvider, parameters: [{{seeds: '127.0.0.1:{peers}'}}]}}]\n",
+        flushes.settings(),
         directory("commitlog"),
         directory("saved_caches"),
         directory("hints"),
@@ -166,7 +209,7 @@ fn daemon(home: &Path, (client, peers): (u16, u16)) -> Daemon {
     );
     std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
     let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
-    Daemon::start(home, "java", |command| {
+    Daemon::start_by(launcher, home, "java", |command| {
         command.args(JAVA.split('\n')).arg("-cp").arg(jars.join("*"));
         command.arg("org.apache.cassandra.service.CassandraDaemon");
     })
@@ -204,8 +247,8 @@ impl LoggedServer for Cassandra {
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
-        self.daemon = daemon(&self.home, self.ports);
-        self.client = connect(&mut self.daemon, self.ports);
+        self.daemon = daemon(&self.home, &self.settings);
+        self.client = connect(&mut self.daemon, &self.settings);
     }
 
     fn check_all(&mut self) {

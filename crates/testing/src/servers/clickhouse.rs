@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, files_below, text};
+use super::{Daemon, Launcher, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
 /// Bytes of a row.
@@ -16,6 +16,7 @@ const AT_ONCE: u64 = 64;
 #[derive(Debug)]
 pub struct ClickHouse {
     home: PathBuf,
+    launcher: Launcher,
     daemon: Daemon,
     ports: [u16; 3],
     /// How many rows were put and acknowledged.
@@ -32,8 +33,18 @@ impl ClickHouse {
     ///
     /// Where it does not start.
     pub fn start(home: &Path) -> Self {
+        Self::start_by(home, Launcher::default())
+    }
+
+    /// The same by a launcher.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start_by(home: &Path, launcher: Launcher) -> Self {
         let ports = [free_port(), free_port(), free_port()];
-        let mut server = Self { home: home.to_owned(), daemon: daemon(home, ports), ports, put: 0 };
+        let daemon = daemon(home, ports, &launcher);
+        let mut server = Self { home: home.to_owned(), launcher, daemon, ports, put: 0 };
         server.wait_until_ready();
         server.ask("CREATE TABLE load (number UInt64, value String) ENGINE = MergeTree ORDER BY number", &[]);
         server
@@ -65,7 +76,7 @@ impl ClickHouse {
     }
 }
 
-fn daemon(home: &Path, [http, tcp, peers]: [u16; 3]) -> Daemon {
+fn daemon(home: &Path, [http, tcp, peers]: [u16; 3], launcher: &Launcher) -> Daemon {
     let path = |name: &str| home.join(name).display().to_string();
     std::fs::create_dir_all(home).expect("make a directory for clickhouse-server");
     let settings = format!(
@@ -81,7 +92,7 @@ fn daemon(home: &Path, [http, tcp, peers]: [u16; 3]) -> Daemon {
     let users = "<yandex><profiles><default/></profiles><users><default><password></password><networks><ip>127.0.0.1</ip></networks>\
                  <profile>default</profile><quota>default</quota></default></users><quotas><default/></quotas></yandex>\n";
     std::fs::write(home.join("users.xml"), users).expect("write its users");
-    Daemon::start(home, ClickHouse::PROGRAMS[0], |command| {
+    Daemon::start_by(launcher, home, ClickHouse::PROGRAMS[0], |command| {
         command.arg("--config-file=config.xml");
     })
 }
@@ -121,7 +132,7 @@ impl LoggedServer for ClickHouse {
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
-        self.daemon = daemon(&self.home, self.ports);
+        self.daemon = daemon(&self.home, self.ports, &self.launcher);
         self.wait_until_ready();
     }
 

@@ -6,6 +6,7 @@
 mod amqp;
 mod cassandra;
 mod clickhouse;
+mod engine;
 mod etcd;
 mod kafka;
 mod lines;
@@ -17,10 +18,12 @@ mod opensearch;
 mod postgresql;
 mod prometheus;
 mod rabbitmq;
+mod rocksdb;
 pub mod unpacked;
 mod values;
 mod wiredtiger;
 
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use cassandra::Cassandra;
+pub use cassandra::{Cassandra, Flushes};
 pub use clickhouse::ClickHouse;
 pub use etcd::{Etcd, Watch};
 pub use kafka::Kafka;
@@ -40,6 +43,7 @@ pub use opensearch::{OpenSearch, Search};
 pub use postgresql::PostgreSql;
 pub use prometheus::Prometheus;
 pub use rabbitmq::RabbitMq;
+pub use rocksdb::RocksDb;
 pub use wiredtiger::WiredTiger;
 
 use values::Values;
@@ -78,6 +82,18 @@ pub trait LoggedServer {
     fn check_all(&mut self);
 }
 
+/// What a server is started by: words that go before its own, as of `pagekeeper run --`, which becomes the server itself. None by
+/// default.
+#[derive(Debug, Clone, Default)]
+pub struct Launcher(Vec<OsString>);
+
+impl Launcher {
+    /// These words, the first of them a program.
+    pub fn new(words: impl IntoIterator<Item = OsString>) -> Self {
+        Self(words.into_iter().collect())
+    }
+}
+
 /// A process of a server.
 #[derive(Debug)]
 struct Daemon {
@@ -88,9 +104,19 @@ struct Daemon {
 impl Daemon {
     /// Starts a program; what it says goes to a file `log` in `home`, which is made where it is missing.
     fn start(home: &Path, program: &str, arguments: impl FnOnce(&mut Command)) -> Self {
+        Self::start_by(&Launcher::default(), home, program, arguments)
+    }
+
+    /// The same, by a launcher.
+    fn start_by(
+        launcher: &Launcher,
+        home: &Path,
+        program: &str,
+        arguments: impl FnOnce(&mut Command),
+    ) -> Self {
         std::fs::create_dir_all(home).expect("make a directory for a server");
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig=KILL", "--", program]);
+        command.args(["--pdeathsig=KILL", "--"]).args(&launcher.0).arg(program);
         let log = direct(home, &mut command);
         arguments(&mut command);
         Self { child: command.spawn().expect("start a server"), log }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, files_below, text};
+use super::{Daemon, Launcher, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
 /// Bytes of a document.
@@ -79,6 +79,7 @@ impl Search {
 pub struct OpenSearch {
     of: Search,
     home: PathBuf,
+    launcher: Launcher,
     daemon: Daemon,
     ports: (u16, u16),
     /// How many documents were put and acknowledged.
@@ -95,9 +96,19 @@ impl OpenSearch {
     ///
     /// Where it does not start.
     pub fn start(home: &Path, of: Search) -> Self {
+        Self::start_by(home, of, Launcher::default())
+    }
+
+    /// The same by a launcher.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub fn start_by(home: &Path, of: Search, launcher: Launcher) -> Self {
         lay_out(home, of);
         let ports = (free_port(), free_port());
-        let mut server = Self { of, home: home.to_owned(), daemon: daemon(home, of, ports), ports, put: 0 };
+        let daemon = daemon(home, of, ports, &launcher);
+        let mut server = Self { of, home: home.to_owned(), launcher, daemon, ports, put: 0 };
         server.wait_until_ready();
         server.ask(
             "PUT",
@@ -132,6 +143,19 @@ impl OpenSearch {
         let text = String::from_utf8(text(number, DOCUMENT)).expect("text");
         let body = format!("{{\"doc\":{{\"number\":{number},\"text\":\"{text}\"}},\"detect_noop\":true}}");
         self.ask("POST", &format!("/load/_update/{number}"), &body);
+    }
+
+    /// What makes visible to searches what was put, which writes a segment; for another thread.
+    ///
+    /// # Panics
+    ///
+    /// It does where that is refused.
+    pub fn refresher(&self) -> impl Fn() + Send + 'static {
+        let port = self.ports.0;
+        move || {
+            let answer = ask_with(port, "POST", "/load/_refresh", &[], &[]).expect("the node runs");
+            assert_eq!(answer.status, 200, "{}", answer.body);
+        }
     }
 
     /// How many documents were put.
@@ -177,7 +201,7 @@ fn lay_out(home: &Path, of: Search) {
     }
 }
 
-fn daemon(home: &Path, of: Search, (client, peers): (u16, u16)) -> Daemon {
+fn daemon(home: &Path, of: Search, (client, peers): (u16, u16), launcher: &Launcher) -> Daemon {
     let settings = format!(
         "cluster.name: load\nnode.name: load\ndiscovery.type: single-node\nnetwork.host: 127.0.0.1\n\
          http.port: {client}\ntransport.port: {peers}\npath.data: {data}\npath.logs: {logs}\n\
@@ -187,7 +211,7 @@ fn daemon(home: &Path, of: Search, (client, peers): (u16, u16)) -> Daemon {
     );
     let file = format!("config/{}.yml", of.name());
     std::fs::write(home.join(file), settings).expect("write its settings");
-    Daemon::start(home, "java", |command| {
+    Daemon::start_by(launcher, home, "java", |command| {
         // Without its native part the node does not see that it is root's, which it refuses.
         command.args(["-Djna.nosys=true", "-Djna.nounpack=true"]);
         command.args(["-Xms1g", "-Xmx1g", "-Djava.security.manager=allow"]);
@@ -243,7 +267,7 @@ impl LoggedServer for OpenSearch {
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
-        self.daemon = daemon(&self.home, self.of, self.ports);
+        self.daemon = daemon(&self.home, self.of, self.ports, &self.launcher);
         self.wait_until_ready();
     }
 
