@@ -48,6 +48,17 @@ guard() {
     # Each word is a filter.
     # shellcheck disable=SC2086
     PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-guard_cgroups} --include-ignored --nocapture --test-threads=1 --color=never
+    # Where the kernel can be asked to reclaim files alone, a program's own memory stays although there is room to swap it out to.
+    if [ "$(printf '%s\n' 6.9 "$(uname -r)" | sort --version-sort | head -n 1)" = 6.9 ]; then
+        fallocate --length 512M /var/tmp/swap
+        chmod 600 /var/tmp/swap
+        mkswap --quiet /var/tmp/swap
+        swapon /var/tmp/swap
+        echo "with swap space:"
+        cat /proc/swaps
+        PAGEKEEPER_REQUIRE_ALL=1 program swap "$HOST" a_group_that_is_named --include-ignored --nocapture --test-threads=1 --color=never
+        swapoff /var/tmp/swap
+    fi
     results
     ends
 }

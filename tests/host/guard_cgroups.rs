@@ -18,6 +18,8 @@ use std::time::Duration;
 /// The limit of the groups, and what is read into each.
 const LIMIT: u64 = 200 * MIB;
 const COLD: u64 = 64 * MIB;
+/// What the program holds of its own, and does not touch again.
+const OWN: u64 = 32 * MIB;
 /// A page here and there is charged to who wrote the file.
 const LEAST: u64 = COLD - 4 * MIB;
 /// The share of the limit that is asked for: 20 MiB.
@@ -42,9 +44,12 @@ impl Reader {
             .expect("write");
         std::fs::File::open(directory.join("cold")).and_then(|file| file.sync_all()).expect("sync");
         support::evict(&directory.join("cold"));
-        let script = "cat cold >/dev/null; exec 3>>binlog.000001; echo x >&3; echo ready; exec sleep 600";
+        let script = format!(
+            "own=$(head -c {OWN} /dev/zero | tr '\\0' x); cat cold >/dev/null; exec 3>>binlog.000001; echo x >&3; echo ready; \
+             kill -STOP $$"
+        );
         let mut command = group.command("sh");
-        command.args(["-c", script]).current_dir(&directory).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(["-c", &script]).current_dir(&directory).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("start a reader");
         let mut said = String::new();
         let output = child.stdout.take().expect("piped");
@@ -190,6 +195,9 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
         assert!(reclaimed[&group.path].as_u64() > Some(COLD / 2), "{reclaimed}");
         assert_eq!(reclaimed.as_object().map(serde_json::Map::len), Some(1), "{reclaimed}");
         assert!(!ended.events.iter().any(|event| event["event"] == "cgroup" && event["path"] != *group.path));
+        assert!(group.stat()["anon"] >= OWN, "the program's own memory stays: {:?}", group.stat());
+        let swapped = std::fs::read_to_string(group.directory.join("memory.swap.current"));
+        assert_eq!(swapped.as_deref().map_or("0", str::trim), "0", "swapped out");
     } else {
         let problem = guard.wait_for("problem", DEADLINE, |event| event["path"] == *group.path);
         assert_eq!(
