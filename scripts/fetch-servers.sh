@@ -2,9 +2,10 @@
 # fetch-servers.sh NAME... — fetches servers that stable Debian does not have into the target directory, if they are not there yet, and
 # prints the assignments by which tests and benchmarks find them:
 #   eval "$(scripts/fetch-servers.sh kafka)"
-# kafka, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, from Debian unstable; mysql-8.4,
-# mysql-8.0 and mongodb, which is MongoDB 3.6, from Ubuntu 26.04, 24.04 and 20.04. One of the three MySQLs is found at a time. newer is
-# etcd, NATS and Prometheus as Debian unstable has them, instead of those that are installed.
+# kafka, which is Kafka 4, kafka-3.9, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, from
+# Debian unstable; mysql-8.4, mysql-8.0 and mongodb, which is MongoDB 3.6, from Ubuntu 26.04, 24.04 and 20.04. One of the three MySQLs
+# is found at a time, and one of the two Kafkas. newer is etcd, NATS and Prometheus as Debian unstable has them, instead of those that
+# are installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +27,10 @@ for name in "$@"; do
     case $name in
     kafka)
         jars=$(scripts/fetch-jars.sh kafka-4.1.1 org.apache.kafka:kafka_2.13:4.1.1)
+        found PAGEKEEPER_KAFKA "$jars"
+        ;;
+    kafka-3.9)
+        jars=$(scripts/fetch-jars.sh kafka-3.9.1 org.apache.kafka:kafka_2.13:3.9.1)
         found PAGEKEEPER_KAFKA "$jars"
         ;;
     cassandra)
@@ -59,7 +64,7 @@ for name in "$@"; do
         found PATH "$target/newer/bin:$PATH"
         ;;
     *)
-        echo "fetch-servers.sh: \"$name\" is none of kafka, cassandra, opensearch, elasticsearch, mysql, mysql-8.4, mysql-8.0, mongodb," \
+        echo "fetch-servers.sh: \"$name\" is none of kafka, kafka-3.9, cassandra, opensearch, elasticsearch, mysql, mysql-8.4, mysql-8.0, mongodb," \
             "newer" >&2
         exit 2
         ;;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that stable Debian does not
 # have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. Then MySQL
-# in three versions, as `make test-mysql`, and newer versions of etcd, NATS and Prometheus than stable Debian's. The doctor's advice on
-# servers of other versions is left to `make test-advice`, which fetches these.
+# in three versions, as `make test-mysql`, Kafka 3.9, and newer versions of etcd, NATS and Prometheus than stable Debian's. The doctor's
+# advice on servers of other versions is left to `make test-advice`, which fetches these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -10,11 +10,12 @@ mysql=(8.0 8.4 9)
 
 scripts/require-rust.sh
 scripts/packages.sh \
-    "the servers that Debian has: mariadb-server mariadb-client mariadb-plugin-rocksdb postgresql rocksdb-tools etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
+    "the servers that Debian has: mariadb-server mariadb-client mariadb-plugin-rocksdb postgresql rocksdb-tools librocksdb-dev etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
     "what runs or compiles the others: default-jre-headless gcc libc6-dev" \
     "clients, load and measurement: kcat python3-pymongo sysbench util-linux-extra chromium bindfs e2fsprogs"
 . scripts/server-tests.sh
 fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch elasticsearch mongodb)
+older_kafka=$(scripts/fetch-servers.sh kafka-3.9)
 newer=$(scripts/fetch-servers.sh newer)
 fetch_mysql "${mysql[@]}"
 
@@ -24,6 +25,8 @@ fi
 eval "$fetched"
 run_tests "all but MySQL" --include-ignored --skip mysql --skip advice::advice_is_accepted_and_taken_back_by_fetched_servers
 run_mysql "${mysql[@]}"
+eval "$older_kafka"
+run_tests "Kafka 3.9" --include-ignored kafka hundreds_of_partitions
 eval "$newer"
 for program in etcd nats-server prometheus; do
     [[ $(command -v "$program") == */newer/bin/* ]] || { echo "test-databases: the newer $program is not found" >&2 && exit 1; }

@@ -10,7 +10,7 @@ use crate::support::guard::{Ended, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
     Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql,
-    Prometheus, RabbitMq, Search, WiredTiger,
+    Prometheus, RabbitMq, RocksDb, Search, WiredTiger,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ impl<'a, S: LoggedServer> Story<'a, S> {
 }
 
 /// Whether a server in Java is here, with its jars, which the environment names.
-fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
+pub(crate) fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>) -> bool {
     can_run_fetched(name, programs, &format!("PAGEKEEPER_{}", name.to_uppercase()), jars)
 }
 
@@ -444,11 +444,17 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
+    let config = scratch.path().join("guard.toml");
+    // Segments are a quarter of the usual ones.
+    std::fs::write(&config, "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n")
+        .expect("write rules");
+    let options = ["--config", config.to_str().expect("a path of this test's own")];
     let mut server = Cassandra::start(&scratch.path().join("cassandra"));
-    let mut story = Story::begin(&mut server, scratch.path(), ("cassandra", &[]), 120 * MIB, (24 * MIB, MIB));
+    let mut story =
+        Story::begin(&mut server, scratch.path(), ("cassandra", &options), 240 * MIB, (40 * MIB, MIB));
     story.go_on(80 * MIB);
     story.server.check_all();
-    story.survive(140 * MIB);
+    story.survive(240 * MIB);
 }
 
 #[test]
@@ -477,6 +483,25 @@ fn old_generations_leave(of: Search, name: &str) {
     let documents = story.server.documents();
     (0..documents).step_by(50).for_each(|number| story.server.update(number));
     story.server.update(documents - 1);
+    story.survive(200 * MIB);
+}
+
+#[test]
+fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
+    if !support::can_run("the guard beside RocksDB", &RocksDb::PROGRAMS) {
+        return;
+    }
+    if !Path::new(RocksDb::HEADER).exists() {
+        pagekeeper_testing::skip("the guard beside RocksDB: its library's headers are not installed");
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let mut server = RocksDb::start(&scratch.path().join("rocksdb"));
+    // Two files of the WAL are full then, and a table is made of each.
+    let mut story = Story::begin(&mut server, scratch.path(), ("rocksdb", &[]), 150 * MIB, (10 * MIB, MIB));
+    assert!(!story.server.others().is_empty(), "no table yet");
+    story.go_on(100 * MIB);
     story.survive(200 * MIB);
 }
 
@@ -537,6 +562,8 @@ fn parts_of_clickhouse_are_left_alone() {
     guard.wait_for_ticks(10);
     server.put(32 * MIB);
     server.merge();
+    server.check_all();
+    server.stop_and_restart();
     server.check_all();
     server.kill_and_restart();
     server.check_all();

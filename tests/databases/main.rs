@@ -4,7 +4,9 @@
 mod support;
 
 mod advice;
+mod bulk;
 mod capabilities;
+mod cassandra;
 mod claims;
 mod containers;
 mod discovery;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
     Cassandra, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql, Prometheus,
-    RabbitMq, Search, WiredTiger, unpacked,
+    RabbitMq, RocksDb, Search, WiredTiger, unpacked,
 };
 
 use super::many::cpu_seconds;
@@ -65,6 +65,9 @@ pub(crate) enum Name {
     /// The engine of `MongoDB` by itself
     #[value(name = "wiredtiger")]
     WiredTiger,
+    /// RocksDB by itself, as it is by default, with two column families
+    #[value(name = "rocksdb")]
+    RocksDb,
 }
 
 impl Name {
@@ -82,6 +85,7 @@ impl Name {
             Self::Cassandra => &Cassandra::PROGRAMS,
             Self::OpenSearch | Self::Elasticsearch => &OpenSearch::PROGRAMS,
             Self::WiredTiger => &WiredTiger::PROGRAMS,
+            Self::RocksDb => &RocksDb::PROGRAMS,
         };
         names.iter().copied().map(str::to_owned).collect()
     }
@@ -104,6 +108,7 @@ impl Name {
             Self::OpenSearch => Box::new(OpenSearch::start(home, Search::OpenSearch)),
             Self::Elasticsearch => Box::new(OpenSearch::start(home, Search::Elasticsearch)),
             Self::WiredTiger => Box::new(WiredTiger::start(home)),
+            Self::RocksDb => Box::new(RocksDb::start(home)),
         }
     }
 
@@ -120,7 +125,8 @@ impl Name {
             | Self::Elasticsearch
             | Self::Cassandra
             | Self::MongoDb
-            | Self::WiredTiger => 192 * MIB,
+            | Self::WiredTiger
+            | Self::RocksDb => 192 * MIB,
             Self::Kafka => 384 * MIB,
         }
     }
@@ -147,10 +153,13 @@ impl Name {
         }
     }
 
-    /// What the guard is configured to: NATS's streams have no budget by default, and all would stay.
+    /// What the guard is configured to: NATS's streams have no budget by default, and all would stay, as would all that a window puts into
+    /// Cassandra.
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
+            // Its segments are a quarter of the usual ones here.
+            Self::Cassandra => "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n",
             _ => "",
         }
     }
@@ -229,10 +238,22 @@ pub(crate) fn run(
     if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
     }
-    // Of one that is unpacked the first program is its client's.
+    // Of one that is unpacked the first program is its client's, of a library the compiler.
     let is_unpacked = matches!(name.fetched(), Some(Fetched { version: Version::Program(_), .. }));
-    if !is_unpacked && let Some(server) = Program::find_file("server", &programs[0]) {
+    let is_library = matches!(name, Name::WiredTiger | Name::RocksDb);
+    if !is_unpacked
+        && !is_library
+        && let Some(server) = Program::find_file("server", &programs[0])
+    {
         run.note(&format!("{} {}", programs[0], server.version));
+    }
+    if matches!(name, Name::WiredTiger) {
+        let version = WiredTiger::version();
+        run.note(&version.context("WiredTiger is not installed: Debian's package libwiredtiger-dev")?);
+    }
+    if matches!(name, Name::RocksDb) {
+        let version = RocksDb::version();
+        run.note(&version.context("RocksDB is not installed: Debian's package librocksdb-dev")?);
     }
     if matches!(name, Name::MyRocks) && !MariaDb::has_myrocks() {
         bail!("MariaDB's plugin MyRocks is not installed: Debian's package mariadb-plugin-rocksdb");

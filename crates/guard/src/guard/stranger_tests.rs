@@ -47,7 +47,7 @@ const KNOWN: [Known; 4] = [
         directory: "commitlog",
         log: ("CommitLog-7-170000000000", ".log"),
         beside: &[],
-        rules: "",
+        rules: "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"4K\"\n",
     },
     Known {
         profile: "opensearch",

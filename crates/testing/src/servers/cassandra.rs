@@ -210,7 +210,12 @@ fn daemon(home: &Path, settings: &Settings) -> Daemon {
     std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
     let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
     Daemon::start_by(launcher, home, "java", |command| {
-        command.args(JAVA.split('\n')).arg("-cp").arg(jars.join("*"));
+        // Its own files of settings, such as commitlog_archiving.properties, are found by the class path, too.
+        command.args(JAVA.split('\n')).arg("-cp").arg(format!(
+            "{}:{}",
+            jars.join("*").display(),
+            home.display()
+        ));
         command.arg("org.apache.cassandra.service.CassandraDaemon");
     })
 }

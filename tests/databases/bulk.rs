@@ -1,0 +1,83 @@
+//! Servers under `pagekeeper run`, as the profile of each has it: what flushes and merges write is written out behind them, stays resident,
+//! and all that was acknowledged is there, also after a kill.
+//!
+//! Each needs its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
+
+use crate::logged::can_run_jars;
+use crate::support;
+use crate::support::guard::program;
+use crate::support::{MIB, resident_bytes, size_bytes};
+use pagekeeper_testing::servers::{Cassandra, Flushes, Launcher, LoggedServer, OpenSearch, Search};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+/// Far longer than a server takes to end.
+const SOON: Duration = Duration::from_secs(120);
+
+/// `pagekeeper run` with this profile, which says in a file what it did.
+fn under_run(profile: &str, report: &Path) -> Launcher {
+    let mut report_option = OsString::from("--report=");
+    report_option.push(report);
+    let words = ["run", "--require", "--json", "--profile", profile].map(OsString::from);
+    let program = [program().into_os_string()];
+    Launcher::new(program.into_iter().chain(words).chain([report_option, "--".into()]))
+}
+
+/// Puts so much that tables are written, and reads all of it back from them.
+fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
+    server.put(300 * MIB);
+    let pid = Pid::from_raw(i32::try_from(server.pid()).expect("a process")).expect("a process");
+    kill_process(pid, Signal::TERM).expect("signal a server");
+    // The next one begins a report of its own.
+    let said: serde_json::Value = support::eventually("it says what it did", SOON, || {
+        serde_json::from_str(&std::fs::read_to_string(report).ok()?).ok()
+    });
+    server.stop_and_restart();
+    server.check_all();
+    let written = said["total"]["bulk_written_bytes"].as_u64().expect("a number");
+    assert!(written >= 100 * MIB, "{said:#}");
+    assert_eq!(said["total"]["bulk_released_bytes"], 0, "they stay: {said:#}");
+    let tables = server.others();
+    let (resident, size) = (resident_bytes(&tables), size_bytes(&tables));
+    // Some machines page out what is idle.
+    assert!(size >= 100 * MIB && resident >= size / 4 * 3, "{resident} bytes of {size} are resident");
+}
+
+#[test]
+#[ignore = "make test-databases fetches Cassandra"]
+fn tables_of_cassandra_are_written_out_behind_it() {
+    if !can_run_jars("Cassandra", &Cassandra::PROGRAMS, Cassandra::jars().as_ref()) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let report = scratch.path().join("report");
+    let home = scratch.path().join("cassandra");
+    let server = Cassandra::start_by(&home, under_run("cassandra", &report), Flushes::Usual);
+    tables_are_bulk_files(server, &report);
+}
+
+#[test]
+#[ignore = "make test-databases fetches OpenSearch"]
+fn segments_of_opensearch_are_written_out_behind_it() {
+    segments_are_written_out(Search::OpenSearch, "OpenSearch");
+}
+
+#[test]
+#[ignore = "make test-databases fetches Elasticsearch"]
+fn segments_of_elasticsearch_are_written_out_behind_it() {
+    segments_are_written_out(Search::Elasticsearch, "Elasticsearch");
+}
+
+fn segments_are_written_out(of: Search, name: &str) {
+    if !can_run_jars(name, &OpenSearch::PROGRAMS, of.jars().as_ref()) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let report = scratch.path().join("report");
+    let server = OpenSearch::start_by(&scratch.path().join("node"), of, under_run("opensearch", &report));
+    tables_are_bulk_files(server, &report);
+}
