@@ -143,8 +143,14 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
-    /// Puts into RocksDB while it writes tables to the same slow disk, under run and by itself; as root
-    Bulk(Options),
+    /// Puts into RocksDB, or into another server, while it writes tables to the same slow disk, under run and by itself; as root
+    Bulk {
+        /// Another server, with its tables as bulk files and without
+        #[arg(long, value_enum, value_name = "NAME")]
+        server: Option<bulk::server::Name>,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Gets of RocksDB with pagekeeper's page cache, the kernel's, and RocksDB's block caches, in the same memory; as root
     Rocksdb {
         #[command(flatten)]
@@ -388,7 +394,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
-        Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),
+        Bench::Bulk { server, options } => {
+            bench("bulk", &options, |run| bulk::run(run, server, options.rounds))
+        }
         Bench::Rocksdb { choice, options } => {
             bench("rocksdb", &options, |run| rocksdb::run(run, &choice, options.rounds))
         }

@@ -10,6 +10,7 @@
 
 mod load;
 mod plain;
+pub(crate) mod server;
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -125,12 +126,15 @@ struct SampleSetup<'a> {
     stop: &'a Stop,
 }
 
-/// Runs it; `rounds` is what the command line asks for.
-pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
+/// Runs it, with `RocksDB` or another server; `rounds` is what the command line asks for.
+pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u16>) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "this bench slows a loop device down and lowers the kernel's dirty limits: it needs root"
     );
+    if let Some(name) = server {
+        return server::run(run, name, rounds);
+    }
     let scale = if run.quick { QUICK } else { FULL };
     let Some(db_bench) = run.peer("db_bench") else {
         // Everything here is its puts.
