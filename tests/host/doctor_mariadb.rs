@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::support::command::{Outcome, finish, pagekeeper, program};
 use crate::support::mariadb::{Options, Server};
+use crate::support::memory_group::MemoryGroup;
 use crate::support::sysbench::Loaded as _;
 use crate::support::{MIB, alone, can_run, doctor_report, resident_bytes, scratch};
 use serde_json::Value;
@@ -132,6 +133,36 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
         evidence.iter().map(|evidence| &evidence["figures"]).filter(|figures| figures["class"] == "redo");
     assert!(redo.map(|redo| figure(redo, "resident_bytes")).sum::<u64>() < 2 * MIB, "{logs:#}");
     assert!(!fixes(logs).iter().any(|fix| fix.contains("innodb_log_file_buffering")), "{logs:#}");
+}
+
+#[test]
+fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
+    let test = "logs_that_another_group_pays_for_are_no_share_of_this_ones_limit";
+    if !can_run(test, &PROGRAMS) {
+        return;
+    }
+    let _alone = alone();
+    let dir = scratch();
+    // It goes once the server has ended.
+    let Some(group) = MemoryGroup::new(test, 512 * MIB) else { return };
+    let server = Server::start(dir.path(), Options::primary());
+    make_table(&server);
+    // Charged to the group that it is in now, as to that of a container which is started anew.
+    write(&server, 64);
+    group.add(server.pid());
+    let report = doctor(server.pid(), &["--watch", "500ms"]);
+    let logs = the(&report, "logs-in-cache");
+    let cost = logs["cost"]["text"].as_str().expect("text");
+    assert!(cost.starts_with("0 % of the memory"), "{logs:#}");
+    assert!(cost.contains("of it at least are charged to another memory cgroup"), "{logs:#}");
+    // What it writes from now on is charged to the new one.
+    write(&server, 64);
+    let report = doctor(server.pid(), &["--watch", "500ms"]);
+    let logs = the(&report, "logs-in-cache");
+    let cost = logs["cost"]["text"].as_str().expect("text");
+    let share = cost.split(' ').find_map(|word| word.parse::<u64>().ok()).expect("a percentage");
+    assert!((10..=20).contains(&share), "64 MiB of 512: {logs:#}");
+    assert!(cost.contains("charged to another"), "{logs:#}");
 }
 
 #[test]
