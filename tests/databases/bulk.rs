@@ -16,13 +16,14 @@ use std::time::Duration;
 /// Far longer than a server takes to end.
 const SOON: Duration = Duration::from_secs(120);
 
-/// `pagekeeper run` with this profile, which says in a file what it did.
+/// `pagekeeper run` with this profile, which says in a file what it did. The server is its child then, and ends with it.
 fn under_run(profile: &str, report: &Path) -> Launcher {
     let mut report_option = OsString::from("--report=");
     report_option.push(report);
     let words = ["run", "--require", "--json", "--profile", profile].map(OsString::from);
     let program = [program().into_os_string()];
-    Launcher::new(program.into_iter().chain(words).chain([report_option, "--".into()]))
+    let with_parent = ["--", "setpriv", "--pdeathsig=KILL", "--"].map(OsString::from);
+    Launcher::new(program.into_iter().chain(words).chain([report_option]).chain(with_parent))
 }
 
 /// Puts so much that tables are written, and reads all of it back from them.
