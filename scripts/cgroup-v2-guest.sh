@@ -53,10 +53,20 @@ guard() {
         fallocate --length 512M /var/tmp/swap
         chmod 600 /var/tmp/swap
         mkswap --quiet /var/tmp/swap
-        swapon /var/tmp/swap
-        echo "with swap space:"
-        cat /proc/swaps
+        problem=""
+        swapon /var/tmp/swap || problem="there is no swap space"
         PAGEKEEPER_REQUIRE_ALL=1 program swap "$HOST" a_group_that_is_named --include-ignored --nocapture --test-threads=1 --color=never
+        # And would go there, if the kernel were asked otherwise.
+        mkdir /sys/fs/cgroup/swapped
+        # shellcheck disable=SC2016
+        sh -c 'echo $$ >/sys/fs/cgroup/swapped/cgroup.procs; own=$(head -c 32M /dev/zero | tr "\0" x); kill -STOP $$' &
+        sleep 10
+        echo "16M swappiness=200" >/sys/fs/cgroup/swapped/memory.reclaim
+        [ "$(cat /sys/fs/cgroup/swapped/memory.swap.current)" -gt 0 ] || problem+="nothing can be swapped out"
+        result swap::a_program_that_rests_can_be_swapped_out "$problem"
+        kill -KILL $!
+        wait $!
+        rmdir /sys/fs/cgroup/swapped
         swapoff /var/tmp/swap
     fi
     results

@@ -12,11 +12,17 @@ checks=0.51.0
 
 scripts/require-rust.sh
 head=$(git rev-parse HEAD)
+if [ -z "${1:-}" ] && [ "$(git rev-parse --is-shallow-repository)" = true ]; then
+    echo "The last release may be missing here: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
+    exit 1
+fi
 versions=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md)
 baseline=${1:-}
 for version in $versions; do
     [ -z "$baseline" ] || break
-    if tagged=$(git rev-parse --quiet --verify "v$version^{commit}") && [ "$tagged" != "$head" ]; then
+    if tagged=$(git rev-parse --quiet --verify "v$version^{commit}"); then
+        # This release itself is what is compared.
+        [ "$tagged" != "$head" ] || continue
         baseline=v$version
     fi
     for commit in $([ -n "$baseline" ] || git log --format=%H -- CHANGELOG.md); do
@@ -27,7 +33,7 @@ for version in $versions; do
     done
 done
 if [ -z "$baseline" ]; then
-    echo "No commit is known of any version: fetch the whole history (git fetch --unshallow --tags), or name a commit" >&2
+    echo "No commit is known of any version: name one" >&2
     exit 1
 fi
 PATH=$PATH:$target/tools/bin

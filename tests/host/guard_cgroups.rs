@@ -36,7 +36,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn start(test: &str, scratch: &Path, name: &str, limit: u64) -> Option<Self> {
+    /// `own`: what it holds itself, in bytes.
+    fn start(test: &str, scratch: &Path, name: &str, limit: u64, own: u64) -> Option<Self> {
         let group = MemoryGroup::new(test, limit)?;
         let directory = scratch.join(name);
         std::fs::create_dir(&directory).expect("make a directory");
@@ -45,7 +46,7 @@ impl Reader {
         std::fs::File::open(directory.join("cold")).and_then(|file| file.sync_all()).expect("sync");
         support::evict(&directory.join("cold"));
         let script = format!(
-            "own=$(head -c {OWN} /dev/zero | tr '\\0' x); cat cold >/dev/null; exec 3>>binlog.000001; echo x >&3; echo ready; \
+            "own=$(head -c {own} /dev/zero | tr '\\0' x); cat cold cold >/dev/null; exec 3>>binlog.000001; echo x >&3; echo ready; \
              kill -STOP $$"
         );
         let mut command = group.command("sh");
@@ -153,8 +154,8 @@ fn a_group_that_is_named_goes_down_to_its_share_and_no_other() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let Some(named) = Reader::start(test, scratch.path(), "named", LIMIT) else { return };
-    let Some(other) = Reader::start(test, scratch.path(), "other", LIMIT + MIB) else { return };
+    let Some(named) = Reader::start(test, scratch.path(), "named", LIMIT, OWN) else { return };
+    let Some(other) = Reader::start(test, scratch.path(), "other", LIMIT + MIB, 0) else { return };
     let (group, bystander) = (named.group(), other.group());
     let config = config(scratch.path(), &group.path, SHARE, "200ms");
     let pids = [named.child.id().to_string(), other.child.id().to_string()];
@@ -224,7 +225,7 @@ fn the_doctors_figures_of_a_group_are_the_kernels() {
     let scratch = support::scratch();
     // 64 MiB of page cache and little else, of 72: near the limit because of it.
     let limit = 72 * MIB;
-    let Some(reader) = Reader::start(test, scratch.path(), "near", limit) else { return };
+    let Some(reader) = Reader::start(test, scratch.path(), "near", limit, 0) else { return };
     let group = reader.group();
     let pid = reader.child.id().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", "1s", "--json"]);
