@@ -26,15 +26,20 @@ fn under_run(profile: &str, report: &Path) -> Launcher {
     Launcher::new(program.into_iter().chain(words).chain([report_option]).chain(with_parent))
 }
 
-/// Puts so much that tables are written, and reads all of it back from them.
+/// Ends a server by a signal to this process, of which `pagekeeper run` is the parent or itself, and returns what that says it did. The
+/// next run begins a report of its own.
+fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("a process");
+    kill_process(pid, signal).expect("signal a server");
+    support::eventually("it says what it did", SOON, || {
+        serde_json::from_str(&std::fs::read_to_string(report).ok()?).ok()
+    })
+}
+
+/// Puts so much that tables are written, and reads all of it back from them, after a stop and after a kill.
 fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
     server.put(300 * MIB);
-    let pid = Pid::from_raw(i32::try_from(server.pid()).expect("a process")).expect("a process");
-    kill_process(pid, Signal::TERM).expect("signal a server");
-    // The next one begins a report of its own.
-    let said: serde_json::Value = support::eventually("it says what it did", SOON, || {
-        serde_json::from_str(&std::fs::read_to_string(report).ok()?).ok()
-    });
+    let said = ended(server.pid(), Signal::TERM, report);
     let written = said["total"]["bulk_written_bytes"].as_u64().expect("a number");
     assert!(written >= 100 * MIB, "{said:#}");
     assert_eq!(said["total"]["bulk_released_bytes"], 0, "they stay: {said:#}");
@@ -42,10 +47,13 @@ fn tables_are_bulk_files(mut server: impl LoggedServer, report: &Path) {
     let (resident, size) = (resident_bytes(&tables), size_bytes(&tables));
     // Some machines page out what is idle.
     assert!(size >= 100 * MIB && resident >= size / 4 * 3, "{resident} bytes of {size} are resident");
-    for restart in [LoggedServer::stop_and_restart, LoggedServer::kill_and_restart] {
-        restart(&mut server);
-        server.check_all();
-    }
+    server.stop_and_restart();
+    server.check_all();
+    let run = server.pid();
+    let children = std::fs::read_to_string(format!("/proc/{run}/task/{run}/children")).expect("it runs");
+    ended(children.trim().parse().expect("the server alone"), Signal::KILL, report);
+    server.stop_and_restart();
+    server.check_all();
 }
 
 #[test]

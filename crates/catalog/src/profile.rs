@@ -316,8 +316,8 @@ impl Profile {
         self.spec_of(path, |_| true)?.1.base_of(path)
     }
 
-    /// The directory above those that a marker of this profile names, for a file that is one (for Kafka's `*-*/{n}.log`, the one that
-    /// its partitions are in). `None` for other files, and where the marker is a name alone.
+    /// The directory above those that a marker of this profile has any name for, for a file that is one (for Kafka's `*-*/{n}.log`, the one
+    /// that its partitions are in). `None` for other files, and where the marker names no such directory.
     ///
     /// ```
     /// use pagekeeper_catalog::{Profile, find_profile};
@@ -329,8 +329,10 @@ impl Profile {
     /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
     /// ```
     pub fn base_of_marker<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-        let base = self.markers.iter().find_map(|marker| marker.base_of(path))?;
-        (Some(base) != path.parent()).then_some(base)
+        let is_of_many = |marker: &&Pattern| {
+            marker.as_str().rsplit_once('/').is_some_and(|(above, _)| above.contains('*'))
+        };
+        self.markers.iter().filter(is_of_many).find_map(|marker| marker.base_of(path))
     }
 
     fn spec_of(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<(FileClass, &Pattern)> {
@@ -561,6 +563,7 @@ mod tests {
             ("opensearch", "nodes/0/indices/U/0/index/_12.cfs", Some(Data)),
             ("opensearch", "nodes/0/indices/U/0/index/_12_Lucene90_0.dvd", Some(Data)),
             ("opensearch", "nodes/0/indices/U/0/index/segments_7", Some(Data)),
+            ("opensearch", "nodes/0/indices/U/0/index/_4_bkd_0.tmp", Some(Temp)),
             ("opensearch", "nodes/0/indices/U/0/index/write.lock", None),
             ("clickhouse", "data/default/load/all_1_1_0/value.bin", Some(Data)),
             ("clickhouse", "store/5a1/5a1f/all_1_1_0/data.cmrk4", Some(Data)),
@@ -582,6 +585,9 @@ mod tests {
             let mut messages = profile.logs.iter().filter(|log| log.class == FileClass::Messages);
             assert!(messages.all(|log| log.rule == Rule::Keep), "{name}");
         }
+        // Two or three that are full, of 32 MiB, for who copies them then.
+        let cassandra = profiles.iter().find(|profile| profile.name == "cassandra").unwrap();
+        assert!(matches!(cassandra.logs[0].rule, Rule::Budget { bytes, .. } if bytes == 128 << 20));
         // And all of what was not tried.
         for name in ["scylladb", "clickhouse"] {
             let profile = profiles.iter().find(|profile| profile.name == name).unwrap();

@@ -536,7 +536,9 @@ mod tests {
         assert_eq!(named(&partitions, "kafka"), "/srv/kafka");
         assert_eq!(named(&partitions[1..], "kafka"), "/srv/kafka", "its first topic was deleted");
         assert_eq!(named(&["/mnt/b/t-1/0.log", "/mnt/a/t-0/0.log"], "kafka"), "/mnt/a", "two of log.dirs");
-        assert_eq!(named(&["/js/G/streams/s/msgs/1.blk"], "nats"), "/js/G/streams");
+        let streams = ["/js/$G/streams/s/msgs/1.blk", "/js/$SYS/_js_/group/msgs/1.blk"];
+        assert_eq!(named(&streams, "nats"), "/js");
+        assert_eq!(named(&["/srv/mongo/journal/WiredTigerLog.0000000001"], "mongodb"), "/srv/mongo/journal");
         let translog = ["/os/nodes/0/indices/U/0/translog/translog-3.tlog"];
         assert_eq!(named(&translog, "opensearch"), "/os/nodes/0/indices");
         assert_eq!(

@@ -314,6 +314,15 @@ fn cost(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database, mem
     )
 }
 
+fn resident(file: &File) -> u64 {
+    file.residency.map_or(0, |residency| residency.resident)
+}
+
+/// Whether a file is certainly no shared memory: its file system is on a device. (That of btrfs and of overlays has no number either.)
+fn is_on_disk(file: &File) -> bool {
+    rustix::fs::major(file.stat_inode.dev) != 0
+}
+
 /// What files have resident beyond all the page cache that is charged to their database's memory cgroup, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Elsewhere {
@@ -327,11 +336,13 @@ impl Elsewhere {
     fn of(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database) -> Self {
         let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
         let Some(group) = limited else { return Self::default() };
-        // The group's `file` counts shared memory, too, whose files are not looked at.
+        let disks = in_group(observation, group).flat_map(|(index, _)| observation.files_of(index));
+        let all: u64 = disks.filter(|file| is_on_disk(file)).map(resident).sum();
+        let of_logs: u64 = logs.files.iter().filter(|file| is_on_disk(file)).map(|file| resident(file)).sum();
+        // The group's `file` counts shared memory, too, which is no page of a file on a disk.
         let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
-        let files = in_group(observation, group).flat_map(|(index, _)| observation.files_of(index));
-        let resident: u64 = files.filter_map(|file| file.residency).map(|residency| residency.resident).sum();
-        Self { logs: logs.resident.saturating_sub(cache), files: resident.saturating_sub(cache) }
+        let beyond_all = logs.resident.saturating_sub(group.file);
+        Self { logs: of_logs.saturating_sub(cache).max(beyond_all), files: all.saturating_sub(cache) }
     }
 }
 
@@ -526,6 +537,9 @@ mod tests {
             observation.releasable = releasable(after, 100);
             find(&observation)[0].cost.text.clone()
         };
+        for file in &mut after.files {
+            file.stat_inode.dev = rustix::fs::makedev(8, 1);
+        }
         // Shared memory is no page cache of these files.
         let cost = cost_in(of_group(1380 * MIB, 1280 * MIB), &mut after);
         assert!(cost.contains("1.2 GiB of it at least are charged to another"), "{cost}");
@@ -537,6 +551,12 @@ mod tests {
             let cost = cost_in(group, &mut after);
             assert!(!cost.contains("charged to another") && !cost.contains("at most"), "{cost}");
         }
+        // Files that are shared memory themselves are not in the group twice.
+        for file in &mut after.files {
+            file.stat_inode.dev = 25;
+        }
+        let cost = cost_in(of_group(6 * GIB, 6 * GIB), &mut after);
+        assert!(!cost.contains("charged to another"), "{cost}");
     }
 
     #[test]
