@@ -43,10 +43,8 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     let mut server = Cassandra::start(&home);
     server.put(SEGMENT);
     let only = format!("dir:{}", scratch.path().to_str().expect("a path of this test's own"));
-    // Segments are a quarter of the usual ones.
     let config = scratch.path().join("guard.toml");
-    std::fs::write(&config, "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n")
-        .expect("write rules");
+    std::fs::write(&config, Cassandra::GUARD_RULES).expect("write rules");
     let config = config.to_str().expect("a path of this test's own");
     let guard = Guard::spawn(&["--tick", "100ms", "--only", &only, "--config", config]);
     let pid = server.pid();

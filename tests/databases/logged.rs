@@ -445,9 +445,7 @@ fn closed_segments_of_cassandra_leave_the_page_cache() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let config = scratch.path().join("guard.toml");
-    // Segments are a quarter of the usual ones.
-    std::fs::write(&config, "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n")
-        .expect("write rules");
+    std::fs::write(&config, Cassandra::GUARD_RULES).expect("write rules");
     let options = ["--config", config.to_str().expect("a path of this test's own")];
     let mut server = Cassandra::start(&scratch.path().join("cassandra"));
     let mut story =
@@ -486,13 +484,22 @@ fn old_generations_leave(of: Search, name: &str) {
     story.survive(200 * MIB);
 }
 
+/// Whether a library can be built into a program here.
+fn can_run_engine(name: &str, programs: &[&str], header: &str) -> bool {
+    let what = format!("the guard beside {name}");
+    if !support::can_run(&what, programs) {
+        return false;
+    }
+    let is_there = Path::new(header).exists();
+    if !is_there {
+        pagekeeper_testing::skip(format!("{what}: its library's headers are not installed"));
+    }
+    is_there
+}
+
 #[test]
 fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside RocksDB", &RocksDb::PROGRAMS) {
-        return;
-    }
-    if !Path::new(RocksDb::HEADER).exists() {
-        pagekeeper_testing::skip("the guard beside RocksDB: its library's headers are not installed");
+    if !can_run_engine("RocksDB", &RocksDb::PROGRAMS, RocksDb::HEADER) {
         return;
     }
     let _alone = support::alone();
@@ -508,11 +515,7 @@ fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases installs WiredTiger"]
 fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside WiredTiger", &WiredTiger::PROGRAMS) {
-        return;
-    }
-    if !Path::new(WiredTiger::HEADER).exists() {
-        pagekeeper_testing::skip("the guard beside WiredTiger: its library is not installed");
+    if !can_run_engine("WiredTiger", &WiredTiger::PROGRAMS, WiredTiger::HEADER) {
         return;
     }
     let _alone = support::alone();

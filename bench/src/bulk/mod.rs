@@ -13,7 +13,6 @@ mod plain;
 pub(crate) mod server;
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,11 +27,15 @@ use crate::rounds::{Plan, Samples, Subject, extremes, run as run_rounds};
 use crate::scratch::Stop;
 use crate::stall::disk::SlowDisk;
 use crate::stall::limits::Limits;
+use crate::stall::settle;
 use load::{Measured, Puts};
 
 /// Bytes a second that the disk writes. Each byte that is put is written to the log, to a table, and by merging once or
 /// twice more: more than the disk takes.
 const RATE: u64 = 60_000_000;
+/// What a reader has to know of the limits.
+const WHOLE_MACHINE: &str =
+    "the dirty limits are the whole machine's: whatever else writes during the run holds puts up, too";
 /// What others may take of the limits without being reported.
 const DISTURBED: f64 = 0.25;
 /// The writer's thread has the name of its program; those that flush and merge have names of their own.
@@ -148,9 +151,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
         scale.seconds,
         if run.quick { "; without --quick 64 and 128 MiB, and 40 s" } else { "" }
     ));
-    run.note(
-        "the dirty limits are the whole machine's: whatever else writes during the run holds puts up, too",
-    );
+    run.note(WHOLE_MACHINE);
     let launcher = ["run", "--profile", "rocksdb", "--"];
     run_process(run.pagekeeper.command().args(launcher).arg("true"))
         .context("pagekeeper run does not work")?;
@@ -258,12 +259,6 @@ fn pauses_in(counts: &TraceCounts, device: &str) -> Option<Pauses> {
         };
     }
     Some(sum)
-}
-
-/// Has what was written reach the disk, so that the next sample begins with nothing dirty.
-fn settle(directory: &Path) -> Result<()> {
-    let open = File::open(directory).with_context(|| format!("can't open {}", directory.display()))?;
-    rustix::fs::syncfs(&open).with_context(|| format!("can't sync {}", directory.display()))
 }
 
 fn report(run: &mut Run, longest: &[Samples], seen: &[Vec<Sample>]) {

@@ -19,7 +19,7 @@ use pagekeeper_testing::servers::{
     Cassandra, ClickHouse, Flushes, Launcher, LoggedServer, OpenSearch, Search,
 };
 
-use super::{RATE, settle};
+use super::{FULL, RATE, WHOLE_MACHINE};
 use crate::Run;
 use crate::data::{GIB, MIB};
 use crate::peers::{Program, run as run_process};
@@ -28,9 +28,7 @@ use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
 use crate::scratch::Stop;
 use crate::stall::disk::SlowDisk;
 use crate::stall::limits::Limits;
-
-/// Where background writeback begins, and where writers wait, in bytes.
-const LIMITS: (u64, u64) = (64 * MIB, 128 * MIB);
+use crate::stall::{Latency, settle};
 
 const ITSELF: &str = "by itself";
 const BULK: &str = "under run, tables as bulk files";
@@ -131,20 +129,10 @@ impl Name {
 /// What a sample came to.
 #[derive(Debug, Default)]
 struct Sample {
-    /// Of each put, in ms, sorted.
-    took: Vec<f64>,
-    /// Of each refresh, in ms, sorted.
-    refreshes: Vec<f64>,
+    puts: Latency,
+    refreshes: Latency,
     /// MiB in a second.
     rate: f64,
-}
-
-/// Of sorted times.
-fn percentile(sorted: &[f64], share: f64) -> f64 {
-    let last = sorted.len().saturating_sub(1);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-    let index = (last as f64 * share).round() as usize;
-    sorted.get(index).copied().unwrap_or_default()
 }
 
 /// What samples are taken with.
@@ -175,20 +163,18 @@ pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> 
         "{} on an ext4 on a loop device held to {} MB/s; dirty limits {} and {} MiB (background, writers); {} s of puts of {} KiB in each sample, {} MB a second",
         name.profile(),
         RATE / 1_000_000,
-        LIMITS.0 / MIB,
-        LIMITS.1 / MIB,
+        FULL.limits.0 / MIB,
+        FULL.limits.1 / MIB,
         length.as_secs(),
         name.at_once() >> 10,
         name.rate() / 1_000_000,
     ));
-    run.note(
-        "the dirty limits are the whole machine's: whatever else writes during the run holds puts up, too",
-    );
+    run.note(WHOLE_MACHINE);
     let configs = run.scratch.path().join("configs");
     write_configs(&run.pagekeeper, name, &configs)?;
     run.say("making a slow disk")?;
     let disk = SlowDisk::new(&run.scratch, "ext4", 8 * GIB, RATE)?;
-    let limits = Limits::lower(LIMITS.0, LIMITS.1)?;
+    let limits = Limits::lower(FULL.limits.0, FULL.limits.1)?;
     let stop = run.stop.clone();
     let setup =
         SampleSetup { name, disk, pagekeeper: &run.pagekeeper, configs: &configs, length, stop: &stop };
@@ -205,7 +191,7 @@ pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> 
             Subject::new(case.name, move || {
                 eprintln!("{:>5.1} s  {}", began.elapsed().as_secs_f64(), case.name);
                 let sample = setup.sample(case)?;
-                let longest = percentile(&sample.took, 1.0);
+                let longest = sample.puts.longest / 1e3;
                 seen.borrow_mut().push(sample);
                 Ok(longest)
             })
@@ -226,13 +212,13 @@ pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> 
     let rates = figure(&|sample| sample.rate);
     let report = &mut run.report;
     report.add_case("the longest put", Unit::Milliseconds, &longest);
-    report.add_case("put p99", Unit::Milliseconds, &figure(&|sample| percentile(&sample.took, 0.99)));
-    report.add_case("put p50", Unit::Milliseconds, &figure(&|sample| percentile(&sample.took, 0.5)));
+    report.add_case("put p99", Unit::Milliseconds, &figure(&|sample| sample.puts.p99 / 1e3));
+    report.add_case("put p50", Unit::Milliseconds, &figure(&|sample| sample.puts.p50 / 1e3));
     report.add_case("puts", Unit::MibPerSecond, &rates);
     if name == Name::OpenSearch {
-        let refresh = |of: fn(&[f64]) -> f64| figure(&move |sample| of(&sample.refreshes));
-        report.add_case("the longest refresh", Unit::Milliseconds, &refresh(|all| percentile(all, 1.0)));
-        report.add_case("refresh p50", Unit::Milliseconds, &refresh(|all| percentile(all, 0.5)));
+        let longest = figure(&|sample| sample.refreshes.longest / 1e3);
+        report.add_case("the longest refresh", Unit::Milliseconds, &longest);
+        report.add_case("refresh p50", Unit::Milliseconds, &figure(&|sample| sample.refreshes.p50 / 1e3));
     }
     report.add_ratio("bulk_server_max_put", Unit::Milliseconds, &longest, BULK, ITSELF);
     report.add_ratio("bulk_server_max_put_vs_alone", Unit::Milliseconds, &longest, BULK, LOGS);
@@ -312,30 +298,28 @@ impl SampleSetup<'_> {
     }
 
     fn put(&self, server: &mut dyn LoggedServer) -> Result<Sample> {
-        let (began, mut sample, mut bytes) = (Instant::now(), Sample::default(), 0);
+        let (began, mut took, mut bytes) = (Instant::now(), Vec::new(), 0);
         while began.elapsed() < self.length {
             let due = Duration::from_secs_f64(bytes as f64 / self.name.rate() as f64);
             self.stop.sleep(due.saturating_sub(began.elapsed()))?;
             bytes += server.put(self.name.at_once());
-            sample.took.push(began.elapsed().saturating_sub(due).as_secs_f64() * 1e3);
+            took.push(began.elapsed().saturating_sub(due).as_secs_f64() * 1e6);
         }
-        sample.rate = bytes as f64 / MIB as f64 / began.elapsed().as_secs_f64();
-        sample.took.sort_by(f64::total_cmp);
-        Ok(sample)
+        let rate = bytes as f64 / MIB as f64 / began.elapsed().as_secs_f64();
+        Ok(Sample { puts: Latency::of_times(took), rate, ..Sample::default() })
     }
 }
 
-/// Refreshes each second; what each took, in ms, sorted.
-fn refresh_until(refresh: impl Fn(), done: &AtomicBool) -> Vec<f64> {
+/// Refreshes each second.
+fn refresh_until(refresh: impl Fn(), done: &AtomicBool) -> Latency {
     let mut took = Vec::new();
     while !done.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_secs(1));
         let began = Instant::now();
         refresh();
-        took.push(began.elapsed().as_secs_f64() * 1e3);
+        took.push(began.elapsed().as_secs_f64() * 1e6);
     }
-    took.sort_by(f64::total_cmp);
-    took
+    Latency::of_times(took)
 }
 
 #[cfg(test)]
@@ -349,15 +333,5 @@ mod tests {
         assert_eq!(with, profile.replace("\"x\"\n[[log", "\"y\"\n[[log"));
         let without = with_bulk(profile, "y", false);
         assert_eq!(without, with.replace("bulk = \"keep\"\n", ""));
-    }
-
-    #[test]
-    fn percentiles_are_of_sorted_times() {
-        let times: Vec<f64> = (0..=100).map(f64::from).collect();
-        assert_eq!(
-            format!("{:?}", [0.5, 0.99, 1.0].map(|share| percentile(&times, share))),
-            "[50.0, 99.0, 100.0]"
-        );
-        assert!(percentile(&[], 0.5).abs() < f64::EPSILON);
     }
 }

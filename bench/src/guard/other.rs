@@ -158,8 +158,7 @@ impl Name {
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
-            // Its segments are a quarter of the usual ones here.
-            Self::Cassandra => "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n",
+            Self::Cassandra => Cassandra::GUARD_RULES,
             _ => "",
         }
     }

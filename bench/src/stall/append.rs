@@ -56,24 +56,29 @@ fn check(path: &Path, seed: u64, len: usize) -> Result<()> {
 }
 
 /// Makes what was written to the file system durable, so that the next sample begins with nothing dirty.
-pub(super) fn settle(directory: &Path) -> Result<()> {
+pub(crate) fn settle(directory: &Path) -> Result<()> {
     let open = File::open(directory).with_context(|| format!("can't open {}", directory.display()))?;
     rustix::fs::syncfs(&open).with_context(|| format!("can't sync {}", directory.display()))
 }
 
-/// The percentiles of a sample, in microseconds.
+/// The percentiles of a sample's times, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Latency {
-    pub(super) p50: f64,
-    pub(super) p99: f64,
-    pub(super) p999: f64,
-    pub(super) longest: f64,
+pub(crate) struct Latency {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) longest: f64,
 }
 
 impl Latency {
-    /// Of appends, of which there must be some. A percentile is the least value that so many are not above.
+    /// Of appends.
     pub(super) fn of(appends: &[Append]) -> Self {
-        let mut sorted: Vec<f64> = appends.iter().map(|append| append.us).collect();
+        Self::of_times(appends.iter().map(|append| append.us))
+    }
+
+    /// Of times in microseconds; of none all are 0. A percentile is the least value that so many are not above.
+    pub(crate) fn of_times(us: impl IntoIterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = us.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let of = |per_mille: usize| {
             let rank = (sorted.len() * per_mille).div_ceil(1000).max(1);

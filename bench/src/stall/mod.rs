@@ -30,7 +30,7 @@ use crate::pattern;
 use crate::report::{Curve, Unit};
 use crate::rounds::{Samples, Subject, median};
 use crate::scratch::Stop;
-use append::Latency;
+pub(crate) use append::{Latency, settle};
 use disk::SlowDisk;
 use limits::Limits;
 
@@ -200,7 +200,7 @@ impl SampleSetup<'_> {
             std::fs::remove_file(&output).context("can't remove a file")?;
         }
         std::fs::remove_file(&log).context("can't remove a file")?;
-        append::settle(self.disk.path())?;
+        settle(self.disk.path())?;
         Ok(Sample {
             latency: Latency::of(&appends),
             rate,

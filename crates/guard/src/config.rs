@@ -352,23 +352,22 @@ mod tests {
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
 
-    /// What a section needs beside the key, and whether it is of that section: `[rules.…]` has keys of three rules.
-    fn needed(section: &str, key: &str) -> String {
-        let text = match (section, key) {
+    /// A configuration to which the key can be added: its section, with what that needs. `[rules.…]` has keys of several rules.
+    fn needed(section: &str, key: &str) -> &'static str {
+        match (section, key) {
             ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",
             ("RULES", _) => "[rules.wal]\nrule = \"release-behind-followers\"\n",
             ("GUARD", _) => "[guard]\n",
             ("STREAMS", _) => "[streams]\n",
             ("CGROUP", _) => "[cgroup]\ngroups = [\"/a\"]\n",
             _ => "",
-        };
-        text.to_owned()
+        }
     }
 
     /// A default as a value of TOML.
     fn value(default: &str) -> String {
         match default {
-            "empty" => "[]".to_owned(),
+            "empty" | "[]" => "[]".to_owned(),
             "true" | "false" => default.to_owned(),
             number if number.parse::<u32>().is_ok() => number.to_owned(),
             text => format!("\"{text}\""),
@@ -380,11 +379,7 @@ mod tests {
         let without = needed(section, key);
         let with = format!("{without}{key} = {}\n", value(default));
         let parsed = |text: &str| parse(text).map(|options| format!("{options:?}"));
-        assert_eq!(
-            parsed(&with).unwrap(),
-            parsed(&without).unwrap(),
-            "{default} is not the default of {key}"
-        );
+        assert_eq!(parsed(&with).unwrap(), parsed(without).unwrap(), "{default} is not the default of {key}");
     }
 
     #[test]
@@ -421,7 +416,7 @@ mod tests {
             // Examples, where there is no default.
             let has_default = !["rule", "budget", "profile", "canary", "groups", "processes"].contains(&key);
             if has_default && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
-                check_default(&section, key, if default == "[]" { "empty" } else { default });
+                check_default(&section, key, default);
                 checked += 1;
             }
         }

@@ -119,7 +119,8 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         None => String::new(),
     };
     let wasted = logs.releasable.unwrap_or(logs.resident - logs.next_start);
-    let wasted = wasted.min(logs.resident - Elsewhere::of(observation, &logs, database).logs);
+    let elsewhere = Elsewhere::of(observation, &logs, database);
+    let wasted = wasted.min(logs.resident - elsewhere.logs);
     let memory = memory_of(observation, database);
     let severity = if wasted >= WARNING_BYTES || wasted >= memory / 100 * WARNING_PERCENT {
         Severity::Warning
@@ -151,7 +152,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         database: Some(observation.subject(index)),
         title: format!("log files hold {} of page cache{share}", Size(logs.resident)),
         evidence,
-        cost: Cost::measured(cost(observation, &logs, database, memory)),
+        cost: Cost::measured(cost(&logs, database, elsewhere, memory)),
         fixes: advised.fixes,
         remarks: advised.remarks,
         pagekeeper: logs.guard_may_release().filter(|_| much_releasable).map(|_| {
@@ -199,7 +200,6 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
             classes.entry(class).or_default().push(file);
         }
     }
-    let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut classes: Vec<_> = classes
         .into_iter()
         .map(|(class, files)| (class, files.iter().map(|file| resident(file)).sum::<u64>(), files))
@@ -278,7 +278,7 @@ fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     Some(Evidence::new(text).with("next_start_bytes", bytes))
 }
 
-fn cost(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database, memory: u64) -> String {
+fn cost(logs: &Logs<'_>, database: &Database, elsewhere: Elsewhere, memory: u64) -> String {
     let limited = database.cgroup.as_ref().and_then(|group| group.effective_limit);
     let unwritten = match limited.filter(|limit| logs.unwritten >= limit / UNWRITTEN_PART) {
         Some(limit) => format!(
@@ -288,25 +288,25 @@ fn cost(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database, mem
         ),
         None => String::new(),
     };
-    let elsewhere = Elsewhere::of(observation, logs, database);
     let others = "as pages are that were brought in by who is not there any more (a container that was started anew) or is \
                   elsewhere";
-    let charged = if elsewhere.logs > 0 {
-        format!(
+    let (at_most, charged) = if elsewhere.logs > 0 {
+        let charged = format!(
             " {} of it at least are charged to another memory cgroup, {others}: they count against that one's limit, \
              if it is still there.",
             Size(elsewhere.logs)
-        )
+        );
+        ("", charged)
     } else if elsewhere.files >= RELEASABLE_MIN {
-        format!(
+        let charged = format!(
             " Of what the files of the databases in this memory cgroup hold {} at least are charged to another one, {others}; \
              how much of that is of logs can't be seen.",
             Size(elsewhere.files)
-        )
+        );
+        ("at most ", charged)
     } else {
-        String::new()
+        ("", String::new())
     };
-    let at_most = if elsewhere.logs == 0 && elsewhere.files >= RELEASABLE_MIN { "at most " } else { "" };
     format!(
         "{at_most}{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
          throughput: releasing it gains none.{charged}{unwritten}",

@@ -116,6 +116,9 @@ impl Cassandra {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
+    /// What the guard is configured to beside it: its segments are a quarter of the usual ones, and so is what stays of them.
+    pub const GUARD_RULES: &str = "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n";
+
     /// Where its jars are.
     pub fn jars() -> Option<PathBuf> {
         std::env::var_os("PAGEKEEPER_CASSANDRA").map(PathBuf::from)

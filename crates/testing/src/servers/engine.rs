@@ -1,62 +1,96 @@
 //! A storage engine that is a library, in a program of a few lines that its values are put into by [`Lines`].
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::Daemon;
 use super::lines::Lines;
+use super::{Daemon, LoggedServer, files_below};
 
-/// Programs that it is built and run with.
-pub(super) const PROGRAMS: [&str; 2] = ["gcc", "setpriv"];
+/// The library, and the program that it is built into.
+pub trait Library {
+    /// As a linker names it.
+    const NAME: &str;
+    /// The program, in C.
+    const SOURCE: &str;
+    /// What it is built with.
+    const HEADER: &str;
+    /// The directory below the program's that has to be there; its files are in `data`, or in one of `data`'s own.
+    const DIRECTORY: &str;
 
-/// A running program with an engine, whose files are in `data` below its home.
+    /// The version that is installed, with the engine's name; none where there is none.
+    fn version() -> Option<String>;
+
+    /// Whether a file of the engine's is of its log.
+    fn is_log(path: &Path) -> bool;
+
+    /// Whether it is of its data.
+    fn is_data(path: &Path) -> bool;
+}
+
+/// A running program with an engine.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub struct Engine<L> {
     home: PathBuf,
     daemon: Daemon,
     lines: Lines,
+    library: PhantomData<L>,
 }
 
-impl Engine {
-    /// Builds the program of this C source with this library, and starts it; `home` is there.
+impl<L: Library> Engine<L> {
+    /// What it is built with.
+    pub const HEADER: &str = L::HEADER;
+    /// Programs that it is built and run with.
+    pub const PROGRAMS: [&str; 2] = ["gcc", "setpriv"];
+
+    /// Builds the program, and starts it with its data below `home`.
     ///
     /// # Panics
     ///
     /// Where it can't be built, or does not start.
-    pub(super) fn start(home: &Path, source: &str, library: &str) -> Self {
+    pub fn start(home: &Path) -> Self {
+        std::fs::create_dir_all(home.join(L::DIRECTORY)).expect("make a directory for an engine");
         let file = home.join("engine.c");
-        std::fs::write(&file, source).expect("write its source");
+        std::fs::write(&file, L::SOURCE).expect("write its source");
         let mut build = Command::new("gcc");
-        build.args(["-O1", "-o"]).arg(home.join("engine")).arg(&file).arg(format!("-l{library}"));
+        build.args(["-O1", "-o"]).arg(home.join("engine")).arg(&file).arg(format!("-l{}", L::NAME));
         let said = build.output().expect("start gcc");
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         let (daemon, lines) = daemon(home, 0);
-        Self { home: home.to_owned(), daemon, lines }
+        Self { home: home.to_owned(), daemon, lines, library: PhantomData }
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// The version that is installed, with the engine's name; none where there is none.
+    pub fn version() -> Option<String> {
+        L::version()
+    }
+}
+
+impl<L: Library> LoggedServer for Engine<L> {
+    fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// Where its files are.
-    pub(super) fn data(&self) -> PathBuf {
-        self.home.join("data")
+    fn logs(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data"), L::is_log)
     }
 
-    /// Puts about so many bytes; how many they were.
-    pub(super) fn put(&mut self, bytes: u64) -> u64 {
+    fn others(&self) -> Vec<PathBuf> {
+        files_below(&self.home.join("data"), L::is_data)
+    }
+
+    fn put(&mut self, bytes: u64) -> u64 {
         self.lines.put(bytes)
     }
 
-    pub(super) fn restart_after(&mut self, signal: Signal) {
+    fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
         (self.daemon, self.lines) = daemon(&self.home, self.lines.values());
     }
 
-    /// Panics unless all that was put is there.
-    pub(super) fn check(&mut self) {
+    fn check_all(&mut self) {
         self.lines.check();
     }
 }
