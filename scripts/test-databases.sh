@@ -12,7 +12,8 @@ scripts/require-rust.sh
 scripts/packages.sh \
     "the servers that Debian has: mariadb-server mariadb-client mariadb-plugin-rocksdb postgresql rocksdb-tools librocksdb-dev etcd-server nats-server rabbitmq-server prometheus clickhouse-server libwiredtiger-dev" \
     "what runs or compiles the others: default-jre-headless gcc libc6-dev" \
-    "clients, load and measurement: kcat python3-pymongo sysbench util-linux-extra chromium bindfs e2fsprogs"
+    "clients, load and measurement: kcat python3-pymongo sysbench util-linux-extra chromium bindfs e2fsprogs" \
+    "the comparison of the doctor's reports with their schema: python3-jsonschema"
 . scripts/server-tests.sh
 fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch elasticsearch mongodb)
 older_kafka=$(scripts/fetch-servers.sh kafka-3.9)
