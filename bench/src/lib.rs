@@ -12,6 +12,7 @@ mod db_bench;
 mod drive;
 mod follow;
 mod gauges;
+mod goals;
 mod guard;
 mod hit;
 mod hitratio;
@@ -32,7 +33,6 @@ mod rocksdb;
 mod rounds;
 mod running;
 mod scan;
-mod scan_limit;
 mod scratch;
 pub mod slowdisk;
 mod speedtest1;
@@ -82,6 +82,9 @@ enum Bench {
         /// Partitions of Kafka's topic [default: 1]
         #[arg(long, value_name = "N", requires = "server")]
         partitions: Option<std::num::NonZeroU32>,
+        /// MiB of a segment of Kafka's log [default: 16, 2 with more than one partition]
+        #[arg(long, value_name = "MIB", requires = "server")]
+        segment: Option<std::num::NonZeroU32>,
         /// Instead: what it costs beside that server, whose client puts so many MiB a second
         #[arg(long, value_name = "MIB", requires = "server")]
         rate: Option<std::num::NonZeroU32>,
@@ -178,20 +181,6 @@ enum Bench {
     },
     /// A disk that is slow but wide, until Ctrl-C; as root
     Slowdisk(slowdisk::Arguments),
-    /// Resident bytes below PATH, by mincore alone
-    #[command(hide = true)]
-    Mincore {
-        /// File or directory.
-        path: PathBuf,
-    },
-    /// Resident bytes of the files in the directories of PATH, or of the file PATH, by the calls that each takes and nothing else
-    #[command(hide = true)]
-    ScanLimit {
-        /// How files in directories are opened.
-        how: scan_limit::How,
-        /// Directory or file.
-        path: PathBuf,
-    },
     /// Reads extents of PATH one after the other
     #[command(hide = true)]
     Pread {
@@ -326,6 +315,7 @@ impl Run {
                 rows: Vec::new(),
                 curves: Vec::new(),
                 ratios: std::collections::BTreeMap::new(),
+                ranges: std::collections::BTreeMap::new(),
             },
         })
     }
@@ -375,8 +365,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Guard { server: None, transactions, options, .. } => {
             bench("guard", &options, |run| guard::run(run, options.rounds, transactions))
         }
-        Bench::Guard { server: Some(server), partitions, rate, options, .. } => {
-            bench("guard", &options, |run| guard::other::run(run, server, partitions, rate))
+        Bench::Guard { server: Some(server), partitions, segment, rate, options, .. } => {
+            let topic = guard::other::Topic { partitions, segment };
+            bench("guard", &options, |run| guard::other::run(run, server, &topic, rate))
         }
         Bench::Hit(options) => bench("hit", &options, hit::run),
         Bench::Close(options) => bench("close", &options, close::run),
@@ -415,8 +406,6 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::OpeningChild(arguments) => recovery::open_once(&arguments),
         Bench::GuardWriter(arguments) => guard::write_logs(&arguments),
         Bench::Slowdisk(arguments) => slowdisk::run(&arguments),
-        Bench::Mincore { path } => scan::mincore(&path),
-        Bench::ScanLimit { how, path } => scan_limit::scan_limit(&path, how),
         Bench::Pread { path, list } => warm::pread(&path, &list),
         Bench::PressureReader(arguments) => pressure::read(&arguments),
         Bench::PressureBystander(arguments) => pressure::take_memory(&arguments),
@@ -439,7 +428,7 @@ fn bench(name: &'static str, options: &Options, measure: impl FnOnce(&mut Run) -
         std::fs::write(path, plot::svg(report)).with_context(|| format!("can't write {}", path.display()))?;
     }
     if options.json {
-        println!("{}", serde_json::to_string(report)?);
+        println!("{}", serde_json::to_string(&report.with_goals())?);
     } else {
         print!("{}", report.table());
     }

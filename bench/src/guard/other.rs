@@ -90,7 +90,7 @@ impl Name {
         names.iter().copied().map(str::to_owned).collect()
     }
 
-    fn start(self, home: &Path, partitions: Option<NonZeroU32>) -> Box<dyn LoggedServer> {
+    fn start(self, home: &Path, topic: &Topic) -> Box<dyn LoggedServer> {
         match self {
             Self::MariaDb => Box::new(MariaDb::start(home)),
             Self::MyRocks => Box::new(MariaDb::with_myrocks(home)),
@@ -101,7 +101,9 @@ impl Name {
             Self::Prometheus => Box::new(Prometheus::start(home, None)),
             Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
             Self::Kafka => {
-                Box::new(Kafka::with_partitions(home, 4 * GIB, partitions.map_or(1, NonZeroU32::get)))
+                let partitions = topic.partitions.map_or(1, NonZeroU32::get);
+                let segment = topic.segment.map(|segment| u64::from(segment.get()) * MIB);
+                Box::new(Kafka::with_partitions(home, 4 * GIB, partitions, segment))
             }
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
             Self::Cassandra => Box::new(Cassandra::start(home)),
@@ -202,6 +204,14 @@ impl Version {
     }
 }
 
+/// How Kafka's topic is to be, where not as usual.
+#[derive(Debug)]
+pub(crate) struct Topic {
+    pub(crate) partitions: Option<NonZeroU32>,
+    /// MiB of a segment of its log.
+    pub(crate) segment: Option<NonZeroU32>,
+}
+
 /// Bytes that a server is to keep at most: some are made to keep 4 GiB.
 const MOST: u64 = 3 * GIB;
 
@@ -214,14 +224,13 @@ struct Seen {
 }
 
 /// Runs it; the rate in MiB a second.
-pub(crate) fn run(
-    run: &mut Run,
-    name: Name,
-    partitions: Option<NonZeroU32>,
-    rate: Option<NonZeroU32>,
-) -> Result<()> {
-    if partitions.is_some() && name != Name::Kafka {
-        bail!("--partitions is for Kafka alone: leave it out, or say --server kafka");
+pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZeroU32>) -> Result<()> {
+    for (option, is_given) in
+        [("--partitions", topic.partitions.is_some()), ("--segment", topic.segment.is_some())]
+    {
+        if is_given && name != Name::Kafka {
+            bail!("{option} is for Kafka alone: leave it out, or say --server kafka");
+        }
     }
     let rate = rate.map(|rate| u64::from(rate.get()) * MIB);
     let seconds = window_of(run).as_secs().saturating_mul(run.rounds as u64 + 1);
@@ -271,14 +280,17 @@ pub(crate) fn run(
         };
         run.note(&version.of(&folder, &run.scratch.path().join("version"))?);
     }
-    if let Some(partitions) = partitions {
+    if let Some(partitions) = topic.partitions {
         run.note(&format!("a topic of {partitions} partitions"));
+    }
+    if let Some(segment) = topic.segment {
+        run.note(&format!("segments of {segment} MiB"));
     }
     run.say("a server")?;
     let config = run.scratch.path().join("guard.toml");
     std::fs::write(&config, name.configuration())?;
     let config = config.to_str().context("the scratch directory's name is no text")?;
-    let mut server = name.start(&run.scratch.path().join("server"), partitions);
+    let mut server = name.start(&run.scratch.path().join("server"), topic);
     if let Some(rate) = rate {
         return at_a_rate(run, server.as_mut(), config, rate);
     }

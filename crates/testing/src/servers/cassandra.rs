@@ -238,8 +238,10 @@ impl LoggedServer for Cassandra {
         segments
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data/tables/load"), |path| path.to_string_lossy().ends_with("-Data.db"))
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data/tables/load"), |path| {
+            path.to_string_lossy().ends_with("-Data.db")
+        }))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

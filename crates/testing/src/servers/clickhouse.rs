@@ -106,11 +106,11 @@ impl LoggedServer for ClickHouse {
         Vec::new()
     }
 
-    fn others(&self) -> Vec<PathBuf> {
+    fn others(&self) -> Option<Vec<PathBuf>> {
         // Of columns, in parts that are not about to go.
-        files_below(&self.home.join("data/data/default/load"), |path| {
+        Some(files_below(&self.home.join("data/data/default/load"), |path| {
             path.extension().is_some_and(|end| end == "bin") && !path.to_string_lossy().contains("tmp_")
-        })
+        }))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -77,8 +77,8 @@ impl<L: Library> LoggedServer for Engine<L> {
         files_below(&self.home.join("data"), L::is_log)
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data"), L::is_data)
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data"), L::is_data))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

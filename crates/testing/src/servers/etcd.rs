@@ -147,8 +147,8 @@ impl LoggedServer for Etcd {
         })
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data/member/snap"), |path| path.ends_with("db"))
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data/member/snap"), |path| path.ends_with("db")))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -44,16 +44,17 @@ impl Kafka {
     ///
     /// Where it does not start.
     pub fn start(home: &Path, kept: u64) -> Self {
-        Self::with_partitions(home, kept, 1)
+        Self::with_partitions(home, kept, 1, None)
     }
 
-    /// As [`Self::start`], with a topic of so many partitions; what is kept is of each.
+    /// As [`Self::start`], with a topic of so many partitions; what is kept is of each. Their log has segments of so many bytes, or of
+    /// few, which are done with soon.
     ///
     /// # Panics
     ///
     /// Where it does not start.
-    pub fn with_partitions(home: &Path, kept: u64, partitions: u32) -> Self {
-        let segment = if partitions == 1 { SEGMENTS.0 } else { SEGMENTS.1 };
+    pub fn with_partitions(home: &Path, kept: u64, partitions: u32, segment: Option<u64>) -> Self {
+        let segment = segment.unwrap_or(if partitions == 1 { SEGMENTS.0 } else { SEGMENTS.1 });
         let ports = (free_port(), free_port());
         let data = home.join("data");
         std::fs::create_dir_all(&data).expect("make a directory for a broker");
@@ -185,11 +186,9 @@ impl LoggedServer for Kafka {
         partitions.flat_map(|partition| files_below(&partition, is_segment)).collect()
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        // The newest: of segments that are done with they are cut to what they hold.
-        let all =
-            files_below(&self.home.join("data/load-0"), |path| path.to_string_lossy().ends_with("index"));
-        all.into_iter().rev().take(2).collect()
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        // The newest may be empty yet.
+        Some(files_below(&self.home.join("data/load-0"), |path| path.to_string_lossy().ends_with("index")))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -59,8 +59,9 @@ pub trait LoggedServer {
     /// The files of its log, the newest last.
     fn logs(&self) -> Vec<PathBuf>;
 
-    /// Files that it has mapped, or that are its data: nothing is to be done to their pages.
-    fn others(&self) -> Vec<PathBuf>;
+    /// Files that it has mapped, or that are its data: nothing is to be done to their pages. `None` of a server that can have no page of
+    /// such a file in the page cache, each for a reason that it gives; a story fails where one that can has none.
+    fn others(&self) -> Option<Vec<PathBuf>>;
 
     /// Has its client put about so many bytes, and waits until all are acknowledged. Returns how many they were.
     fn put(&mut self, bytes: u64) -> u64;

@@ -107,8 +107,8 @@ impl LoggedServer for MongoDb {
         })
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data"), |path| path.extension().is_some_and(|end| end == "wt"))
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data"), |path| path.extension().is_some_and(|end| end == "wt")))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -117,8 +117,9 @@ impl LoggedServer for MySql {
         logs
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        Vec::new()
+    /// None: `InnoDB` reads and writes its tables by direct I/O, as it is set to.
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        None
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -149,8 +149,9 @@ impl LoggedServer for Nats {
         blocks
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        Vec::new()
+    /// None: a stream's data are its blocks, which are its log.
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        None
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -240,10 +240,10 @@ impl LoggedServer for OpenSearch {
         generations
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data"), |path| {
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data"), |path| {
             path.extension().is_some_and(|end| end == "cfs" || end == "fdt")
-        })
+        }))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -129,8 +129,14 @@ impl LoggedServer for PostgreSql {
         files_below(&self.home.join("data/pg_wal"), is_segment)
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        Vec::new()
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        // Those of tables and indexes, by their numbers: what is sorted on the disk goes again. Small ones are the catalog's.
+        let is_table = |path: &Path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(|one: char| one.is_ascii_digit()))
+                && path.metadata().is_ok_and(|table| table.len() >= 1 << 20)
+        };
+        Some(files_below(&self.home.join("data/base"), is_table))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {

@@ -1,4 +1,7 @@
 //! A `prometheus` that is sent series by remote write, and may send them on to another one.
+//!
+//! A series of the load has one sample, which stays in memory until its chunk is full; so one more series fills chunks, as series do that
+//! go on, and there are some in a file that is mapped.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,8 +18,12 @@ const LABEL: usize = 1000;
 const SERIES: u64 = 500;
 /// The name of all series of the load.
 const LOAD: &str = "load";
-/// ... and of the one that shows that series are sent on.
+/// ... of the one that shows that series are sent on ...
 const BEGUN: &str = "begun";
+/// ... and of the one that fills chunks.
+const FILLS: &str = "fills";
+/// Its samples, a millisecond apart: a chunk has some 120.
+const SAMPLES: u64 = 20_000;
 
 /// A running `prometheus`.
 #[derive(Debug)]
@@ -42,6 +49,9 @@ impl Prometheus {
         let port = free_port();
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, port, to), port, to, put: 0 };
         server.wait_until_ready();
+        fill_chunks(port);
+        // It writes them to the file within a minute, or at its end.
+        server.stop_and_restart();
         server.wait_until_sending();
         server
     }
@@ -133,8 +143,8 @@ impl LoggedServer for Prometheus {
         })
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data/chunks_head"), |_| true)
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data/chunks_head"), |_| true))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
@@ -169,38 +179,59 @@ fn count(port: u16, name: &str) -> u64 {
 
 /// Sends one sample of each of these series to the one at a port.
 fn write(port: u16, name: &str, series: Range<u64>) {
+    let mut request = Vec::new();
+    let sample = (now(), 1.0);
+    series.for_each(|number| add_series(&mut request, name, number, [sample]));
+    send(port, &request);
+}
+
+/// Sends samples that fill chunks to the one at a port: until now, of values that no compression makes much shorter.
+fn fill_chunks(port: u16) {
+    let mut rng = crate::Rng::from_seed(0);
+    let mut value = || f64::from(u32::try_from(rng.number() >> 32).expect("32 bits"));
+    let now = now();
+    let mut request = Vec::new();
+    // No other one has this series, also where what comes is sent on.
+    add_series(&mut request, FILLS, port.into(), (now - SAMPLES..now).map(|time| (time, value())));
+    send(port, &request);
+}
+
+/// Milliseconds since 1970.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
+    u64::try_from(now).expect("before the year 500 million")
+}
+
+/// Sends a request of remote write to the one at a port.
+fn send(port: u16, request: &[u8]) {
     let headers = [
         ("Content-Type", "application/x-protobuf"),
         ("Content-Encoding", "snappy"),
         ("X-Prometheus-Remote-Write-Version", "0.1.0"),
     ];
-    let body = snappy(&write_request(name, series));
+    let body = snappy(request);
     let answer = ask_with(port, "POST", "/api/v1/write", &headers, &body).expect("prometheus runs");
     assert_eq!(answer.status, 204, "{}", answer.body);
 }
 
-/// A request of remote write, in protobuf.
-fn write_request(name: &str, series: Range<u64>) -> Vec<u8> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
-    let now = u64::try_from(now).expect("before the year 500 million");
-    let mut request = Vec::new();
-    for number in series {
-        let mut one = Vec::new();
-        for (key, value) in [("__name__", name.as_bytes().to_vec()), ("text", text(number, LABEL))] {
-            let mut label = Vec::new();
-            field(&mut label, 1, key.as_bytes());
-            field(&mut label, 2, &value);
-            field(&mut one, 1, &label);
-        }
+/// Adds a series to a request of remote write, in protobuf: of each sample the time and the value.
+fn add_series(request: &mut Vec<u8>, name: &str, number: u64, samples: impl IntoIterator<Item = (u64, f64)>) {
+    let mut series = Vec::new();
+    for (key, value) in [("__name__", name.as_bytes().to_vec()), ("text", text(number, LABEL))] {
+        let mut label = Vec::new();
+        field(&mut label, 1, key.as_bytes());
+        field(&mut label, 2, &value);
+        field(&mut series, 1, &label);
+    }
+    for (time, value) in samples {
         // A double, and a number as a varint.
         let mut sample = vec![1 << 3 | 1];
-        sample.extend(1f64.to_le_bytes());
+        sample.extend(value.to_le_bytes());
         sample.push(2 << 3);
-        varint(&mut sample, now);
-        field(&mut one, 2, &sample);
-        field(&mut request, 1, &one);
+        varint(&mut sample, time);
+        field(&mut series, 2, &sample);
     }
-    request
+    field(request, 1, &series);
 }
 
 /// A field of protobuf that has a length.

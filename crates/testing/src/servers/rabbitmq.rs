@@ -132,10 +132,10 @@ impl LoggedServer for RabbitMq {
         files_below(&self.home.join("data"), |path| path.extension().is_some_and(|end| end == "wal"))
     }
 
-    fn others(&self) -> Vec<PathBuf> {
-        files_below(&self.home.join("data"), |path| {
+    fn others(&self) -> Option<Vec<PathBuf>> {
+        Some(files_below(&self.home.join("data"), |path| {
             path.extension().is_some_and(|end| end == "segment" || end == "rdq" || end == "dets")
-        })
+        }))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
