@@ -165,9 +165,38 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     assert!(cost.contains("charged to another"), "{logs:#}");
 }
 
+/// A shell that has one `cat` after the other read a file through the page cache, until it is dropped: each begins with nothing of it
+/// there, and leaves all of it.
+struct Cats(Child);
+
+impl Cats {
+    fn start(file: &Path) -> Self {
+        // With the trap it ends only once what it has started has.
+        let script = "trap exit TERM
+while :; do dd if=\"$0\" iflag=nocache count=0 status=none; cat \"$0\" >/dev/null; sleep 0.3; done";
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig=KILL", "--", "sh", "-c", script])
+            .arg(file)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("start a shell");
+        Self(child)
+    }
+}
+
+impl Drop for Cats {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn leftovers_of_direct_io_are_reported_and_evicted() {
-    if !can_run("leftovers_of_direct_io_are_reported_and_evicted", &PROGRAMS) {
+    let programs = [&PROGRAMS[..], &["sh", "dd", "cat"]].concat();
+    if !can_run("leftovers_of_direct_io_are_reported_and_evicted", &programs) {
         return;
     }
     let _alone = alone();
@@ -180,7 +209,27 @@ fn leftovers_of_direct_io_are_reported_and_evicted() {
     let clean = doctor(server.pid(), &["--watch", "500ms"]);
     assert_eq!(found(&clean, "mixed-io"), Vec::<&Value>::new(), "{clean:#}");
 
+    // By programs that come and go: one that a sample does not find with the file open is named by what was traced.
     let table = server.data().join("test/t.ibd");
+    let cats = Cats::start(&table);
+    let by = "; brought in through the page cache while watching by cat (";
+    let named = support::eventually("who brings pages in is named", SOON, || {
+        let report = doctor(server.pid(), &["--watch", "2s"]);
+        let is_named = |mixed: &&Value| {
+            let mut all = mixed["evidence"].as_array().expect("a list").iter();
+            all.any(|one| {
+                let text = one["text"].as_str().expect("text");
+                text.starts_with("t.ibd: O_DIRECT by ") && text.contains(by)
+            })
+        };
+        found(&report, "mixed-io").into_iter().find(is_named).cloned()
+    });
+    drop(cats);
+    assert!(named["title"].as_str().unwrap().contains("left in the page cache of "), "{named:#}");
+    let is_of_cat =
+        |fix: &&str| fix.starts_with("let cat (") && fix.ends_with(" use O_DIRECT too, or stop it");
+    assert!(fixes(&named).iter().any(is_of_cat), "{named:#}");
+
     let read = std::fs::read(&table).expect("read the table as cat does").len();
     assert!(read >= 8 << 20);
     let most = resident_bytes(std::slice::from_ref(&table));

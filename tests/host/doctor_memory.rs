@@ -1,4 +1,5 @@
-//! The doctor beside a real `PostgreSQL` whose data does not fit its memory cgroup: found, given more, gone.
+//! The doctor beside a real `PostgreSQL` at the limit of its memory cgroup: where its data does not fit, that is found, given more, and
+//! gone; where another program in the group reads again what does not fit, that one is named, and no other limit.
 //!
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -10,7 +11,8 @@ use crate::support::doctor_report;
 use crate::support::memory_group::MemoryGroup;
 use crate::support::postgresql::{Server, programs};
 use serde_json::Value;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Less than the table of [`SCALE`] takes, in bytes.
@@ -20,6 +22,42 @@ const SCALE: &str = "--scale=30";
 const WATCH: &str = "3s";
 /// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was taken away.
 const TRIES: usize = 40;
+
+/// What a server that has all it needs, and another program, have in all, in bytes ...
+const SHARED: u64 = 160 * MIB;
+/// ... and the size of the file that the other program reads again and again: nothing of its start is left when it comes to its end.
+const AGAIN: u64 = 2 * SHARED;
+
+/// A `tar` that is in the group of a process, and reads one file again and again: 80 MiB a second at most, for an hour.
+struct Tar(Child);
+
+impl Tar {
+    fn start(group: &MemoryGroup, with: u32, directory: &Path) -> Self {
+        let (file, list) = (directory.join("again"), directory.join("list"));
+        // Of holes, which take the page cache as any other file does.
+        std::fs::File::create(&file).and_then(|file| file.set_len(AGAIN)).expect("make a file");
+        std::fs::write(&list, format!("{}\n", file.display()).repeat(1000)).expect("write a list");
+        let mut command = group.command_with(with, "tar");
+        // Each time in full, not as a link to the first. What goes to /dev/null it would not even read.
+        command.args(["--hard-dereference", "--create", "--file=/dev/zero"]);
+        // It sleeps for a second each time that it has written so many records of 10 KiB.
+        command.args(["--checkpoint=8192", "--checkpoint-action=sleep=1", "--files-from"]).arg(list);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().expect("start tar"))
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Tar {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// What is said of the server's memory, if anything is.
 fn examine(server: &Server) -> Option<Value> {
@@ -32,11 +70,15 @@ fn examine(server: &Server) -> Option<Value> {
     findings.iter().find(of_server).cloned()
 }
 
+/// The command by which the finding has the limit set to another, if it names one.
+fn other_limit(found: &Value) -> Option<&str> {
+    let fixes = found["fixes"].as_array().expect("fixes");
+    fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("echo "))
+}
+
 /// Does what the finding names; false where it names no limit.
 fn fix(group: &MemoryGroup, found: &Value) -> bool {
-    let fixes = found["fixes"].as_array().expect("fixes");
-    let act = fixes.iter().filter_map(|fix| fix["act"].as_str()).find(|act| act.starts_with("echo "));
-    let Some(act) = act else { return false };
+    let Some(act) = other_limit(found) else { return false };
     assert!(act.contains(&group.path().display().to_string()), "{act}");
     let done = Command::new("sh").args(["-c", act]).status().expect("start a shell");
     assert!(done.success(), "{act}");
@@ -86,4 +128,32 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
         })
         .collect();
     assert!(tries.len() < TRIES, "it is still said to be short: {:#}", tries[TRIES - 1]);
+}
+
+#[test]
+fn a_neighbour_in_the_memory_cgroup_of_a_database_is_named_and_no_other_limit() {
+    let test = "PostgreSQL and tar in one memory cgroup";
+    let programs = programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["tar", "sh"]).collect();
+    if !support::can_run(test, &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let Some(group) = MemoryGroup::new(test, SHARED) else { return };
+    let scratch = support::scratch();
+    let server = Server::start(scratch.path());
+    server.enter(&group);
+    let tar = Tar::start(&group, server.pid(), scratch.path());
+
+    let by = format!("the database's, by tar (process {}), which brought in ", tar.pid());
+    let is_named = |found: &Value| found["cost"]["text"].as_str().is_some_and(|cost| cost.contains(&by));
+    // The group has to fill first; and where events were lost it is not known who reads.
+    let found = support::eventually("who reads again is named", Duration::from_secs(180), || {
+        examine(&server).filter(is_named)
+    });
+    assert!(
+        found["title"].as_str().is_some_and(|title| title.contains("at its limit of 160 MiB")),
+        "{found:#}"
+    );
+    assert_eq!(other_limit(&found), None, "{found:#}");
 }

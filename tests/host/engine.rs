@@ -39,12 +39,13 @@ fn gaps(report: &Value) -> Vec<String> {
     kinds.into_iter().filter(unseen).map(str::to_owned).collect()
 }
 
+/// What could not be seen or done, and what is not watched.
 fn complaints(ended: &Ended) -> Vec<&Value> {
     ended.events.iter().filter(|event| event["event"] == "problem" || event["event"] == "refused").collect()
 }
 
-/// With a guard beside it, its binlogs stay small.
-fn is_guarded(container: &Container<'_>) {
+/// With a guard beside it, its binlogs stay small; the guard has no more than so many complaints, none of them of the data itself.
+fn is_guarded(container: &Container<'_>, most_complaints: usize) {
     let guard = Guard::spawn(&["--tick", "200ms"]);
     let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
     assert_eq!((&found["profile"], &found["directories"]), (&"mariadb".into(), &vec![DATA].into()));
@@ -55,14 +56,11 @@ fn is_guarded(container: &Container<'_>) {
     let ended = guard.stop();
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let said = complaints(&ended);
-    assert!(said.iter().all(|event| event["path"] != DATA), "{said:#?}");
-    // Whatever there is to say of a process in another namespace is one line, once.
-    let mut lines: Vec<String> = said.iter().map(ToString::to_string).collect();
-    lines.sort();
-    let count = lines.len();
-    lines.dedup();
-    assert_eq!(lines.len(), count, "{lines:#?}");
-    println!("  the guard's problems: {lines:?}; {}", ended.summary()["released_bytes"]);
+    assert!(
+        said.len() <= most_complaints && said.iter().all(|event| event["path"] != DATA),
+        "more than {most_complaints}, or of {DATA}: {said:#?}"
+    );
+    println!("  the guard's complaints: {said:?}; {}", ended.summary()["released_bytes"]);
 }
 
 #[test]
@@ -109,7 +107,7 @@ fn a_container_of_podman_near_its_limit_is_named_and_its_logs_stay_small() {
     assert!(figure("log_resident_bytes") >= Some(FILLED), "{found:#}");
     assert_eq!(gaps(&report), Vec::<String>::new());
 
-    is_guarded(&container);
+    is_guarded(&container, 1);
     println!("  after the guard: page cache {} MiB", group.file() / MIB);
 }
 
@@ -128,5 +126,6 @@ fn a_container_in_a_user_namespace_is_seen_and_served() {
     container.fill_binlogs();
     let outcome = run(["doctor", "--watch", "2s", "--json"]);
     assert_eq!(gaps(&doctor_report::of(&outcome)), Vec::<String>::new());
-    is_guarded(&container);
+    // Root of the host may do in another user namespace all that it may in its own.
+    is_guarded(&container, 0);
 }

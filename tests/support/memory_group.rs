@@ -57,10 +57,12 @@ impl MemoryGroup {
 
     /// A command that enters the group before it runs this program. Arguments can be added.
     pub(crate) fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig=KILL", "--", "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""]);
-        command.arg(self.entrance()).arg(program);
-        command
+        command_by(&self.entrance(), program)
+    }
+
+    /// The same where that is to share all with a process that was taken in: of version 2 it enters that one's group below.
+    pub(crate) fn command_with(&self, pid: u32, program: &str) -> Command {
+        command_by(&self.entrance_of(pid), program)
     }
 
     /// Where a process is written to that is to enter.
@@ -72,6 +74,25 @@ impl MemoryGroup {
         below.push(leaf.clone());
         leaf.join("cgroup.procs")
     }
+
+    /// Where a process is written to that is to be with one that is in it.
+    fn entrance_of(&self, pid: u32) -> PathBuf {
+        let Some(below) = &self.below else { return self.directory.join("cgroup.procs") };
+        let mut entrances = below.borrow().iter().map(|leaf| leaf.join("cgroup.procs")).collect::<Vec<_>>();
+        let pid = pid.to_string();
+        entrances.retain(|entrance| {
+            std::fs::read_to_string(entrance).expect("read who is in a group").lines().any(|line| line == pid)
+        });
+        entrances.pop().expect("it was taken in")
+    }
+}
+
+/// A command that enters a group here before it runs this program.
+fn command_by(entrance: &Path, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig=KILL", "--", "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""]);
+    command.arg(entrance).arg(program);
+    command
 }
 
 impl Drop for MemoryGroup {

@@ -101,13 +101,17 @@ impl Server {
         command
     }
 
-    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on in a memory cgroup, and
-    /// has two clients read them.
-    pub(crate) fn read_in(&self, group: &MemoryGroup, scale: &str) -> Load {
-        // Its children to come are in the group, too: it is they who bring the table in.
+    /// Has its processes in a memory cgroup from now on; its children to come, which bring tables in, will be there, too.
+    pub(crate) fn enter(&self, group: &MemoryGroup) {
         for pid in self.device_bytes_read().keys() {
             group.add(*pid);
         }
+    }
+
+    /// Makes the tables of `pgbench` at this scale, with all that the server brings in from now on in a memory cgroup, and
+    /// has two clients read them.
+    pub(crate) fn read_in(&self, group: &MemoryGroup, scale: &str) -> Load {
+        self.enter(group);
         let made = self.pgbench(&["--initialize", "--quiet", scale]).output().expect("start pgbench");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         self.query("CHECKPOINT");
