@@ -129,12 +129,12 @@ docs: ## the book, into target/book, with all links checked; fetches mdbook if i
 
 bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
-	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh $(CARGO) run --release \
-		--package pagekeeper-bench --features "$(BENCH_FEATURES)" -- $(ARGS)
+	@$(CARGO) build --release --package pagekeeper-bench --features "$(BENCH_FEATURES)"
+	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh "$(TARGET)/release/pagekeeper-bench" $(ARGS)
 
 bench-speedtest1: build ## SQLite's own speedtest1 with pagekeeper's VFS and without; fetches Debian's source into the target directory (ARGS=--quick)
 	@scripts/build-speedtest1.sh "$(TARGET)/sqlite"
 	@$(CARGO) run --release --package pagekeeper-bench --features "$(BENCH_FEATURES)" -- speedtest1 $(ARGS)
 
-bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB
+bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB; and the servers that Debian has
 	@scripts/bench-setup.sh

@@ -60,7 +60,7 @@ impl Program {
     pub(crate) fn pagekeeper(given: Option<&Path>) -> Result<Self> {
         let path = match given {
             Some(path) => path.to_path_buf(),
-            None => std::env::current_exe().context("can't find this program")?.with_file_name("pagekeeper"),
+            None => beside("pagekeeper")?,
         };
         ensure!(
             path.is_file(),
@@ -71,6 +71,21 @@ impl Program {
         let version = version_in(&version).unwrap_or_else(|| "unknown".to_owned());
         Ok(Self { name: "pagekeeper", path, version })
     }
+}
+
+fn beside(name: &str) -> Result<PathBuf> {
+    Ok(std::env::current_exe().context("can't find this program")?.with_file_name(name))
+}
+
+/// Another program of this build.
+pub(crate) fn program_beside(name: &str) -> Result<PathBuf> {
+    let path = beside(name)?;
+    ensure!(
+        path.is_file(),
+        "there is no {}; build it (cargo build --release --package pagekeeper-bench)",
+        path.display()
+    );
+    Ok(path)
 }
 
 /// This program again, for the subjects that are a few lines of our own.

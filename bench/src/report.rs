@@ -8,8 +8,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::goals::{Judged, judge};
 use crate::machine::Machine;
-use crate::rounds::{Better, Samples, extremes, median, ratio};
+use crate::rounds::{Better, Samples, extremes, median, ratio, ratios};
 
 /// What figures are in, and which way is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -207,6 +208,16 @@ pub(crate) struct Report {
     pub(crate) curves: Vec<Curve>,
     /// What they amount to.
     pub(crate) ratios: BTreeMap<&'static str, f64>,
+    /// The least and the greatest of those that are medians over rounds.
+    pub(crate) ranges: BTreeMap<&'static str, (f64, f64)>,
+}
+
+/// A report, and which of its figures met their goals.
+#[derive(Debug, Serialize)]
+pub(crate) struct WithGoals<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    goals: BTreeMap<&'static str, Judged>,
 }
 
 impl Report {
@@ -246,7 +257,16 @@ impl Report {
             && let Some(value) = against(ours, theirs, unit.better())
         {
             self.ratios.insert(name, value);
+            self.ranges.extend(
+                extremes(&ratios(&ours.values, &theirs.values, unit.better())).map(|range| (name, range)),
+            );
         }
+    }
+
+    /// As programs get it.
+    pub(crate) fn with_goals(&self) -> WithGoals<'_> {
+        let goals = self.ratios.iter().filter_map(|(name, value)| Some((*name, judge(name, *value)?)));
+        WithGoals { report: self, goals: goals.collect() }
     }
 
     /// Notes a peer as missing, once.
@@ -302,7 +322,16 @@ impl Report {
             )?;
             let width = self.ratios.keys().map(|name| name.len()).max().unwrap_or(0);
             for (name, value) in &self.ratios {
-                writeln!(out, "  {name:<width$}  {}", number(*value))?;
+                write!(out, "  {name:<width$}  {}", number(*value))?;
+                if let Some((least, greatest)) = self.ranges.get(name) {
+                    write!(out, " ({} to {})", number(*least), number(*greatest))?;
+                }
+                match judge(name, *value) {
+                    Some(Judged { goal, met }) => {
+                        writeln!(out, "  goal {goal}: {}", if met { "met" } else { "missed" })?;
+                    }
+                    None => writeln!(out)?,
+                }
             }
         }
         Ok(())
@@ -382,6 +411,7 @@ pub(crate) mod tests {
             rows: Vec::new(),
             curves: Vec::new(),
             ratios: BTreeMap::new(),
+            ranges: BTreeMap::new(),
         };
         let times = [samples("ours", &[10.0, 12.0, 11.0]), samples("vmtouch", &[20.0, 26.0, 22.0])];
         report.add_case("a tree", Unit::Milliseconds, &times);
@@ -390,6 +420,7 @@ pub(crate) mod tests {
         let rates = [samples("ours", &[3.0]), samples("vmtouch", &[1.5])];
         report.add_case("a file", Unit::GibPerSecond, &rates);
         report.add_ratio("file_vs_vmtouch", Unit::GibPerSecond, &rates, "ours", "vmtouch");
+        report.ratios.insert("scan_20k_vs_vmtouch", 4.5);
         report.add_missing("pagers");
         report.add_missing("pagers");
         report
@@ -398,14 +429,17 @@ pub(crate) mod tests {
     #[test]
     fn ratios_are_ours_against_theirs_whatever_the_unit() {
         let report = example();
-        assert_eq!(report.ratios, [("tree_vs_vmtouch", 2.0), ("file_vs_vmtouch", 2.0)].into());
+        assert_eq!(
+            report.ratios,
+            [("tree_vs_vmtouch", 2.0), ("file_vs_vmtouch", 2.0), ("scan_20k_vs_vmtouch", 4.5)].into()
+        );
         let against: Vec<Option<f64>> = report.rows.iter().map(|row| row.against).collect();
         assert_eq!(against, [None, Some(2.0), None, Some(2.0)]);
     }
 
     #[test]
     fn the_json_is_one_object_of_the_fixed_form() {
-        let json = serde_json::to_value(example()).unwrap();
+        let json = serde_json::to_value(example().with_goals()).unwrap();
         assert_eq!(
             json["rows"][1],
             serde_json::json!({"case": "a tree", "subject": "vmtouch", "value": 22.0, "unit": "ms", "spread": 6.0})
@@ -414,6 +448,8 @@ pub(crate) mod tests {
         assert_eq!(json["machine"]["versions"]["vmtouch"], "1.3.1");
         assert_eq!(json["ratios"]["tree_vs_vmtouch"], 2.0);
         assert_eq!(json["missing"], serde_json::json!(["pagers"]));
+        assert_eq!(json["ranges"]["tree_vs_vmtouch"], serde_json::json!([2.0, 26.0 / 12.0]));
+        assert_eq!(json["goals"], serde_json::json!({"scan_20k_vs_vmtouch": {"goal": 5.0, "met": false}}));
     }
 
     #[test]
@@ -429,6 +465,8 @@ pub(crate) mod tests {
             "22.0  20.0 to 26.0",
             "ours is 2.00 x as good",
             "a file (GiB/s, more is better",
+            "tree_vs_vmtouch      2.00 (2.00 to 2.17)\n",
+            "scan_20k_vs_vmtouch  4.50  goal 5: missed\n",
         ] {
             assert!(table.contains(part), "{part}\n{table}");
         }

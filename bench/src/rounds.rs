@@ -77,16 +77,16 @@ pub(crate) enum Better {
 
 /// Ours against theirs, larger is better: the median over the rounds of the ratio within each round.
 pub(crate) fn ratio(ours: &[f64], theirs: &[f64], better: Better) -> Option<f64> {
-    let within: Vec<f64> = ours
-        .iter()
-        .zip(theirs)
-        .map(|(ours, theirs)| match better {
-            Better::Less => theirs / ours,
-            Better::More => ours / theirs,
-        })
-        .filter(|ratio| ratio.is_finite())
-        .collect();
-    median(&within)
+    median(&ratios(ours, theirs, better))
+}
+
+/// Those ratios themselves.
+pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: Better) -> Vec<f64> {
+    let within = ours.iter().zip(theirs).map(|(ours, theirs)| match better {
+        Better::Less => theirs / ours,
+        Better::More => ours / theirs,
+    });
+    within.filter(|ratio| ratio.is_finite()).collect()
 }
 
 /// One of those compared: `measure` does everything for one sample, preparation included, and returns it.

@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_kernel::{WalkOptions, residency_by_mincore, walk};
+use pagekeeper_kernel::residency_by_mincore;
 use serde_json::Value;
 
 use crate::Run;
 use crate::data::{GIB, MIB, make_cold, make_sparse, open, read_through, touch_pages};
-use crate::peers::{Program, run as run_process, this_program};
+use crate::peers::{Program, program_beside, run as run_process};
 use crate::report::Unit;
 use crate::rounds::{Random, Samples, Subject};
 
 const OURS: &str = "pagekeeper stat";
+const MINCORE: &str = "mincore of every file";
 const LIMIT: &str = "the limit: open, stat, count, close";
 const IN_BATCHES: &str = "the limit, opens and closes by io_uring";
 const RESOLVED: &str = "the limit, resolved before it is opened";
@@ -209,32 +210,28 @@ impl<'a> Lists<'a> {
 
 fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) -> Result<Vec<Samples>> {
     let own = run.pagekeeper.clone();
-    let mut subjects = vec![
-        Subject::new(OURS, move || {
-            let mut command = own.command();
-            command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
-            lists.measure(command, total_of_pagekeeper)
-        }),
-        Subject::new("mincore of every file", || {
-            let mut command = this_program()?;
-            command.arg("mincore").arg(lists.root);
-            lists.measure(command, |text| text.trim().parse().ok())
-        }),
-    ];
-    let limits: &[(&str, &str)] = if lists.files.len() > 1 {
+    let program = program_beside("pagekeeper-bench-scan")?;
+    let mut subjects = vec![Subject::new(OURS, move || {
+        let mut command = own.command();
+        command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
+        lists.measure(command, total_of_pagekeeper)
+    })];
+    let plain: &[(&str, &str)] = if lists.files.len() > 1 {
         &[
+            (MINCORE, "mincore"),
             (LIMIT, "named"),
             (IN_BATCHES, "batches"),
             (RESOLVED, "resolved"),
             (RESOLVED_IN_BATCHES, "resolved-batches"),
         ]
     } else {
-        &[(LIMIT_OF_ONE, "named")]
+        &[(MINCORE, "mincore"), (LIMIT_OF_ONE, "named")]
     };
-    for (name, how) in limits {
+    for (name, how) in plain {
+        let program = &program;
         subjects.push(Subject::new(name, move || {
-            let mut command = this_program()?;
-            command.arg("scan-limit").arg(how).arg(lists.root);
+            let mut command = Command::new(program);
+            command.arg(how).arg(lists.root);
             lists.measure(command, |text| text.trim().parse().ok())
         }));
     }
@@ -292,23 +289,6 @@ fn total_of_fincore(text: &str) -> Option<u64> {
 /// A line `TotalResidentSize=3145728` among others.
 fn total_of_pagers(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("TotalResidentSize="))?.trim().parse().ok()
-}
-
-/// The hidden command `mincore`: maps each file below `root` and asks mincore(2), one after the other, as pcstat does.
-pub(crate) fn mincore(root: &Path) -> Result<()> {
-    let total = std::sync::Mutex::new(Ok(0));
-    let options = WalkOptions { threads: 1, ..WalkOptions::default() };
-    walk(&[root.to_path_buf()], &options, &|visited| {
-        let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let counted = visited.and_then(|file| residency_by_mincore(&file, 0..u64::MAX));
-        if let (Ok(sum), Ok(counts)) = (&mut *total, &counted) {
-            *sum += counts.resident;
-        } else if let Err(error) = counted {
-            *total = Err(error);
-        }
-    });
-    println!("{}", total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?);
-    Ok(())
 }
 
 #[cfg(test)]

@@ -52,17 +52,17 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 fn watch(run: &Run, directory: &Path, settle: u64, window: u64) -> Result<(Used, f64, Watched)> {
     let shown = directory.to_string_lossy();
     let guard = Watcher::start(&run.pagekeeper, &["--dir", &shown, "--profile", "generic"])?;
-    let (steady, watched) = settled(run, &guard, settle, window)?;
+    run.stop.sleep(Duration::from_secs(settle))?;
+    let steady = percent_within(run, &guard, window)?;
+    let watched = guard.watched().context("the guard has made no tick")?;
     Ok((guard.stop()?, steady, watched))
 }
 
-/// A guard's CPU percentage in the window after it has settled, both in seconds, and what it watches at the end of it.
-pub(super) fn settled(run: &Run, guard: &Watcher, settle: u64, window: u64) -> Result<(f64, Watched)> {
-    run.stop.sleep(Duration::from_secs(settle))?;
+/// A guard's CPU percentage in a window of so many seconds that begins now.
+pub(super) fn percent_within(run: &Run, guard: &Watcher, window: u64) -> Result<f64> {
     let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
     run.stop.sleep(Duration::from_secs(window))?;
-    let steady = (cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
-    Ok((steady, guard.watched().context("the guard has made no tick")?))
+    Ok((cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)
 }
 
 /// A log's name.

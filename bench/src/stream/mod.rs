@@ -25,7 +25,7 @@ use crate::Run;
 use crate::data::{GIB, MIB};
 use crate::peers::Program;
 use crate::pressure::group::Groups;
-use crate::report::Unit;
+use crate::report::{Report, Unit};
 use crate::rounds::{Better, Plan, Samples, Subject, ratio, run as run_rounds};
 use database::Database;
 use myrocks::MyRocks;
@@ -247,7 +247,7 @@ fn start(
 }
 
 /// The ratios of a case, each within the rounds. Of two servers those of the one that fares worse.
-fn add_ratios(run: &mut Run, plot: &Plot, rates: &[Samples]) {
+fn add_ratios(report: &mut Report, plot: &Plot, rates: &[Samples]) {
     let find = |subject| rates.iter().find(|samples| samples.subject == subject);
     let of = |ours, theirs| ratio(&find(ours)?.values, &find(theirs)?.values, Better::More);
     if plot.case == Case::Read {
@@ -255,25 +255,21 @@ fn add_ratios(run: &mut Run, plot: &Plot, rates: &[Samples]) {
             [("stream_plain_kept", PLAIN, NO_STREAM), ("stream_kept_vs_nocache", UNDER_RUN, NOCACHE)]
         {
             if let Some(value) = of(ours, theirs) {
-                let least = run.report.ratios.entry(name).or_insert(value);
+                let least = report.ratios.entry(name).or_insert(value);
                 *least = least.min(value);
             }
         }
     }
     let Some(kept) = of(UNDER_RUN, NO_STREAM) else { return };
-    if run.report.ratios.get(plot.kept).is_some_and(|before| *before <= kept) {
+    if report.ratios.get(plot.kept).is_some_and(|before| *before <= kept) {
         return;
     }
-    run.report.ratios.insert(plot.kept, kept);
+    let mut add = |name, ours, theirs| report.add_ratio(name, Unit::QueriesPerSecond, rates, ours, theirs);
+    add(plot.kept, UNDER_RUN, NO_STREAM);
     // The limit is that of the same server.
     if let Some(limit) = &plot.limit {
-        for (name, ours, theirs) in
-            [(limit.kept, limit.subject, NO_STREAM), (limit.against, UNDER_RUN, limit.subject)]
-        {
-            if let Some(value) = of(ours, theirs) {
-                run.report.ratios.insert(name, value);
-            }
-        }
+        add(limit.kept, limit.subject, NO_STREAM);
+        add(limit.against, UNDER_RUN, limit.subject);
     }
 }
 
@@ -313,7 +309,7 @@ fn windows(
     };
     let title = format!("{server}, the stream {}", plot.name);
     run.report.add_case(&format!("{title}: transactions"), Unit::QueriesPerSecond, &rates);
-    add_ratios(run, plot, &rates);
+    add_ratios(&mut run.report, plot, &rates);
     run.report.add_case(
         &format!("{title}: hot files in memory at the end"),
         Unit::Percent,
@@ -335,4 +331,28 @@ fn windows(
         &without_none(figure(|seen| seen.stream_cpu)),
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_servers_ratio_and_limit_are_those_of_the_one_that_fares_worse() {
+        let rates = |under_run: f64, direct: f64| {
+            [(UNDER_RUN, under_run), (NO_STREAM, 10.0), (DIRECT, direct)]
+                .map(|(subject, rate)| Samples { subject, values: vec![rate, rate] })
+        };
+        let write = &PLOTS[1];
+        assert_eq!(write.case, Case::Write);
+        for order in [[rates(9.0, 9.5), rates(8.0, 8.2)], [rates(8.0, 8.2), rates(9.0, 9.5)]] {
+            let mut report = crate::report::tests::example();
+            for server in &order {
+                add_ratios(&mut report, write, server);
+            }
+            let is = |name: &str, value: f64| (report.ratios[name] - value).abs() < 1e-9;
+            assert!(is(write.kept, 0.8) && is("stream_write_limit_kept", 0.82), "{:?}", report.ratios);
+            assert!(is("stream_write_vs_limit", 8.0 / 8.2), "{:?}", report.ratios);
+        }
+    }
 }

@@ -1,10 +1,13 @@
-//! The limit of `scan`: what is left of a walk when everything but the system calls that each file takes is left out: open,
-//! fstat, cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
+//! `pagekeeper-bench-scan`: subjects of the benchmark `scan` that are a few lines of our own, in a program of their own. Each is timed
+//! as a whole process, and `pagekeeper-bench` itself starts some milliseconds later for the libraries of its peers.
+//!
+//! The limit is what is left of a walk when everything but the system calls that each file takes is left out: open, fstat,
+//! cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
 //! made one by one, or by `io_uring` in batches, which has no cachestat; or each file is resolved first, asked for what it is, and opened
 //! by what was resolved, so that nothing else can take its name meanwhile, one by one or in batches. Of one file its parts are counted by
-//! as many threads.
+//! as many threads. Beside it there is mincore(2) of every file, as others do.
 //!
-//! It prints no table, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
+//! It prints a sum, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
 //! should use. Fails with the first call's error.
 
 #![expect(
@@ -14,18 +17,32 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
+use clap::Parser;
 use io_uring::{IoUring, opcode, types};
+use pagekeeper_kernel::{WalkOptions, residency_by_mincore, walk};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, fstat, openat};
 use rustix::path::DecInt;
 
-/// How files are opened.
+/// Prints how many bytes are resident of the files in the directories of PATH, or of the file PATH
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How they are counted.
+    how: How,
+    /// Directory or file.
+    path: PathBuf,
+}
+
+/// How files are opened and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum How {
+enum How {
+    /// Mapped, one after the other, and asked of mincore(2).
+    Mincore,
     /// By their names.
     Named,
     /// By their names, and closed, by `io_uring` in batches.
@@ -43,11 +60,42 @@ const PART: u64 = 64 << 20;
 /// What tells that a file was closed.
 const CLOSED: u64 = u64::MAX;
 
-/// The hidden command `scan-limit`: resident bytes of the files of each directory in `root`, or of the file `root`.
-pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
-    if !root.is_dir() {
-        return scan_limit_of_file(root);
+fn main() -> ExitCode {
+    let Arguments { how, path } = Arguments::parse();
+    let counted = match how {
+        How::Mincore => by_mincore(&path),
+        _ if path.is_dir() => of_directories(&path, how),
+        _ => of_file(&path),
+    };
+    match counted {
+        Ok(bytes) => {
+            println!("{bytes}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("pagekeeper-bench-scan: {error:#}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// Maps each file and asks mincore(2), one after the other, as pcstat does.
+fn by_mincore(root: &Path) -> Result<u64> {
+    let total = Mutex::new(Ok(0));
+    let options = WalkOptions { threads: 1, ..WalkOptions::default() };
+    walk(&[root.to_path_buf()], &options, &|visited| {
+        let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let counted = visited.and_then(|file| residency_by_mincore(&file, 0..u64::MAX));
+        if let (Ok(sum), Ok(counts)) = (&mut *total, &counted) {
+            *sum += counts.resident;
+        } else if let Err(error) = counted {
+            *total = Err(error);
+        }
+    });
+    Ok(total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?)
+}
+
+fn of_directories(root: &Path, how: How) -> Result<u64> {
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -56,7 +104,7 @@ pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
     let pages = AtomicU64::new(0);
     let work = || -> Result<()> {
         let mut ring = match how {
-            How::Named | How::Resolved => None,
+            How::Mincore | How::Named | How::Resolved => None,
             How::Batches => Some(Batches::new(None)?),
             How::ResolvedBatches => Some(Batches::new(Some(own_descriptors()?))?),
         };
@@ -71,11 +119,10 @@ pub(crate) fn scan_limit(root: &Path, how: How) -> Result<()> {
         }
     };
     on_all_processors(work)?;
-    println!("{}", pages.into_inner() * pagekeeper_kernel::page_size());
-    Ok(())
+    Ok(pages.into_inner() * pagekeeper_kernel::page_size())
 }
 
-fn scan_limit_of_file(path: &Path) -> Result<()> {
+fn of_file(path: &Path) -> Result<u64> {
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let size = u64::try_from(fstat(&file)?.st_size)?;
     let (next, pages) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -88,8 +135,7 @@ fn scan_limit_of_file(path: &Path) -> Result<()> {
             pages.fetch_add(resident_pages(file.as_raw_fd(), [at, PART])?, Ordering::Relaxed);
         }
     })?;
-    println!("{}", pages.into_inner() * pagekeeper_kernel::page_size());
-    Ok(())
+    Ok(pages.into_inner() * pagekeeper_kernel::page_size())
 }
 
 fn on_all_processors(work: impl Fn() -> Result<()> + Sync) -> Result<()> {
