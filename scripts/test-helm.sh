@@ -74,9 +74,17 @@ groups = ["/kubepods.slice/**"]
 '
 render all --set cgroup.reclaim=true --set-string image.tag=1 --set image.pullPolicy=Always --set priorityClassName=system-node-critical \
     --set nodeSelector.disk=ssd --set 'imagePullSecrets[0].name=key' --set metrics.port=9500
+render without_events --set metrics.events=false
 check renders_to_the_manifest same deploy/kubernetes-daemonset.yaml "$work/same.yaml"
 check control_groups_are_read_only_by_default grep -q "readOnly: true" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/cgroup.yaml")
 check control_groups_are_written_only_for_reclaim grep -q "readOnly: false" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/all.yaml")
+# The capabilities of the unit by itself, and nothing of the node; else the same lines.
+without_events() {
+    diff "$work/plain.yaml" "$work/without_events.yaml" >"$work/difference" && return 1
+    grep -q '^> *add: \["SYS_PTRACE", "DAC_READ_SEARCH", "FOWNER"\]$' "$work/difference" && [ "$(grep -c '^>' "$work/difference")" = 1 ] &&
+        ! grep -E 'BPF|PERFMON|hostPath|tracefs' "$work/without_events.yaml"
+}
+check without_events_two_capabilities_and_a_mount_are_left_out without_events
 check an_unknown_value_is_refused refused --set cgroups.mount=true
 check a_port_below_1024_is_refused refused --set metrics.port=80
 misspelt() {
@@ -85,7 +93,7 @@ misspelt() {
 }
 check a_misspelt_field_is_seen misspelt
 for version in 1.30 1.34 1.37; do
-    for file in deploy/kubernetes-daemonset.yaml "$work"/{same,plain,cgroup,all}.yaml; do
+    for file in deploy/kubernetes-daemonset.yaml "$work"/{same,plain,cgroup,all,without_events}.yaml; do
         check "kubernetes_${version}_takes_$(basename "$file" .yaml)" \
             "$tools/python/bin/kubernetes-validate" --strict --kubernetes-version "$version" "$file"
     done

@@ -315,9 +315,9 @@ fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
     let least = least_without(group, wasted);
     let terms = kubernetes(
         format!("{} of log pages that nobody will read again count against the pod", Size(wasted)),
-        "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER, CAP_BPF and CAP_PERFMON, the node's processes in \
-         sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit of 256Mi; of processor time 0.42 % of a \
-         core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.9 % with 10,000 logs in 2,000 directories, 2.9 % in their first \
+        "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER and, unless metrics.events=false, CAP_BPF and \
+         CAP_PERFMON, the node's processes in sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit \
+         of 256Mi; of processor time 0.42 % of a core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.9 % with 10,000 logs in 2,000 directories, 2.9 % in their first \
          minute; no byte of a database's files can change",
         "helm uninstall pagekeeper --namespace pagekeeper",
     )
@@ -440,13 +440,22 @@ mod tests {
             values.map(|value| value.trim_matches(|c| "[]".contains(c)).to_owned()).collect()
         };
         let (pod, values) = (read("templates/daemonset.yaml"), read("values.yaml"));
-        let added = after(&pod, "add: ").concat();
-        let mut named: Vec<_> =
-            costs.split([' ', ',']).filter_map(|word| word.strip_prefix("CAP_")).collect();
-        let mut given: Vec<_> = added.split(", ").map(|name| name.trim_matches('"')).collect();
-        named.sort_unstable();
-        given.sort_unstable();
-        assert_eq!(named, given, "{costs}");
+        let given = |list: &str| -> BTreeSet<String> {
+            list.split(", ").map(|name| format!("CAP_{}", name.trim_matches('"'))).collect()
+        };
+        let named = |text: &str| -> BTreeSet<String> {
+            text.split([' ', ',']).filter(|word| word.starts_with("CAP_")).map(str::to_owned).collect()
+        };
+        let added = after(&pod, "add: ");
+        let [all, without_events] = &added[..] else { panic!("{added:?}") };
+        assert!(
+            pod.contains("{{- if .Values.metrics.events }}\n              add: ")
+                && values.contains("\n  events: true\n")
+        );
+        let (before, _) = costs.split_once("unless metrics.events=false").expect("it can be set");
+        assert_eq!((named(costs), named(before)), (given(all), given(without_events)), "{costs}");
+        let unit = after(&read("../../pagekeeper-guard.service"), "AmbientCapabilities=").concat();
+        assert_eq!(given(without_events), named(&unit), "those of the unit by itself");
         let (cpu, memory) = (after(&values, "cpu: "), after(&values, "memory: "));
         let resources =
             format!("a request of {} of a core and {}, a limit of {}", cpu[0], memory[0], memory[1]);
