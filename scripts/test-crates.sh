@@ -17,6 +17,7 @@ for manifest in $manifests; do
     name=$(sed -n '/^\[package\]/,/^$/s/^name = "\(.*\)"/\1/p' "$manifest")
     if grep --quiet '^publish = false' "$manifest"; then
         unpublished+=" $name"
+    # (pagekeeper itself is a program without a library: docs.rs has no page of those.)
     elif [ "$name" != pagekeeper ] && ! grep --quiet '^\[package.metadata.docs.rs\]' "$manifest"; then
         echo "$name: says nothing of how docs.rs is to build it" >&2
         exit 1

@@ -45,7 +45,14 @@ scripts/build-packages.sh "${architectures[@]}"
 mkdir -p "$test/programs/$own" "$test/higher"
 dpkg-deb --fsys-tarfile "$packages"/pagekeeper_*_"$own".deb | tar --extract --to-stdout ./usr/bin/pagekeeper >"$test/programs/$own/pagekeeper"
 chmod 755 "$test/programs/$own/pagekeeper"
-cp "$test/programs/$own/pagekeeper" "$test/programs/$own/pagekeeper-static"
+# What is checked of each program as it is built can fail: for a glibc that it is too new for, and where no version is found.
+program=$test/programs/$own/pagekeeper
+scripts/packaging/check-glibc.sh 2.28 "$program" >/dev/null || fail "the program needs more than glibc 2.28"
+! scripts/packaging/check-glibc.sh 2.2 "$program" >/dev/null 2>&1 || fail "check-glibc.sh passes a program that needs more than glibc 2.2"
+objcopy --remove-section=.gnu.version_r "$program" "$test/programs/unversioned"
+! scripts/packaging/check-glibc.sh 2.28 "$test/programs/unversioned" >/dev/null 2>&1 || fail "check-glibc.sh passes a program without names of versions"
+rm "$test/programs/unversioned"
+cp "$program" "$test/programs/$own/pagekeeper-static"
 ln --symbolic "$target/tools" "$test/programs/tools"
 { cat deploy/pagekeeper-guard.toml && echo '# of the next release'; } >"$test/programs/guard.toml"
 GUARD_TOML=$test/programs/guard.toml PROGRAMS=$test/programs CARGO_TARGET_DIR=$test/programs PACKAGE_REVISION=2 scripts/build-packages.sh "$own" >/dev/null

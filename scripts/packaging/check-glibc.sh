@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check-glibc.sh OLDEST FILE... — fails where a program or library needs a glibc that is newer than OLDEST, or a library that is none of
-# glibc's. Says what each needs. Names that are no release's number count, too: GLIBC_ABI_DT_RELR came with 2.36, and GLIBC_PRIVATE is
-# for glibc itself.
+# glibc's, or where it needs glibc and no name of a version is found, so that nothing was compared. Says what each needs. Names that are
+# no release's number count, too: GLIBC_ABI_DT_RELR came with 2.36, and GLIBC_PRIVATE is for glibc itself.
 set -euo pipefail
 oldest=$1
 shift
@@ -20,8 +20,12 @@ for file in "$@"; do
         LC_ALL=C objdump --dynamic-syms "$file" | grep -F "GLIBC_$newest" >&2 || true
         failed=1
     fi
-    others=$(LC_ALL=C readelf --wide --dynamic "$file" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' |
-        grep -vE '^(lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*)$' || true)
+    needed=$(LC_ALL=C readelf --wide --dynamic "$file" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
+    if [ -z "$names" ] && grep --quiet --line-regexp --fixed-strings libc.so.6 <<<"$needed"; then
+        echo "$file needs libc.so.6, and no name of a version of it was found" >&2
+        failed=1
+    fi
+    others=$(grep -vE '^(lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*)$' <<<"$needed" | grep . || true)
     if [ -n "$others" ]; then
         echo "$file needs libraries that are none of glibc's:" $others >&2
         failed=1
