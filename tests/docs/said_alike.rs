@@ -42,15 +42,26 @@ fn what_the_guard_takes() {
     }
 }
 
+/// Whether a sentence has it, and not only as the beginning of something else: 3.6 is not in 3.60.
+fn is_named(subject: &str, sentence: &str) -> bool {
+    let mut found = sentence.match_indices(subject).map(|(at, _)| &sentence[at + subject.len()..]);
+    found.any(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()))
+}
+
+#[test]
+fn what_is_named_in_a_sentence() {
+    let sentence = "A other than 10.11 and B 3, C";
+    assert!(["A other than 10.11", "B 3", "C"].iter().all(|subject| is_named(subject, sentence)));
+    assert!(["A other than 10.1", "B 4", "D"].iter().all(|subject| !is_named(subject, sentence)));
+}
+
 #[test]
 fn what_was_not_tried() {
-    // In a profile: "# NOT TRIED: NAME", with what else there is to say.
-    let mut in_profiles: Vec<String> = Vec::new();
-    for (_, text) in pagekeeper_catalog::BUILT_IN {
-        let names = text.lines().filter_map(|line| line.strip_prefix("# NOT TRIED: "));
-        let first = |rest: &str| rest.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
-        in_profiles.extend(names.filter_map(first));
-    }
+    // In a profile: "# NOT TRIED: NAME VERSIONS", with what else there is to say.
+    let lines = pagekeeper_catalog::BUILT_IN.iter().flat_map(|(_, text)| text.lines());
+    let said: Vec<&str> = lines.filter_map(|line| line.strip_prefix("# NOT TRIED: ")).collect();
+    let name = |said: &&str| said.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
+    let in_profiles: Vec<String> = said.iter().filter_map(name).collect();
     let page = read("docs/src/databases.md");
     let first_cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let mut in_table: Vec<&str> = first_cells.filter(|cell| cell.contains("not tried")).collect();
@@ -61,4 +72,20 @@ fn what_was_not_tried() {
         in_table.swap_remove(row);
     }
     assert!(in_table.is_empty(), "no profile says that these were not tried: {in_table:?}");
+
+    // Where who chooses looks first: the same names and versions, in one sentence.
+    for (path, begins) in
+        [("README.md", "[Not tried](docs/src/databases.md) are "), ("crates/cli/README.md", "Not tried are ")]
+    {
+        let text = words(&read(path));
+        let (_, rest) = text.split_once(begins).unwrap_or_else(|| panic!("{path} does not say \"{begins}\""));
+        let sentence = rest.split(". ").next().unwrap_or_default();
+        for said in &said {
+            let subject = said.split([',', ';']).next().unwrap_or_default().trim_end_matches('.');
+            assert!(
+                is_named(subject, sentence),
+                "{path} does not say that {subject} was not tried: {sentence}"
+            );
+        }
+    }
 }
