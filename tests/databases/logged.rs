@@ -10,7 +10,7 @@ use crate::support::guard::{Ended, Guard, program};
 use crate::support::{MIB, eventually, resident_bytes, size_bytes};
 use pagekeeper_testing::servers::{
     Cassandra, ClickHouse, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql,
-    Prometheus, RabbitMq, RocksDb, Search, WiredTiger,
+    Prometheus, RabbitMq, RocksDb, Search, WiredTiger, unpacked,
 };
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -179,20 +179,21 @@ fn the_doctor_names(profile: &str, pid: u32) {
 #[test]
 #[ignore = "make test-databases; make test has other stories of this server"]
 fn the_binlog_of_mariadb_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside MariaDB", &MariaDb::PROGRAMS) {
+    if !support::can_run("the guard beside MariaDB", MariaDb::programs()) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = MariaDb::start(&scratch.path().join("mariadb"));
-    let mut story = Story::begin(&mut server, scratch.path(), ("mariadb", &[]), 80 * MIB, (16 * MIB, MIB));
+    let only = unpacked::seen(MariaDb::unpacked().as_deref(), scratch.path());
+    let mut story = Story::begin(&mut server, &only, ("mariadb", &[]), 80 * MIB, (16 * MIB, MIB));
     story.go_on(60 * MIB);
     story.survive(100 * MIB);
 }
 
 #[test]
 fn the_log_of_myrocks_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside MyRocks", &MariaDb::PROGRAMS) {
+    if !support::can_run("the guard beside MyRocks", MariaDb::programs()) {
         return;
     }
     if !MariaDb::has_myrocks() {
@@ -205,7 +206,8 @@ fn the_log_of_myrocks_stays_out_of_the_page_cache() {
     // The first table's file would come with 64 MiB.
     server.put(8 * MIB);
     server.flush();
-    let mut story = Story::begin(&mut server, scratch.path(), ("mariadb", &[]), 50 * MIB, (10 * MIB, MIB));
+    let only = unpacked::seen(MariaDb::unpacked().as_deref(), scratch.path());
+    let mut story = Story::begin(&mut server, &only, ("mariadb", &[]), 50 * MIB, (10 * MIB, MIB));
     story.go_on(80 * MIB);
     story.survive(60 * MIB);
 }
@@ -431,13 +433,22 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
 
 #[test]
 fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
-    if !support::can_run("the guard beside RabbitMQ", &RabbitMq::PROGRAMS) {
+    if !support::can_run("the guard beside RabbitMQ", RabbitMq::programs()) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let mut server = RabbitMq::start(&scratch.path().join("rabbitmq"));
-    let mut story = Story::begin(&mut server, scratch.path(), ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
+    // When it starts it writes what is in its log to the queue's segments.
+    server.put(16 * MIB);
+    server.stop_and_restart();
+    let is_segment = |path: &PathBuf| path.extension().is_some_and(|end| end == "segment");
+    assert!(
+        server.others().is_some_and(|others| others.iter().any(is_segment)),
+        "no message is in a segment"
+    );
+    let only = unpacked::seen(RabbitMq::unpacked().as_deref(), scratch.path());
+    let mut story = Story::begin(&mut server, &only, ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
     story.server.take(10);
     story.go_on(24 * MIB);
     // It lags by all but what it took.

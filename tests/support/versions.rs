@@ -3,6 +3,7 @@
 //! Invariants: each server's files are below the directory that it is given; a server never outlives its handle.
 
 use super::eventually;
+use pagekeeper_testing::servers::MariaDb;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -71,9 +72,13 @@ pub(crate) fn fetched() -> Vec<Version> {
                 continue;
             }
             let root = Some(folder.clone());
-            let is_ubuntus =
-                folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("mysql-8"));
-            let from = if is_ubuntus { "Ubuntu" } else { "Debian unstable" };
+            let is_of =
+                |start| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
+            let from = match kind {
+                Kind::MariaDb => "Debian 13",
+                _ if is_of("mysql-8") => "Ubuntu",
+                _ => "Debian unstable",
+            };
             all.extend(Version::of(kind, from, root, program(name), program(share)));
         }
     }
@@ -162,13 +167,8 @@ impl Server {
             }
             Kind::MariaDb => {
                 std::fs::create_dir(&data).expect("make a directory");
-                let sql = ["mariadb_system_tables.sql", "mysql_system_tables.sql"]
-                    .map(|name| version.share.join(name));
-                let sql = sql.iter().find(|path| path.exists()).expect("the SQL of its system tables");
-                let tables = std::fs::read_to_string(sql).expect("read it");
                 let script = home.join("bootstrap.sql");
-                std::fs::write(&script, format!("create database mysql;\nuse mysql;\n{tables}"))
-                    .expect("write it");
+                std::fs::write(&script, MariaDb::system_tables(&version.share)).expect("write it");
                 let input = std::fs::File::open(&script).expect("open it");
                 fine(
                     version

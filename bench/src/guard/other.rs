@@ -74,14 +74,14 @@ impl Name {
     fn programs(self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::PostgreSql => return PostgreSql::programs(),
-            Self::MariaDb | Self::MyRocks => &MariaDb::PROGRAMS,
+            Self::MariaDb | Self::MyRocks => MariaDb::programs(),
             Self::MySql => &MySql::PROGRAMS,
             Self::MongoDb => &MongoDb::PROGRAMS,
             Self::Etcd => &Etcd::PROGRAMS,
             Self::Prometheus => &Prometheus::PROGRAMS,
             Self::Nats => &Nats::PROGRAMS,
             Self::Kafka => &Kafka::PROGRAMS,
-            Self::RabbitMq => &RabbitMq::PROGRAMS,
+            Self::RabbitMq => RabbitMq::programs(),
             Self::Cassandra => &Cassandra::PROGRAMS,
             Self::OpenSearch | Self::Elasticsearch => &OpenSearch::PROGRAMS,
             Self::WiredTiger => &WiredTiger::PROGRAMS,
@@ -145,6 +145,13 @@ impl Name {
             Self::Elasticsearch => {
                 of("PAGEKEEPER_ELASTICSEARCH", Search::Elasticsearch.jars(), Version::Jar("elasticsearch-7"))
             }
+            Self::MariaDb | Self::MyRocks if MariaDb::unpacked().is_some() => {
+                of("PAGEKEEPER_MARIADB_ROOT", MariaDb::unpacked(), Version::Program("/usr/sbin/mariadbd"))
+            }
+            Self::RabbitMq if RabbitMq::unpacked().is_some() => {
+                let libraries = RabbitMq::unpacked().map(|root| root.join("usr/lib/rabbitmq/lib"));
+                of("PAGEKEEPER_RABBITMQ_ROOT", libraries, Version::Folder("rabbitmq_server-"))
+            }
             Self::MySql => {
                 of("PAGEKEEPER_MYSQL_ROOT", MySql::unpacked(), Version::Program("/usr/sbin/mysqld"))
             }
@@ -177,6 +184,8 @@ struct Fetched {
 enum Version {
     /// The name of the jar that begins so.
     Jar(&'static str),
+    /// The name of the folder that begins so.
+    Folder(&'static str),
     /// The program, which is at this path in the folder that it is unpacked in.
     Program(&'static str),
 }
@@ -185,10 +194,10 @@ impl Version {
     /// `home`: a directory for a program to run in.
     fn of(&self, folder: &Path, home: &Path) -> Result<String> {
         match self {
-            Self::Jar(start) => {
+            Self::Jar(start) | Self::Folder(start) => {
                 let names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
                 let mut names = names.filter_map(|name| name.into_string().ok());
-                names.find(|name| name.starts_with(start)).with_context(|| format!("no jar {start}*"))
+                names.find(|name| name.starts_with(start)).with_context(|| format!("no {start}*"))
             }
             Self::Program(path) => {
                 unpacked::make_home(home);
@@ -247,7 +256,7 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
         bail!("{missing} is not installed");
     }
     // Of one that is unpacked the first program is its client's, of a library the compiler.
-    let is_unpacked = matches!(name.fetched(), Some(Fetched { version: Version::Program(_), .. }));
+    let is_unpacked = name.fetched().is_some_and(|fetched| !matches!(fetched.version, Version::Jar(_)));
     let is_library = matches!(name, Name::WiredTiger | Name::RocksDb);
     if !is_unpacked
         && !is_library

@@ -1,7 +1,8 @@
 //! A `MariaDB` of its own, whose client commits one large value after the other: into `InnoDB` with a binlog, or into
-//! `MyRocks` without one.
+//! `MyRocks` without one. It is Debian's, or the one that is unpacked in the folder that `PAGEKEEPER_MARIADB_ROOT` names, as
+//! `scripts/fetch-servers.sh` fetches it.
 //!
-//! Invariants: logs are synced at every commit; as root the server runs as the user mysql, and it has no port.
+//! Invariants: logs are synced at every commit; as root Debian's runs as the user mysql; it has no port.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,11 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, Values, files_below, let_in};
+use super::unpacked::{self, DATA};
+use super::{Daemon, LoggedServer, MySql, Values, files_below, let_in};
 
-/// Where Debian's package has the plugin.
-const MYROCKS: &str = "/usr/lib/mysql/plugin/ha_rocksdb.so";
+/// Where Debian's package has the plugin, below the root.
+const MYROCKS: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
 
 /// Relative to the data directory, which the server goes to: a whole path may be longer than a socket's may be.
 const SOCKET: &str = "socket";
@@ -34,8 +36,32 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// Programs that it needs.
-    pub const PROGRAMS: [&str; 4] = ["mariadbd", "mariadb-install-db", "mariadb", "setpriv"];
+    /// Programs that it needs, the first of them with its version where it is Debian's.
+    pub fn programs() -> &'static [&'static str] {
+        if Self::unpacked().is_some() {
+            &MySql::PROGRAMS
+        } else {
+            &["mariadbd", "mariadb-install-db", "mariadb", "setpriv"]
+        }
+    }
+
+    /// The folder that it is unpacked in, if it is not Debian's.
+    pub fn unpacked() -> Option<PathBuf> {
+        unpacked::folder("PAGEKEEPER_MARIADB_ROOT")
+    }
+
+    /// The SQL by which a new one, started with `--bootstrap`, makes its system tables; `share` has the server's files of SQL.
+    ///
+    /// # Panics
+    ///
+    /// Where they are not there.
+    pub fn system_tables(share: &Path) -> String {
+        // By its version.
+        let files = ["mariadb_system_tables.sql", "mysql_system_tables.sql"].map(|name| share.join(name));
+        let file = files.iter().find(|path| path.exists()).expect("the SQL of its system tables");
+        let tables = std::fs::read_to_string(file).expect("read it");
+        format!("create database mysql;\nuse mysql;\n{tables}")
+    }
 
     /// Starts one on `InnoDB` that keeps a binlog, its data below `home`.
     ///
@@ -57,7 +83,7 @@ impl MariaDb {
 
     /// Whether `MyRocks` is installed.
     pub fn has_myrocks() -> bool {
-        Path::new(MYROCKS).exists()
+        Self::unpacked().unwrap_or_else(|| "/".into()).join(MYROCKS).exists()
     }
 
     /// Has `MyRocks` write what it has in memory to a file of its tables.
@@ -74,11 +100,10 @@ impl MariaDb {
     fn start_with(home: &Path, engine: Engine) -> Self {
         let data = home.join("data");
         let_in(home);
-        let mut install = Command::new("mariadb-install-db");
-        install.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
-        install.arg("--auth-root-authentication-method=normal").arg(datadir(home));
-        let output = install.args(user()).output().expect("run mariadb-install-db");
-        assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
+        match Self::unpacked() {
+            Some(unpacked) => bootstrap(&unpacked, home),
+            None => install(home),
+        }
         let values = Values::default();
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, engine), engine, values };
         server.wait_until_ready();
@@ -99,6 +124,34 @@ impl MariaDb {
     }
 }
 
+/// Has Debian's make its data.
+fn install(home: &Path) {
+    let mut command = Command::new("mariadb-install-db");
+    command.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
+    command.arg("--auth-root-authentication-method=normal").arg(datadir(home)).args(user());
+    let output = command.output().expect("run mariadb-install-db");
+    assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The same of an unpacked one, whose script for it would need a shell in there.
+fn bootstrap(unpacked: &Path, home: &Path) {
+    unpacked::make_home(home);
+    let script = home.join("out/bootstrap.sql");
+    std::fs::write(&script, MariaDb::system_tables(&unpacked.join("usr/share/mariadb"))).expect("write SQL");
+    let mut command = enter(unpacked, home);
+    command.arg("--bootstrap").stdin(std::fs::File::open(&script).expect("open SQL"));
+    let output = command.output().expect("run mariadbd");
+    assert!(output.status.success(), "mariadbd --bootstrap: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An unpacked server, with what each run of it begins with: there are no accounts, and no user but root.
+fn enter(unpacked: &Path, home: &Path) -> Command {
+    let mut command = unpacked::enter(unpacked, home);
+    command.args(["/usr/sbin/mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables"]);
+    command.arg(format!("--datadir={DATA}"));
+    command
+}
+
 /// Who the server is to become; root is refused.
 fn user() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=mysql")
@@ -112,10 +165,10 @@ fn datadir(home: &Path) -> OsString {
 }
 
 fn daemon(home: &Path, engine: Engine) -> Daemon {
-    Daemon::start(home, "mariadbd", |command| {
-        command.args(["--no-defaults", "--skip-networking", "--skip-name-resolve", "--socket", SOCKET]);
+    let set_up = |command: &mut Command| {
+        command.args(["--skip-networking", "--skip-name-resolve", "--socket", SOCKET]);
         command.args(["--pid-file=pid", "--innodb-log-file-size=48M", "--innodb-buffer-pool-size=64M"]);
-        command.arg("--innodb-flush-method=O_DIRECT").arg(datadir(home)).args(user());
+        command.arg("--innodb-flush-method=O_DIRECT");
         match engine {
             Engine::InnoDb => command.args(["--log-bin=binlog", "--sync-binlog=1", "--max-binlog-size=16M"]),
             Engine::MyRocks => command.args([
@@ -125,7 +178,16 @@ fn daemon(home: &Path, engine: Engine) -> Daemon {
                 "--rocksdb-flush-log-at-trx-commit=1",
             ]),
         };
-    })
+    };
+    let Some(unpacked) = MariaDb::unpacked() else {
+        return Daemon::start(home, "mariadbd", |command| {
+            command.arg("--no-defaults").arg(datadir(home)).args(user());
+            set_up(command);
+        });
+    };
+    let mut command = enter(&unpacked, home);
+    set_up(&mut command);
+    Daemon::spawn(home, command)
 }
 
 fn client(data: &Path) -> Command {

@@ -1,4 +1,5 @@
-//! A `PostgreSQL` of its own, whose client commits one large value after the other.
+//! A `PostgreSQL` of its own, whose client commits one large value after the other: Debian's, or the one in the folder that
+//! `PAGEKEEPER_POSTGRESQL_ROOT` names, as `scripts/fetch-servers.sh` fetches it.
 //!
 //! Invariants: the WAL is synced at every commit; as root the server runs as the user postgres.
 
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::{Daemon, LoggedServer, Values, files_below, let_in};
+use super::{Daemon, LoggedServer, Values, files_below, let_in, unpacked};
 use crate::http::free_port;
 
 /// A running `PostgreSQL`.
@@ -21,10 +22,13 @@ pub struct PostgreSql {
 }
 
 impl PostgreSql {
-    /// Programs that it needs: of the newest version that is installed, which Debian keeps out of `PATH`.
+    /// Programs that it needs: the server's, and of the newest version that is installed, which Debian keeps out of `PATH`.
     pub fn programs() -> Vec<String> {
-        let own = ["postgres", "initdb", "psql"].map(|name| program(name).to_string_lossy().into_owned());
-        own.into_iter().chain(["setpriv".to_owned()]).collect()
+        let own = [servers("postgres"), servers("initdb"), installed("psql")];
+        own.into_iter()
+            .map(|path| path.to_string_lossy().into_owned())
+            .chain(["setpriv".to_owned()])
+            .collect()
     }
 
     /// Starts one, its data below `home`.
@@ -38,7 +42,7 @@ impl PostgreSql {
             std::os::unix::fs::chown(home, Some(id("-u")), Some(id("-g"))).expect("give a directory away");
         }
         let mut install = Command::new("setpriv");
-        install.args(owner()).arg(program("initdb"));
+        install.args(owner()).arg(servers("initdb"));
         install.args([
             "--auth=trust",
             "--no-sync",
@@ -66,8 +70,14 @@ impl PostgreSql {
     }
 }
 
-/// A program of the newest version.
-fn program(name: &str) -> PathBuf {
+/// A program of the server's version. What is fetched has no client.
+fn servers(name: &str) -> PathBuf {
+    unpacked::folder("PAGEKEEPER_POSTGRESQL_ROOT")
+        .map_or_else(|| installed(name), |root| root.join("bin").join(name))
+}
+
+/// A program of the newest version of Debian's.
+fn installed(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     newest.map_or_else(|| name.into(), |version| format!("/usr/lib/postgresql/{version}/bin/{name}").into())
@@ -89,7 +99,7 @@ fn owner() -> &'static [&'static str] {
 
 fn daemon(home: &Path, port: u16) -> Daemon {
     Daemon::start(home, "setpriv", |command| {
-        command.args(owner()).arg(program("postgres")).arg("-D").arg(home.join("data"));
+        command.args(owner()).arg(servers("postgres")).arg("-D").arg(home.join("data"));
         for setting in
             ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_wal_size=1GB", "autovacuum=off"]
         {
@@ -100,7 +110,7 @@ fn daemon(home: &Path, port: u16) -> Daemon {
 }
 
 fn client(port: u16) -> Command {
-    let mut command = Command::new(program("psql"));
+    let mut command = Command::new(installed("psql"));
     command.args([
         "--no-psqlrc",
         "--quiet",

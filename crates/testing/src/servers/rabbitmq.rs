@@ -1,12 +1,14 @@
-//! A `rabbitmq-server`, Debian's, with one queue, `load`: a quorum queue of one member.
+//! A `rabbitmq-server` with one queue, `load`: a quorum queue of one member. It is Debian's, or the one that is unpacked, with its Erlang,
+//! in the folder that `PAGEKEEPER_RABBITMQ_ROOT` names, as `scripts/fetch-servers.sh` fetches it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::process::Signal;
 
 use super::amqp::Amqp;
-use super::{Daemon, LoggedServer, files_below, text};
+use super::{Daemon, LoggedServer, files_below, text, unpacked};
 use crate::http::free_port;
 
 /// Bytes of a message.
@@ -40,8 +42,19 @@ struct Ports {
 }
 
 impl RabbitMq {
-    /// Programs that it needs.
-    pub const PROGRAMS: [&str; 4] = ["rabbitmqctl", SCRIPT, "epmd", "setpriv"];
+    /// Programs that it needs, the first of them with its version where it is Debian's.
+    pub fn programs() -> &'static [&'static str] {
+        if Self::unpacked().is_some() {
+            &["epmd", "setpriv", "unshare", "mount", "chroot", "sh"]
+        } else {
+            &["rabbitmqctl", SCRIPT, "epmd", "setpriv"]
+        }
+    }
+
+    /// The folder that it is unpacked in, if it is not Debian's.
+    pub fn unpacked() -> Option<PathBuf> {
+        unpacked::folder("PAGEKEEPER_RABBITMQ_ROOT")
+    }
 
     /// Starts one with its data below `home`, and makes the queue, which is a quorum queue.
     ///
@@ -97,23 +110,34 @@ fn number_of(message: &[u8]) -> u64 {
 }
 
 fn daemon(home: &Path, ports: Ports) -> Daemon {
-    std::fs::create_dir_all(home).expect("make a directory for rabbitmq-server");
-    std::fs::write(home.join("plugins"), "[].\n").expect("write that it has no plug-ins");
+    unpacked::make_home(home);
+    let run = home.join("run");
+    std::fs::write(run.join("plugins"), "[].\n").expect("write that it has no plug-ins");
     // One that has much to do elsewhere is still itself.
     let settings = "vm_memory_high_watermark.relative = 0.8\ndisk_free_limit.absolute = 50MB\n";
-    std::fs::write(home.join("rabbitmq.conf"), settings).expect("write its settings");
-    Daemon::start(home, SCRIPT, |command| {
-        command.env("HOME", home).env("RABBITMQ_MNESIA_BASE", home.join("data"));
-        command.env("RABBITMQ_LOG_BASE", home.join("logs"));
-        command.env("RABBITMQ_NODENAME", "rabbit@localhost").env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1");
-        command.env("RABBITMQ_NODE_PORT", ports.client.to_string());
-        command.env("RABBITMQ_DIST_PORT", ports.distribution.to_string());
-        command.env("ERL_EPMD_PORT", ports.mapper.to_string());
-        command.env("RABBITMQ_CONFIG_FILE", home.join("rabbitmq.conf"));
-        command.env("RABBITMQ_ENABLED_PLUGINS_FILE", home.join("plugins"));
-        // In the place of the script, and without a shell.
-        command.env("RUNNING_UNDER_SYSTEMD", "true");
-    })
+    std::fs::write(run.join("rabbitmq.conf"), settings).expect("write its settings");
+    let Some(unpacked) = RabbitMq::unpacked() else {
+        return Daemon::start(home, SCRIPT, |command| set_up(command, home, ports));
+    };
+    let mut command = unpacked::enter(&unpacked, home);
+    set_up(&mut command, Path::new("/"), ports);
+    command.arg(SCRIPT);
+    Daemon::spawn(home, command)
+}
+
+/// Its environment; `home` is where it sees its own.
+fn set_up(command: &mut Command, home: &Path, ports: Ports) {
+    let run = home.join("run");
+    command.env("HOME", &run).env("RABBITMQ_MNESIA_BASE", home.join("data"));
+    command.env("RABBITMQ_LOG_BASE", run.join("logs"));
+    command.env("RABBITMQ_NODENAME", "rabbit@localhost").env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1");
+    command.env("RABBITMQ_NODE_PORT", ports.client.to_string());
+    command.env("RABBITMQ_DIST_PORT", ports.distribution.to_string());
+    command.env("ERL_EPMD_PORT", ports.mapper.to_string());
+    command.env("RABBITMQ_CONFIG_FILE", run.join("rabbitmq.conf"));
+    command.env("RABBITMQ_ENABLED_PLUGINS_FILE", run.join("plugins"));
+    // In the place of the script, and without a shell.
+    command.env("RUNNING_UNDER_SYSTEMD", "true");
 }
 
 fn connect(daemon: &mut Daemon, ports: Ports) -> Amqp {

@@ -17,11 +17,13 @@ shift 2
 mount --make-rprivate /
 mount -t tmpfs root "$home/root"
 cd "$home/root"
-mkdir usr etc data run out dev proc tmp
+mkdir usr etc data run out dev proc sys tmp
 mount --bind "$unpacked/usr" usr
 mount --bind "$unpacked/etc" etc
 mount --rbind /dev dev
 mount --rbind /proc proc
+# MariaDB asks there for a disk's blocks.
+mount --rbind /sys sys
 for name in data run out; do
     mount --bind "$home/$name" "$name"
 done
@@ -53,6 +55,11 @@ pub fn enter(unpacked: &Path, home: &Path) -> Command {
     command.args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", BEGIN, "sh"]);
     command.args([unpacked, home]);
     command
+}
+
+/// What the guard's `--only` is to name for a server whose home is below `scratch`, and that is unpacked in a folder or not.
+pub fn seen(unpacked: Option<&Path>, scratch: &Path) -> PathBuf {
+    unpacked.map_or_else(|| scratch.to_owned(), |_| DATA.into())
 }
 
 /// The folder that a variable of the environment names.
