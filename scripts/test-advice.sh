@@ -42,6 +42,10 @@ if [ -n "$maven" ]; then
         from_maven "$version"
     done
 fi
+# All that is there is tried: nothing of what an earlier version of this fetched.
+for folder in "$servers"/*; do
+    [[ " ${fetched[*]} mariadb-10.11.5 mariadb-11.4.5 " == *" ${folder##*/} "* ]] || rm -rf "$folder"
+done
 for name in "${fetched[@]}"; do
     scripts/fetch-servers.sh "$name" >/dev/null
     ln --symbolic --force --no-dereference "../$name/root" "$servers/$name"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that stable Debian does not
+# The guard beside every server that has a profile, but ScyllaDB and TiKV: those of `make test`, and those that Debian 12 does not
 # have, or that take longer than `make test` may (scripts/fetch-servers.sh), with Debian's clients, ClickHouse and WiredTiger. Then MySQL
 # in three versions, as `make test-mysql`, Kafka 3.9, and newer versions than Debian 12's of etcd, NATS, Prometheus, PostgreSQL, MariaDB and
 # RabbitMQ. The doctor's advice on servers of other versions is left to `make test-advice`, which fetches these.
@@ -53,6 +53,6 @@ is_version rabbitmq_server-4.0. "$(rabbitmq_version)"
 run_tests "newer versions" --include-ignored logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream \
     logged::the_wal_of_postgresql logged::the_binlog_of_mariadb logged::the_log_of_myrocks logged::the_log_of_rabbitmqs
 eval "$newest_rabbitmq"
-is_version rabbitmq_server-4. "$(rabbitmq_version)"
+is_version rabbitmq_server-4.3. "$(rabbitmq_version)"
 run_tests "the newest RabbitMQ" logged::the_log_of_rabbitmqs
 scripts/count-tests.sh "$log" "$status"

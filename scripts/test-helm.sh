@@ -75,6 +75,9 @@ groups = ["/kubepods.slice/**"]
 render all --set cgroup.reclaim=true --set-string image.tag=1 --set image.pullPolicy=Always --set priorityClassName=system-node-critical \
     --set nodeSelector.disk=ssd --set 'imagePullSecrets[0].name=key' --set metrics.port=9500
 render without_events --set metrics.events=false
+# As it is where a release from before there was this value is upgraded with --reuse-values.
+render unset_events --set metrics.events=null
+check where_events_are_not_set_they_are_counted same "$work/plain.yaml" "$work/unset_events.yaml"
 check renders_to_the_manifest same deploy/kubernetes-daemonset.yaml "$work/same.yaml"
 check control_groups_are_read_only_by_default grep -q "readOnly: true" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/cgroup.yaml")
 check control_groups_are_written_only_for_reclaim grep -q "readOnly: false" <(grep -A1 "mountPath: /host/sys/fs/cgroup" "$work/all.yaml")

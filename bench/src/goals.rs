@@ -53,7 +53,7 @@ pub(crate) struct Judged {
 /// Judges a figure, if it has a goal.
 pub(crate) fn judge(name: &str, value: f64) -> Option<Judged> {
     let (_, goal) = *GOALS.iter().find(|(figure, _)| *figure == name)?;
-    let is_cost = ["_us", "_percent", "_mib"].iter().any(|unit| name.ends_with(unit));
+    let is_cost = ["_us", "_ms", "_ns", "_percent", "_mib"].iter().any(|unit| name.ends_with(unit));
     Some(Judged { goal, met: if is_cost { value <= goal } else { value >= goal } })
 }
 
@@ -90,6 +90,13 @@ mod tests {
             seen.insert(name, said);
         }
         assert!(seen.len() >= 14, "{seen:?}");
+        // What is said to be beyond a limit has a goal against that limit beside it.
+        let pairs = GOALS.iter().filter(|(name, _)| {
+            ["_vs_limit", "_vs_least", "_vs_resolved"].iter().any(|end| name.ends_with(end))
+        });
+        for (name, _) in pairs {
+            assert!(seen.contains_key(name), "{name} is not in the table");
+        }
     }
 
     #[test]

@@ -83,8 +83,8 @@ enum Bench {
         #[arg(long, value_name = "N", requires = "server")]
         partitions: Option<std::num::NonZeroU32>,
         /// MiB of a segment of Kafka's log [default: 16, 2 with more than one partition]
-        #[arg(long, value_name = "MIB", requires = "server")]
-        segment: Option<std::num::NonZeroU32>,
+        #[arg(long, value_name = "MIB", requires = "server", value_parser = clap::value_parser!(u32).range(1..=2047))]
+        segment: Option<u32>,
         /// Instead: what it costs beside that server, whose client puts so many MiB a second
         #[arg(long, value_name = "MIB", requires = "server")]
         rate: Option<std::num::NonZeroU32>,

@@ -22,7 +22,7 @@ const PAGE: u64 = 4096;
 
 const SOON: Duration = Duration::from_secs(180);
 
-/// A server of this profile, which has yet to put anything, and its guard; both act below `scratch` alone.
+/// A server of this profile, which has yet to put what is counted, and its guard; both act below `scratch` alone.
 struct Story<'a, S> {
     server: &'a mut S,
     guard: Guard,
@@ -443,10 +443,9 @@ fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     server.put(16 * MIB);
     server.stop_and_restart();
     let is_segment = |path: &PathBuf| path.extension().is_some_and(|end| end == "segment");
-    assert!(
-        server.others().is_some_and(|others| others.iter().any(is_segment)),
-        "no message is in a segment"
-    );
+    support::eventually("a message is in a segment", SOON, || {
+        server.others()?.iter().any(is_segment).then_some(())
+    });
     let only = unpacked::seen(RabbitMq::unpacked().as_deref(), scratch.path());
     let mut story = Story::begin(&mut server, &only, ("rabbitmq", &[]), 40 * MIB, (10 * MIB, MIB));
     story.server.take(10);

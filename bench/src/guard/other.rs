@@ -102,7 +102,7 @@ impl Name {
             Self::Nats => Box::new(Nats::start(home, 4 * GIB)),
             Self::Kafka => {
                 let partitions = topic.partitions.map_or(1, NonZeroU32::get);
-                let segment = topic.segment.map(|segment| u64::from(segment.get()) * MIB);
+                let segment = topic.segment.map(|segment| u64::from(segment) * MIB);
                 Box::new(Kafka::with_partitions(home, 4 * GIB, partitions, segment))
             }
             Self::RabbitMq => Box::new(RabbitMq::start(home)),
@@ -218,7 +218,7 @@ impl Version {
 pub(crate) struct Topic {
     pub(crate) partitions: Option<NonZeroU32>,
     /// MiB of a segment of its log.
-    pub(crate) segment: Option<NonZeroU32>,
+    pub(crate) segment: Option<u32>,
 }
 
 /// Bytes that a server is to keep at most: some are made to keep 4 GiB.

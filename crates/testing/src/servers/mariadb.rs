@@ -222,13 +222,14 @@ impl LoggedServer for MariaDb {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        match self.engine {
-            // It reads and writes its tables by direct I/O, as it is set to.
-            Engine::InnoDb => None,
-            Engine::MyRocks => {
-                Some(files_below(&self.data(), |path| path.extension().is_some_and(|end| end == "sst")))
-            }
-        }
+        // InnoDB's own by direct I/O, as it is set to; those of Aria, in which the server's own tables are, are not.
+        let ends: &[&str] = match self.engine {
+            Engine::InnoDb => &["MAD", "MAI"],
+            Engine::MyRocks => &["sst"],
+        };
+        let is_table =
+            |path: &Path| path.extension().is_some_and(|end| ends.iter().any(|wanted| end == *wanted));
+        Some(files_below(&self.data(), is_table))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
