@@ -253,13 +253,11 @@ impl Report {
         theirs: &str,
     ) {
         let find = |subject| samples.iter().find(|samples| samples.subject == subject);
-        if let (Some(ours), Some(theirs)) = (find(ours), find(theirs))
-            && let Some(value) = against(ours, theirs, unit.better())
-        {
+        let (Some(ours), Some(theirs)) = (find(ours), find(theirs)) else { return };
+        let within = ratios(&ours.values, &theirs.values, unit.better());
+        if let (Some(value), Some(range)) = (median(&within), extremes(&within)) {
             self.ratios.insert(name, value);
-            self.ranges.extend(
-                extremes(&ratios(&ours.values, &theirs.values, unit.better())).map(|range| (name, range)),
-            );
+            self.ranges.insert(name, range);
         }
     }
 

@@ -72,11 +72,11 @@ pub(crate) fn fetched() -> Vec<Version> {
                 continue;
             }
             let root = Some(folder.clone());
-            let is_of =
-                |start| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
+            let is_ubuntus =
+                folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("mysql-8"));
             let from = match kind {
                 Kind::MariaDb => "Debian 13",
-                _ if is_of("mysql-8") => "Ubuntu",
+                _ if is_ubuntus => "Ubuntu",
                 _ => "Debian unstable",
             };
             all.extend(Version::of(kind, from, root, program(name), program(share)));
