@@ -6,6 +6,7 @@ mod support;
 mod completions;
 mod demo;
 mod doctor_schema;
+mod endless;
 mod forged_names;
 mod habits;
 mod idle_pages;

@@ -4,7 +4,7 @@
 use crate::support;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -303,6 +303,28 @@ fn on_tmpfs_stat_says_so_and_evict_refuses_with_the_reason() {
     assert_eq!(outcome.code, 1);
     assert!(outcome.stderr.contains("the page cache is the file itself"), "{outcome:?}");
     assert_eq!(std::fs::read(file.path()).unwrap(), vec![1; 1 << 20]);
+}
+
+#[test]
+fn the_last_page_of_the_largest_file_is_saved_counted_and_evicted() {
+    let test = "the_last_page_of_the_largest_file_is_saved_counted_and_evicted";
+    let programs = LoopImage::programs("xfs");
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run(test, &programs) {
+        return;
+    }
+    let image = LoopImage::new("xfs", 400 * MIB);
+    let (largest, saved) = (image.path().join("largest"), image.outside().join("saved"));
+    let file = std::fs::File::create(&largest).unwrap();
+    file.write_all_at(b"end", i64::MAX.unsigned_abs() - 3).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), i64::MAX.unsigned_abs());
+    assert_eq!(stat_of(&largest)["total"]["resident"], 4096);
+    run([OsStr::new("snapshot"), OsStr::new("-o"), saved.as_os_str(), largest.as_os_str()]).fine();
+    run([OsStr::new("evict"), largest.as_os_str()]).fine();
+    assert_eq!(stat_of(&largest)["total"]["resident"], 0);
+    run([OsStr::new("warm"), OsStr::new("--from"), saved.as_os_str()]).fine();
+    assert_eq!(stat_of(&largest)["total"]["resident"], 4096);
 }
 
 #[test]

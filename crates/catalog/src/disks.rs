@@ -4,21 +4,20 @@
 //! another kind of file system, or of an unknown version, or with keys that are unknown, is never taken for what it
 //! is not: it is an error, or not this directory's.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{FileSystem, InspectedFile, Links, file_system_id, open_directory};
+use pagekeeper_kernel::{FileSystem, Links, file_system_id, open_directory, read_named};
 use pagekeeper_policy::DiskProfile;
 use serde::Deserialize;
 
+use crate::config_file::{CONFIG_BYTES_MAX, quoted};
+
 /// Where profiles are saved, each as the number of its file system and ".toml".
 pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
-
-/// No profile is longer, in bytes: real ones have one or two KiB.
-const MAX_LEN: u64 = 1 << 20;
 
 /// Why a profile could not be read, saved or found.
 #[derive(Debug, thiserror::Error)]
@@ -96,27 +95,15 @@ struct Versioned {
 ///
 /// Fails with the line and the key where it is no profile, or of a version that this code does not know.
 pub fn read(path: &Path) -> Result<DiskProfile> {
-    let text = text_of(path)?;
-    let refuse =
-        |error: &toml::de::Error| Error::Text { path: path.to_path_buf(), message: error.to_string() };
+    let refused = |message: String| Error::Text { path: path.to_path_buf(), message };
+    let text = String::from_utf8(read_named(path, CONFIG_BYTES_MAX)?)
+        .map_err(|_| refused("it is not UTF-8 text".to_owned()))?;
+    let refuse = |error: &toml::de::Error| refused(quoted(error));
     let Versioned { version } = toml::from_str(&text).map_err(|error| refuse(&error))?;
     if !(1..=u64::from(DiskProfile::VERSION)).contains(&version) {
         return Err(Error::UnknownVersion { path: path.to_path_buf(), version });
     }
     toml::from_str(&text).map_err(|error| refuse(&error))
-}
-
-/// The text of a file; fails for what is no regular file, without waiting for whoever is at the other end of a pipe.
-fn text_of(path: &Path) -> Result<String> {
-    let failed = |error: std::io::Error| Error::call("read", path, error);
-    let file = InspectedFile::open(path, Links::Follow)?;
-    let mut text = String::new();
-    file.reader().take(MAX_LEN + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > MAX_LEN {
-        let message = format!("it is longer than {MAX_LEN} bytes");
-        return Err(Error::Text { path: path.to_path_buf(), message });
-    }
-    Ok(text)
 }
 
 /// Writes a profile to a file, replacing one that is there: at once, or not at all. Durable when it returns.

@@ -10,6 +10,7 @@
 
 pub mod checkpoint;
 mod claim;
+mod config_file;
 mod discover;
 pub mod disks;
 mod finder;
@@ -28,6 +29,7 @@ mod testing;
 pub mod units;
 
 pub use claim::{Contest, Strength, known_user, one_user};
+pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
 pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;

@@ -13,6 +13,7 @@ use pagekeeper_policy::{BulkPages, FileClass, Rewrite, RewriteSource, Rule};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use crate::config_file::{parse_config, read_config};
 use crate::rule::WithRule;
 use crate::spelled::{all_spelled, spelled};
 use crate::units::Size;
@@ -244,20 +245,17 @@ fn keep() -> Rule {
 impl Profile {
     /// Reads a profile from its text; `path` is used in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        let refuse = |message: String| ProfileError::Text { path: path.to_path_buf(), message };
-        let profile: Self = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        let profile: Self = parse_config(text, path)?;
         if profile.logs.is_empty() {
-            return Err(refuse("it has no [[log]], so there is nothing to watch".to_owned()));
+            let message = "it has no [[log]], so there is nothing to watch".to_owned();
+            return Err(ProfileError::Text { path: path.to_path_buf(), message });
         }
         Ok(profile)
     }
 
     /// Reads a profile from a file.
-    #[allow(clippy::disallowed_methods, reason = "the user's own, by the name that was given")]
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;
-        Self::parse(&text, path)
+        Self::parse(&read_config(path)?, path)
     }
 
     /// The profiles that are built in.

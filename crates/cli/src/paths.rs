@@ -13,9 +13,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{InspectedFile, Result, WalkOptions, walk};
+use pagekeeper_kernel::{InspectedFile, Result, WalkOptions, read_named, walk};
 
 use crate::output::UsageError;
+
+/// The longest list of paths, in bytes: ten million names.
+const LIST_BYTES_MAX: u64 = 1 << 30;
 
 /// Which files a command works on.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -87,14 +90,28 @@ impl TreeArgs {
 }
 
 fn read_list(list: &Path, separator: u8) -> anyhow::Result<Vec<PathBuf>> {
-    let mut content = Vec::new();
-    if list == Path::new("-") {
-        std::io::stdin().lock().read_to_end(&mut content).context("can't read paths from standard input")?;
+    let content = if list == Path::new("-") {
+        read_open(std::io::stdin().lock()).context("can't read paths from standard input")?
+    } else if list.starts_with("/dev/fd") {
+        // A shell's <(…): the pipe is open already, so that this waits for its writer alone.
+        let file = std::fs::File::open(list);
+        file.and_then(read_open).with_context(|| format!("can't read paths from {}", escaped(list)))?
     } else {
-        content = std::fs::read(list).with_context(|| format!("can't read paths from {}", escaped(list)))?;
-    }
+        read_named(list, LIST_BYTES_MAX)
+            .with_context(|| format!("can't read paths from {}", escaped(list)))?
+    };
     let paths = content.split(|&byte| byte == separator).filter(|path| !path.is_empty());
     Ok(paths.map(|path| OsString::from_vec(path.to_vec()).into()).collect())
+}
+
+/// Reads what is open already to its end, of at most [`LIST_BYTES_MAX`].
+fn read_open(list: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    list.take(LIST_BYTES_MAX + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > LIST_BYTES_MAX {
+        return Err(std::io::Error::other(format!("longer than {LIST_BYTES_MAX} bytes")));
+    }
+    Ok(content)
 }
 
 /// The files a command works on, ready to be walked.
@@ -116,6 +133,16 @@ impl Tree {
 
     /// Visits each file once, from `threads` threads (one for each CPU without a number), in no particular order.
     pub(crate) fn walk(&self, threads: Option<usize>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
+        self.walk_until(&|| false, threads, visit);
+    }
+
+    /// As [`Self::walk`], but ends early once `stop` returns true.
+    pub(crate) fn walk_until(
+        &self,
+        stop: &(dyn Fn() -> bool + Sync),
+        threads: Option<usize>,
+        visit: &(dyn Fn(Result<InspectedFile>) + Sync),
+    ) {
         let defaults = WalkOptions::default();
         let threads = threads.unwrap_or(defaults.threads);
         let options = WalkOptions {
@@ -125,6 +152,7 @@ impl Tree {
             filter: None,
             beneath: None,
             names: None,
+            stop: Some(stop),
         };
         if self.include.is_none() && self.exclude.is_none() {
             return walk(&self.roots, &options, visit);

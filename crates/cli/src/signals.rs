@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -42,6 +43,32 @@ impl Stop {
     /// The flag itself, for code that polls it.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
+    }
+
+    /// Does `work` and, where a signal comes or `limit` has passed before it is done, calls `end` once, from another thread.
+    pub(crate) fn during<T>(
+        &self,
+        limit: Option<Duration>,
+        end: impl FnOnce() + Send,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        /// Signals are looked for this often.
+        const POLL: Duration = Duration::from_millis(50);
+        let (done, is_done) = channel::<()>();
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while is_done.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+                    if self.requested() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        end();
+                        return;
+                    }
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
     }
 
     /// Sleeps for `duration`, or less if a signal comes; returns whether one has come.

@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let problems = Problems::default();
     let items = match &args.from {
         Some(snapshot) => restore::items(snapshot)?,
-        None => listed(args, &problems)?,
+        None => listed(args, &stop, &problems)?,
     };
     if args.lock {
         let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
@@ -143,13 +143,13 @@ fn exit_code(report: &Report) -> ExitCode {
 }
 
 /// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
-fn listed(args: &Args, problems: &Problems) -> anyhow::Result<Vec<Item>> {
+fn listed(args: &Args, stop: &Stop, problems: &Problems) -> anyhow::Result<Vec<Item>> {
     if let Some(error) = args.tree.paths().iter().find_map(|path| range_as_path(path)) {
         return Err(error.into());
     }
     let tree = args.tree.tree()?;
     let found = Mutex::new(Vec::new());
-    tree.walk(None, &|visited| match visited {
+    tree.walk_until(&|| stop.requested(), None, &|visited| match visited {
         Ok(file) => {
             let range = args.range.of(file.size());
             let bytes = range.end.min(file.size()).saturating_sub(range.start);

@@ -12,7 +12,8 @@ use std::time::Duration;
 use globset::{Glob, GlobBuilder, GlobMatcher};
 use pagekeeper_catalog::units::Period;
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, streaming_programs,
+    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
+    streaming_programs,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
@@ -235,16 +236,13 @@ impl Options {
 
     /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
     /// that.
-    #[allow(clippy::disallowed_methods, reason = "the user's own, by the name that was given")]
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ProfileError::Io { path: path.to_path_buf(), source })?;
-        Self::parse(&text, path)
+        Self::parse(&read_config(path)?, path)
     }
 
     fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let refuse = |message: String| ProfileError::Text { path: path.to_path_buf(), message };
-        let text: ConfigText = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
+        let text: ConfigText = parse_config(text, path)?;
         let defaults = Self::default();
         let mut profiles = Vec::new();
         for profile in &text.profiles {

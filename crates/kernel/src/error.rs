@@ -54,6 +54,14 @@ pub enum Error {
         /// Why not, in plain words.
         reason: &'static str,
     },
+    /// The file is longer than what it is read for can be.
+    #[error("{}: longer than {limit} bytes", escaped(path))]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The most that is read, in bytes.
+        limit: u64,
+    },
     /// Its file system did not answer, neither this call nor one before ([`hang`](crate::hang)).
     #[error("{}: its file system does not answer", escaped(path))]
     NoAnswer {
@@ -88,6 +96,7 @@ impl Error {
             | Self::MountPoint { path }
             | Self::OtherFile { path }
             | Self::NoAnswer { path }
+            | Self::TooLong { path, .. }
             | Self::Unsupported { path, .. }
             | Self::Malformed { path, .. } => path,
         }

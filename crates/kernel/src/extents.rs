@@ -135,9 +135,17 @@ impl<'a> Stretches<'a> {
         while at < range.end {
             let part = at..(at + CHUNK).min(range.end);
             let len = usize::try_from(part.end - part.start).unwrap_or(usize::MAX);
+            let map = match FileMapping::new(self.file, part.start, len) {
+                Ok(map) => map,
+                // The last page of the largest possible file: mmap(2) refuses a mapping that ends past 2^63 - 1.
+                Err(Errno::OVERFLOW) if self.has_cachestat => {
+                    at = part.end;
+                    self.count_each_page(part)?;
+                    continue;
+                }
+                Err(errno) => return Err(Error::call("mmap", self.file.path(), errno)),
+            };
             let mut pages = std::mem::take(&mut self.pages);
-            let map = FileMapping::new(self.file, part.start, len)
-                .map_err(|e| Error::call("mmap", self.file.path(), e))?;
             map.mincore(&mut pages).map_err(|e| Error::call("mincore", self.file.path(), e))?;
             let mut start = part.start;
             for run in pages.chunk_by(|a, b| a & 1 == b & 1) {
@@ -147,6 +155,16 @@ impl<'a> Stretches<'a> {
             }
             self.pages = pages;
             at = part.end;
+        }
+        Ok(())
+    }
+
+    fn count_each_page(&mut self, range: Range<u64>) -> Result<()> {
+        let page = page_size();
+        for start in range.step_by(usize::try_from(page).unwrap_or(usize::MAX)) {
+            let counts = cachestat(self.file, start, page)
+                .map_err(|e| Error::call("cachestat", self.file.path(), e))?;
+            self.note(start..start + page, counts.cache > 0);
         }
         Ok(())
     }

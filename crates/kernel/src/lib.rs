@@ -35,14 +35,14 @@ pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{
-    Expected, Handle, Inode, InspectedFile, Links, first_names, open_directory, open_directory_in, stat_in,
-    stat_of_name, status_changed,
+    Expected, Handle, Inode, InspectedFile, Links, first_names, open_directory, open_directory_in,
+    read_named, stat_in, stat_of_name, status_changed,
 };
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
     Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,
 };
-pub use walk::{Filter, NameLimit, WalkOptions, walk};
+pub use walk::{DIRECTORY_NAMES_MAX, Filter, NameLimit, WalkOptions, walk};
 pub use warm::{
     Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmRate, WarmReport, lock, warm, warm_extents,
 };

@@ -227,6 +227,28 @@ impl AsFd for InspectedFile {
     }
 }
 
+/// Reads a regular file that the user named, of at most `limit` bytes, following links.
+///
+/// Does not wait for the other end of a FIFO and reads no device: [`Error::NotRegular`]. A longer file is
+/// [`Error::TooLong`], also where it grows while it is read.
+///
+/// ```
+/// use pagekeeper_kernel::{Error, read_named};
+/// assert!(!read_named("/etc/passwd".as_ref(), 1 << 20)?.is_empty());
+/// assert!(matches!(read_named("/dev/zero".as_ref(), 1 << 20), Err(Error::NotRegular { .. })));
+/// # Ok::<(), pagekeeper_kernel::Error>(())
+/// ```
+pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let file = InspectedFile::open(path, Links::Follow)?;
+    let mut bytes = Vec::new();
+    let read = file.reader().take(limit.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|error| Error::call("read", path, error))?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::TooLong { path: path.to_path_buf(), limit });
+    }
+    Ok(bytes)
+}
+
 /// Opens a directory for listing, following links or not.
 pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
     Handle::at(path, links)?.open_directory(Expected::Any)

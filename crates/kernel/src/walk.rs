@@ -8,7 +8,10 @@
 //! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem.
 //! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
 //! 5. No more names are read than [`NameLimit`] allows, and which directories were not read to their end for that is said.
-//! 6. No file is opened by more than one thread, and no lock is held while files are opened or read.
+//! 6. A listing that never ends, as a file system in user space can give one, is left after [`DIRECTORY_NAMES_MAX`]
+//!    names, and the visitor gets an error for its directory.
+//! 7. Once [`WalkOptions::stop`] returns true, the walk reads no further name and opens no further file.
+//! 8. No file is opened by more than one thread, and no lock is held while files are opened or read.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -25,6 +28,9 @@ use crate::mutex::ignore_poison;
 use crate::open::OwnDescriptors;
 use crate::work::WorkQueue;
 use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
+
+/// Names that are read of one directory at most: file systems of disks stay far below it.
+pub const DIRECTORY_NAMES_MAX: usize = 1 << 24;
 
 /// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
 pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
@@ -67,6 +73,8 @@ pub struct WalkOptions<'a> {
     pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
     /// How many names are read; all without it.
     pub names: Option<&'a NameLimit<'a>>,
+    /// Whether to end the walk early: asked before each name and each file, from several threads.
+    pub stop: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
 impl Default for WalkOptions<'_> {
@@ -79,6 +87,7 @@ impl Default for WalkOptions<'_> {
             filter: None,
             beneath: None,
             names: None,
+            stop: None,
         }
     }
 }
@@ -149,7 +158,14 @@ impl Directory {
 }
 
 impl Walker<'_> {
+    fn is_stopped(&self) -> bool {
+        self.options.stop.is_some_and(|stop| stop())
+    }
+
     fn run(&self, job: Job) {
+        if self.is_stopped() {
+            return;
+        }
         match job {
             Job::Root(path) => {
                 if let Err(error) = self.enter_root(&path) {
@@ -164,8 +180,8 @@ impl Walker<'_> {
             }
             Job::Files { parent, names } => {
                 let descriptors = OwnDescriptors::of_this_thread();
-                for name in names {
-                    self.visit_file(&parent, &name, descriptors.as_ref());
+                for name in names.iter().take_while(|_| !self.is_stopped()) {
+                    self.visit_file(&parent, name, descriptors.as_ref());
                 }
             }
         }
@@ -226,6 +242,14 @@ impl Walker<'_> {
             let asking = asking_device(directory.dev, &directory.path)?;
             let Some(entry) = entries.next() else { break };
             drop(asking);
+            if self.is_stopped() {
+                return Ok(());
+            }
+            if read == DIRECTORY_NAMES_MAX {
+                let reason = "its listing does not end: no further name is read";
+                (self.visit)(Err(Error::Unsupported { path: directory.path.clone(), reason }));
+                break;
+            }
             let entry = entry.map_err(|e| Error::call("getdents64", &directory.path, e))?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {

@@ -7,8 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagekeeper_doctor::{HeldFile, Holder, OpenIn, VisibilityGap, holders};
 use pagekeeper_kernel::Inode;
@@ -19,8 +18,6 @@ use crate::signals::Stop;
 
 /// How long is searched at the most.
 const MOST_TIME: Duration = Duration::from_secs(5);
-/// How often is looked whether a signal came.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Files that are taken into account: those that have the most.
 const FILES: usize = 20_000;
 
@@ -34,7 +31,7 @@ pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<V
         })
     };
     let progress = Arc::new(Progress::default());
-    match with_limit(&progress, stop, || rows(&progress)) {
+    match stop.during(Some(MOST_TIME), || progress.end_walk(), || rows(&progress)) {
         Ok(rows) => {
             let known: HashSet<Inode> = snapshot.files.iter().map(|file| file.inode).collect();
             let is_other = |row: &Row| !matches!(row.key, RowKey::File(inode) if known.contains(&inode));
@@ -45,25 +42,6 @@ pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<V
         }
         Err(error) => (Vec::new(), gap(error.to_string())),
     }
-}
-
-/// Does the work, and has it end early where it takes too long or a signal comes.
-fn with_limit<T>(progress: &Progress, stop: &Stop, work: impl FnOnce() -> T) -> T {
-    let (done, is_done) = channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let end = Instant::now() + MOST_TIME;
-            while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
-                if stop.requested() || Instant::now() >= end {
-                    progress.end_walk();
-                    return;
-                }
-            }
-        });
-        let result = work();
-        drop(done);
-        result
-    })
 }
 
 /// The files of the host with the most in memory.

@@ -21,6 +21,7 @@ mod theme;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -177,7 +178,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn once(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let began = Instant::now();
-    let mut counting = Counting::start(args.census())?;
+    let census = args.census();
+    let progress = Arc::clone(&census.progress);
+    let mut counting = stop.during(None, || progress.cancel(), || Counting::start(census))?;
     stop.wait(args.interval.saturating_sub(began.elapsed()).max(Duration::from_millis(100)))?;
     let tick = counting.tick()?;
     let rows = counting.census().map(|census| census.rows(&args.query())).unwrap_or_default();

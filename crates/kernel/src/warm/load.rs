@@ -239,8 +239,10 @@ impl<'a> Loader<'a> {
     /// Reads a part without copying it, up to the end of the file.
     fn send(&self, reader: &File, part: &Range<u64>) -> Result<()> {
         let mut at = part.start;
-        while at < part.end {
-            let len = usize::try_from(part.end - at).unwrap_or(usize::MAX);
+        // A part of whole pages may end one byte past the largest offset.
+        let end = part.end.min(i64::MAX.unsigned_abs());
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(usize::MAX);
             match rustix::fs::sendfile(&self.null, reader, Some(&mut at), len) {
                 Ok(0) => break,
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}

@@ -2,10 +2,11 @@
 //! files whose name is not known yet; slowly, within its share of one processor.
 //!
 //! Invariants: of the time of one processor it takes [`SHARE`](super::SHARE) at most, seen over seconds; no lock is held
-//! over I/O; it ends when it is dropped, after the directory it is at, or when it is known to hang there.
+//! over I/O; it ends when it is dropped, after the file it is at, or when it is known to hang there.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,13 +55,14 @@ pub(super) enum Message {
 struct Queue {
     messages: Vec<Message>,
     search: bool,
-    stop: bool,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
     queue: Mutex<Queue>,
     wakeup: Condvar,
+    /// Set under the lock of `queue`, so that no waiter misses it.
+    stopped: AtomicBool,
 }
 
 impl Mailbox {
@@ -70,8 +72,19 @@ impl Mailbox {
 
     /// Waits; returns whether it is to stop.
     fn wait(&self, time: Duration) -> bool {
-        let waited = self.wakeup.wait_timeout_while(self.lock(), time, |queue| !queue.stop);
-        ignore_poison(waited).0.stop
+        drop(ignore_poison(self.wakeup.wait_timeout_while(self.lock(), time, |_| !self.is_stopped())));
+        self.is_stopped()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn stop(&self) {
+        let queue = self.lock();
+        self.stopped.store(true, Ordering::Relaxed);
+        drop(queue);
+        self.wakeup.notify_all();
     }
 }
 
@@ -123,8 +136,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        self.mailbox.lock().stop = true;
-        self.mailbox.wakeup.notify_all();
+        self.mailbox.stop();
         if let Some(thread) = self.thread.take() {
             // A panic of it was its own; its figures are missing, no more.
             let _ = thread.join();
@@ -228,7 +240,7 @@ impl Worker {
         if !is_root && !scope.enters(&path) {
             return;
         }
-        let (mut result, below) = visit_directory(scope, &path);
+        let (mut result, below) = visit_directory(scope, &path, &|| self.mailbox.is_stopped());
         self.queue.extend(below);
         self.known.append(&mut result.known);
         self.report(Message::Directory(result));
@@ -263,7 +275,7 @@ impl Worker {
             }
             let mut new = vec![directory.path.to_path_buf()];
             while let Some(path) = new.pop() {
-                let (result, below) = visit_directory(&self.work.scope, &path);
+                let (result, below) = visit_directory(&self.work.scope, &path, &|| self.mailbox.is_stopped());
                 // Those without a number were never listed.
                 new.extend(below.into_iter().filter(|path| !self.work.scope.directories().is_known(path)));
                 self.report(Message::Directory(result));

@@ -15,7 +15,9 @@ use std::time::Instant;
 use pagekeeper_kernel::hang::{asking, asking_from};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Inode, InspectedFile, Links, Result, WalkOptions, open_directory, residency, walk};
+use pagekeeper_kernel::{
+    DIRECTORY_NAMES_MAX, Inode, InspectedFile, Links, Result, WalkOptions, open_directory, residency, walk,
+};
 
 use super::file_systems::FileSystems;
 use super::table::{Directories, FoundFile, Name};
@@ -232,9 +234,9 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
     let walkers: Vec<Mutex<Walker>> = (0..threads.max(1)).map(|_| Mutex::default()).collect();
     let enters = |path: &Path, is_directory: bool| {
         if !is_directory {
-            return !progress.is_walk_ended();
+            return true;
         }
-        let entered = !progress.is_walk_ended() && scope.enters(path);
+        let entered = scope.enters(path);
         if entered {
             // Before it is listed, so that no change is missed.
             let changed = change_of(path);
@@ -243,7 +245,8 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
         }
         entered
     };
-    let options = WalkOptions { threads, filter: Some(&enters), ..WalkOptions::default() };
+    let stop = || progress.is_walk_ended();
+    let options = WalkOptions { threads, filter: Some(&enters), stop: Some(&stop), ..WalkOptions::default() };
     // One after the other, the root, most of which are programs, last: there may not be time for all.
     for file_system in scope.file_systems.walked.iter().rev() {
         walk(std::slice::from_ref(&file_system.point), &options, &|visited| {
@@ -262,8 +265,12 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
     result
 }
 
-/// Visits the files of one directory, not of those below it, whose paths are returned.
-pub(super) fn visit_directory(scope: &WalkScope, path: &Path) -> (WalkResult, Vec<PathBuf>) {
+/// Visits the files of one directory, until `stop` returns true; returns the paths of the directories in it.
+pub(super) fn visit_directory(
+    scope: &WalkScope,
+    path: &Path,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> (WalkResult, Vec<PathBuf>) {
     let changed = change_of(path);
     let walker = Mutex::new(Walker::default());
     let below = Mutex::new(Vec::new());
@@ -273,7 +280,8 @@ pub(super) fn visit_directory(scope: &WalkScope, path: &Path) -> (WalkResult, Ve
         }
         !is_directory
     };
-    let options = WalkOptions { threads: 1, filter: Some(&enters), ..WalkOptions::default() };
+    let options =
+        WalkOptions { threads: 1, filter: Some(&enters), stop: Some(stop), ..WalkOptions::default() };
     walk(&[path.to_path_buf()], &options, &|visited| {
         lock(&walker).visit(scope, visited);
     });
@@ -289,9 +297,12 @@ pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
     let mut buffer = Vec::with_capacity(64 << 10);
     let mut entries = rustix::fs::RawDir::new(&directory, buffer.spare_capacity_mut());
     let mut names = Vec::new();
-    while let Ok(_asking) = asking_from(directory.as_fd(), path)
+    let mut left = DIRECTORY_NAMES_MAX;
+    while left > 0
+        && let Ok(_asking) = asking_from(directory.as_fd(), path)
         && let Some(Ok(entry)) = entries.next()
     {
+        left -= 1;
         if numbers.contains(&entry.ino()) {
             names.push((entry.ino(), OsStr::from_bytes(entry.file_name().to_bytes()).into()));
             if names.len() == numbers.len() {
@@ -353,9 +364,9 @@ mod tests {
         let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
         scope.mounted().insert(a.join("b"));
-        assert_eq!(visit_directory(&scope, &a).1, Vec::<PathBuf>::new());
+        assert_eq!(visit_directory(&scope, &a, &|| false).1, Vec::<PathBuf>::new());
         assert_eq!(scope.find_new_mounts(&ProcRoot::default(), false), Vec::<PathBuf>::new());
-        assert_eq!(visit_directory(&scope, &a).1, [a.join("b")], "it is a mount no more");
+        assert_eq!(visit_directory(&scope, &a, &|| false).1, [a.join("b")], "it is a mount no more");
         assert!(!scope.enters(Path::new("/proc")));
         // Others may mount something in between.
         let known = (0..10).any(|_| {
@@ -379,7 +390,7 @@ mod tests {
     fn one_directory_is_visited_without_those_below() {
         let (dir, scope) = tree();
         let a = dir.path().canonicalize().unwrap().join("a");
-        let (result, below) = visit_directory(&scope, &a);
+        let (result, below) = visit_directory(&scope, &a, &|| false);
         assert_eq!((result.known.len(), below), (1, vec![a.join("b")]));
         let ino = result.known[0].0.ino;
         let names = names_in(&a, &[ino, u64::MAX]);
