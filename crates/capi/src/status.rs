@@ -179,6 +179,7 @@ fn of_store(error: &store::Error) -> Status {
         Error::Unfinished { .. }
         | Error::BrokenSuperblock { .. }
         | Error::LostSuperblock { .. }
+        | Error::LostFile { .. }
         | Error::CutOff { .. }
         | Error::Corrupt { .. }
         | Error::Damaged { .. }

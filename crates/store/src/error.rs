@@ -77,6 +77,15 @@ pub enum Error {
         /// One of the store's names that are there.
         found: String,
     },
+    /// A file that every store has is missing. Nothing was changed.
+    #[error(
+        "{}: gone, and the rest of its store is still there; that is left as it is: put the file back, restore the last backup, or save what can be saved by `pagekeeper store repair`",
+        escaped(path)
+    )]
+    LostFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// The store, or a commit in its journal, was written by a newer pagekeeper. Nothing was changed.
     #[error(
         "{}: written by a newer pagekeeper: version {version}, and this one knows version {known}: use a newer one",
@@ -329,6 +338,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Turns "no such file" into [`Error::LostFile`], for files that every store has.
+    pub(crate) fn or_lost(self) -> Self {
+        let missing = match &self {
+            Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error))
+                if error.errno() == Some(libc::ENOENT) =>
+            {
+                error.path()
+            }
+            Self::Journal(
+                pagekeeper_log::Error::NoLog { path } | pagekeeper_log::Error::MissingFile { path },
+            ) => Some(path.as_path()),
+            _ => None,
+        };
+        missing.map(|path| Self::LostFile { path: path.to_path_buf() }).unwrap_or(self)
+    }
+
     /// The system's error number, where the system said no.
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -342,6 +367,7 @@ impl Error {
             | Self::Unfinished { .. }
             | Self::BrokenSuperblock { .. }
             | Self::LostSuperblock { .. }
+            | Self::LostFile { .. }
             | Self::UnknownVersion { .. }
             | Self::OldVersion { .. }
             | Self::NoBackupsServed { .. }

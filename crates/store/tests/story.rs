@@ -267,6 +267,21 @@ fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
 }
 
 #[test]
+fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
+    for name in ["data", "map", "journal/control", "journal/redo.000"] {
+        let (_temp, dir) = dir();
+        let store = Store::options().open(&dir).unwrap();
+        let mut txn = store.begin().unwrap();
+        txn.allocate().unwrap();
+        txn.commit(Durability::Sync).unwrap();
+        store.close().unwrap();
+        std::fs::remove_file(dir.join(name)).unwrap();
+        let lost = Store::options().open(&dir).unwrap_err().to_string();
+        assert!(lost.contains("pagekeeper store repair") && lost.contains(name), "{name}: {lost}");
+    }
+}
+
+#[test]
 fn what_was_resident_is_brought_back_after_a_restart() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
