@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod block_devices;
 mod completions;
 mod demo;
 mod doctor_schema;

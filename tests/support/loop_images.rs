@@ -10,6 +10,7 @@ use std::time::Duration;
 /// A mounted image.
 pub(crate) struct LoopImage {
     mount: PathBuf,
+    is_mounted: bool,
     /// Holds the image and the mount point.
     directory: tempfile::TempDir,
 }
@@ -30,7 +31,13 @@ impl LoopImage {
         run(Command::new(format!("mkfs.{kind}")).arg("-q").arg(&image));
         // The loop device is detached with the unmounting.
         run(Command::new("mount").args(["-t", kind, "-o", "loop,noatime"]).arg(&image).arg(&mount));
-        Self { mount, directory }
+        Self { mount, is_mounted: true, directory }
+    }
+
+    /// Unmounts it before its time: the image stays.
+    pub(crate) fn unmount(&mut self) {
+        unmount(&self.mount);
+        self.is_mounted = false;
     }
 
     /// Where it is mounted.
@@ -46,7 +53,9 @@ impl LoopImage {
 
 impl Drop for LoopImage {
     fn drop(&mut self) {
-        unmount(&self.mount);
+        if self.is_mounted {
+            unmount(&self.mount);
+        }
     }
 }
 
@@ -122,7 +131,7 @@ impl QuickDisk {
 /// descriptor; `None` where none can be had.
 pub(crate) struct Device {
     path: PathBuf,
-    _opened: std::fs::File,
+    opened: Option<std::fs::File>,
     memory: tempfile::TempDir,
 }
 
@@ -136,7 +145,12 @@ impl Device {
         let made = super::command::finish(Command::new("losetup").args(["--find", "--show"]).arg(&image));
         let path = PathBuf::from(made.stdout.trim());
         let opened = std::fs::File::open(&path).ok()?;
-        Some(Self { path, _opened: opened, memory })
+        Some(Self { path, opened: Some(opened), memory })
+    }
+
+    /// Closes it, as whoever has it open does: nobody has it then.
+    pub(crate) fn close(&mut self) {
+        self.opened = None;
     }
 
     /// Where it is.

@@ -10,9 +10,10 @@ use std::sync::Mutex;
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_kernel::{ReleaseOptions, ReleaseReport, release};
+use pagekeeper_kernel::{Flush, ReleaseOptions, ReleaseReport, release};
 use serde::Serialize;
 
+use crate::devices::MountedDevices;
 use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
@@ -153,13 +154,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn evict(args: &Args) -> anyhow::Result<Report> {
-    let tree = args.tree.tree()?;
+    let tree = args.tree.tree()?.with_devices(&args.tree);
     let options = ReleaseOptions::default();
-    let problems = Problems::default();
+    let clean_only = ReleaseOptions { flush: Flush::Never, ..ReleaseOptions::default() };
+    let (problems, mounted) = (Problems::default(), MountedDevices::default());
     let done = Mutex::new((Vec::new(), Total { files: 0, figures: Figures::default() }));
-    tree.walk(args.jobs, &|visited| match visited
-        .and_then(|file| Ok((release(&file, args.range.clone(), &options)?, file)))
-    {
+    tree.walk(args.jobs, &|visited| match visited.and_then(|file| {
+        let options = if mounted.has(&file)? { &clean_only } else { &options };
+        Ok((release(&file, args.range.clone(), options)?, file))
+    }) {
         Ok((report, file)) => {
             let figures = Figures::from(report);
             let mut done = lock(&done);
@@ -174,6 +177,7 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
     });
     let (mut files, total) = ignore_poison(done.into_inner());
     files.sort_by(|a, b| a.path.cmp(&b.path));
+    mounted.report("clean pages alone were evicted, and are read again as it needs them");
     Ok(Report { files, total, errors: problems.into_sorted() })
 }
 

@@ -7,6 +7,7 @@
 
 mod completions;
 mod demo;
+mod devices;
 mod doctor;
 mod evict;
 mod guard;

@@ -85,6 +85,7 @@ impl TreeArgs {
             exclude: set(&self.exclude)?,
             one_file_system: self.one_file_system,
             follow: self.follow,
+            devices: Vec::new(),
         })
     }
 }
@@ -123,9 +124,16 @@ pub(crate) struct Tree {
     exclude: Option<GlobSet>,
     one_file_system: bool,
     follow: bool,
+    /// Paths that may be block devices.
+    devices: Vec<PathBuf>,
 }
 
 impl Tree {
+    /// Takes block devices, too, where they are on the command line: a list may have been made by a search.
+    pub(crate) fn with_devices(self, args: &TreeArgs) -> Self {
+        Self { devices: args.paths.clone(), ..self }
+    }
+
     /// Whether the caller named this very path.
     pub(crate) fn is_named(&self, path: &Path) -> bool {
         self.named.contains(path)
@@ -148,6 +156,7 @@ impl Tree {
         let options = WalkOptions {
             follow_links: self.follow,
             one_file_system: self.one_file_system,
+            devices: &self.devices,
             threads,
             filter: None,
             beneath: None,

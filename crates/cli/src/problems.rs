@@ -69,10 +69,12 @@ pub(crate) fn in_words(error: &Error) -> String {
                 _ => format!("{call}: {said}"),
             }
         }
+        Error::NotRegular { found: "a block device", .. } => {
+            "a block device: only stat, evict and warm take one, where it is named on the command line"
+                .to_owned()
+        }
         Error::NotRegular { found, .. } => {
-            format!(
-                "{found}, not a regular file: only regular files have pages in the page cache to speak of"
-            )
+            format!("{found}: only regular files and block devices have pages in the page cache to speak of")
         }
         Error::SymbolicLink { .. } => "a symbolic link, not followed: -L follows it".to_owned(),
         Error::MountPoint { .. } => "something is mounted over it, not opened".to_owned(),

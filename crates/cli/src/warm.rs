@@ -20,6 +20,7 @@ use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{WarmOptions, WarmRate};
 
+use crate::devices::MountedDevices;
 use crate::output::{self, UsageError};
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
@@ -79,10 +80,10 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let stop = Stop::on_signals()?;
-    let problems = Problems::default();
+    let (problems, mounted) = (Problems::default(), MountedDevices::default());
     let items = match &args.from {
         Some(snapshot) => restore::items(snapshot)?,
-        None => listed(args, &stop, &problems)?,
+        None => listed(args, &stop, &problems, &mounted)?,
     };
     if args.lock {
         let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
@@ -109,6 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         problems::report(&report.errors);
         report::print_unknown(&report.total);
     }
+    mounted.report("these alone were read, and no file of it");
     if !locks.is_empty() && !stop.requested() {
         if !args.json {
             output::complain("the locked pages stay in memory until this process ends: Ctrl-C or SIGTERM");
@@ -143,13 +145,20 @@ fn exit_code(report: &Report) -> ExitCode {
 }
 
 /// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
-fn listed(args: &Args, stop: &Stop, problems: &Problems) -> anyhow::Result<Vec<Item>> {
+fn listed(
+    args: &Args,
+    stop: &Stop,
+    problems: &Problems,
+    mounted: &MountedDevices,
+) -> anyhow::Result<Vec<Item>> {
     if let Some(error) = args.tree.paths().iter().find_map(|path| range_as_path(path)) {
         return Err(error.into());
     }
-    let tree = args.tree.tree()?;
+    let tree = args.tree.tree()?.with_devices(&args.tree);
     let found = Mutex::new(Vec::new());
-    tree.walk_until(&|| stop.requested(), None, &|visited| match visited {
+    tree.walk_until(&|| stop.requested(), None, &|visited| match visited
+        .and_then(|file| mounted.has(&file).map(|_| file))
+    {
         Ok(file) => {
             let range = args.range.of(file.size());
             let bytes = range.end.min(file.size()).saturating_sub(range.start);

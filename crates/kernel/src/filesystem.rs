@@ -34,6 +34,8 @@ pub enum FileSystem {
     Ramfs,
     /// hugetlbfs.
     Hugetlbfs,
+    /// None: the pages of a block device itself.
+    BlockDevice,
     /// A file system without stored data: proc, sysfs, cgroup and the like.
     Pseudo,
     /// Any other, by its magic number.
@@ -118,6 +120,7 @@ impl fmt::Display for FileSystem {
             Self::Tmpfs => f.write_str("tmpfs"),
             Self::Ramfs => f.write_str("ramfs"),
             Self::Hugetlbfs => f.write_str("hugetlbfs"),
+            Self::BlockDevice => f.write_str("block device"),
             Self::Pseudo => f.write_str("pseudo"),
             Self::Other(magic) => write!(f, "file system 0x{magic:x}"),
         }

@@ -1,7 +1,8 @@
 //! Opening files of others to inspect them, without harm: the one way in.
 //!
-//! Invariants: nothing but regular files and directories is ever opened, whatever takes the place of a name meanwhile,
-//! and none but the expected file where that is known ([`Expected`]): a name is resolved first, and what was found is
+//! Invariants: nothing but regular files and directories is ever opened, whatever takes the place of a name meanwhile, and block devices
+//! where a caller says so, for a name that the user gave ([`Handle::open_file_or_device`]);
+//! none but the expected file where that is known ([`Expected`]): a name is resolved first, and what was found is
 //! opened then (see [`Handle`]); read-only; never created, never truncated; without waiting (`O_NONBLOCK`); a symbolic
 //! link is followed only where the caller says so; the access time is left alone where the kernel allows it
 //! (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
@@ -15,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{FileType, SeekFrom, Stat};
 use rustix::path::Arg;
 
 use crate::hang::{Asking, asking_device};
@@ -51,7 +52,7 @@ impl Inode {
 /// Whoever has seen a file before knows its identity, and opens it by that: a name may lead to another by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// Any regular file: the name is all that is known of it.
+    /// Any: the name is all that is known of it.
     Any,
     /// This one. Another is not opened: [`Error::OtherFile`].
     Inode(Inode),
@@ -69,12 +70,14 @@ pub enum Links {
     RefuseAll,
 }
 
-/// A regular file opened for inspection and advice.
+/// A regular file, or a block device, opened for inspection and advice.
 #[derive(Debug)]
 pub struct InspectedFile {
     file: File,
     path: PathBuf,
     inode: Inode,
+    /// The number of the block device that it is.
+    device: Option<u64>,
     size: u64,
     modified: i128,
     status_changed: i128,
@@ -135,12 +138,27 @@ impl InspectedFile {
             file: fd.into(),
             path,
             inode: Inode::of(stat),
+            device: None,
             // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
             size: u64::try_from(stat.st_size).unwrap_or(0),
             modified: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
             status_changed: status_changed(stat),
             file_system: OnceLock::new(),
         }
+    }
+
+    /// Takes a block device, whose size no stat(2) shows.
+    fn of_device(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Result<Self> {
+        let mut device = Self::from_stat(fd, path, stat);
+        device.device = Some(stat.st_rdev);
+        device.file_system = OnceLock::from(FileSystem::BlockDevice);
+        device.size = device.size_now()?;
+        Ok(device)
+    }
+
+    /// The number of the block device that it is, as the `st_dev` of files on it; `None` for a regular file.
+    pub fn device(&self) -> Option<u64> {
+        self.device
     }
 
     /// For callers that may know its file system already, as that of other files of its directory and device: it is not asked then.
@@ -178,6 +196,10 @@ impl InspectedFile {
     /// Its size in bytes now.
     pub fn size_now(&self) -> Result<u64> {
         let _asking = self.asking()?;
+        if self.device.is_some() {
+            return rustix::fs::seek(&self.file, SeekFrom::End(0))
+                .map_err(|e| Error::call("lseek", &self.path, e));
+        }
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
@@ -198,7 +220,7 @@ impl InspectedFile {
     /// Announces that its file system will be asked for what is in it ([`hang`](crate::hang)). Fails where that does not
     /// answer.
     pub fn asking(&self) -> Result<Asking> {
-        asking_device(self.inode.dev, &self.path)
+        asking_device(self.device.unwrap_or(self.inode.dev), &self.path)
     }
 
     /// Reads it from its beginning; each read is announced as by [`Self::asking`].

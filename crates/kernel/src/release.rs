@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::process::ProcRoot;
 use crate::residency::{Source, residency};
 use crate::writeback::{Deadline, Flush, flush_until};
-use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise};
+use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise, page_size};
 
 /// Ranges that start and end on a multiple of this many bytes (2 MiB) cut no folio on x86-64.
 pub const RELEASE_ALIGN: u64 = 2 << 20;
@@ -123,8 +123,15 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     // One byte shows which source there is.
     let counts = residency(file, range.start..range.start + 1)?.source == Source::Cachestat;
     let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == Flush::Watch);
+    let clean_only = options.flush == Flush::Never;
+    if clean_only && !counts {
+        let reason = "which of its pages are dirty can't be seen here, and those are to be left alone";
+        return Err(Error::Unsupported { path: file.path().to_path_buf(), reason });
+    }
     let pass = || {
-        if by_advice {
+        if clean_only {
+            drop_clean(file, range.start..range.end.min(size))
+        } else if by_advice {
             drop_until_gone(file, &range, size, deadline)
         } else {
             drop_once(file, &range, size, options.flush, deadline)
@@ -186,6 +193,29 @@ fn drop_once(
         }
         start = end;
     }
+}
+
+/// Drops clean pages, and leaves out those that are not: the advice would begin to write them. Returns what was resident before, in bytes.
+fn drop_clean(file: &InspectedFile, range: Range<u64>) -> Result<u64> {
+    let page = page_size();
+    let mut resident = 0;
+    let mut parts = vec![range];
+    while let Some(part) = parts.pop() {
+        let counted = residency(file, part.clone())?;
+        let middle = (part.start / 2 + part.end / 2) / page * page;
+        if counted.resident == 0 {
+            continue;
+        }
+        if counted.unwritten() > 0 && middle > part.start {
+            parts.extend([part.start..middle, middle..part.end]);
+            continue;
+        }
+        resident += counted.resident;
+        if counted.unwritten() == 0 {
+            advise(file, Advice::DontNeed, part, file.path())?;
+        }
+    }
+    Ok(resident)
 }
 
 /// Without counts: the advice starts writeback of dirty pages and drops clean ones (on overlayfs, those of the file
@@ -287,7 +317,7 @@ mod tests {
     use super::*;
     use crate::page_size;
     use crate::sys::mapping::FileMapping;
-    use crate::testing::{file_of, may_be_unwritten, tebibyte};
+    use crate::testing::{counts_unwritten, file_of, may_be_unwritten, tebibyte};
 
     const MIB: usize = 1 << 20;
 
@@ -375,6 +405,31 @@ mod tests {
         let report = release(&file, 0..u64::MAX, &options).unwrap();
         assert_eq!(report.released + report.kept(), report.resident_before);
         assert_eq!(report.kept(), report.kept_dirty + report.kept_busy, "{report:?}");
+    }
+
+    #[test]
+    fn only_what_is_clean_goes_where_nothing_is_to_be_written() {
+        let (_dir, file) = file_of(8 * MIB);
+        if !counts_unwritten(&file) {
+            return;
+        }
+        let out = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+        let options =
+            ReleaseOptions { flush: Flush::Never, retry_pause: Duration::ZERO, ..ReleaseOptions::default() };
+        // Others may sync the file system in between.
+        let is_dirty_left = |_| {
+            for at in [5 * MIB as u64 + 4096, 7 * MIB as u64] {
+                std::os::unix::fs::FileExt::write_all_at(&out, &[2; 4096], at).unwrap();
+            }
+            let dirty = residency(&file, 0..u64::MAX).unwrap().unwritten();
+            let report = release(&file, 0..u64::MAX, &options).unwrap();
+            let left = residency(&file, 0..u64::MAX).unwrap();
+            assert_eq!(report.released + report.kept(), report.resident_before, "{report:?}");
+            // Whole folios: a page that is clean may be in one with a dirty one.
+            assert!(left.resident <= 4 * MIB as u64, "{left:?}");
+            dirty > 0 && left.unwritten() == dirty && report.kept_dirty == dirty
+        };
+        assert!((0..50).any(is_dirty_left));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!    [`WalkOptions::follow_links`].
 //! 2. A directory is entered once, whatever links or bind mounts lead to it: loops end. A file with several names is
 //!    returned once.
-//! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem.
+//! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem, but for those
+//!    [`WalkOptions::devices`] that are block devices.
 //! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
 //! 5. No more names are read than [`NameLimit`] allows, and which directories were not read to their end for that is said.
 //! 6. A listing that never ends, as a file system in user space can give one, is left after [`DIRECTORY_NAMES_MAX`]
@@ -64,6 +65,8 @@ pub struct WalkOptions<'a> {
     pub follow_links: bool,
     /// Stay on the file system of each named path.
     pub one_file_system: bool,
+    /// Those of the named paths that may be block devices.
+    pub devices: &'a [PathBuf],
     /// Threads to use; at least 1.
     pub threads: usize,
     /// Which entries to visit; all without it.
@@ -83,6 +86,7 @@ impl Default for WalkOptions<'_> {
         Self {
             follow_links: false,
             one_file_system: false,
+            devices: &[],
             threads,
             filter: None,
             beneath: None,
@@ -208,7 +212,11 @@ impl Walker<'_> {
         if handle.kind() == FileType::Directory {
             return self.enter(handle.open_directory(Expected::Any)?, path.to_path_buf(), None);
         }
-        let file = handle.open(Expected::Any)?;
+        let file = if beneath.is_none() && self.options.devices.iter().any(|device| device == path) {
+            handle.open_file_or_device(Expected::Any)
+        } else {
+            handle.open(Expected::Any)
+        }?;
         if self.first_sight(file.inode()) {
             (self.visit)(Ok(file));
         }

@@ -27,6 +27,9 @@ pub enum Flush {
     SyncFileRange,
     /// fdatasync(2): durable too, and of the whole file: for files of one's own.
     Fdatasync,
+    /// Write nothing and wait for nothing: what is dirty stays as it is. For a block device with a mounted file system, which has it
+    /// written in an order of its own.
+    Never,
 }
 
 /// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take
@@ -78,6 +81,10 @@ pub(crate) fn flush_until(
         Flush::Fdatasync => {
             rustix::fs::fdatasync(file).map_err(|e| Error::call("fdatasync", file.path(), e))?;
             Ok(true)
+        }
+        Flush::Never => {
+            let now = residency(file, range)?;
+            Ok(now.source == Source::Cachestat && now.unwritten() == 0)
         }
     }
 }

@@ -92,7 +92,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let tree = args.tree.tree()?;
+    let tree = args.tree.tree()?.with_devices(&args.tree);
     let screen = Screen::of_stdout();
     let Some(pause) = args.watch else {
         return sample(args, &tree, screen, &Sample::Only).map(|(_, code)| code);
@@ -120,7 +120,7 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
     let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
     let cells = || screen.width.map_or(60, |width| width.saturating_sub(24).clamp(10, 4096));
     let wanted = Wanted { cells: args.map.then(cells), remember: !matches!(this, Sample::Only) };
-    let Scan { choice, totals, problems, remembered } = scan::scan(tree, choice, wanted);
+    let Scan { choice, totals, problems, mounted, remembered } = scan::scan(tree, choice, wanted);
     let seen = Before { files: remembered, total: totals.resident() };
     let (rows, left_out) = choice.finish();
 
@@ -144,6 +144,9 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
         out.flush()?;
         problems::report(&problems);
         report_unknown(&totals);
+    }
+    if !matches!(this, Sample::Later(_)) {
+        mounted.report("the data of its files is counted with them");
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;
     Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))

@@ -15,6 +15,7 @@ use pagekeeper_kernel::{
 use super::choice::Choice;
 use super::row::{FULL, Picture, Row};
 use super::totals::Totals;
+use crate::devices::MountedDevices;
 use crate::paths::Tree;
 use crate::problems::{Problem, Problems};
 
@@ -33,6 +34,7 @@ pub(super) struct Scan {
     pub(super) choice: Choice,
     pub(super) totals: Totals,
     pub(super) problems: Vec<Problem>,
+    pub(super) mounted: MountedDevices,
     /// Resident bytes of the files that have any, if they are to be remembered.
     pub(super) remembered: HashMap<PathBuf, u64>,
 }
@@ -40,10 +42,17 @@ pub(super) struct Scan {
 /// Inspects every file of the tree, and makes a choice among them.
 pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
     let threads = WalkOptions::default().threads;
-    let problems = Problems::default();
-    let scan = Scan { choice, totals: Totals::default(), problems: Vec::new(), remembered: HashMap::new() };
+    let (problems, mounted) = (Problems::default(), MountedDevices::default());
+    let scan = Scan {
+        choice,
+        totals: Totals::default(),
+        problems: Vec::new(),
+        mounted: MountedDevices::default(),
+        remembered: HashMap::new(),
+    };
     let scan = Mutex::new(scan);
     tree.walk(None, &|visited| match visited
+        .and_then(|file| mounted.has(&file).map(|_| file))
         .and_then(|file| inspect(&file, wanted, threads).map(|seen| (seen, file)))
     {
         Ok(((residency, picture), file)) => {
@@ -58,7 +67,7 @@ pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
         Err(error) => problems.note(&error),
     });
     let scan = ignore_poison(scan.into_inner());
-    Scan { problems: problems.into_sorted(), ..scan }
+    Scan { problems: problems.into_sorted(), mounted, ..scan }
 }
 
 /// A file's figures, if they are for this user, and its picture, if it is wanted.

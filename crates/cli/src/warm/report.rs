@@ -203,6 +203,9 @@ fn in_words(done: &Done) -> String {
 }
 
 fn summary(total: &Total) -> Vec<String> {
+    if total.files == 0 && !total.cancelled {
+        return vec!["no file was read".to_owned()];
+    }
     let figures = &total.figures;
     let mut parts = Vec::new();
     if figures.loaded > 0 || total.cancelled {
@@ -286,6 +289,11 @@ mod tests {
                 "1 MiB in holes was left alone",
             ]
         );
+    }
+
+    #[test]
+    fn of_no_file_nothing_is_said_to_be_resident() {
+        assert_eq!(summary(&Total::default()), ["no file was read"]);
     }
 
     #[test]

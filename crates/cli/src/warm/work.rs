@@ -4,7 +4,7 @@
 //! the report, the problems, or (stopped before its turn) neither.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::{
-    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, warm,
-    warm_extents,
+    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, residency,
+    warm, warm_extents,
 };
 
 use super::bar_name;
@@ -68,6 +68,18 @@ struct Results {
     files: Vec<Done>,
     total: Total,
     locks: Vec<Lock>,
+}
+
+/// Fails where the kernel dropped a block device's pages as it was closed here.
+fn require_kept(path: &Path, range: &Range<u64>, inode: Inode) -> Result<(), Error> {
+    let device = Handle::at(path, Links::Follow)?.open_file_or_device(Expected::Inode(inode))?;
+    if residency(&device, range.clone())?.resident > 0 {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        path: path.to_path_buf(),
+        reason: "nobody else has the device open: the kernel drops its pages as the last one closes it; --lock keeps it open",
+    })
 }
 
 impl<'a> WarmRun<'a> {
@@ -137,7 +149,8 @@ impl<'a> WarmRun<'a> {
         let (file, report) = match &item.wanted {
             Wanted::Range { range, inode } => {
                 // A link was followed when it was listed, if at all: it must lead to the same file still.
-                let opened = Handle::at(&item.path, Links::Follow)?.open(Expected::Inode(*inode));
+                let opened =
+                    Handle::at(&item.path, Links::Follow)?.open_file_or_device(Expected::Inode(*inode));
                 let file = opened.map_err(|error| match error {
                     Error::OtherFile { path } => Error::Unsupported {
                         path,
@@ -171,6 +184,15 @@ impl<'a> WarmRun<'a> {
             }
             _ => None,
         };
+        let is_device = file.device().is_some();
+        drop(file);
+        if let Wanted::Range { range, inode } = &item.wanted
+            && is_device
+            && locked.is_none()
+            && report.resident_after > Some(0)
+        {
+            require_kept(&item.path, range, *inode)?;
+        }
         let bytes = locked.as_ref().map_or(0, Lock::bytes);
         Ok((Done::new(item, report, state, bytes), locked))
     }

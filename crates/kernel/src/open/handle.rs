@@ -4,7 +4,8 @@
 //! 1. Resolving opens nothing: the descriptor is one of `O_PATH`, for which no driver, FIFO or socket is called.
 //! 2. What is opened is the very object that was looked at, by whatever name it has by then: a file through its
 //!    descriptor in `/proc/thread-self/fd`, a directory through its `.`. No race can put another in its place.
-//! 3. Only regular files and directories are opened, and none but the expected one where that is known.
+//! 3. Only regular files, directories, and block devices by [`Handle::open_file_or_device`], are opened, and none but the expected one
+//!    where that is known.
 //!
 //! Where `/proc` is not mounted no file can be opened this way, and none is: that is an error with a sentence of its
 //! own, since every other way first opens and then asks. Directories don't need `/proc`.
@@ -181,7 +182,20 @@ impl Handle {
         self.open_by(expected, None)
     }
 
-    /// The same by this thread's descriptors, where they are at hand.
+    /// As [`Self::open`], and a block device, too: for a name that the user gave, since to open a device calls its driver, keeps it from
+    /// being detached for that moment, and, where nobody else has it open, has the kernel drop its pages as it is closed.
+    ///
+    /// The device is opened read-only, without `O_EXCL`, and no call of its own (ioctl) is made: only its size is asked, by lseek(2).
+    pub fn open_file_or_device(self, expected: Expected) -> Result<InspectedFile> {
+        if self.kind() != FileType::BlockDevice {
+            return self.open(expected);
+        }
+        self.require(expected)?;
+        let fd = self.reopen(None)?;
+        InspectedFile::of_device(fd, self.path, &self.stat)
+    }
+
+    /// As [`Self::open`], by this thread's descriptors, where they are at hand.
     pub(crate) fn open_by(
         self,
         expected: Expected,
@@ -214,7 +228,11 @@ impl Handle {
 
     fn reopen(&self, descriptors: Option<&OwnDescriptors>) -> Result<OwnedFd> {
         require_proc(&self.path)?;
-        let _asking = asking_device(self.stat.st_dev, &self.path)?;
+        let device = match self.kind() {
+            FileType::BlockDevice => self.stat.st_rdev,
+            _ => self.stat.st_dev,
+        };
+        let _asking = asking_device(device, &self.path)?;
         let (at, directory) = match descriptors {
             Some(own) => (own.0.as_fd(), ""),
             None => (CWD, OWN_DESCRIPTORS),

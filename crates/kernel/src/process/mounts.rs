@@ -8,10 +8,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FileType;
+
 use super::ProcRoot;
 use super::reading::each_line;
-use crate::Result;
 use crate::text::unescaped_bytes;
+use crate::{Handle, Links, Result};
 
 /// One mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +61,19 @@ impl Mount {
         self.is_remote() || self.kind == "fuseblk" || self.kind.starts_with("fuseblk.")
     }
 
+    /// Whether it is of the file system on the block device of that number. Of a btrfs on several devices only one is known.
+    pub fn is_on_device(&self, device: u64) -> bool {
+        // Whoever mounts by FUSE names any source.
+        let is_named = || {
+            let source = Path::new(&self.source);
+            let is_local = source.starts_with("/dev") && !self.may_never_answer();
+            is_local.then(|| Handle::at(source, Links::Follow).ok()).flatten().is_some_and(|handle| {
+                handle.kind() == FileType::BlockDevice && handle.stat().st_rdev == device
+            })
+        };
+        self.dev == device || is_named()
+    }
+
     /// The mount that a path lies on, by its name alone: no file system is asked.
     pub fn of_path<'a>(mounts: &'a [Self], path: &Path) -> Option<&'a Self> {
         let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
@@ -92,6 +107,19 @@ impl ProcRoot {
     /// The mounts this process sees.
     pub fn own_mounts(&self) -> Result<Vec<Mount>> {
         read_mounts(&self.path().join("self/mountinfo"))
+    }
+
+    /// Where the file system on the block device of that number is mounted, as this process and the host's first one see it; nowhere where
+    /// there is none.
+    pub fn mount_points_of(&self, device: u64) -> Result<Vec<PathBuf>> {
+        // The first process's are for root to see.
+        let others = self.mounts(1).unwrap_or_default();
+        let all = self.own_mounts()?.into_iter().chain(others);
+        let mut points: Vec<PathBuf> =
+            all.filter(|mount| mount.is_on_device(device)).map(|mount| mount.point).collect();
+        points.sort();
+        points.dedup();
+        Ok(points)
     }
 
     /// The mount that a file or directory is on which this process has open; nothing where it has no `/proc`.
