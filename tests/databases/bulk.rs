@@ -17,7 +17,7 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(120);
 
 /// `pagekeeper run` with this profile, which says in a file what it did. The server is its child then, and ends with it.
-fn under_run(profile: &str, report: &Path) -> Launcher {
+pub(crate) fn under_run(profile: &str, report: &Path) -> Launcher {
     let mut report_option = OsString::from("--report=");
     report_option.push(report);
     let words = ["run", "--require", "--json", "--profile", profile].map(OsString::from);
@@ -28,7 +28,7 @@ fn under_run(profile: &str, report: &Path) -> Launcher {
 
 /// Ends a server by a signal to this process, of which `pagekeeper run` is the parent or itself, and returns what that says it did. The
 /// next run begins a report of its own.
-fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
+pub(crate) fn ended(pid: u32, signal: Signal, report: &Path) -> serde_json::Value {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("a process");
     kill_process(pid, signal).expect("signal a server");
     support::eventually("it says what it did", SOON, || {

@@ -571,7 +571,7 @@ fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
 }
 
 #[test]
-#[ignore = "make test-databases installs ClickHouse"]
+#[ignore = "make test-databases; make test has other stories of this server"]
 fn parts_of_clickhouse_are_left_alone() {
     if !support::can_run("the guard beside ClickHouse", &ClickHouse::PROGRAMS) {
         return;

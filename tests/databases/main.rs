@@ -8,6 +8,7 @@ mod bulk;
 mod capabilities;
 mod cassandra;
 mod claims;
+mod clickhouse;
 mod containers;
 mod discovery;
 mod guard_life;

@@ -64,6 +64,9 @@ pub struct FileSpec {
     pub files: Pattern,
     /// For files that are written once, in order and in bulk: what becomes of their pages.
     pub bulk: Option<BulkPages>,
+    /// Whether a database that opens them with `O_DIRECT` reads them by that alone: pages that are resident then are leftovers.
+    #[serde(default)]
+    pub direct_only: bool,
 }
 
 /// The files of one log of a database.
@@ -103,6 +106,16 @@ pub struct LogSpec {
     pub checkpoint: CheckpointSpec,
     /// What to do about a log that is kept because it is overwritten in parts of pages.
     pub hint: Option<String>,
+    /// Whether a database that opens them with `O_DIRECT` reads them by that alone: pages that are resident then are leftovers.
+    #[serde(default)]
+    pub direct_only: bool,
+}
+
+/// What a profile says of a file that it knows by its name.
+struct Known<'p> {
+    class: FileClass,
+    names: &'p Pattern,
+    direct_only: bool,
 }
 
 /// A setting, in a file beside the log, that says its files are recycled.
@@ -305,13 +318,29 @@ impl Profile {
     /// As [`Self::class_of`], for callers that know which files there are: one of an [indexed](LogSpec::indexed) log
     /// is of it only if `exists` says so of its index, beside it.
     pub fn class_beside(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<FileClass> {
-        self.spec_of(path, exists).map(|(class, _)| class)
+        self.known(path, exists).map(|known| known.class)
+    }
+
+    /// Whether a database that opens this file with `O_DIRECT` reads it by that alone, so that pages that are resident are leftovers. Where
+    /// no profile says so, an engine may read it through the page cache, too, on purpose.
+    ///
+    /// ```
+    /// use pagekeeper_catalog::{Profile, find_profile};
+    /// use std::path::Path;
+    ///
+    /// let profiles = Profile::built_in();
+    /// assert!(find_profile(&profiles, "mariadb")?.is_direct_only(Path::new("/var/lib/mysql/shop/orders.ibd")));
+    /// assert!(!find_profile(&profiles, "clickhouse")?.is_direct_only(Path::new("/d/all_1_1_0/value.bin")));
+    /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
+    /// ```
+    pub fn is_direct_only(&self, path: &Path) -> bool {
+        self.known(path, |_| true).is_some_and(|known| known.direct_only)
     }
 
     /// The directory that a file belongs to by this profile: above the directories that its pattern names (for
     /// PostgreSQL's `base/5/16384`, the one that `base` is in). `None` for a file that the profile does not know.
     pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-        self.spec_of(path, |_| true)?.1.base_of(path)
+        self.known(path, |_| true)?.names.base_of(path)
     }
 
     /// The directory above those that a marker of this profile has any name for, for a file that is one (for Kafka's `*-*/{n}.log`, the one
@@ -333,16 +362,20 @@ impl Profile {
         self.markers.iter().filter(is_of_many).find_map(|marker| marker.base_of(path))
     }
 
-    fn spec_of(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<(FileClass, &Pattern)> {
+    fn known(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<Known<'_>> {
         let is_log = |log: &&LogSpec| {
             log.files
                 .matches(path)
                 .is_some_and(|matched| !log.indexed || exists(&path.with_file_name(matched.index_name())))
         };
-        let log = self.logs.iter().find(is_log).map(|log| (log.class, &log.files));
+        let log = self.logs.iter().find(is_log).map(|log| Known {
+            class: log.class,
+            names: &log.files,
+            direct_only: log.direct_only || log.rule == Rule::Direct,
+        });
         log.or_else(|| {
             let file = self.files.iter().find(|file| file.files.matches(path).is_some())?;
-            Some((file.class, &file.files))
+            Some(Known { class: file.class, names: &file.files, direct_only: file.direct_only })
         })
     }
 }

@@ -43,6 +43,8 @@ pub enum Count {
     LogsKept,
     /// Released of files in direct I/O.
     MixedReleased,
+    /// Times that a file was opened for direct I/O whose resident pages were kept, since the program may read them, too.
+    MixedKeptOpens,
     /// Times that a file in direct I/O was written through the cache.
     MixedWriters,
     /// Times that a writer was made to wait for its own writeback.

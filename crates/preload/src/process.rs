@@ -214,12 +214,13 @@ mod tests {
 
     #[test]
     fn a_name_is_known_by_its_last_byte() {
-        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data base/{n}\nfile leave *\nfile data a/{x}\n";
+        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data direct-only base/{n}\nfile leave *\nfile data direct-only a/{x}\n";
         let bits = last_bytes(&Plan::decode(text, b"db").unwrap());
         let seen: Vec<u8> =
             (0..=u8::MAX).filter(|byte| bits[usize::from(byte >> 6)] >> (byte & 63) & 1 != 0).collect();
         assert_eq!(String::from_utf8(seen).unwrap(), "0123456789ABCDEFabcdeft");
-        let all = last_bytes(&Plan::decode(b"profile x\nprocess db\nfile data relay*", b"db").unwrap());
+        let all =
+            last_bytes(&Plan::decode(b"profile x\nprocess db\nfile data direct-only relay*", b"db").unwrap());
         assert_eq!(all, [u64::MAX; 4]);
         assert_eq!(last_bytes(&Plan::NONE), [0; 4]);
         assert!(concern() == Concern::Nothing && !concerns(b"/a") && !concerns(b""));
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn ends_are_compared_four_bytes_at_a_time() {
-        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data *.ibd\nfile data a/{n}.sst\nfile data b\nfile leave *.x\n";
+        let text = b"profile x\nprocess db\nfile bulk keep *.sst\nfile data direct-only *.ibd\nfile data direct-only a/{n}.sst\nfile data direct-only b\nfile leave *.x\n";
         let (tails, count) = tails(&Plan::decode(text, b"db").unwrap());
         let fits = |path: &[u8]| {
             tails[..count].iter().any(|tail| last_four(path) & (tail >> 32) as u32 == *tail as u32)

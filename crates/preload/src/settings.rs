@@ -22,6 +22,10 @@ pub const TEXT_MAX: usize = 32 << 10;
 /// A line for the end of a text: nothing that these processes start is out of reach.
 pub const NO_LAUNCHER: &str = "launcher \n";
 
+/// The words for data whose users read it by direct I/O alone, and for data that they may read through the page cache, too.
+const DIRECT_ONLY: &[u8] = b"direct-only";
+const DIRECT_AND_BUFFERED: &[u8] = b"direct-and-buffered";
+
 /// Rules for files that one process has at most; the rest of a longer list is void with its text.
 pub const RULES_MAX: usize = 64;
 
@@ -50,8 +54,12 @@ pub enum Action {
     },
     /// Bulk output: written behind the writer, who waits for it.
     Bulk(BulkPages),
-    /// Data that may be in direct and in buffered use: never both at once.
-    Data,
+    /// Data that may be in direct and in buffered use.
+    Data {
+        /// Whether a program that uses it by direct I/O reads it by that alone: pages that are resident then are leftovers, and go.
+        /// Else they stay, since it may come back for them.
+        direct_only: bool,
+    },
     /// Nothing.
     Leave,
 }
@@ -203,7 +211,15 @@ fn rule(text: &[u8]) -> Option<PlannedRule<'_>> {
             let (pages, rest) = split_word(rest);
             (Action::Bulk(BulkPages::from_text(pages)?), rest)
         }
-        b"data" => (Action::Data, rest),
+        b"data" => {
+            let (word, rest) = split_word(rest);
+            let direct_only = match word {
+                DIRECT_ONLY => true,
+                DIRECT_AND_BUFFERED => false,
+                _ => return None,
+            };
+            (Action::Data { direct_only }, rest)
+        }
         b"leave" => (Action::Leave, rest),
         _ => return None,
     };
@@ -332,7 +348,10 @@ impl Settings {
                         line(format_args!("file log {rule} {rewrite} {pattern}"));
                     }
                     Action::Bulk(pages) => line(format_args!("file bulk {pages} {pattern}")),
-                    Action::Data => line(format_args!("file data {pattern}")),
+                    Action::Data { direct_only } => {
+                        let word = if *direct_only { DIRECT_ONLY } else { DIRECT_AND_BUFFERED };
+                        line(format_args!("file data {} {pattern}", String::from_utf8_lossy(word)));
+                    }
                     Action::Leave => line(format_args!("file leave {pattern}")),
                 }
             }
@@ -366,7 +385,8 @@ mod tests {
                                 rewrite: RewriteSource::Known(Rewrite::WholePages),
                             },
                         ),
-                        file("*.ibd", Action::Data),
+                        file("*.ibd", Action::Data { direct_only: true }),
+                        file("*.MYD", Action::Data { direct_only: false }),
                     ],
                 },
                 ProfileRules {
@@ -396,7 +416,7 @@ mod tests {
         assert_eq!(plan.report, Some(&b"/dev/shm/a report"[..]));
         assert_eq!((plan.launcher, plan.is_required), (Some(&b"/usr/bin/a launcher"[..]), true));
         let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
-        assert_eq!((plan.part, plan.rules().len()), (Part::Files, 2));
+        assert_eq!((plan.part, plan.rules().len()), (Part::Files, 3));
         let redo = plan.action_for(b"/d/#innodb_redo/#ib_redo12");
         assert_eq!(
             redo,
@@ -405,7 +425,8 @@ mod tests {
                 rewrite: RewriteSource::Known(Rewrite::WholePages)
             })
         );
-        assert_eq!(plan.action_for(b"shop/t.ibd"), Some(Action::Data));
+        assert_eq!(plan.action_for(b"shop/t.ibd"), Some(Action::Data { direct_only: true }));
+        assert_eq!(plan.action_for(b"shop/t.MYD"), Some(Action::Data { direct_only: false }));
         assert_eq!(plan.action_for(b"/d/1.sst"), None);
         let plan = Plan::decode(text.as_bytes(), b"db_bench").unwrap();
         assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
@@ -445,6 +466,8 @@ mod tests {
             "fiel data x",
             "file",
             "file data",
+            "file data a",
+            "file data direct a",
             "file log release-behind-writer:1 never",
             "file log release-behind-writer:x never a",
             "file log release-behind-writer never a",
@@ -459,7 +482,7 @@ mod tests {
             Plan::decode(b"profile x\nprocess tar\nfile data\n", b"cat").is_some(),
             "it is not for that one"
         );
-        let many = "profile x\nprocess tar\n".to_owned() + &"file data a\n".repeat(RULES_MAX + 1);
+        let many = "profile x\nprocess tar\n".to_owned() + &"file leave a\n".repeat(RULES_MAX + 1);
         assert!(Plan::decode(many.as_bytes(), b"tar").is_none());
         assert!(Plan::decode(&vec![b'\n'; TEXT_MAX + 1], b"tar").is_none());
         assert_eq!(Plan::decode(b"", b"tar").unwrap().part, Part::None);

@@ -28,7 +28,7 @@ use support::comes;
 
 const MIB: u64 = 1 << 20;
 const TEXT: &[u8] = b"as auto\nbudget 8388608\nprofile x\nprocess test\n\
-    file log release-behind-followers:1:0 detect log.{n}\nfile log release-behind-writer:3145728 never slack\nfile data *.ibd\nfile bulk release *.out\n";
+    file log release-behind-followers:1:0 detect log.{n}\nfile log release-behind-writer:3145728 never slack\nfile data direct-only *.ibd\nfile data direct-and-buffered *.bin\nfile bulk release *.out\n";
 
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: `name` ends in a NUL.
@@ -285,4 +285,63 @@ fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
     assert_resident(&path, "----", "");
     second.close();
     direct.close();
+}
+
+/// Engines that use both on purpose.
+#[test]
+fn what_may_be_read_through_the_cache_stays_as_it_is_opened_for_direct_io() {
+    let Some((directory, _alone)) = set_up() else { return };
+    let path = directory.path().join("column.bin");
+    let mut buffered = Followed::open(&path, NEW);
+    buffered.append(4 * MIB);
+    buffered.close();
+    if File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).is_err() {
+        skip("no direct I/O here");
+        return;
+    }
+    let counts = || (COUNTS.get(Count::MixedReleased), COUNTS.get(Count::MixedKeptOpens));
+    let (released, kept) = counts();
+    let direct = Followed::open(&path, libc::O_RDONLY | libc::O_DIRECT);
+    assert_resident(&path, "####", "it is hot");
+    Followed::open(&path, libc::O_RDONLY).close();
+    helper::drain();
+    assert_resident(&path, "####", "nor is it read once alone");
+    direct.close();
+    assert_eq!(counts(), (released, kept + 1));
+}
+
+#[test]
+fn what_several_threads_open_for_direct_io_is_counted_once() {
+    const SIZE: u64 = 64 * MIB;
+    let Some((directory, _alone)) = set_up() else { return };
+    let path = directory.path().join("t.ibd");
+    if File::options().create(true).append(true).custom_flags(libc::O_DIRECT).open(&path).is_err() {
+        skip("no direct I/O here");
+        return;
+    }
+    for round in 0..10 {
+        let mut buffered = Followed::open(&path, NEW);
+        for _ in 0..SIZE / MIB {
+            buffered.append(MIB);
+        }
+        buffered.file.sync_all().unwrap();
+        buffered.close();
+        // What the kernel takes by itself is not counted.
+        let resident = sys::cachestat(File::open(&path).unwrap().as_raw_fd(), 0..u64::MAX).unwrap().cached;
+        let before = COUNTS.get(Count::MixedReleased);
+        let all = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    all.wait();
+                    Followed::open(&path, libc::O_RDONLY | libc::O_DIRECT).close();
+                });
+            }
+        });
+        let counted = COUNTS.get(Count::MixedReleased) - before;
+        assert!(
+            counted > 0 && counted <= resident * sys::page_size(),
+            "round {round}: {counted} bytes of {resident} pages"
+        );
+    }
 }

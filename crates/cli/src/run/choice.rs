@@ -170,7 +170,7 @@ fn log_action(rule: Rule, log: &LogSpec) -> Action {
         | Rule::ReleaseBehindFollowers { .. }
         | Rule::Budget { .. }
         | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite_on(page_size()) },
-        Rule::Direct => Action::Data,
+        Rule::Direct => Action::Data { direct_only: true },
         // The library sees no checkpoint: what recovery would read is not known to it, and so all stays.
         Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => Action::Leave,
     }
@@ -181,7 +181,7 @@ fn file_action(file: &FileSpec) -> Action {
         return Action::Bulk(pages);
     }
     match file.class {
-        FileClass::Data => Action::Data,
+        FileClass::Data => Action::Data { direct_only: file.direct_only },
         FileClass::Redo
         | FileClass::Binlog
         | FileClass::Relay
@@ -264,7 +264,8 @@ mod tests {
                 plan.action_for(b"/d/bin.000002"),
                 Some(log(FOLLOWED, RewriteSource::Known(Rewrite::Never)))
             );
-            assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data));
+            assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data { direct_only: true }));
+            assert_eq!(plan.action_for(b"/d/shop/t.MYD"), Some(Action::Data { direct_only: false }));
             assert_eq!(plan.action_for(b"/d/#sql-1.ibd"), Some(Action::Leave));
             assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk(BulkPages::Keep)));
         }

@@ -59,6 +59,7 @@ struct Sums {
     log_released_bytes: u64,
     logs_kept: u64,
     mixed_released_bytes: u64,
+    mixed_kept_opens: u64,
     mixed_writers: u64,
     pauses: u64,
     throttled_seconds: f64,
@@ -244,6 +245,7 @@ impl Sums {
         self.log_released_bytes += process.get(Count::LogReleased);
         self.logs_kept += process.get(Count::LogsKept);
         self.mixed_released_bytes += process.get(Count::MixedReleased);
+        self.mixed_kept_opens += process.get(Count::MixedKeptOpens);
         self.mixed_writers += process.get(Count::MixedWriters);
         self.pauses += process.get(Count::Pauses);
         self.throttled_seconds += seconds(process.get(Count::ThrottledNs));
@@ -301,6 +303,11 @@ impl Sums {
             "mixed",
             &[
                 bytes("released before direct I/O", self.mixed_released_bytes),
+                times(
+                    self.mixed_kept_opens,
+                    "open for direct I/O of a file whose pages were kept: it uses both on purpose",
+                    "opens for direct I/O of files whose pages were kept: it uses both on purpose",
+                ),
                 times(
                     self.mixed_writers,
                     "writer through the page cache on a file in direct I/O",
@@ -465,6 +472,7 @@ mod tests {
                 (Count::StreamUnobserved, 2 << 20),
                 (Count::BulkWritten, 3 << 20),
                 (Count::LogsKept, 1),
+                (Count::MixedKeptOpens, 3),
                 (Count::MixedWriters, 2),
                 (Count::Pauses, 1),
                 (Count::ThrottledNs, 1_500_000_000),
@@ -479,7 +487,7 @@ mod tests {
              left as resident before 1 MiB\n\
              \x20 bulk        written 3 MiB\n\
              \x20 logs        1 kept, overwritten in parts of pages\n\
-             \x20 mixed       2 writers through the page cache on files in direct I/O\n\
+             \x20 mixed       3 opens for direct I/O of files whose pages were kept: it uses both on purpose, 2 writers through the page cache on files in direct I/O\n\
              \x20 throttled   1 pause, 1.500 s in all\n\
              \x20 inside      2.000 s spent in the rules\n\
              \x20 not covered residency not seen of 2 MiB, 1 file not followed\n"

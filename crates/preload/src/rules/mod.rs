@@ -103,8 +103,8 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
                 Action::Bulk(BulkPages::Release) if is_written && !is_direct => {
                     follow(fd, path, flags, FileRole::BulkReleased, rule);
                 }
-                Action::Data if is_direct => follow(fd, path, flags, FileRole::Direct, rule),
-                Action::Data => follow(fd, path, flags, FileRole::Data, rule),
+                Action::Data { .. } if is_direct => follow(fd, path, flags, FileRole::Direct, rule),
+                Action::Data { .. } => follow(fd, path, flags, FileRole::Data, rule),
                 Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
             }
         }
@@ -179,7 +179,7 @@ fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
 fn log_rule(rule: u16) -> Option<LogRule> {
     match plan().rules().get(usize::from(rule)).map(|rule| rule.action) {
         Some(Action::Log { rule, rewrite }) => LogRule::named(rule, rewrite),
-        Some(Action::Bulk(_) | Action::Data | Action::Leave) | None => Some(LogRule::ANY),
+        Some(Action::Bulk(_) | Action::Data { .. } | Action::Leave) | None => Some(LogRule::ANY),
     }
 }
 
@@ -442,6 +442,7 @@ pub fn after_fork() {
         });
     }
     writer::after_fork();
+    mixed::after_fork();
 }
 
 pub mod archive;

@@ -58,7 +58,12 @@ impl ClickHouse {
     }
 
     fn ask(&self, query: &str, body: &[u8]) -> String {
-        let path = format!("/?query={}", query.replace(' ', "%20"));
+        self.ask_with(query, "", body)
+    }
+
+    /// The same with settings of this query, as `&name=value`.
+    fn ask_with(&self, query: &str, settings: &str, body: &[u8]) -> String {
+        let path = format!("/?query={}{settings}", query.replace(' ', "%20"));
         // Without a body it takes a POST for one whose length it has yet to learn.
         let length: &[(&str, &str)] = if body.is_empty() { &[("Content-Length", "0")] } else { &[] };
         let answer = ask_with(self.ports[0], "POST", &path, length, body).expect("clickhouse-server runs");
@@ -73,6 +78,17 @@ impl ClickHouse {
     /// Where it is refused.
     pub fn merge(&self) {
         self.ask("OPTIMIZE TABLE load FINAL", &[]);
+    }
+
+    /// Reads all values, by several threads: by direct I/O, or through the page cache.
+    ///
+    /// # Panics
+    ///
+    /// Where it is refused, or not all are there.
+    pub fn scan(&self, is_direct: bool) {
+        let settings = format!("&max_threads=4&min_bytes_to_use_direct_io={}", u8::from(is_direct));
+        let found = self.ask_with("SELECT sum(length(value)) FROM load", &settings, &[]);
+        assert_eq!(found.trim().parse(), Ok(self.put * ROW as u64));
     }
 }
 
