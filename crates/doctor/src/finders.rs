@@ -18,7 +18,7 @@ mod throttled;
 
 use crate::{Finding, Kind, Observation};
 
-pub use mixed::{MixedWith, mixed_with};
+pub use mixed::{MixedWith, mixed_with, was_read_through_cache};
 pub use start::lacks_snapshot;
 
 /// What finders of one kind or a few have in common.

@@ -24,7 +24,7 @@ mod testing;
 mod wrapping;
 
 pub use advice::{Advice, Advised, Against, Effect, Goal, Offer, Product, TABLE, advise};
-pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with};
+pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with, was_read_through_cache};
 pub use finding::{Cost, Evidence, Finding, Kind, Severity, Subject};
 pub use fix::{Confidence, Fix, FixKind, HoldsFor, Restart, Risk, Terms};
 pub use holders::{HeldFile, Holder, OpenIn, holders};

@@ -1,14 +1,16 @@
 //! `--fix`: evicts the pages that are left in the page cache of files used with direct I/O.
 //!
-//! Invariants: a file that somebody may read or write through the page cache at this moment is left alone; no byte of a
-//! file can change. Fails file by file.
+//! Invariants: a file that somebody may read or write through the page cache at this moment, that another program than its database read so
+//! while it was watched, or of which no profile says that its database reads it by direct I/O alone, is left alone; no byte of a file can
+//! change. Fails file by file.
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_doctor::{MixedWith, mixed_with};
 use pagekeeper_kernel::text::{escaped, unescaped};
-use pagekeeper_kernel::{Error, ReleaseOptions, Result, release};
+use pagekeeper_kernel::{Error, Inode, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Snapshot};
 use serde::{Serialize, Serializer};
 
@@ -33,13 +35,14 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
     serializer.serialize_str(&unescaped(path))
 }
 
-/// Evicts what is left of files that were inspected just now; what was done, and what failed.
-pub(super) fn fix(snapshot: &Snapshot) -> (Vec<Fixed>, Vec<Problem>) {
+/// Evicts what is left of files that were inspected just now, but not of those that were `read` while they were watched; what was done,
+/// and what failed.
+pub(super) fn fix(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
     for file in &snapshot.files {
-        let Some(mixed_with) = mixed_with(file) else { continue };
-        match evict(file, mixed_with) {
+        let Some(mixed_with) = mixed_with(snapshot, file) else { continue };
+        match evict(file, mixed_with, read.contains(&file.inode)) {
             Ok(fixed) => all.extend(fixed),
             Err(error) => problems.note(&error),
         }
@@ -49,7 +52,7 @@ pub(super) fn fix(snapshot: &Snapshot) -> (Vec<Fixed>, Vec<Problem>) {
 }
 
 /// `None` if nothing of it is resident.
-fn evict(file: &File, mixed_with: MixedWith) -> Result<Option<Fixed>> {
+fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fixed>> {
     let resident = file.residency.map_or(0, |residency| residency.resident);
     if resident == 0 {
         return Ok(None);
@@ -61,6 +64,12 @@ fn evict(file: &File, mixed_with: MixedWith) -> Result<Option<Fixed>> {
     match mixed_with {
         MixedWith::Writer => return left_alone("somebody may write it through the page cache"),
         MixedWith::Reader => return left_alone("somebody may read it through the page cache"),
+        MixedWith::OnPurpose => {
+            return left_alone("its database may read it through the page cache, too");
+        }
+        MixedWith::Leftover if was_read => {
+            return left_alone("it was read through the page cache while watching");
+        }
         MixedWith::Leftover => {}
     }
     let opened = match file.open() {
@@ -102,32 +111,55 @@ pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_kernel::{Inode, InspectedFile, Links, residency};
+    use pagekeeper_kernel::{InspectedFile, Links, residency};
     use pagekeeper_testing::{Opens, disk_dir};
 
-    #[test]
-    fn what_took_the_place_of_a_file_is_neither_opened_nor_evicted() {
-        let dir = disk_dir();
-        let [path, secret] = ["table", "secret"].map(|name| dir.path().join(name));
-        std::fs::write(&path, vec![1; 1 << 16]).unwrap();
-        std::fs::write(&secret, vec![2; 1 << 16]).unwrap();
-        let opened = InspectedFile::open(&path, Links::Refuse).unwrap();
-        let file = File {
+    /// A file of 64 KiB that was just written.
+    fn written(path: &Path) -> File {
+        std::fs::write(path, vec![1; 1 << 16]).unwrap();
+        let opened = InspectedFile::open(path, Links::Refuse).unwrap();
+        File {
             inode: Inode { dev: 1, ..opened.inode() },
             stat_inode: opened.inode(),
-            path: path.clone(),
-            reach: path.clone(),
+            path: path.to_path_buf(),
+            reach: path.to_path_buf(),
             size: 1 << 16,
             database: None,
             class: None,
             residency: Some(residency(&opened, 0..u64::MAX).unwrap()),
             openers: Vec::new(),
-        };
-        drop(opened);
+        }
+    }
+
+    #[test]
+    fn what_somebody_may_read_is_left_alone() {
+        let dir = disk_dir();
+        let file = written(&dir.path().join("table"));
+        for (mixed_with, was_read) in [
+            (MixedWith::Writer, false),
+            (MixedWith::Reader, false),
+            (MixedWith::OnPurpose, false),
+            (MixedWith::Leftover, true),
+        ] {
+            let fixed = evict(&file, mixed_with, was_read).unwrap().unwrap();
+            assert!(fixed.left_alone.is_some_and(|why| why.contains("through the page cache")), "{fixed:?}");
+            assert_eq!(fixed.figures.released, 0, "{mixed_with:?}");
+        }
+        let resident = residency(&file.open().unwrap(), 0..u64::MAX).unwrap().resident;
+        assert_eq!(resident, file.residency.unwrap().resident);
+        assert_eq!(evict(&file, MixedWith::Leftover, false).unwrap().unwrap().left_alone, None);
+    }
+
+    #[test]
+    fn what_took_the_place_of_a_file_is_neither_opened_nor_evicted() {
+        let dir = disk_dir();
+        let [path, secret] = ["table", "secret"].map(|name| dir.path().join(name));
+        std::fs::write(&secret, vec![2; 1 << 16]).unwrap();
+        let file = written(&path);
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(&secret, &path).unwrap();
         let opens = Opens::of(&secret);
-        let fixed = evict(&file, MixedWith::Leftover).unwrap().unwrap();
+        let fixed = evict(&file, MixedWith::Leftover, false).unwrap().unwrap();
         assert_eq!((fixed.left_alone, opens.any()), (Some("another file has its name now"), false));
     }
 }

@@ -149,8 +149,11 @@ fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskPro
 /// the most.
 fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
-    let mut files: Vec<&File> =
-        snapshot.files.iter().filter(|file| mixed_with(file).is_some() && resident(file) > 0).collect();
+    let mut files: Vec<&File> = snapshot
+        .files
+        .iter()
+        .filter(|file| mixed_with(snapshot, file).is_some() && resident(file) > 0)
+        .collect();
     files.sort_by_key(|file| std::cmp::Reverse(resident(file)));
     files.truncate(FILES);
     files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()

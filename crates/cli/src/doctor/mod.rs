@@ -9,6 +9,7 @@ mod gather;
 mod holders;
 mod watch;
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pagekeeper_catalog::units::parse_period;
-use pagekeeper_doctor::{Observation, Report, Severity, examine};
+use pagekeeper_doctor::{Observation, Report, Severity, examine, was_read_through_cache};
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Observer, ObserverOptions, Scope};
@@ -148,11 +149,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         report.visibility_gaps.push(gap);
     }
     let (fixed, errors) = if args.fix {
-        // A writer may have come meanwhile.
+        // A writer or reader may have come meanwhile.
         let now = Arc::new(observer.snapshot()?);
+        let later = Observation::new(&after, &now);
+        let of = |observation: &Observation<'_>| {
+            let read = observation.after.files.iter();
+            let read = read.filter(|file| was_read_through_cache(observation, file));
+            read.map(|file| file.inode).collect::<Vec<_>>()
+        };
+        let read = Arc::new(HashSet::from_iter([of(&observation), of(&later)].concat()));
         let (fixed, errors) = hang::patiently(|| {
-            let now = Arc::clone(&now);
-            move || fix::fix(&now)
+            let (now, read) = (Arc::clone(&now), Arc::clone(&read));
+            move || fix::fix(&now, &read)
         })?;
         (Some(fixed), errors)
     } else {

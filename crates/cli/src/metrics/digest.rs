@@ -11,9 +11,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use pagekeeper_kernel::process::{Access, CgroupPath, ProcRoot};
+use pagekeeper_doctor::{MixedWith, mixed_with};
+use pagekeeper_kernel::process::{CgroupPath, ProcRoot};
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot, VisibilityGap};
+use pagekeeper_observe::{Database, File, Snapshot, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
@@ -220,7 +221,7 @@ pub(super) struct Seen {
     pub(super) user: u32,
     pub(super) directories: Vec<PathBuf>,
     pub(super) classes: BTreeMap<Class, Files>,
-    /// Files that are open past the page cache, and through it, at once.
+    /// Files that are open past the page cache, and through it by another program than their database.
     pub(super) mixed: u64,
 }
 
@@ -302,7 +303,8 @@ impl Digest {
         distinguish(&mut databases);
         for file in &snapshot.files {
             if let Some(seen) = file.database.and_then(|index| databases.get_mut(index)) {
-                seen.mixed += u64::from(is_mixed(&file.openers));
+                let mixed_with = mixed_with(snapshot, file);
+                seen.mixed += u64::from(matches!(mixed_with, Some(MixedWith::Writer | MixedWith::Reader)));
                 add(seen.classes.entry(Class(file.class)).or_default(), file);
             }
         }
@@ -333,17 +335,6 @@ fn add(files: &mut Files, file: &File) {
     files.resident += residency.resident;
     files.dirty = known(files.dirty, residency.dirty);
     files.writeback = known(files.writeback, residency.writeback);
-}
-
-/// Whether a file is open past the page cache in one place, and used through it in another.
-fn is_mixed(openers: &[Opener]) -> bool {
-    let any = |wanted: fn(OpenerKind) -> bool| openers.iter().any(|opener| wanted(opener.kind));
-    any(|kind| matches!(kind, OpenerKind::Direct(access) if access != Access::Neither))
-        && any(|kind| match kind {
-            OpenerKind::Buffered(access) => access != Access::Neither,
-            OpenerKind::Mapped { .. } => true,
-            OpenerKind::Direct(_) => false,
-        })
 }
 
 fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
@@ -407,20 +398,6 @@ mod tests {
     use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_kernel::Residency;
-
-    fn opener(kind: OpenerKind) -> Opener {
-        Opener { pid: 1, name: "x".to_owned(), kind, count: 1 }
-    }
-
-    #[test]
-    fn a_file_is_mixed_when_it_is_used_past_the_cache_and_through_it() {
-        let direct = opener(OpenerKind::Direct(Access::ReadWrite));
-        let buffered = opener(OpenerKind::Buffered(Access::ReadOnly));
-        let mapped = opener(OpenerKind::Mapped { writable: false });
-        let path_only = opener(OpenerKind::Buffered(Access::Neither));
-        assert!(is_mixed(&[direct.clone(), buffered.clone()]) && is_mixed(&[mapped, direct.clone()]));
-        assert!(!is_mixed(&[direct.clone(), direct, path_only]) && !is_mixed(&[buffered]) && !is_mixed(&[]));
-    }
 
     #[test]
     fn what_is_unknown_of_one_file_is_unknown_of_all_of_its_class() {

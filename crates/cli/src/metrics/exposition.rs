@@ -220,7 +220,7 @@ impl Exposition {
             self.by_class(|files| Some(files.unreadable)),
         )?;
         sheet.gauge(
-            ("mixed_files", None, "Files that are open past the page cache and used through it at once."),
+            ("mixed_files", None, "Files that are open past the page cache, and through it by another program than their database."),
             databases().map(|seen| (labels(&seen.name), seen.mixed)),
         )?;
         sheet.gauge(

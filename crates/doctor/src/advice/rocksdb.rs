@@ -75,6 +75,11 @@ pub(super) fn of(settings: &Settings, [rocksdb, myrocks, tikv]: [&'static Advice
     }
 }
 
+/// Whether all of its reads are direct.
+pub(crate) fn reads_directly(settings: &Settings) -> bool {
+    is_on(settings, "use_direct_reads") == Some(true)
+}
+
 /// Whether a file is a table file of `RocksDB`, which it names so in every program.
 pub(crate) fn is_rocksdb(file: &File) -> bool {
     file.path.extension().is_some_and(|ending| ending == "sst")

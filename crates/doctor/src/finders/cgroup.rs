@@ -83,7 +83,7 @@ impl Held {
     fn evidence(&self, cache: u64) -> Evidence {
         let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", Size(bytes)));
         let text = format!(
-            "of {} of page cache, logs hold {}{}, data {}, other files {}, if all that {} to {} is charged here",
+            "of {} of page cache, logs hold {}{}, data {}, other files and block devices {}, if all that {} to {} is charged here",
             Size(cache),
             Size(self.logs),
             again.unwrap_or_default(),

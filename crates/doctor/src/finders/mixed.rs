@@ -1,6 +1,9 @@
 //! Files that are used with direct I/O and through the page cache at once: open with `O_DIRECT` in one place and buffered or mapped in another,
 //! or open with `O_DIRECT` while pages of them are left in the page cache.
 //!
+//! Engines such as `ClickHouse` use both on purpose: resident pages are leftovers only where the database's profile says that it reads by
+//! direct I/O alone ([`Profile::is_direct_only`](pagekeeper_catalog::Profile::is_direct_only)), and nobody tells a database to stop.
+//!
 //! Invariants: what it costs is said from what was measured on the file's own file system ([`Observation::disk`]), never from
 //! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
 //! database and kind of use beside direct I/O, the costly kind first; a file is in one of them.
@@ -11,11 +14,11 @@ use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_kernel::text::{shell_quoted, unescaped};
-use pagekeeper_observe::{File, Opener, OpenerKind};
+use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::MixedProfile;
 
 use super::Earlier;
-use crate::advice::rocksdb::is_rocksdb;
+use crate::advice::rocksdb::{is_rocksdb, reads_directly};
 use crate::attribution::database_of;
 use crate::observation::Observation;
 use crate::phrases::{file_name, number};
@@ -33,33 +36,69 @@ const DEAR: f64 = 0.7;
 /// What direct I/O on a file is mixed with, the costly first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MixedWith {
-    /// Somebody may write it through the page cache.
+    /// Another program than its database may write it through the page cache.
     Writer,
-    /// Somebody may read it through the page cache.
+    /// Another program than its database may read it through the page cache.
     Reader,
-    /// Pages that nobody uses.
+    /// Pages that its database does not read, since it reads by direct I/O alone.
     Leftover,
+    /// Its database uses the page cache, too, or may.
+    OnPurpose,
 }
 
-/// What direct I/O on this file is mixed with; `None` where it is not open with `O_DIRECT`, or nothing else uses it.
+/// What direct I/O on this file of a snapshot is mixed with; `None` where it is not open with `O_DIRECT`, or nothing else uses it.
 ///
 /// ```
 /// # use pagekeeper_doctor::{MixedWith, mixed_with};
-/// # fn evict(file: &pagekeeper_observe::File) -> bool {
-/// mixed_with(file) == Some(MixedWith::Leftover)
+/// # use pagekeeper_observe::{File, Snapshot};
+/// # fn evict(snapshot: &Snapshot, file: &File) -> bool {
+/// mixed_with(snapshot, file) == Some(MixedWith::Leftover)
 /// # }
 /// ```
-pub fn mixed_with(file: &File) -> Option<MixedWith> {
+pub fn mixed_with(snapshot: &Snapshot, file: &File) -> Option<MixedWith> {
     if !file.openers.iter().any(is_direct) {
         return None;
     }
-    if file.openers.iter().any(may_write) {
+    let by_others = |how: fn(&Opener) -> bool| {
+        file.openers.iter().any(|opener| how(opener) && !is_own(snapshot, file, opener))
+    };
+    if by_others(may_write) {
         return Some(MixedWith::Writer);
     }
-    if file.openers.iter().any(may_read) {
+    if by_others(may_read) {
         return Some(MixedWith::Reader);
     }
-    (resident(file) > 0).then_some(MixedWith::Leftover)
+    if !file.openers.iter().any(|opener| is_direct(opener) && is_own(snapshot, file, opener)) {
+        // Another program's direct I/O beside a database that uses the page cache.
+        return None;
+    }
+    if file.openers.iter().any(|opener| may_write(opener) || may_read(opener)) {
+        return Some(MixedWith::OnPurpose);
+    }
+    let direct_only = database(snapshot, file).is_some_and(|own| own.profile.is_direct_only(&file.path));
+    let mixed_with = if direct_only { MixedWith::Leftover } else { MixedWith::OnPurpose };
+    (resident(file) > 0).then_some(mixed_with)
+}
+
+fn database<'a>(snapshot: &'a Snapshot, file: &File) -> Option<&'a Database> {
+    file.database.and_then(|index| snapshot.databases.get(index))
+}
+
+/// Whether an opener is the file's database. Where no process of that is known: whether it has the file open with `O_DIRECT`.
+fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
+    match database(snapshot, file) {
+        Some(Database { pid: Some(pid), workers, .. }) => opener.pid == *pid || workers.contains(&opener.pid),
+        _ => file.openers.iter().any(|other| other.pid == opener.pid && is_direct(other)),
+    }
+}
+
+/// Whether another program than its database brought pages of a file in while watching, or may have: without tracing, whoever made more
+/// of it resident.
+pub fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> bool {
+    if observation.trace().is_some_and(|trace| trace.pages.is_some()) {
+        return !brought_in_by(observation, &[file]).is_empty();
+    }
+    observation.before(file.inode).is_none_or(|before| resident(before) < resident(file))
 }
 
 fn is_direct(opener: &Opener) -> bool {
@@ -87,7 +126,7 @@ fn resident(file: &File) -> u64 {
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let mut groups: BTreeMap<(Option<usize>, MixedWith), Vec<&File>> = BTreeMap::new();
     for file in &observation.after.files {
-        if let Some(mixed_with) = mixed_with(file) {
+        if let Some(mixed_with) = mixed_with(observation.after, file) {
             groups.entry((file.database, mixed_with)).or_default().push(file);
         }
     }
@@ -116,6 +155,10 @@ fn found(
         MixedWith::Leftover => {
             format!("{} left in the page cache of {count} used with O_DIRECT", Size(all_resident))
         }
+        MixedWith::OnPurpose => format!(
+            "{count} used with O_DIRECT and through the page cache, {} resident: the database uses both on purpose",
+            Size(all_resident)
+        ),
     };
     let database = index.and_then(|index| observation.after.databases.get(index));
     let mut evidence: Vec<Evidence> =
@@ -140,7 +183,7 @@ fn found(
         None => String::new(),
     };
     let Advised { mut fixes, remarks } =
-        index.map(|index| settings_for(observation, index, &files)).unwrap_or_default();
+        index.map(|index| settings_for(observation, index, mixed_with, &files)).unwrap_or_default();
     fixes.extend(fix(observation, mixed_with, &files));
     Finding {
         kind: Kind::MixedIo,
@@ -154,17 +197,28 @@ fn found(
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
                 "`pagekeeper doctor{scope} --fix` evicts them, and reports what stayed and why; it leaves files \
-                 alone that a process writes through \
-                 the page cache."
+                 alone that a process uses through the page cache, or used while it watched."
             )),
+            MixedWith::OnPurpose => Some(
+                "Leaves them to the database: its profile does not say that it reads them by direct I/O alone.".to_owned(),
+            ),
             MixedWith::Writer | MixedWith::Reader => None,
         },
     }
 }
 
-/// The settings that fix it; those of `MyRocks` only where a file is its own.
-fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) -> Advised {
+/// The settings that fix it; those of `MyRocks` only where a file is its own. What is on purpose needs none, unless the settings say that
+/// all reads are direct: then what is written through the page cache is of no use there.
+fn settings_for(
+    observation: &Observation<'_>,
+    index: usize,
+    mixed_with: MixedWith,
+    files: &[&File],
+) -> Advised {
     let Some(settings) = observation.settings_of(index) else { return Advised::default() };
+    if mixed_with == MixedWith::OnPurpose && !reads_directly(settings) {
+        return Advised::default();
+    }
     if settings.myrocks && !files.iter().any(|file| is_rocksdb(file)) {
         let mut without = settings.clone();
         without.myrocks = false;
@@ -177,8 +231,13 @@ fn settings_for(observation: &Observation<'_>, index: usize, files: &[&File]) ->
 fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWith) -> Evidence {
     let who = |wanted: &dyn Fn(&Opener) -> bool| -> Vec<String> {
         let named = file.openers.iter().filter(|opener| wanted(opener));
-        let mut named: Vec<String> =
-            named.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect();
+        let mut named: Vec<String> = named
+            .map(|opener| {
+                let buffered = !is_direct(opener) && is_own(observation.after, file, opener);
+                let itself = if buffered { ", the database itself" } else { "" };
+                format!("{} (process {}{itself})", opener.name, opener.pid)
+            })
+            .collect();
         named.sort();
         named.dedup();
         named
@@ -329,7 +388,7 @@ fn cost(
     let (read, write) = match mixed_with {
         MixedWith::Writer => (mixed.buffered_writer_read, mixed.buffered_writer_write),
         MixedWith::Reader => (mixed.buffered_reader_read, None),
-        MixedWith::Leftover => (mixed.leftover_read, mixed.leftover_write),
+        MixedWith::Leftover | MixedWith::OnPurpose => (mixed.leftover_read, mixed.leftover_write),
     };
     // One of them was not measured: the other alone does not show all of the cost.
     let is_half = mixed_with != MixedWith::Reader && (read.is_none() || write.is_none());
@@ -340,7 +399,7 @@ fn cost(
     let beside = match mixed_with {
         MixedWith::Writer => "beside a buffered writer",
         MixedWith::Reader => "beside a buffered reader",
-        MixedWith::Leftover => "while unused pages are resident",
+        MixedWith::Leftover | MixedWith::OnPurpose => "while pages are resident",
     };
     let rates: Vec<String> = [(read, "reads"), (write, "writes")]
         .into_iter()
@@ -354,7 +413,7 @@ fn cost(
     let busy = mixed_with != MixedWith::Writer || files.iter().any(|file| is_written(observation, file));
     let severity = if worst >= CHEAP {
         Severity::Note
-    } else if worst < DEAR && busy {
+    } else if worst < DEAR && busy && mixed_with != MixedWith::OnPurpose {
         Severity::Serious
     } else {
         Severity::Warning
@@ -385,6 +444,10 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
             Severity::Note,
             "they cost nothing but the memory; on XFS of old kernels each direct read waited for the others",
         ),
+        MixedWith::OnPurpose => (
+            Severity::Note,
+            "resident pages cost direct I/O nothing; on XFS of old kernels each direct read waited for the others",
+        ),
     };
     (
         severity,
@@ -396,15 +459,19 @@ fn unmeasured(mixed_with: MixedWith, files: &[&File]) -> (Severity, String) {
 
 fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) -> Option<Fix> {
     let openers = |wanted: fn(&Opener) -> bool| {
-        let openers = files.iter().flat_map(|file| &file.openers).filter(|opener| wanted(opener));
-        let named: BTreeSet<String> =
-            openers.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect();
+        let of = |file: &&File| {
+            let others = file.openers.iter().filter(|opener| !is_own(observation.after, file, opener));
+            let others = others.filter(|opener| wanted(opener));
+            others.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect::<Vec<_>>()
+        };
+        let named: BTreeSet<String> = files.iter().flat_map(of).collect();
         named.into_iter().collect()
     };
     let named: Vec<String> = match mixed_with {
         MixedWith::Writer => openers(may_write),
         MixedWith::Reader => openers(may_read),
         MixedWith::Leftover => brought_in_by(observation, files).iter().map(Reader::named).collect(),
+        MixedWith::OnPurpose => Vec::new(),
     };
     if named.is_empty() {
         return None;
@@ -413,7 +480,9 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
         format!("let {} use O_DIRECT too, or stop it", listed(named)),
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
-            MixedWith::Reader | MixedWith::Leftover => "at once; a backup can read a snapshot instead",
+            MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {
+                "at once; a backup can read a snapshot instead"
+            }
         },
         Terms::anywhere(
             Confidence::Measured,
@@ -425,235 +494,4 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{DEV, MIB, change, disk, file, opener, residency, sample};
-    use pagekeeper_observe::Snapshot;
-    use pagekeeper_policy::FileClass;
-    use pagekeeper_trace::{PageCounts, PageFlow, PageTotals, Task};
-
-    fn find(observation: &Observation<'_>) -> Vec<Finding> {
-        super::find(observation, Earlier(&[]))
-    }
-
-    const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
-
-    /// A table file held with `O_DIRECT` by the server, 64 KiB of it resident, with further openers.
-    fn table(name: &str, others: Vec<Opener>) -> File {
-        let mut table = file(&format!("/var/lib/mysql/test/{name}"), FileClass::Data, 64 * MIB, 64 << 10);
-        table.openers.push(opener(100, "mariadbd", DIRECT));
-        table.openers.extend(others);
-        table
-    }
-
-    fn sample_of(files: Vec<File>) -> Snapshot {
-        Snapshot { files, ..sample() }
-    }
-
-    fn find_in(snapshot: &Snapshot, measured: Option<MixedProfile>) -> Vec<Finding> {
-        let before = crate::testing::sample();
-        let mut observation = Observation::new(&before, snapshot);
-        if let Some(mixed) = measured {
-            observation.disks.push((DEV, disk(mixed)));
-        }
-        find(&observation)
-    }
-
-    #[test]
-    fn only_files_with_direct_io_and_another_use_are_reported() {
-        let mut alone = table("alone.ibd", Vec::new());
-        alone.residency = Some(residency(0, 0));
-        let mut buffered = table("buffered.ibd", Vec::new());
-        buffered.openers[0].kind = OpenerKind::Buffered(Access::ReadWrite);
-        let mut shown = table("shown.ibd", Vec::new());
-        shown.residency = Some(residency(0, 0));
-        shown.openers.push(opener(7, "lsof", OpenerKind::Buffered(Access::Neither)));
-        let closed = file("/var/lib/mysql/test/closed.ibd", FileClass::Data, MIB, MIB);
-        assert_eq!(find_in(&sample_of(vec![alone, buffered, shown, closed]), None), []);
-    }
-
-    #[test]
-    fn each_kind_of_use_is_distinguished() {
-        for (kind, mixed_with) in [
-            (OpenerKind::Buffered(Access::WriteOnly), MixedWith::Writer),
-            (OpenerKind::Buffered(Access::ReadWrite), MixedWith::Writer),
-            (OpenerKind::Mapped { writable: true }, MixedWith::Writer),
-            (OpenerKind::Buffered(Access::ReadOnly), MixedWith::Reader),
-            (OpenerKind::Mapped { writable: false }, MixedWith::Reader),
-            (DIRECT, MixedWith::Leftover),
-            (OpenerKind::Buffered(Access::Neither), MixedWith::Leftover),
-        ] {
-            let table = table("t.ibd", vec![opener(7, "other", kind)]);
-            assert_eq!(super::mixed_with(&table), Some(mixed_with), "{kind:?}");
-        }
-    }
-
-    #[test]
-    fn leftovers_are_reported_with_their_place_and_cost_what_was_measured() {
-        let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
-        let before = sample();
-        let mut observation = Observation::new(&before, &after);
-        observation.stretches.push((after.files[0].inode, vec![0..16 << 10, MIB..MIB + (48 << 10)]));
-        let found = find(&observation);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].title, "128 KiB left in the page cache of 2 files used with O_DIRECT");
-        assert_eq!(found[0].severity, Severity::Note);
-        assert_eq!(
-            found[0].evidence[0].text,
-            "a.ibd: O_DIRECT by mariadbd (process 100); 64 KiB resident (16 KiB from 0 B, 48 KiB from 1 MiB)"
-        );
-        assert!(
-            found[0].cost.text.contains("`pagekeeper probe --save /var/lib/mysql/test` does that"),
-            "{found:?}"
-        );
-        assert!(found[0].pagekeeper.as_ref().unwrap().contains("doctor --pid 100 --fix`"), "{found:?}");
-        let half = MixedProfile { leftover_write: Some(1.0), ..MixedProfile::default() };
-        assert!(
-            find_in(&after, Some(half))[0].cost.text.starts_with("Not measured"),
-            "of reads nothing is known"
-        );
-        for (read, write, severity, words) in [
-            (1.0, 0.99, Severity::Note, "Next to nothing: direct reads ran at 100 %"),
-            (0.8, 1.0, Severity::Warning, "Direct reads ran at 80 % of their rate"),
-            (0.2, 1.0, Severity::Serious, "Direct reads ran at 20 % of their rate"),
-        ] {
-            let mixed = MixedProfile {
-                leftover_read: Some(read),
-                leftover_write: Some(write),
-                ..MixedProfile::default()
-            };
-            let found = find_in(&after, Some(mixed));
-            assert_eq!(found[0].severity, severity, "{found:?}");
-            assert!(found[0].cost.text.starts_with(words), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn who_reads_leftovers_and_is_gone_is_named() {
-        let after = sample_of(vec![table("a.ibd", Vec::new()), table("b.ibd", Vec::new())]);
-        let mut change = change();
-        let (a, b) = (after.files[0].inode, after.files[1].inode);
-        let counts = |file, pid| crate::testing::pages(file, pid, "cat", 64 << 10, 0);
-        // Five of them, one after the other, and none has the file open now.
-        let of_b = crate::testing::pages(b, 900, "scrub", MIB, 0);
-        change.trace.as_mut().unwrap().pages =
-            Some((800..805).map(|pid| counts(a, pid)).chain([of_b]).collect());
-        let found = find_in(&Snapshot { change: Some(change), ..after }, None);
-        let texts: Vec<&str> = found[0].evidence.iter().map(|evidence| evidence.text.as_str()).collect();
-        assert!(texts[0].contains("brought in through the page cache while watching by cat (5 processes);"));
-        assert!(texts[1].contains("while watching by scrub (process 900);"), "{texts:?}");
-        assert_eq!(
-            found[0].fixes[0].act,
-            "let scrub (process 900), cat (5 processes) use O_DIRECT too, or stop it"
-        );
-    }
-
-    #[test]
-    fn of_many_who_read_leftovers_few_are_named_and_never_the_database() {
-        let mut one = table("a.ibd", Vec::new());
-        one.database = Some(0);
-        let inode = one.inode;
-        let after = sample_of(vec![one]);
-        let mut change = change();
-        let hostile = (0..200).map(|pid| crate::testing::pages(inode, 800 + pid, &format!("x{pid}"), MIB, 0));
-        let own = crate::testing::pages(inode, 100, "mariadbd", 9 * MIB, 0);
-        change.trace.as_mut().unwrap().pages = Some(hostile.chain([own]).collect());
-        let found = find_in(&Snapshot { change: Some(change.clone()), ..after.clone() }, None);
-        let fix = &found[0].fixes[0].act;
-        assert!(fix.starts_with("let x0 (process 800), "), "{fix}");
-        assert!(fix.ends_with(" and 195 more use O_DIRECT too, or stop it"), "{fix}");
-        assert!(found[0].evidence[0].text.contains(" and 195 more;"), "{found:?}");
-        // Where nobody else did there is nobody to stop.
-        change.trace.as_mut().unwrap().pages.as_mut().unwrap().drain(..200);
-        let found = find_in(&Snapshot { change: Some(change), ..after }, None);
-        assert!(!found[0].fixes.iter().any(|fix| fix.act.contains("or stop it")), "{found:?}");
-    }
-
-    #[test]
-    fn a_buffered_writer_is_the_costly_case() {
-        let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
-        let mixed = MixedProfile {
-            buffered_writer_read: Some(0.42),
-            buffered_writer_write: Some(0.48),
-            ..MixedProfile::default()
-        };
-        let mut after = sample_of(vec![table("a.ibd", vec![writer.clone()]), table("b.ibd", Vec::new())]);
-        // Open for writing, but nothing was seen to be written.
-        let found = find_in(&after, Some(mixed));
-        assert_eq!(found.len(), 2, "the writer's file, and the leftovers of the other");
-        assert_eq!(found[0].severity, Severity::Warning);
-        // Dirty pages.
-        after.files[0].residency = Some(residency(64 << 10, 4096));
-        let found = find_in(&after, Some(mixed));
-        assert_eq!(found[0].severity, Severity::Serious);
-        assert_eq!(
-            found[0].cost.text,
-            "Direct reads ran at 42 % of their rate and direct writes ran at 48 % of their rate beside a buffered \
-             writer, as pagekeeper probe measured on this file system."
-        );
-        assert_eq!(
-            found[0].evidence[0].text,
-            "a.ibd: O_DIRECT by mariadbd (process 100); may be written through the page cache by dd (process 77); \
-             written so while watching; 64 KiB resident"
-        );
-        assert_eq!(found[0].fixes[0].act, "let dd (process 77) use O_DIRECT too, or stop it");
-        assert_eq!(found[0].pagekeeper, None);
-        let found = find_in(&after, None);
-        assert_eq!(found[0].severity, Severity::Warning);
-        assert!(found[0].cost.text.starts_with("Not measured on this file system; "), "{found:?}");
-    }
-
-    #[test]
-    fn fixes_of_myrocks_are_for_its_own_files() {
-        use crate::settings::{Engine, Origin, Settings};
-        let acts = |name: &str| {
-            let after = sample_of(vec![table(name, Vec::new())]);
-            let before = sample();
-            let mut observation = Observation::new(&before, &after);
-            let mut settings = Settings::new(Engine::MariaDb);
-            settings.myrocks = true;
-            let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
-            for (name, value) in [(direct, "ON"), ("rocksdb_use_direct_reads", "OFF")] {
-                settings.add(name, value, Origin::CommandLine);
-            }
-            observation.settings = vec![settings];
-            find(&observation)[0].fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(acts("t.ibd"), [""; 0]);
-        assert_eq!(acts("000012.sst"), ["rocksdb_use_direct_reads=ON"]);
-    }
-
-    #[test]
-    fn a_writer_is_seen_by_the_pages_it_brings_in() {
-        let writer = opener(77, "dd", OpenerKind::Buffered(Access::WriteOnly));
-        let mut after = sample_of(vec![table("a.ibd", vec![writer])]);
-        let mut change = change();
-        let counts = |process| PageCounts {
-            file: after.files[0].inode,
-            task: Some(Task { process, thread: process, name: "dd".to_owned() }),
-            flow: PageFlow { added: PageTotals { folios: 1, bytes: 4096 }, removed: PageTotals::default() },
-        };
-        // First by another, who only reads it.
-        for (process, severity) in [(78, Severity::Warning), (77, Severity::Serious)] {
-            change.trace.as_mut().unwrap().pages = Some(vec![counts(process)]);
-            let snapshot = Snapshot { change: Some(change.clone()), ..after.clone() };
-            let mixed = MixedProfile { buffered_writer_read: Some(0.4), ..MixedProfile::default() };
-            assert_eq!(find_in(&snapshot, Some(mixed))[0].severity, severity, "{process}");
-        }
-        after.files.clear();
-        assert_eq!(find_in(&after, None), []);
-    }
-
-    #[test]
-    fn many_files_are_listed_by_the_largest_and_a_sum() {
-        let files = (0..20).map(|number| {
-            let mut table = table(&format!("{number:02}.ibd"), Vec::new());
-            table.residency = Some(residency((number + 1) * 4096, 0));
-            table
-        });
-        let found = find_in(&sample_of(files.collect()), None);
-        assert_eq!(found[0].evidence.len(), NAMED + 1);
-        assert!(found[0].evidence[0].text.starts_with("19.ibd: "), "{found:?}");
-        assert_eq!(found[0].evidence[NAMED].text, "15 files more, 480 KiB resident");
-    }
-}
+mod tests;
