@@ -22,3 +22,4 @@ mod postgresql;
 mod recovery;
 mod recycled;
 mod selection;
+mod text_logs;

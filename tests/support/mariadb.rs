@@ -6,6 +6,7 @@
 use super::sysbench::Loaded;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -36,12 +37,20 @@ pub(crate) struct Options {
     replica: bool,
     relay_log: &'static str,
     galera: bool,
+    arguments: Vec<String>,
 }
 
 impl Options {
     /// A primary that keeps a binlog; its redo log is `O_DIRECT`, as by default.
     pub(crate) fn primary() -> Self {
-        Self { id: 1, redo_buffered: false, replica: false, relay_log: "relay", galera: false }
+        Self {
+            id: 1,
+            redo_buffered: false,
+            replica: false,
+            relay_log: "relay",
+            galera: false,
+            arguments: Vec::new(),
+        }
     }
 
     /// A replica: relay logs, with a new file for each `BINLOG_BYTES`, and no binlog of its own.
@@ -57,6 +66,12 @@ impl Options {
     /// A replica whose relay log is called so.
     pub(crate) fn relay_log(mut self, name: &'static str) -> Self {
         self.relay_log = name;
+        self
+    }
+
+    /// Gives the server one more argument.
+    pub(crate) fn argument(mut self, argument: impl Into<String>) -> Self {
+        self.arguments.push(argument.into());
         self
     }
 
@@ -151,6 +166,21 @@ impl Server {
     /// Data directory; all logs are there.
     pub(crate) fn data(&self) -> PathBuf {
         self.home.join("data")
+    }
+
+    /// Runs statements of any length by the `mariadb` client, one after the other.
+    pub(crate) fn run_script(&self, sql: &str) {
+        let mut client = Command::new("mariadb")
+            .args(["--no-defaults", "--batch", "--user=root", "--max-allowed-packet=64M"])
+            .arg(format!("--socket={}", self.socket().display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("run mariadb");
+        let mut input = client.stdin.take().expect("piped");
+        input.write_all(sql.as_bytes()).expect("write to mariadb");
+        drop(input);
+        assert!(client.wait().expect("wait for mariadb").success(), "mariadb failed");
     }
 
     /// Runs one statement by the `mariadb` client; a row is its values by column name.
@@ -338,6 +368,7 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
             .arg(format!("--wsrep-provider={GALERA}"))
             .arg(format!("--wsrep-provider-options=base_port={}", free_port()));
     }
+    command.args(&options.arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start mariadbd")
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Server {
     home: PathBuf,
     /// Programs that start others, with their arguments: what the server's own are started by.
     starter: Vec<OsString>,
+    /// Settings beside those of all servers here, each as `name=value`.
+    settings: Vec<String>,
     child: Child,
 }
 
@@ -50,6 +52,15 @@ impl Server {
 
     /// The same with `initdb` and the server started by another program, such as `pagekeeper run --`.
     pub(crate) fn start_by(parent: &Path, starter: Vec<OsString>) -> Self {
+        Self::start_as(parent, starter, &[])
+    }
+
+    /// The same with settings of the test's own, each as `name=value`.
+    pub(crate) fn start_with(parent: &Path, settings: &[&str]) -> Self {
+        Self::start_as(parent, Vec::new(), settings)
+    }
+
+    fn start_as(parent: &Path, starter: Vec<OsString>, settings: &[&str]) -> Self {
         let home = parent.join("postgresql");
         std::fs::create_dir(&home).expect("make the server's directory");
         let owned = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
@@ -59,8 +70,9 @@ impl Server {
                 .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
                 .arg(home.join("data")),
         );
-        let child = serve(&home, &starter);
-        let mut server = Self { home, starter, child };
+        let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
+        let child = serve(&home, &starter, &settings);
+        let mut server = Self { home, starter, settings, child };
         server.wait_until_ready();
         finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
         server
@@ -73,7 +85,7 @@ impl Server {
         // Its children end when they notice; a new server waits for none of them, but refuses to start beside them.
         eventually("a crashed server is up again", DEADLINE, || {
             if self.child.try_wait().expect("wait for the server").is_some() {
-                self.child = serve(&self.home, &self.starter);
+                self.child = serve(&self.home, &self.starter, &self.settings);
             }
             self.try_query("SELECT 1").ok()
         });
@@ -123,6 +135,11 @@ impl Server {
     /// Process id of the server's first process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Where it and its tests keep their files.
+    pub(crate) fn home(&self) -> &Path {
+        &self.home
     }
 
     /// Where its WAL segments are.
@@ -307,7 +324,7 @@ fn segments_in(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Starts a server on a data directory that is there.
-fn serve(home: &Path, starter: &[OsString]) -> Child {
+fn serve(home: &Path, starter: &[OsString], settings: &[String]) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(home.join("log")).expect("make a file");
     let wal = WAL_BYTES / MIB;
     as_owner("postgres", starter)
@@ -318,6 +335,7 @@ fn serve(home: &Path, starter: &[OsString]) -> Child {
         .args(["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "autovacuum=off"])
         .args(["-c", "wal_level=replica", "-c", "wal_sender_timeout=0"])
         .args(["-c", &format!("max_wal_size={wal}MB"), "-c", &format!("min_wal_size={wal}MB")])
+        .args(settings.iter().flat_map(|setting| ["-c", setting]))
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a second handle"))
         .stderr(log)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_kernel::{Expected, Handle, Links, first_names, stat_of_name};
+use pagekeeper_policy::FileClass;
 
 use crate::profile::Profile;
 
@@ -41,13 +42,12 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
         return None;
     }
     let mut directories = vec![path.to_path_buf()];
-    for log in &profile.logs {
-        if let Some(name) = log.files.directory() {
-            let directory = path.join(name);
-            let exists = Handle::at(&directory, Links::Follow).is_ok_and(|found| found.kind().is_dir());
-            if exists && !directories.contains(&directory) {
-                directories.push(directory);
-            }
+    let of_patterns = profile.logs.iter().filter_map(|log| log.files.directory()).map(Path::new);
+    for name in of_patterns.chain(profile.directories.iter().map(PathBuf::as_path)) {
+        let directory = path.join(name);
+        let exists = Handle::at(&directory, Links::Follow).is_ok_and(|found| found.kind().is_dir());
+        if exists && !directories.contains(&directory) {
+            directories.push(directory);
         }
     }
     Some(LogsBelow { profile: Arc::clone(profile), directories, has_logs: kinds > 0 })
@@ -79,10 +79,11 @@ impl Below<'_> {
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 
-    /// How many of a profile's logs have a file there.
+    /// How many of a profile's logs have a file there. Text logs do not count: any program may have some of such names.
     fn kinds_found(&mut self, profile: &Profile) -> usize {
         let path = self.path;
         (0..profile.logs.len())
+            .filter(|&index| profile.logs[index].class != FileClass::Text)
             .filter(|&index| match profile.logs[index].files.directory() {
                 Some(name) => {
                     self.has_file(profile, &path.join(name), index) || self.has_file(profile, path, index)

@@ -165,7 +165,7 @@ pub enum CheckpointSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewestSpec {
-    /// The one with the highest number.
+    /// The one with the highest number; of names without one those that are open for writing, and the one changed last.
     #[default]
     Number,
     /// The one changed last: files for later have higher numbers already.
@@ -335,6 +335,17 @@ impl Profile {
     /// ```
     pub fn is_direct_only(&self, path: &Path) -> bool {
         self.known(path, |_| true).is_some_and(|known| known.direct_only)
+    }
+
+    /// Whether the profile says nothing of a file: it is neither of a class nor a marker.
+    pub fn is_unnamed(&self, path: &Path) -> bool {
+        self.class_of(path).is_none() && !self.markers.iter().any(|marker| marker.matches(path).is_some())
+    }
+
+    /// Whether a file that a process has open is a log by this profile; a text log only where it `writes` to it, since anybody may
+    /// read files of such names.
+    pub fn is_open_log(&self, path: &Path, writes: bool) -> bool {
+        self.log_of(path).is_some_and(|(log, _)| writes || self.logs[log].class != FileClass::Text)
     }
 
     /// The directory that a file belongs to by this profile: above the directories that its pattern names (for
@@ -518,7 +529,7 @@ mod tests {
 
     #[test]
     fn all_files_of_real_servers_have_their_class() {
-        use FileClass::{Binlog, Data, Redo, Temp, Wal};
+        use FileClass::{Binlog, Data, Redo, Temp, Text, Wal};
         let profiles = Profile::built_in();
         let class = |profile: &str, path: &str| {
             find_profile(&profiles, profile).unwrap().class_of(&Path::new("/d").join(path))
@@ -563,7 +574,19 @@ mod tests {
             ("rocksdb", "000015.ldb", Some(Data)),
             ("rocksdb", "000016.dbtmp", Some(Temp)),
             ("rocksdb", "0000000000000001.raftlog.reserved", Some(Wal)),
-            ("rocksdb", "LOG", None),
+            ("rocksdb", "LOG", Some(Text)),
+            ("rocksdb", "LOG.old.1764406800000000", Some(Text)),
+            ("rocksdb", "LOCK", None),
+            ("mongodb", "mongod.log.2026-11-29T09-05-11", Some(Text)),
+            ("mongodb", "journal/WiredTigerLog.0000000002", Some(Wal)),
+            ("postgresql", "log/postgresql-2026-11-29_090511.csv", Some(Text)),
+            ("postgresql", "log/postgresql-Mon.log", Some(Text)),
+            ("mariadb", "host-slow.log", Some(Text)),
+            ("mariadb", "server_audit.log.1", Some(Text)),
+            ("mariadb", "host.err", Some(Text)),
+            ("mariadb", "aria_log.00000001", Some(Redo)),
+            ("mysql", "#rocksdb/000012.log", Some(Wal)),
+            ("mysql", "#rocksdb/LOG", Some(Text)),
             ("mongodb", "collection-0-77.wt", Some(Data)),
             ("mongodb", "journal/WiredTigerPreplog.0000000002", Some(Wal)),
             ("mongodb", "_tmp/extsort.1", Some(Temp)),
@@ -675,7 +698,7 @@ mod tests {
             mariadb.class_beside(Path::new(path), |beside| beside == Path::new(index))
         };
         assert_eq!(class("/d/bin.000001", "/d/bin.index"), Some(FileClass::Binlog));
-        assert_eq!(class("/d/slow.log.1", "/d/bin.index"), None);
+        assert_eq!(class("/d/slow.1", "/d/bin.index"), None);
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
                     (profile, "a profile that is called so")
                 };
                 A::Error::custom(format!(
-                    "\"{wrong}\" is no class of files (redo, binlog, relay, wal, messages, data or temp); rules of {of} are \
+                    "\"{wrong}\" is no class of files (redo, binlog, relay, wal, messages, text, data or temp); rules of {of} are \
                      [rules.{profile}.CLASS]"
                 ))
             })?;

@@ -15,6 +15,7 @@ mod settings;
 mod start;
 mod streams;
 mod throttled;
+mod unnamed;
 
 use crate::{Finding, Kind, Observation};
 
@@ -30,6 +31,7 @@ const FINDERS: &[Finder] = &[
     throttled::find,
     start::find,
     logs::find,
+    unnamed::find,
     streams::find,
     memory::find,
     cgroup::find,

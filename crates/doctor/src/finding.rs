@@ -13,6 +13,8 @@ use crate::{Confidence, Fix};
 pub enum Kind {
     /// Log files fill the page cache.
     LogsInCache,
+    /// A file that the server writes as a log, and that no pattern of its profile names.
+    UnnamedLog,
     /// Memory is short: free memory at its watermarks, tasks that wait for memory.
     MemoryShort,
     /// A memory cgroup is near its limit because of page cache.

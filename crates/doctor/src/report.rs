@@ -275,7 +275,12 @@ impl fmt::Display for Finding {
             labelled(f, "note", remark)?;
         }
         if let Some(pagekeeper) = &self.pagekeeper {
-            labelled(f, "pagekeeper", pagekeeper)?;
+            // Lines that are to be copied stand as they are.
+            let (text, lines) = pagekeeper.split_once('\n').unwrap_or((pagekeeper, ""));
+            labelled(f, "pagekeeper", text)?;
+            for line in lines.lines() {
+                writeln!(f, "{:INDENT$}{}", "", escaped(line))?;
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says, unless its profile
 //! says that files are made at their full length and written by write(2).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec, postgresql};
@@ -26,7 +26,13 @@ use crate::ids::IdMap;
 type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
 
 /// Takes in where the writers of a directory's logs are, and adds the facts of it: what was given last, if nothing has changed since.
-pub(crate) fn see(directory: &mut Directory, descriptors: &[&Descriptor], facts: &mut Facts) {
+/// `strangers` are processes that neither are a database nor were started by one.
+pub(crate) fn see(
+    directory: &mut Directory,
+    descriptors: &[&Descriptor],
+    strangers: &HashSet<u32>,
+    facts: &mut Facts,
+) {
     if cfg!(debug_assertions) || !directory.remembered.is_of(directory.tight, descriptors) {
         let by_file = by_file(descriptors.iter().copied());
         for log in overwritten_logs(directory, &by_file) {
@@ -34,7 +40,7 @@ pub(crate) fn see(directory: &mut Directory, descriptors: &[&Descriptor], facts:
         }
         recognise_relay_logs(directory, &by_file);
         let mut seen = Facts::default();
-        add(directory, &by_file, &mut seen);
+        add(directory, &by_file, strangers, &mut seen);
         directory.remembered.take(directory.tight, descriptors, seen);
     }
     directory.remembered.add_to(facts);
@@ -117,17 +123,35 @@ struct Group<'a> {
     highest: &'a Entry,
     /// Changed last.
     latest: &'a Entry,
+    /// All of them in the order of their last change, where no number orders them.
+    by_change: Vec<&'a Entry>,
+}
+
+impl Group<'_> {
+    /// Which file of the log one is.
+    fn sequence(&self, entry: &Entry) -> u64 {
+        if entry.number != Number::None {
+            return entry.sequence;
+        }
+        let place =
+            self.by_change.partition_point(|other| (other.changed, other.id) < (entry.changed, entry.id));
+        u64::try_from(place).unwrap_or(u64::MAX)
+    }
 }
 
 /// Adds the facts of one directory: files that matter now, and followers among `by_file`.
-fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
+fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, facts: &mut Facts) {
     let mut logs: BTreeMap<LogId, Group<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
         let group = logs.entry(entry.log).or_insert_with(|| Group {
             active: Vec::new(),
             highest: entry,
             latest: entry,
+            by_change: Vec::new(),
         });
+        if entry.number == Number::None {
+            group.by_change.push(entry);
+        }
         if !entry.sample.windows.is_empty() || by_file.contains_key(&entry.id) {
             group.active.push(entry);
         }
@@ -143,9 +167,16 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
         let spec = directory.spec(log);
         let rewrite = directory.logs[&log].rewrite;
         let newest = newest(spec.newest, &mut group, by_file);
-        for entry in group.active {
+        group.by_change.sort_unstable_by_key(|entry| (entry.changed, entry.id));
+        for entry in std::mem::take(&mut group.active) {
+            let sequence = group.sequence(entry);
+            // Whose it is, the name of a text log does not say.
+            let is_strangers = spec.class == FileClass::Text && is_written_by(strangers, entry, by_file);
+            if is_strangers && directory.owner.is_some() {
+                continue;
+            }
             for descriptor in by_file.get(&entry.id).into_iter().flatten() {
-                facts.followers.extend(follower(spec, entry, descriptor));
+                facts.followers.extend(follower(spec, (entry, sequence), descriptor));
             }
             let written = newest.contains(&entry.id);
             if entry.sample.windows.is_empty() && !written {
@@ -162,7 +193,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, facts: &mut Facts) {
                 id: entry.id,
                 database,
                 log,
-                sequence: entry.sequence,
+                sequence,
                 class: spec.class,
                 rule: directory.rule(log),
                 rewrite,
@@ -187,6 +218,17 @@ fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<Fi
         |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| writes(descriptor));
     let open = group.active.iter().filter(open_for_writing);
     let newest = match by {
+        NewestSpec::Number if group.latest.number == Number::None => {
+            let mut newest: Vec<FileId> = open.map(|entry| entry.id).collect();
+            // A new one, of which the descriptor was not seen yet.
+            if !newest.contains(&group.latest.id) {
+                newest.push(group.latest.id);
+            }
+            if group.active.iter().all(|entry| entry.id != group.latest.id) {
+                group.active.push(group.latest);
+            }
+            return newest;
+        }
         NewestSpec::Number => *open.max_by_key(|entry| entry.sequence).unwrap_or(&group.highest),
         NewestSpec::Changed => group.latest,
         NewestSpec::Open => {
@@ -219,8 +261,18 @@ fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_
     }
 }
 
-/// What a descriptor says of a follower, if it is one's.
-fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<FollowerFacts> {
+/// Whether one of these processes has a file open for writing.
+fn is_written_by(processes: &HashSet<u32>, entry: &Entry, by_file: &ByFile<'_>) -> bool {
+    let mut descriptors = by_file.get(&entry.id).into_iter().flatten();
+    descriptors.any(|descriptor| writes(descriptor) && processes.contains(&descriptor.pid))
+}
+
+/// What a descriptor of a file of this sequence says of a follower, if it is one's.
+fn follower(
+    spec: &LogSpec,
+    (entry, sequence): (&Entry, u64),
+    descriptor: &Descriptor,
+) -> Option<FollowerFacts> {
     let position = match descriptor.access {
         Access::ReadOnly => Position::At(descriptor.position),
         // The threads of a replica share one descriptor while the reader keeps up; its position is either's.
@@ -229,12 +281,7 @@ fn follower(spec: &LogSpec, entry: &Entry, descriptor: &Descriptor) -> Option<Fo
     };
     let mut hasher = DefaultHasher::new();
     (descriptor.pid, descriptor.fd).hash(&mut hasher);
-    Some(FollowerFacts {
-        id: FollowerId(hasher.finish()),
-        log: entry.log,
-        sequence: entry.sequence,
-        position,
-    })
+    Some(FollowerFacts { id: FollowerId(hasher.finish()), log: entry.log, sequence, position })
 }
 
 /// The follower that a process's title shows, in a directory of WAL segments.
@@ -260,6 +307,9 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
+
+    /// A process that is no database's.
+    const STRANGER: u32 = 2;
 
     fn directory(path: &Path, profile: &str, ids: &Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
@@ -302,8 +352,40 @@ mod tests {
 
     fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {
         let mut facts = Facts::default();
-        add(directory, &by_file(descriptors.iter()), &mut facts);
+        add(directory, &by_file(descriptors.iter()), &HashSet::from([STRANGER]), &mut facts);
         facts
+    }
+
+    #[test]
+    fn the_files_of_a_text_log_are_one_log_in_the_order_of_their_last_change() {
+        let dir = pagekeeper_testing::disk_dir();
+        let names = ["db-Tue.csv", "db-Wed.csv", "db-Mon.csv", "db.json"];
+        for name in names {
+            std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let mut directory = directory(dir.path(), "postgresql", &Ids::default());
+        directory.owner = Some(1);
+        let reader = descriptor(&directory, "db-Wed.csv", Access::ReadOnly, 4096);
+        let of = |seen: &Facts, name: &str| {
+            let id = directory.entries[std::ffi::OsStr::new(name)].id;
+            let file = seen.files.iter().find(|file| file.id == id).cloned();
+            file.map(|file| (file.sequence, file.writer))
+        };
+        let end = Some(Position::At(9000));
+        // Nobody is seen to have one open: the writer may be in the one that was changed last.
+        let seen = facts(&directory, std::slice::from_ref(&reader));
+        let expected = [Some((0, None)), Some((1, None)), Some((2, end)), Some((0, end))];
+        assert_eq!(names.map(|name| of(&seen, name)), expected);
+        assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
+        // One that is open for writing is a writer's, too.
+        let writer = descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0);
+        assert_eq!(of(&facts(&directory, &[writer]), "db-Tue.csv"), Some((0, end)));
+        // What another program writes is left alone.
+        let stranger =
+            Descriptor { pid: STRANGER, ..descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0) };
+        let seen = facts(&directory, &[stranger]);
+        assert_eq!((of(&seen, "db-Tue.csv"), of(&seen, "db-Wed.csv")), (None, Some((1, None))));
     }
 
     #[test]
@@ -349,7 +431,7 @@ mod tests {
         };
         let seen = |directory: &mut Directory, descriptors: &[Descriptor]| {
             let mut facts = Facts::default();
-            see(directory, &descriptors.iter().collect::<Vec<_>>(), &mut facts);
+            see(directory, &descriptors.iter().collect::<Vec<_>>(), &HashSet::new(), &mut facts);
             facts
         };
         let size = |facts: &Facts| facts.files.iter().map(|file| file.size).max();

@@ -110,7 +110,7 @@ impl Listing {
             }
         }
         let Some((spec, matched)) = profile.log_of(path) else { return };
-        let key = (spec, matched.stem().concat().into_boxed_slice());
+        let key = (spec, matched.log().concat().into_boxed_slice());
         let name = (matched.number.sequence(None), name.to_os_string());
         let full = self.kept >= self.limit;
         if full {
@@ -170,7 +170,7 @@ pub(crate) struct NewFile {
     pub(crate) name: OsString,
     /// Which of the profile's logs it is of.
     pub(crate) spec: usize,
-    /// What its name has beside the number.
+    /// What its name has in common with those of the same log.
     pub(crate) stem: Vec<u8>,
     pub(crate) number: Number,
     pub(crate) inode: Inode,
@@ -251,7 +251,7 @@ impl Inspection<'_> {
         Some(NewFile {
             name: name.to_os_string(),
             spec,
-            stem: matched.stem().concat(),
+            stem: matched.log().concat(),
             number: matched.number,
             inode,
             user: stat.stx_uid,

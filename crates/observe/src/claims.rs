@@ -1,7 +1,7 @@
 //! Where the files of databases are, and which of those that claim a directory has it.
 //!
-//! A database's directories are those that files of its profile are found from: what it holds open (temporary files,
-//! which may lie anywhere, do not count), and its working directory where the profile names directories below that.
+//! A database's directories are those that files of its profile are found from: what it holds open (temporary files and text
+//! logs, which may lie anywhere, do not count), and its working directory where the profile names directories below that.
 //! Never the root of a file tree.
 //!
 //! Any process can be called as a database is, and name or open what it may read: a directory counts as its own if it
@@ -90,7 +90,8 @@ pub(crate) fn directories_of(
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
         let exists = |path: &Path| stat_of_name(&reach(proc, pid, path)).is_ok();
         let base = match profile.class_beside(&held.path, exists) {
-            Some(FileClass::Temp) => None,
+            // They may lie where all programs' are: /var/log.
+            Some(FileClass::Temp | FileClass::Text) => None,
             Some(_) => profile.base_of(&held.path),
             None => profile
                 .markers

@@ -20,6 +20,8 @@
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
 //!
+//! *Unnamed files* that a server appends much to are worth a word ([`unnamed`]).
+//!
 //! *Groups* say when a memory cgroup's page cache takes too much of its limit, and how much of it may be given up next ([`mod@group`]).
 //!
 //! *Shares* say what each may have of what there is for all ([`mod@shares`]).
@@ -62,6 +64,8 @@ mod step;
 pub mod stream;
 #[cfg(feature = "std")]
 mod tail_inference;
+#[cfg(feature = "std")]
+pub mod unnamed;
 pub mod write_behind;
 
 #[cfg(feature = "std")]

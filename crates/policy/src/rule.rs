@@ -31,6 +31,8 @@ pub enum FileClass {
     Wal,
     /// Segments of a stream or topic: the log is the data, and its readers are mostly not seen.
     Messages,
+    /// What the server writes for people and programs to read: error, query, slow and audit logs. Never read by itself.
+    Text,
     /// Table files, SST files: the data itself.
     Data,
     /// Sort runs, temporary tables, spill files.
@@ -39,8 +41,16 @@ pub enum FileClass {
 
 impl FileClass {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Redo, Self::Binlog, Self::Relay, Self::Wal, Self::Messages, Self::Data, Self::Temp];
+    pub const ALL: [Self; 8] = [
+        Self::Redo,
+        Self::Binlog,
+        Self::Relay,
+        Self::Wal,
+        Self::Messages,
+        Self::Text,
+        Self::Data,
+        Self::Temp,
+    ];
 
     /// Its name, as configurations give it.
     pub const fn as_str(self) -> &'static str {
@@ -50,6 +60,7 @@ impl FileClass {
             Self::Relay => "relay",
             Self::Wal => "wal",
             Self::Messages => "messages",
+            Self::Text => "text",
             Self::Data => "data",
             Self::Temp => "temp",
         }
@@ -63,7 +74,7 @@ impl FileClass {
     /// ```
     pub const fn is_log(self) -> bool {
         match self {
-            Self::Redo | Self::Binlog | Self::Relay | Self::Wal | Self::Messages => true,
+            Self::Redo | Self::Binlog | Self::Relay | Self::Wal | Self::Messages | Self::Text => true,
             Self::Data | Self::Temp => false,
         }
     }

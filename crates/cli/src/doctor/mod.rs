@@ -39,7 +39,10 @@ const SCHEMA_VERSION: u32 = 2;
 /// which they lose to the page cache: with the evidence, what it costs, the database's own setting that fixes it, and
 /// what pagekeeper can do.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    override_usage = "pagekeeper doctor [OPTIONS] [DIR]...
+       pagekeeper doctor --elsewhere [OPTIONS]",
+    after_help = "Examples:
   pagekeeper doctor                        every database on this host
   pagekeeper doctor --pid 1234 --watch 1m  one process, watched for a minute
   pagekeeper doctor /var/lib/mysql --json  the files of a directory, for programs
@@ -51,7 +54,8 @@ const SCHEMA_VERSION: u32 = 2;
 It only reads, except with --fix, which evicts pages but can't change a byte of
 a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
 CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
-not see.")]
+not see."
+)]
 #[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Args {
     /// Inspect the files in and below this directory only; may be given several times

@@ -153,7 +153,8 @@ fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
 
 /// What is done with each file of a profile.
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
-    let logs = profile.logs.iter().map(|log| FileRule {
+    // Text logs are the guard's alone: several processes append to one, so none of them knows where its end is.
+    let logs = profile.logs.iter().filter(|log| log.class != FileClass::Text).map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
         action: log_action(options.rule_of(&profile.name, log), log),
     });
@@ -187,6 +188,7 @@ fn file_action(file: &FileSpec) -> Action {
         | FileClass::Relay
         | FileClass::Wal
         | FileClass::Messages
+        | FileClass::Text
         | FileClass::Temp => Action::Leave,
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Result;
-use pagekeeper_kernel::process::{FdVisitor, OpenFile, ProcRoot};
+use pagekeeper_kernel::process::{Access, FdVisitor, OpenFile, ProcRoot};
 
 use crate::budget::DESCRIPTORS;
 use crate::directory::Directory;
@@ -15,6 +15,9 @@ use crate::known_names::KnownNames;
 
 /// What the kernel appends to the name of a removed file that is open.
 const MARK: &[u8] = b" (deleted)";
+
+/// Files that no pattern names: so many descriptors of one process are looked at, and so many that are open for writing kept.
+const UNNAMED: (usize, usize) = (512, 64);
 
 /// The name that a removed file had, where what the kernel shows of a descriptor may be one's.
 pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
@@ -39,6 +42,9 @@ pub(crate) struct Listing {
     began: Instant,
     count: Option<u64>,
     open: Vec<OpenFile>,
+    unnamed: Vec<OpenFile>,
+    /// How many descriptors of unnamed files were looked at.
+    looked_at: usize,
     left_out: bool,
 }
 
@@ -52,6 +58,8 @@ pub(crate) struct ListedProcess {
     pub(crate) count: Option<u64>,
     /// Its descriptors of regular files whose names passed.
     pub(crate) open: Vec<OpenFile>,
+    /// Files that it has open for writing and that no pattern names, as far as they are looked at.
+    pub(crate) unnamed: Vec<OpenFile>,
     /// Whether it has more of them than are kept in mind.
     pub(crate) left_out: bool,
     /// Whether all could be read.
@@ -72,6 +80,7 @@ pub(crate) struct Lister<'a> {
     proc: &'a ProcRoot,
     wanted: &'a dyn Fn(u32, &Path) -> bool,
     kept: &'a dyn Fn(&OpenFile) -> bool,
+    unnamed: &'a dyn Fn(u32, &Path) -> bool,
     pub(crate) done: Vec<ListedProcess>,
 }
 
@@ -82,8 +91,18 @@ impl<'a> Lister<'a> {
         wanted: &'a dyn Fn(u32, &Path) -> bool,
         kept: &'a dyn Fn(&OpenFile) -> bool,
     ) -> Self {
-        Self { proc, wanted, kept, done: Vec::new() }
+        Self { proc, wanted, kept, unnamed: &|_, _| false, done: Vec::new() }
     }
+
+    /// The same, and beside these the files that are open for writing and that no pattern names.
+    pub(crate) fn with_unnamed(self, unnamed: &'a dyn Fn(u32, &Path) -> bool) -> Self {
+        Self { unnamed, ..self }
+    }
+}
+
+/// Whether a file is open for writing.
+pub(crate) fn is_written(file: &OpenFile) -> bool {
+    matches!(file.access, Access::WriteOnly | Access::ReadWrite)
 }
 
 impl FdVisitor for Lister<'_> {
@@ -91,7 +110,8 @@ impl FdVisitor for Lister<'_> {
 
     fn begin(&mut self, pid: u32) -> Option<Listing> {
         let (began, count) = (Instant::now(), self.proc.fd_count(pid));
-        Some(Listing { pid, began, count, open: Vec::new(), left_out: false })
+        let (open, unnamed) = (Vec::new(), Vec::new());
+        Some(Listing { pid, began, count, open, unnamed, looked_at: 0, left_out: false })
     }
 
     fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
@@ -102,11 +122,18 @@ impl FdVisitor for Lister<'_> {
             }
             let file = self.proc.open_file_at(listing.pid, fd, target);
             listing.open.extend(file.filter(|file| (self.kept)(file)));
+        } else if listing.looked_at < UNNAMED.0
+            && listing.unnamed.len() < UNNAMED.1
+            && (self.unnamed)(listing.pid, target)
+        {
+            listing.looked_at += 1;
+            let file = self.proc.open_file_at(listing.pid, fd, target);
+            listing.unnamed.extend(file.filter(|file| is_written(file) && !file.direct && !file.deleted));
         }
     }
 
     fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        let Listing { open, left_out, began, count, .. } = listing;
-        self.done.push(ListedProcess { pid, began, count, open, left_out, read, cost });
+        let Listing { open, unnamed, left_out, began, count, .. } = listing;
+        self.done.push(ListedProcess { pid, began, count, open, unnamed, left_out, read, cost });
     }
 }

@@ -33,7 +33,7 @@ use crate::ids::IdSet;
 use crate::known_names::KnownNames;
 
 use self::likely::Likely;
-pub(crate) use self::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
+pub(crate) use self::lister::{ListedProcess, Lister, Listing, Wanted, is_written, name_of_removed};
 pub(crate) use self::others::Others;
 use self::poll::poll;
 pub(crate) use self::schedule::{Extent, Schedule};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Result;
 use pagekeeper_policy::names::{Number, SegmentSize};
-use pagekeeper_policy::{FileId, LogId, Rewrite, RewriteSource};
+use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
 
 use super::{Directory, Ids, Log, new_version};
 use crate::budget::Turn;
@@ -124,7 +124,8 @@ impl Directory {
         for file in found {
             if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
                 grown.insert(self.add(file, ids));
-            } else {
+            } else if self.profile.logs[file.spec].class != FileClass::Text {
+                // Text logs of others in the same directory are no news: /var/log has all programs'.
                 self.refused = true;
                 listed.refused.get_or_insert(file.name);
             }
@@ -268,7 +269,7 @@ impl Directory {
         let mut last: BTreeMap<LogId, &Entry> = BTreeMap::new();
         for entry in self.entries.values().filter(|entry| logs.contains(&entry.log)) {
             let last = last.entry(entry.log).or_insert(entry);
-            if entry.sequence > last.sequence {
+            if (entry.sequence, entry.changed) > (last.sequence, last.changed) {
                 *last = entry;
             }
         }

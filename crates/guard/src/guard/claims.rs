@@ -7,7 +7,7 @@
 //! What was refused is examined again when the process's claims change, and at least every [`AGAIN`].
 //! A directory that is out of reach is reported, and tried again.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{Contest, Party, Strength};
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{Access, OpenFile, ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::report::Report;
@@ -23,7 +23,7 @@ use super::room::{Room, room_for};
 use super::watched::{Database, Watched};
 use crate::budget::Budget;
 use crate::config::Settings;
-use crate::descriptors::Extent;
+use crate::descriptors::{Extent, is_written};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
@@ -67,6 +67,8 @@ pub(super) struct Claimant {
     traits: ProcessTraits,
     /// The descriptors that it was last seen to have, until they are known as those of watched files.
     listed: Vec<OpenFile>,
+    /// Text logs that its loggers write: a server may have a process for that alone.
+    logged: BTreeMap<u32, Vec<OpenFile>>,
     /// Directories whose claims are to be examined, as it sees them.
     todo: BTreeSet<PathBuf>,
     /// What these are examined by, until it shows something else.
@@ -76,6 +78,23 @@ pub(super) struct Claimant {
 impl Claimant {
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         Arc::clone(&self.right)
+    }
+
+    /// Takes in which text logs one of its loggers writes; whether they are others than before.
+    pub(super) fn note_logged(&mut self, logger: u32, files: Vec<OpenFile>) -> bool {
+        let inodes = |files: &[OpenFile]| files.iter().map(|file| file.inode).collect::<BTreeSet<_>>();
+        let known = self.logged.insert(logger, files);
+        known.is_none_or(|known| inodes(&known) != inodes(&self.logged[&logger]))
+    }
+
+    /// Its loggers are others than before.
+    pub(super) fn forget_loggers(&mut self) {
+        self.logged.clear();
+    }
+
+    /// The files that it or one of its loggers has open.
+    fn open(&self) -> impl Iterator<Item = &OpenFile> {
+        self.listed.iter().chain(self.logged.values().flatten())
     }
 
     /// What its claims are examined by is to be found out again.
@@ -111,12 +130,13 @@ impl Watched {
         now: Instant,
     ) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
-        let is_log = |file: &&OpenFile| database.profile.log_of(&file.path).is_some();
+        database.claimant.listed = listed;
+        let is_log = |file: &&OpenFile| database.profile.is_open_log(&file.path, is_written(file));
         let mut shown = BTreeSet::new();
         let mut writes = HashSet::new();
-        for file in listed.iter().filter(is_log) {
+        for file in database.claimant.open().filter(is_log) {
             shown.extend(file.path.parent().map(Path::to_path_buf));
-            if matches!(file.access, Access::WriteOnly | Access::ReadWrite) {
+            if is_written(file) {
                 writes.insert(file.inode);
             }
         }
@@ -141,7 +161,6 @@ impl Watched {
         let claims = &database.claims;
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, now));
         database.claimant.todo = found.into_iter().filter(due).collect();
-        database.claimant.listed = listed;
         database.claimant.examine_anew();
         if selects_other {
             self.select_again(index, settings, report, now);
@@ -498,7 +517,7 @@ impl Examined {
         let pid = database.pid;
         let (right, view) = (Arc::clone(&database.claimant.right), proc.view_of(pid));
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
-        for file in &database.claimant.listed {
+        for file in database.claimant.open() {
             let (Some(parent), Some(name)) = (file.path.parent(), file.path.file_name()) else { continue };
             let (name, writes) = (PathBuf::from(name), right.writes.contains(&file.inode));
             held.entry(view.path(parent)).or_default().push((name, file.inode, writes));

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::thread_cpu_time;
+use pagekeeper_kernel::process::{Access, thread_cpu_time};
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::report::Report;
@@ -16,6 +16,7 @@ use super::watched::{Watched, title};
 use crate::checkpoints::{self, Checkpoints, Found};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
+use crate::descriptors::Descriptor;
 use crate::directory::{DatabaseKey, Directory};
 use crate::disks::{self, Leftovers};
 use crate::entry::Entry;
@@ -67,10 +68,11 @@ impl Decider {
         }
         self.read_checkpoints(watched, now);
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
+        let strangers = strangers(watched);
         let Watched { databases, others, directories, .. } = watched;
         let by_directory = ByDirectory::new(descriptors(databases, others));
         for directory in directories {
-            see(directory, by_directory.of(directory.id), &mut facts);
+            see(directory, by_directory.of(directory.id), &strangers, &mut facts);
             self.checkpoints.add(directory, &mut facts);
         }
         for (path, problem) in self.checkpoints.finish(&watched.directories) {
@@ -183,6 +185,21 @@ impl Decider {
         }
         decision
     }
+}
+
+/// The processes that write a watched file and neither are a database nor were started by one.
+fn strangers(watched: &Watched) -> HashSet<u32> {
+    let table = watched.discovery.processes();
+    let writes =
+        |descriptor: &&Descriptor| matches!(descriptor.access, Access::WriteOnly | Access::ReadWrite);
+    let mut strangers: HashSet<u32> =
+        watched.others.known().filter(writes).map(|descriptor| descriptor.pid).collect();
+    if !strangers.is_empty() {
+        let databases: HashSet<u32> = watched.databases.iter().map(|database| database.pid).collect();
+        let parent = |pid| table.get(pid).map(|process| process.parent);
+        strangers.retain(|pid| !parent(*pid).is_some_and(|parent| databases.contains(&parent)));
+    }
+    strangers
 }
 
 /// The files that acts are about: in which directory, by which name.

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::units::Size;
 use pagekeeper_catalog::{Party, Profile};
-use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
+use pagekeeper_policy::unnamed::APPENDED_MUCH;
 
 use super::claims::Claim;
 use super::report::Report;
@@ -21,11 +23,16 @@ use super::watched::{Database, LIST_AGAIN, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
 use crate::descriptors::{
-    Descriptor, Extent, FilesInUse, ListedProcess, Lister, Others, POLLED, Wanted, name_of_removed,
+    Descriptor, Extent, FilesInUse, ListedProcess, Lister, Others, POLLED, Wanted, is_written,
+    name_of_removed,
 };
 use crate::directory::{DatabaseKey, Directory, Listed, STORM, SampledFiles};
+use crate::event::Event;
 use crate::notify::{Change, MadeWatch};
 use crate::sample::Room;
+
+/// What a process has open there is no log: devices, the kernel's own files, shared memory.
+const NO_LOGS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl Watched {
     /// Lists the directories in which names came or went.
@@ -192,8 +199,10 @@ impl Watched {
         let before = positions(self);
         for listed in self.list_databases(now) {
             let Some(index) = self.databases.iter().position(|database| database.pid == listed.pid) else {
+                self.take_logger(listed, report);
                 continue;
             };
+            self.report_unnamed(index, listed.pid, &listed.unnamed, report);
             self.databases[index].descriptors.listed(listed.cost, listed.count);
             if let Err(error) = &listed.read
                 && !error.is_gone()
@@ -249,6 +258,39 @@ impl Watched {
         positions(self) != before
     }
 
+    /// Takes in what a process has open that writes text logs for a database.
+    fn take_logger(&mut self, listed: ListedProcess, report: &mut Report) {
+        let is_its = |database: &Database| database.loggers.contains(&listed.pid);
+        let Some(index) = self.databases.iter().position(is_its) else { return };
+        self.report_unnamed(index, listed.pid, &listed.unnamed, report);
+        let database = &mut self.databases[index];
+        let profile = Arc::clone(&database.profile);
+        let mut open = listed.open;
+        open.retain(|file| !file.deleted && is_written(file) && profile.is_open_log(&file.path, true));
+        if database.claimant.note_logged(listed.pid, open) {
+            database.descriptors.schedule.ask(Extent::All);
+        }
+    }
+
+    /// Reports the files that a process of a database appends much to and that no pattern names.
+    fn report_unnamed(&mut self, index: usize, pid: u32, open: &[OpenFile], report: &mut Report) {
+        let database = &mut self.databases[index];
+        let (own, loggers) = (database.pid, &database.loggers);
+        database.appended.retain(|pid, _| *pid == own || loggers.contains(pid));
+        let seen =
+            open.iter().filter_map(|file| Some((file.path.parent()?.to_path_buf(), file.inode, file.size)));
+        let much = database.appended.entry(pid).or_default().see(seen);
+        for file in open.iter().filter(|file| much.contains(&file.inode)) {
+            let warning = format!(
+                "no pattern of the profile \"{}\" names this file, to which process {own} has appended {} or more while it was \
+                 watched: its pages are left alone; `pagekeeper doctor --pid {own}` shows the lines for a profile",
+                database.profile.name,
+                Size(APPENDED_MUCH)
+            );
+            report.events.push(Event::Warning { path: self.proc.as_seen_by(pid, &file.path), warning });
+        }
+    }
+
     /// Reads the positions of databases' descriptors, and lists what is due of them, as far as there is time for: those
     /// that were listed.
     fn list_databases(&mut self, now: Instant) -> Vec<ListedProcess> {
@@ -283,6 +325,7 @@ impl Watched {
                 } else {
                     self.listings.push(database.pid);
                 }
+                database.loggers.iter().for_each(|logger| self.listings.push(*logger));
             }
             wanted = wanted.max(database.descriptors.schedule.slice());
         }
@@ -304,7 +347,11 @@ impl Watched {
             };
             path.is_absolute() && (is_log() || names.has(path) || was_log())
         };
-        let mut lister = Lister::new(&self.proc, &wanted, &|_| true);
+        let unnamed = |pid: u32, path: &Path| {
+            let is_on_disk = || path.is_absolute() && !NO_LOGS.iter().any(|below| path.starts_with(below));
+            is_on_disk() && profiles.get(&pid).is_some_and(|profile| profile.is_unnamed(path))
+        };
+        let mut lister = Lister::new(&self.proc, &wanted, &|_| true).with_unnamed(&unnamed);
         self.listings.advance(&self.proc, &mut lister, slice);
         let done = lister.done;
         self.listing_time.spend(thread_cpu_time().saturating_sub(before));
@@ -420,9 +467,16 @@ pub(super) fn descriptors<'a>(
     databases.iter().flat_map(|database| &database.descriptors.known).chain(others.known())
 }
 
-/// The profiles of databases, by their processes.
+/// The profiles of databases, by their processes and their loggers.
 fn profiles(databases: &[Database]) -> HashMap<u32, &Profile> {
-    databases.iter().map(|database| (database.pid, &*database.profile)).collect()
+    let of = |database: &'_ Database| {
+        let pids: Vec<u32> = database.loggers.iter().copied().chain([database.pid]).collect();
+        pids
+    };
+    databases
+        .iter()
+        .flat_map(|database| of(database).into_iter().map(|pid| (pid, &*database.profile)))
+        .collect()
 }
 
 /// What came of listing the directories of a database, by their indices among its own.

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::{
     Budget, Discovery, FoundProcess, KnownProcess, Profile, Recognised, logs_below, recognise,
 };
+use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::text::unescaped;
+use pagekeeper_policy::unnamed::AppendedFiles;
 
 use super::claims::{Claim, Claimant};
 use super::removed::Removed;
@@ -43,6 +45,8 @@ const SINCE_MOST: Duration = Duration::from_secs(2);
 /// sooner than a second and not later than [`SCAN_MOST`].
 const SCAN_SHARE: u32 = 1000;
 const SCAN_MOST: Duration = Duration::from_secs(15);
+/// So many processes of one database are taken for those that write its text logs. PostgreSQL has one.
+const LOGGERS_MAX: usize = 2;
 /// Directories are listed this often even without news: inotify does not see all network file systems.
 pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
 
@@ -56,6 +60,10 @@ pub(super) struct Database {
     pub(super) descriptors: Descriptors,
     /// Processes of it whose titles show followers.
     pub(super) titled: Vec<u32>,
+    /// Processes of it whose titles show that they write its text logs.
+    pub(super) loggers: Vec<u32>,
+    /// What it and each of its loggers has appended to files that no pattern names.
+    pub(super) appended: BTreeMap<u32, AppendedFiles<PathBuf, Inode>>,
     pub(super) claimant: Claimant,
     /// What became of its claims to directories, as it sees them.
     pub(super) claims: BTreeMap<PathBuf, Claim>,
@@ -300,16 +308,26 @@ impl Watched {
         }
     }
 
-    /// Finds the processes whose titles show followers.
+    /// Finds the processes whose titles show followers, or that they write text logs.
     fn find_titles(&mut self) {
         let table = self.discovery.processes();
-        let shows = |pid: &u32| {
-            let title = title(&self.proc, *pid);
-            title.contains("walsender") || title.contains("archiver")
-        };
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
             let children = table.programs().filter(|(_, process)| process.parent == database.pid);
-            database.titled = children.map(|(pid, _)| pid).filter(shows).collect();
+            let (mut titled, mut loggers) = (Vec::new(), Vec::new());
+            for (pid, _) in children {
+                let title = title(&self.proc, pid);
+                if title.contains("walsender") || title.contains("archiver") {
+                    titled.push(pid);
+                } else if title.trim_end().ends_with(" logger") && loggers.len() < LOGGERS_MAX {
+                    loggers.push(pid);
+                }
+            }
+            if loggers != database.loggers {
+                database.descriptors.schedule.ask(Extent::All);
+                database.claimant.forget_loggers();
+                database.loggers = loggers;
+            }
+            database.titled = titled;
         }
     }
 
@@ -358,6 +376,8 @@ impl Watched {
             profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
+            loggers: Vec::new(),
+            appended: BTreeMap::new(),
             claimant: Claimant::default(),
             claims: BTreeMap::new(),
             reported: false,

@@ -1,0 +1,162 @@
+//! Files that a server writes as one writes a log, and that no pattern of its profile names: nobody releases their pages.
+//!
+//! Invariants: only files that a process of the database has open for writing through the page cache; what makes one a log is the
+//! policy's to say. The lines for a profile are offered where a pattern can be made of the name.
+
+use std::collections::BTreeSet;
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::process::Access;
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_observe::{Database, File, OpenerKind};
+use pagekeeper_policy::unnamed::{is_much_for_a_log, pattern_of};
+
+use super::Earlier;
+use crate::observation::Observation;
+use crate::phrases::{number, percent};
+use crate::{Cost, Evidence, Finding, Kind, Severity};
+
+/// Files that are named.
+const NAMED: usize = 5;
+
+/// A file that no pattern names.
+struct Unnamed<'a> {
+    file: &'a File,
+    resident: u64,
+    /// How much it grew while watching.
+    appended: u64,
+}
+
+/// One finding for each database that has such files.
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+    observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
+}
+
+fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
+    let mut files: Vec<Unnamed<'_>> =
+        observation.files_of(index).filter_map(|file| unnamed(observation, database, file)).collect();
+    if files.is_empty() {
+        return None;
+    }
+    files.sort_by(|one, other| (other.resident, &one.file.path).cmp(&(one.resident, &other.file.path)));
+    let resident: u64 = files.iter().map(|file| file.resident).sum();
+    let memory = observation.after.host.memory.total;
+    let (profile, count) = (&database.profile.name, number(files.len(), "file", "files"));
+    Some(Finding {
+        kind: Kind::UnnamedLog,
+        severity: Severity::Note,
+        database: Some(observation.subject(index)),
+        title: format!(
+            "no pattern of the profile \"{profile}\" names {count} that it writes as logs, which hold {} of page cache",
+            Size(resident)
+        ),
+        evidence: files.iter().take(NAMED).map(|file| evidence(observation, file)).collect(),
+        cost: Cost::measured(format!(
+            "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short.",
+            percent(resident, memory)
+        )),
+        fixes: Vec::new(),
+        remarks: Vec::new(),
+        pagekeeper: lines(profile, &files),
+    })
+}
+
+/// The file, if it is one that no pattern names and that the database writes much to as one writes a log.
+fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a File) -> Option<Unnamed<'a>> {
+    let resident = file.residency?.resident;
+    if file.class.is_some() || !database.profile.is_unnamed(&file.path) {
+        return None;
+    }
+    let is_own = |pid: u32| database.pid == Some(pid) || database.workers.contains(&pid);
+    let mut kinds = file.openers.iter().filter(|opener| is_own(opener.pid)).map(|opener| opener.kind);
+    let is_write_only = kinds.clone().any(|kind| kind == OpenerKind::Buffered(Access::WriteOnly));
+    let is_written = is_write_only || kinds.any(|kind| kind == OpenerKind::Buffered(Access::ReadWrite));
+    let before = observation.before(file.inode).map_or(file.size, |before| before.size);
+    let appended = file.size.saturating_sub(before);
+    let is_much = is_much_for_a_log(resident, appended, observation.period().as_secs(), is_write_only);
+    (is_written && is_much).then_some(Unnamed { file, resident, appended })
+}
+
+fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
+    let Unnamed { file, resident, appended } = unnamed;
+    let grew = match appended {
+        0 => "it did not grow while watching".to_owned(),
+        _ => format!("{} were appended in {:.0} s", Size(*appended), observation.period().as_secs_f64()),
+    };
+    // The last page of a file is counted whole.
+    let text = format!(
+        "{}: {} of {} resident; {grew}",
+        escaped(&file.path),
+        Size((*resident).min(file.size)),
+        Size(file.size)
+    );
+    Evidence::new(text)
+        .with("resident_bytes", *resident)
+        .with("size_bytes", file.size)
+        .with("growth_bytes", *appended)
+}
+
+/// What has the guard release them: lines for a profile.
+fn lines(profile: &str, files: &[Unnamed<'_>]) -> Option<String> {
+    let names = files.iter().filter_map(|unnamed| unnamed.file.path.file_name()?.to_str());
+    let patterns: BTreeSet<String> = names.filter_map(pattern_of).collect();
+    let logs: Vec<String> = patterns
+        .into_iter()
+        .take(NAMED)
+        .map(|pattern| {
+            // A string of JSON is one of TOML.
+            let files = serde_json::Value::from(pattern);
+            format!(
+                "\n[[log]]\nclass = \"text\"\nfiles = {files}\nrule = \"release-behind-followers\"\nrewrite = \"never\""
+            )
+        })
+        .collect();
+    (!logs.is_empty()).then(|| {
+        format!(
+            "The guard releases what lies behind their writer, by a profile with these lines at its end. \
+             `pagekeeper guard --print-profile {profile} > {profile}.toml` writes one to begin with; `profiles = \
+             [\"{profile}.toml\"]` in the file of --config has it used.{}",
+            logs.concat()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{MIB, file, opener, residency, sample};
+    use pagekeeper_policy::FileClass;
+
+    #[test]
+    fn a_log_that_no_pattern_names_is_found_with_the_lines_for_a_profile() {
+        let mut after = sample();
+        let of = |name: &str, kind, pid| File {
+            class: None,
+            openers: vec![opener(pid, "mariadbd", kind)],
+            ..file(&format!("/var/lib/mysql/{name}"), FileClass::Text, 300 * MIB, 200 * MIB)
+        };
+        let writes = OpenerKind::Buffered(Access::WriteOnly);
+        after.files.push(of("statements-20261129.txt", writes, 100));
+        after.files.push(of("of another program", writes, 7));
+        after.files.push(of("heap", OpenerKind::Buffered(Access::ReadWrite), 100));
+        after.files.push(of("direct", OpenerKind::Direct(Access::WriteOnly), 100));
+        let mut before = after.clone();
+        before.change = None;
+        let found = find(&Observation::new(&before, &after), Earlier(&[]));
+        let [found] = &found[..] else { panic!("{found:?}") };
+        assert!(found.title.contains("names 1 file that it writes as logs"), "{}", found.title);
+        let lines = found.pagekeeper.as_deref().unwrap();
+        let profile = format!("name = \"x\"\n{}", lines.split_once('\n').unwrap().1);
+        let profile = pagekeeper_catalog::Profile::parse(&profile, "x.toml".as_ref()).unwrap();
+        let next = std::path::Path::new("/var/lib/mysql/statements-20261130.txt");
+        assert_eq!(profile.class_of(next), Some(FileClass::Text));
+        // Of what is named nothing is said, nor of little.
+        for resident in [200 * MIB, MIB] {
+            let class = (resident > MIB).then_some(FileClass::Text);
+            for file in &mut after.files {
+                (file.class, file.residency) = (class, Some(residency(resident, 0)));
+            }
+            assert_eq!(find(&Observation::new(&before, &after), Earlier(&[])), []);
+        }
+    }
+}

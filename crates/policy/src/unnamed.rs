@@ -1,0 +1,209 @@
+//! Files that a server appends to and that no pattern names: when there is so much of it that it is worth a word.
+//!
+//! The files of one directory count together, since a log that is rotated has ever new files, each of them small. A file that was
+//! open when its directory was looked at first may have any size: from there on its growth counts. One that comes in the place of
+//! another was written from its start meanwhile, and counts whole.
+
+use std::collections::BTreeMap;
+
+use crate::names::Pattern;
+
+/// So much, appended while a server is watched, is worth a word: 64 MiB.
+pub const APPENDED_MUCH: u64 = 64 << 20;
+
+/// So many directories of one server are followed; more are left out.
+const DIRECTORIES_MAX: usize = 16;
+
+/// What was seen to be appended to the files of one server, by directory (`D`) and file (`F`).
+#[derive(Debug, Clone)]
+pub struct AppendedFiles<D, F> {
+    directories: BTreeMap<D, Directory<F>>,
+}
+
+#[derive(Debug, Clone)]
+struct Directory<F> {
+    /// The files that were open at the last look, and their sizes then.
+    sizes: BTreeMap<F, u64>,
+    appended: u64,
+    is_reported: bool,
+}
+
+impl<D, F> Default for AppendedFiles<D, F> {
+    fn default() -> Self {
+        Self { directories: BTreeMap::new() }
+    }
+}
+
+impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
+    /// Takes in all files that the server has open for writing now and that no pattern names, each with its size in bytes. Returns
+    /// a file of each directory that has become worth a word, once for each.
+    ///
+    /// ```
+    /// use pagekeeper_policy::unnamed::{APPENDED_MUCH, AppendedFiles};
+    ///
+    /// let mut appended = AppendedFiles::default();
+    /// assert_eq!(appended.see([("/var/log", 1, 5 << 30)]), [], "what it had before does not count");
+    /// assert_eq!(appended.see([("/var/log", 1, (5 << 30) + APPENDED_MUCH)]), [1]);
+    /// assert_eq!(appended.see([("/var/log", 1, 9 << 30)]), [], "it was reported");
+    /// ```
+    pub fn see(&mut self, open: impl IntoIterator<Item = (D, F, u64)>) -> Vec<F> {
+        let mut now: BTreeMap<D, BTreeMap<F, u64>> = BTreeMap::new();
+        for (directory, file, size) in open {
+            now.entry(directory).or_default().insert(file, size);
+        }
+        let mut much = Vec::new();
+        for (directory, sizes) in now {
+            if let Some(known) = self.directories.get_mut(&directory) {
+                much.extend(known.take(sizes));
+            } else if self.directories.len() < DIRECTORIES_MAX {
+                self.directories.insert(directory, Directory { sizes, appended: 0, is_reported: false });
+            }
+        }
+        much
+    }
+}
+
+impl<F: Ord + Copy> Directory<F> {
+    /// Takes in what is open now; the file that grew by most, if all have become worth a word by it.
+    fn take(&mut self, sizes: BTreeMap<F, u64>) -> Option<F> {
+        let is_rotated = self.sizes.keys().any(|file| !sizes.contains_key(file));
+        let growth = |(file, size): (&F, &u64)| {
+            let before = match self.sizes.get(file) {
+                Some(before) => *before,
+                None if is_rotated => 0,
+                None => *size,
+            };
+            (size.saturating_sub(before), *file)
+        };
+        let grown: Vec<(u64, F)> = sizes.iter().map(growth).collect();
+        self.sizes = sizes;
+        self.appended = grown.iter().fold(self.appended, |sum, (bytes, _)| sum.saturating_add(*bytes));
+        if self.is_reported || self.appended < APPENDED_MUCH {
+            return None;
+        }
+        self.is_reported = true;
+        grown.into_iter().max().map(|(_, file)| file)
+    }
+}
+
+/// Whether a file that no pattern names is worth a word to those who look for a while only: it is a log by how it is open or grows,
+/// and has [`APPENDED_MUCH`] resident, or would get as much in a minute at the rate at which it grew.
+///
+/// ```
+/// use pagekeeper_policy::unnamed::is_much_for_a_log;
+///
+/// assert!(is_much_for_a_log(64 << 20, 0, 10, true));
+/// assert!(!is_much_for_a_log(64 << 20, 0, 10, false), "a table that rests");
+/// assert!(is_much_for_a_log(1 << 20, 12 << 20, 10, false));
+/// ```
+pub const fn is_much_for_a_log(resident: u64, appended: u64, seconds: u64, is_write_only: bool) -> bool {
+    let seconds = if seconds == 0 { 1 } else { seconds };
+    let in_a_minute = (appended / seconds).saturating_mul(60);
+    in_a_minute >= APPENDED_MUCH || (resident >= APPENDED_MUCH && (is_write_only || appended > 0))
+}
+
+/// The least digits that are a date, a time or a number which another file of the log has another of.
+const DIGITS_MIN: usize = 4;
+
+/// A pattern for the files of the log that a file of this name is of: dates, times and long numbers in it stand for any. `None` where
+/// a character of the name has a meaning in patterns.
+///
+/// ```
+/// use pagekeeper_policy::unnamed::pattern_of;
+///
+/// assert_eq!(pattern_of("audit-2026-11-29_093000.txt").as_deref(), Some("audit-*.txt"));
+/// assert_eq!(pattern_of("node1-statements.txt").as_deref(), Some("node1-statements.txt"));
+/// ```
+pub fn pattern_of(name: &str) -> Option<String> {
+    let mut pattern = String::new();
+    let mut rest = name;
+    while let Some(first) = rest.chars().next() {
+        let is_part = |c: char| c.is_ascii_digit() || matches!(c, '-' | '_' | '.' | ':' | 'T' | 'Z' | '+');
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let stretch = rest.get(..end).unwrap_or_default();
+        let stretch = stretch.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let digits = stretch.bytes().filter(u8::is_ascii_digit).count();
+        if first.is_ascii_digit() && digits >= DIGITS_MIN {
+            pattern.push('*');
+            rest = rest.get(stretch.len()..).unwrap_or_default();
+        } else {
+            // To the end of a short number, of which no part is another's begin.
+            let taken = if first.is_ascii_digit() { digits_of(rest) } else { first.len_utf8() };
+            pattern.push_str(rest.get(..taken).unwrap_or_default());
+            rest = rest.get(taken..).unwrap_or_default();
+        }
+    }
+    let has_meaning = |c: char| matches!(c, '*' | '{' | '/');
+    let parsed = (!name.contains(has_meaning)).then(|| pattern.parse::<Pattern>())?;
+    Some(if parsed.is_ok() { pattern } else { name.to_owned() })
+}
+
+fn digits_of(text: &str) -> usize {
+    text.bytes().take_while(u8::is_ascii_digit).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_log_that_is_rotated_is_one_however_small_its_files_are() {
+        let mut appended = AppendedFiles::default();
+        let mut reported = Vec::new();
+        for file in 0..20 {
+            // Each is seen once, grown to its full size.
+            reported.extend(appended.see([("/log", file, 10 * MIB)]));
+        }
+        assert_eq!(reported, [7], "the seventh after the first: 70 MiB");
+    }
+
+    #[test]
+    fn files_that_come_beside_others_count_from_then_on() {
+        let mut appended = AppendedFiles::default();
+        assert_eq!(appended.see([("/d", 1, 0)]), []);
+        // A table that was opened, of any size.
+        assert_eq!(appended.see([("/d", 1, 0), ("/d", 2, 900 * MIB)]), []);
+        assert_eq!(appended.see([("/d", 1, 40 * MIB), ("/d", 2, 930 * MIB)]), [1]);
+        // Cut, and written anew: what goes is not counted.
+        let mut appended = AppendedFiles::default();
+        assert_eq!(appended.see([("/d", 1, 50 * MIB)]), []);
+        assert_eq!(appended.see([("/d", 1, 0)]), []);
+        assert_eq!(appended.see([("/d", 1, 50 * MIB)]), []);
+    }
+
+    proptest! {
+        #[test]
+        fn a_pattern_matches_the_name_that_it_is_of(name in "[-a-z0-9_.T*{]{1,40}") {
+            prop_assume!(!matches!(name.as_str(), "." | ".."));
+            match pattern_of(&name) {
+                Some(pattern) => {
+                    let pattern: Pattern = pattern.parse().unwrap();
+                    prop_assert!(pattern.matches_name(std::ffi::OsStr::new(&name)).is_some());
+                }
+                None => prop_assert!(name.contains('*') || name.contains('\u{7b}')),
+            }
+        }
+
+        #[test]
+        fn no_directory_is_reported_twice_and_no_more_than_are_followed(
+            looks in prop::collection::vec(prop::collection::vec((0_u8..40, 0_u8..6, any::<u64>()), 0..40), 0..30)
+        ) {
+            let mut appended = AppendedFiles::default();
+            let mut reported = Vec::new();
+            for look in looks {
+                // A file lies in one directory.
+                let open = look.into_iter().map(|(directory, file, size)| (directory, (directory, file), size));
+                reported.extend(appended.see(open).into_iter().map(|(directory, _)| directory));
+            }
+            let count = reported.len();
+            reported.sort_unstable();
+            reported.dedup();
+            prop_assert_eq!(reported.len(), count);
+            prop_assert!(count <= DIRECTORIES_MAX);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The guard and the doctor beside the text logs of real servers: what `PostgreSQL`'s logging collector and `MariaDB`'s general log
+//! write, under names that their profiles know and under names that no profile knows.
+//!
+//! Needs root, Debian's `postgresql` and `mariadb-server`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support;
+use crate::support::command::run;
+use crate::support::guard::{Ended, Guard};
+use crate::support::{MIB, doctor_report, eventually, mariadb, postgresql, resident_bytes};
+use crate::support::{size_bytes, wait_until_resident_below};
+
+/// What one log may keep: the tail of one file, and the windows that its writer shares with it.
+const ONE_TAIL: u64 = 8 * MIB;
+
+const SOON: Duration = Duration::from_secs(120);
+
+/// The length of one statement in the log, in bytes.
+const STATEMENT: u64 = 64 << 10;
+
+/// Has `PostgreSQL` log so many bytes of statements.
+fn log_statements(server: &postgresql::Server, bytes: u64) {
+    let script = server.home().join("statement.sql");
+    let text = "x".repeat(usize::try_from(STATEMENT).expect("it is small"));
+    std::fs::write(&script, format!("SELECT length('{text}');\n")).expect("write a script");
+    let count = format!("--transactions={}", bytes.div_ceil(STATEMENT));
+    let file = format!("--file={}", script.display());
+    let mut load = server.pgbench(&["--no-vacuum", "--client=1", &count, &file]);
+    let done = load.output().expect("start pgbench");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// The files in a directory whose names end so.
+fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
+    let all = support::files_in(directory);
+    all.into_iter().filter(|path| path.to_str().is_some_and(|path| path.ends_with(ending))).collect()
+}
+
+/// What a guard said of files that no pattern names.
+fn unnamed(ended: &Ended) -> Vec<&Value> {
+    let is_of = |event: &&Value| event["warning"].as_str().is_some_and(|text| text.contains("no pattern"));
+    ended.events.iter().filter(|event| event["event"] == "warning").filter(is_of).collect()
+}
+
+/// Waits until the guard says that no pattern names what a server writes in this directory.
+fn wait_until_unnamed(guard: &Guard, directory: &Path) -> Value {
+    guard.wait_for("warning", SOON, |event| {
+        event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
+            && event["path"].as_str().is_some_and(|path| Path::new(path).starts_with(directory))
+    })
+}
+
+#[test]
+fn the_csvlog_of_postgresql_stays_out_of_the_page_cache() {
+    let programs = postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("PostgreSQL's csvlog", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = postgresql::Server::start_with(
+        scratch.path(),
+        &["logging_collector=on", "log_destination=csvlog", "log_statement=all", "log_rotation_size=0"],
+    );
+    let pid = server.pid().to_string();
+    let logs = || files(&server.wal().with_file_name("log"), ".csv");
+    // Several files of one log, whose names have the time in them.
+    for _ in 0..3 {
+        log_statements(&server, 16 * MIB);
+        let before = logs().len();
+        eventually("another file", SOON, || {
+            server.query("SELECT pg_rotate_logfile()");
+            (logs().len() > before).then_some(())
+        });
+    }
+    log_statements(&server, 16 * MIB);
+    assert!(support::kept_bytes(&logs()) > 60 * MIB, "nothing releases them yet");
+
+    let report = doctor_report::of(&run(["doctor", "--pid", &pid, "--json", "--watch", "3s"]));
+    let found = doctor_report::finding(&report, "logs-in-cache").expect("the logs are in the page cache");
+    assert_eq!(found["evidence"][0]["figures"]["class"], "text", "{found:#}");
+    let releasable = found["evidence"][1]["figures"]["releasable_bytes"].as_u64();
+    assert!(releasable > Some(40 * MIB), "{found:#}");
+
+    let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
+    wait_until_resident_below(&logs(), ONE_TAIL, SOON);
+    // While it is written, too, and with a reader that is in step.
+    let mut reader = std::process::Command::new("tail")
+        .args(["-q", "-c", "0", "-f"])
+        .args(logs())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("start tail");
+    log_statements(&server, 48 * MIB);
+    guard.assert_bounded(ONE_TAIL + 32 * MIB, resident_bytes(&logs()), || resident_bytes(&logs()));
+    wait_until_resident_below(&logs(), ONE_TAIL, SOON);
+    // What a reader has yet to read stays, for as long as it has it open.
+    let stopped = rustix::process::Pid::from_child(&reader);
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("stop tail");
+    log_statements(&server, 24 * MIB);
+    guard.wait_for_ticks(12);
+    let resident = resident_bytes(&logs());
+    assert!(resident > 20 * MIB, "{resident} bytes are left for a reader that has yet to read 24 MiB");
+    reader.kill().expect("end tail");
+    reader.wait().expect("wait for tail");
+    wait_until_resident_below(&logs(), ONE_TAIL, SOON);
+
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    assert!(ended.summary()["released_bytes"]["text"].as_u64() > Some(100 * MIB), "{}", ended.summary());
+    assert!(unnamed(&ended).is_empty(), "{:#?}", unnamed(&ended));
+    println!("{} bytes logged; {}", size_bytes(&logs()), ended.summary());
+}
+
+#[test]
+fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
+    let programs = postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("PostgreSQL's log of another name", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    // Rotated by size, as it is by default: no file of it grows by much.
+    let place = scratch.path().join("audit");
+    std::fs::create_dir(&place).expect("make a directory");
+    std::os::unix::fs::chown(&place, Some(user_of("postgres")), None).expect("give it away");
+    let server = postgresql::Server::start_with(
+        scratch.path(),
+        &[
+            "logging_collector=on",
+            "log_statement=all",
+            "log_rotation_size=10MB",
+            "log_filename=statements-%H%M%S.txt",
+            &format!("log_directory={}", place.display()),
+        ],
+    );
+    let pid = server.pid().to_string();
+    let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for_ticks(4);
+    let said = || {
+        guard.has_said("warning", |event| {
+            event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
+        })
+    };
+    for _ in 0..24 {
+        if said() {
+            break;
+        }
+        log_statements(&server, 8 * MIB);
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    let warning = wait_until_unnamed(&guard, &place);
+    assert!(warning["warning"].as_str().is_some_and(|text| text.contains("doctor")), "{warning:#}");
+    for _ in 0..8 {
+        log_statements(&server, 8 * MIB);
+    }
+    guard.wait_for_ticks(8);
+    let report = doctor_report::of(&run(["doctor", "--pid", &pid, "--json", "--watch", "2s"]));
+    let ended = guard.stop();
+    assert_eq!(unnamed(&ended).len(), 1, "{:#?}", unnamed(&ended));
+    // The doctor sees the files that are open: the newest of them is of some MiB alone.
+    println!("{} bytes logged; {:#}", size_bytes(&files(&place, ".txt")), report["inspected"]);
+}
+
+#[test]
+fn the_general_log_of_mariadb_is_released_and_one_of_another_name_reported() {
+    if !support::can_run("MariaDB's general log", &mariadb::PROGRAMS) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let options =
+        mariadb::Options::primary().argument("--general-log=ON").argument("--max-allowed-packet=64M");
+    let server = mariadb::Server::start(scratch.path(), options.argument("--general-log-file=queries.log"));
+    let pid = server.pid().to_string();
+    let log_queries = |bytes: u64| {
+        let statement =
+            format!("SELECT LENGTH('{}');\n", "x".repeat(usize::try_from(MIB).expect("it is small")));
+        (0..bytes / MIB / 8).for_each(|_| server.run_script(&statement.repeat(8)));
+    };
+    log_queries(48 * MIB);
+    let named = [server.data().join("queries.log")];
+    assert!(support::kept_bytes(&named) > 47 * MIB, "nothing releases it yet");
+    let guard = Guard::spawn(&["--pid", &pid, "--tick", "250ms"]);
+    wait_until_resident_below(&named, ONE_TAIL, SOON);
+
+    // To another file, whose name says nothing.
+    server.query("SET GLOBAL general_log_file = 'statements.txt'");
+    log_queries(4 * MIB);
+    guard.wait_for_ticks(8);
+    log_queries(96 * MIB);
+    wait_until_unnamed(&guard, &server.data());
+    let ended = guard.stop();
+    assert_eq!(unnamed(&ended).len(), 1, "{:#?}", unnamed(&ended));
+    assert!(ended.summary()["released_bytes"]["text"].as_u64() > Some(40 * MIB), "{}", ended.summary());
+
+    let report = doctor_report::of(&run(["doctor", "--pid", &pid, "--json", "--watch", "2s"]));
+    let found = doctor_report::finding(&report, "unnamed-log").expect("it is in the page cache");
+    assert!(found["title"].as_str().is_some_and(|title| title.contains("no pattern")), "{found:#}");
+    let lines = found["pagekeeper"].as_str().expect("the lines for a profile");
+    assert!(lines.contains("files = \"statements.txt\"") && lines.contains("class = \"text\""), "{lines}");
+}
+
+/// The id of a user.
+fn user_of(name: &str) -> u32 {
+    let output = std::process::Command::new("id").args(["-u", name]).output().expect("run id");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("there is such a user")
+}
