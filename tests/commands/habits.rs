@@ -69,6 +69,7 @@ fn usage_errors_end_with_2_and_name_the_fix() {
         (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
         (&["warm", "90%", "/etc/passwd"], "\"90%\" is no file: for a part of each file, give --range ..90%"),
         (&["warm", "--range", "90%", "/etc/passwd"], "give ..90% for the first 90% of each file"),
+        (&["doctor", "--elsewhere", "/etc"], "\n       pagekeeper doctor --elsewhere [OPTIONS]\n"),
         (&["completions", "dos"], "possible values: bash"),
         (&["man", "woman"], "pagekeeper --help lists all"),
         (&["man", "store", "woman"], "there is no command \"store woman\""),

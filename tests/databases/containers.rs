@@ -33,7 +33,8 @@ fn logs_in_containers_are_found_and_released() {
     let guard = Guard::spawn(&["--tick", "200ms"]);
     for container in [&volume, &overlay] {
         let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
-        assert_eq!((&found["profile"], &found["directories"]), (&"mariadb".into(), &vec![DATA].into()));
+        let directories = found["directories"].as_array().expect("a list");
+        assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
         wait_until_resident_below(&container.binlogs(), IDLE_LIMIT, SOON);
     }
 

@@ -150,7 +150,8 @@ fn ends_well(guard: Guard, released: u64) -> Ended {
 
 fn is_served(guard: &Guard, container: &Container<'_>) {
     let found = guard.wait_for("found", SOON, |event| event["pid"] == container.pid());
-    assert_eq!((&found["profile"], &found["directories"]), (&"mariadb".into(), &vec![DATA].into()));
+    let directories = found["directories"].as_array().expect("a list");
+    assert!(found["profile"] == "mariadb" && directories.contains(&DATA.into()), "{found}");
     eventually("its binlogs are released", SOON, || {
         (container.resident_binlogs() < IDLE_LIMIT).then_some(())
     });

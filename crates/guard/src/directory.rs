@@ -115,6 +115,8 @@ pub(crate) struct Directory {
     pub(crate) refused: bool,
     /// What was warned of in it.
     pub(crate) warned: Warned,
+    /// Since when nothing of it was released; none once something was, or that was said.
+    pub(crate) unreleased_since: Option<Instant>,
     /// Whether what is decided for it is done, and not only reported.
     pub(crate) acts: bool,
     /// Whether its logs are kept tighter: the memory cgroup has too much page cache.
@@ -196,6 +198,7 @@ impl Directory {
             right,
             refused: false,
             warned: Warned::default(),
+            unreleased_since: Some(Instant::now()),
             acts: true,
             tight: false,
             entries: BTreeMap::new(),

@@ -39,6 +39,7 @@ mod stranger_tests;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod unreleased;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -257,6 +258,10 @@ impl Guard {
         let (of_removed, acts) =
             self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
         tick.acts += acts;
+
+        if !self.settings.options.dry_run {
+            self.watched.report_unreleased(&mut self.report, Instant::now());
+        }
 
         for directory in &mut self.watched.directories {
             let sums = directory.sums();

@@ -1,0 +1,87 @@
+//! A directory that goes by the profile `generic`, and of which nothing was released for minutes: that is said once. Its patterns fit many
+//! names, and a log that they do not fit is left alone without another word.
+
+use std::time::{Duration, Instant};
+
+use pagekeeper_catalog::units::Size;
+
+use super::report::Report;
+use super::watched::Watched;
+
+/// Nothing was released for so long since a directory was found.
+const SILENT_FOR: Duration = Duration::from_secs(180);
+/// The profile that is meant.
+const GENERIC: &str = "generic";
+
+impl Watched {
+    /// Says of which directories nothing was released.
+    pub(super) fn report_unreleased(&mut self, report: &mut Report, now: Instant) {
+        for directory in self.directories.iter_mut().filter(|directory| directory.profile.name == GENERIC) {
+            let is_of = |done: &&crate::event::Done| {
+                done.pid == directory.owner && done.directory == directory.path && done.released_bytes > 0
+            };
+            if report.done.iter().any(|done| is_of(&done)) {
+                directory.unreleased_since = None;
+            }
+            let since = directory.unreleased_since;
+            if since.is_none_or(|since| now.saturating_duration_since(since) < SILENT_FOR) {
+                continue;
+            }
+            directory.unreleased_since = None;
+            let (files, resident) = (directory.entries.len(), directory.sums().resident);
+            let warning = format!(
+                "nothing of it was released in {} minutes: the patterns of the profile \"{GENERIC}\" name {files} log files in it, of \
+                 which {} are resident; `pagekeeper guard --print-profile {GENERIC}` shows the patterns",
+                SILENT_FOR.as_secs() / 60,
+                Size(resident)
+            );
+            let path = directory.path.clone();
+            report.warning(&mut directory.warned, path, warning);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Options;
+    use crate::event::Event;
+    use crate::guard::Guard;
+    use pagekeeper_kernel::process::ProcRoot;
+
+    #[test]
+    fn a_generic_directory_of_which_nothing_is_released_is_named_once() {
+        let dirs = [(); 2].map(|()| pagekeeper_testing::disk_dir());
+        // One of LevelDB's, of a few KiB; and one with a log that can go.
+        std::fs::write(dirs[0].path().join("000003.log"), vec![1; 9000]).unwrap();
+        for number in 1..=2 {
+            std::fs::write(dirs[1].path().join(format!("{number:06}.log")), vec![1; 4 << 20]).unwrap();
+        }
+        for name in ["000001.log", "000002.log"] {
+            std::fs::File::open(dirs[1].path().join(name)).unwrap().sync_all().unwrap();
+        }
+        let options = Options {
+            find: false,
+            directories: dirs.iter().map(|dir| dir.path().to_path_buf()).collect(),
+            profile: Some(GENERIC.to_owned()),
+            ..Options::default()
+        };
+        let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+        let later = Instant::now() + SILENT_FOR;
+        let mut said = Vec::new();
+        let mut note = |event: &Event| {
+            if let Event::Warning { path, warning } = event
+                && warning.contains("nothing of it was released")
+            {
+                said.push(path.clone());
+            }
+        };
+        (0..8).for_each(|_| guard.tick(&mut note));
+        for _ in 0..2 {
+            let Guard { watched, report, .. } = &mut guard;
+            watched.report_unreleased(report, later);
+            report.pass_on(&mut note);
+        }
+        assert_eq!(said, [dirs[0].path().canonicalize().unwrap()]);
+    }
+}
