@@ -31,7 +31,7 @@ pub enum FileClass {
     Wal,
     /// Segments of a stream or topic: the log is the data, and its readers are mostly not seen.
     Messages,
-    /// What the server writes for people and programs to read: error, query, slow and audit logs. Never read by itself.
+    /// What the server writes for people and programs to read: error, query, slow and audit logs. It does not read them.
     Text,
     /// Table files, SST files: the data itself.
     Data,

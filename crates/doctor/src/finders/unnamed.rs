@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::unnamed::{is_much_for_a_log, pattern_of};
 
@@ -98,8 +98,10 @@ fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
 
 /// What has the guard release them: lines for a profile.
 fn lines(profile: &str, files: &[Unnamed<'_>]) -> Option<String> {
-    let names = files.iter().filter_map(|unnamed| unnamed.file.path.file_name()?.to_str());
-    let patterns: BTreeSet<String> = names.filter_map(pattern_of).collect();
+    let names = files.iter().filter_map(|unnamed| Some(unescaped(unnamed.file.path.file_name()?)));
+    // A profile is UTF-8, and so are the names in it.
+    let names = names.filter(|name| !name.contains(char::REPLACEMENT_CHARACTER));
+    let patterns: BTreeSet<String> = names.filter_map(|name| pattern_of(&name)).collect();
     let logs: Vec<String> = patterns
         .into_iter()
         .take(NAMED)

@@ -280,7 +280,8 @@ impl Watched {
         let seen =
             open.iter().filter_map(|file| Some((file.path.parent()?.to_path_buf(), file.inode, file.size)));
         let much = database.appended.entry(pid).or_default().see(seen);
-        for file in open.iter().filter(|file| much.contains(&file.inode)) {
+        // A server has one file open as its standard output and its standard error.
+        for file in much.iter().filter_map(|much| open.iter().find(|file| file.inode == *much)) {
             let warning = format!(
                 "no pattern of the profile \"{}\" names this file, to which process {own} has appended {} or more while it was \
                  watched: its pages are left alone; `pagekeeper doctor --pid {own}` shows the lines for a profile",
@@ -469,14 +470,12 @@ pub(super) fn descriptors<'a>(
 
 /// The profiles of databases, by their processes and their loggers.
 fn profiles(databases: &[Database]) -> HashMap<u32, &Profile> {
-    let of = |database: &'_ Database| {
-        let pids: Vec<u32> = database.loggers.iter().copied().chain([database.pid]).collect();
-        pids
-    };
-    databases
-        .iter()
-        .flat_map(|database| of(database).into_iter().map(|pid| (pid, &*database.profile)))
-        .collect()
+    let mut profiles = HashMap::new();
+    for database in databases {
+        let loggers = database.loggers.iter().copied();
+        profiles.extend(loggers.chain([database.pid]).map(|pid| (pid, &*database.profile)));
+    }
+    profiles
 }
 
 /// What came of listing the directories of a database, by their indices among its own.
