@@ -38,6 +38,7 @@ pub(crate) struct Options {
     relay_log: &'static str,
     galera: bool,
     arguments: Vec<String>,
+    option_file: Option<PathBuf>,
 }
 
 impl Options {
@@ -50,6 +51,7 @@ impl Options {
             relay_log: "relay",
             galera: false,
             arguments: Vec::new(),
+            option_file: None,
         }
     }
 
@@ -72,6 +74,12 @@ impl Options {
     /// Gives the server one more argument.
     pub(crate) fn argument(mut self, argument: impl Into<String>) -> Self {
         self.arguments.push(argument.into());
+        self
+    }
+
+    /// Reads this option file, which then has to say what the redo log's blocks are.
+    pub(crate) fn option_file(mut self, file: PathBuf) -> Self {
+        self.option_file = Some(file);
         self
     }
 
@@ -335,9 +343,13 @@ impl Drop for Server {
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {
     // setpriv: the signal at its parent's death would be lost if the server itself changed its user.
     let mut command = Command::new("setpriv");
+    let defaults = match &options.option_file {
+        Some(file) => format!("--defaults-file={}", file.display()),
+        None => "--no-defaults".to_owned(),
+    };
     command
         .args(["--reuid=mysql", "--regid=mysql", "--clear-groups", "--pdeathsig=KILL", "--"])
-        .args(["mariadbd", "--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve"])
+        .args(["mariadbd", &defaults, "--bind-address=127.0.0.1", "--skip-name-resolve"])
         .arg(format!("--datadir={}", home.join("data").display()))
         .arg(format!("--socket={}", home.join("run/socket").display()))
         .arg(format!("--pid-file={}", home.join("run/pid").display()))
@@ -346,9 +358,11 @@ fn spawn(home: &Path, port: u16, options: &Options) -> Child {
         .arg(format!("--server-id={}", options.id))
         .args(["--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=1"])
         .arg(format!("--innodb-log-file-size={REDO_BYTES}"))
-        .arg(format!("--innodb-log-file-buffering={}", if options.redo_buffered { "ON" } else { "OFF" }))
+        .arg(format!("--innodb-log-file-buffering={}", if options.redo_buffered { "ON" } else { "OFF" }));
+    if options.option_file.is_none() {
         // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be read back.
-        .arg("--innodb-log-write-ahead-size=4096");
+        command.arg("--innodb-log-write-ahead-size=4096");
+    }
     if options.replica {
         command
             .args(["--slave-parallel-threads=2", "--slave-parallel-mode=optimistic"])

@@ -97,8 +97,11 @@ pub struct LogSpec {
     /// Which of them is the writer's.
     #[serde(default)]
     pub newest: NewestSpec,
-    /// An option of the database's command line that makes the blocks of [`RewriteSource::DeviceBlocks`] larger.
+    /// A setting of the server that makes the blocks of [`RewriteSource::DeviceBlocks`] larger, or takes the place of `block`.
     pub block_option: Option<String>,
+    /// Settings of the server by which old bytes are overwritten: with all of them off it only appends.
+    #[serde(default)]
+    pub overwritten_if: Vec<String>,
     /// Where the database says that it recycles files of a log that is [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
     /// Where the database says from where on crash recovery reads the log.

@@ -326,6 +326,9 @@ impl Printer {
                 let path = escaped(path);
                 return self.complain(&format!("{path} is not watched for {profile}{pid}: {reason}"));
             }
+            Event::Setting { pid: _, profile: _, path, setting } => {
+                format!("{} is not overwritten in parts of pages: {}", escaped(path), escaped(setting))
+            }
             Event::Shared { pid, profile, path, with } => {
                 let with = with.map(|with| format!(" (process {with})")).unwrap_or_default();
                 format!("{profile} (process {pid}) shares {} with another{with}", escaped(path))

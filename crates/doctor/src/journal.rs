@@ -14,8 +14,7 @@ use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::names::WalSegment;
 
-use crate::settings::server_root::ServerRoot;
-use crate::settings::{Engine, Settings};
+use crate::settings::{self, Engine, ServerRoot, Settings};
 
 /// What a recovery would read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub fn journal(
     let files: Vec<&File> = snapshot.files.iter().filter(|file| file.database == Some(database)).collect();
     match settings.engine {
         Engine::PostgreSql => {
-            let root = ServerRoot::of(whose, snapshot, roots);
+            let root = ServerRoot::of(&settings::server(whose, snapshot), &roots.proc);
             let directory = match whose.pid {
                 Some(_) => root.absolute(Path::new("")),
                 None => whose.directories.first()?.clone(),
@@ -110,7 +109,7 @@ fn segment(file: &File) -> Option<WalSegment> {
 
 /// From the redo position of the last checkpoint to the last page that was written.
 fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
-    let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::LEN).ok()?;
+    let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::LEN)?;
     let control = ControlFile::parse(&control).ok()?;
     let position = format!("{:X}/{:X}", control.redo >> 32, control.redo & 0xffff_ffff);
     if control.clean {
@@ -165,14 +164,14 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
 
 /// The size of WAL pages, of the long header that each segment begins with (`access/xlog_internal.h`).
 fn page_size(root: &ServerRoot<'_>, segment: &Path) -> Option<u64> {
-    let bytes = root.read_at(segment, 36, 4).ok()?;
+    let bytes = root.read_at(segment, 36, 4)?;
     let size = u64::from(u32::from_le_bytes(bytes.try_into().ok()?));
     (size.is_power_of_two() && (1024..=65536).contains(&size)).then_some(size)
 }
 
 /// The position that a page of WAL says it has (`xlp_pageaddr`).
 fn page_address(root: &ServerRoot<'_>, segment: &Path, offset: u64) -> Option<u64> {
-    let bytes = root.read_at(segment, offset + 8, 8).ok()?;
+    let bytes = root.read_at(segment, offset + 8, 8)?;
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 

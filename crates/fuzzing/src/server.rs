@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use pagekeeper_catalog::Profile;
 use pagekeeper_doctor::journal;
-use pagekeeper_doctor::settings::SettingsReader;
+use pagekeeper_doctor::settings::{self, SettingsReader};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, SysRoots, VmStat, Watermarks};
 use pagekeeper_observe::{Database, File, Host, Opener, OpenerKind, Snapshot};
@@ -135,7 +135,7 @@ fn read(fake: &Fake, process: &str, wal: &Path) {
         visibility_gaps: Vec::new(),
     };
     let roots = SysRoots::at(tree);
-    let settings = SettingsReader::default().read(&snapshot.databases[0], &snapshot, &roots);
+    let settings = settings::read(&mut SettingsReader::default(), &snapshot.databases[0], &snapshot, &roots);
     let _ = journal(0, &snapshot, &settings, &roots);
 }
 

@@ -1,6 +1,6 @@
 //! The settings files of databases: any text is read, and what is read is of lines that are there.
 
-use pagekeeper_doctor::settings::{guc, option_file, options, toml_keys};
+use pagekeeper_catalog::settings::{guc, option_file, options, toml_keys};
 
 /// Reads an input.
 pub(crate) fn fuzz_one(data: &[u8]) {

@@ -39,10 +39,11 @@ use self::due::{OfDatabase, Rest};
 pub(crate) use self::listed::Listed;
 use crate::entry::Entry;
 use crate::ids::IdMap;
-use crate::listing::Listing;
+use crate::listing::{Listing, LogSettings};
 use crate::ownership::{Identity, Pin, Right};
 use crate::remembered::Remembered;
 use crate::sample::KnownFileSystem;
+use crate::server_settings::ServerSettings;
 use crate::warned::Warned;
 
 /// Changes between two ticks from which on a directory is listed at intervals instead.
@@ -124,8 +125,8 @@ pub(crate) struct Directory {
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: IdMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
-    /// The command line of the database, for settings.
-    command_line: Vec<OsString>,
+    /// The settings of its server.
+    pub(crate) server: Arc<ServerSettings>,
     /// To be listed again at the next tick.
     pub(crate) stale: bool,
     /// The listing under way.
@@ -173,8 +174,8 @@ pub(crate) struct Log {
     pub(crate) spec: usize,
     /// How its writer comes back to old bytes, as far as has been seen.
     pub(crate) rewrite: Rewrite,
-    /// Whether the database has the setting that the profile's hint speaks of.
-    pub(crate) has_setting: bool,
+    /// What the database's settings say of it.
+    pub(crate) settings: LogSettings,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
     pub(crate) segment_size: Option<SegmentSize>,
 }
@@ -185,7 +186,6 @@ impl Directory {
         owner: Option<u32>,
         through: Option<u32>,
         profile: Arc<Profile>,
-        command_line: Vec<OsString>,
         right: Right,
     ) -> Self {
         Self {
@@ -204,7 +204,7 @@ impl Directory {
             entries: BTreeMap::new(),
             logs: IdMap::default(),
             by_stem: HashMap::new(),
-            command_line,
+            server: Arc::default(),
             stale: true,
             listing: None,
             new_names: Vec::new(),
@@ -263,7 +263,7 @@ impl Directory {
     pub(crate) fn without_files(&self) -> Self {
         let (profile, right) = (Arc::clone(&self.profile), self.right.clone());
         let path = self.path.clone();
-        Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, Vec::new(), right) }
+        Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, right) }
     }
 
     /// Finds the directory that its path leads to now, and opens nothing: it may be anybody's.

@@ -74,6 +74,19 @@ pub enum Event {
         /// Why.
         reason: Refusal,
     },
+    /// A log is released since the settings of its database say that it is not overwritten in parts of pages. Said once for each
+    /// log.
+    Setting {
+        /// The database's process; none for a directory that was named.
+        pid: Option<u32>,
+        /// The profile it goes by.
+        profile: String,
+        /// A file of the log.
+        #[serde(serialize_with = "lossy")]
+        path: PathBuf,
+        /// The settings, with their values and where they are set: an option file and line, or the command line.
+        setting: String,
+    },
     /// Two databases of one kind hold files in one directory: it is watched once, for the first.
     Shared {
         /// The second one's process.

@@ -314,7 +314,7 @@ mod tests {
     fn directory(path: &Path, profile: &str, ids: &Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
         let mut directory =
-            Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
+            Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Right::Operator);
         take_samples(&mut directory, ids);
         directory
     }
@@ -541,7 +541,7 @@ mod tests {
             let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
             let ids = Ids::default();
             let mut directory =
-                Directory::new(wal.clone(), None, None, Arc::new(profile), Vec::new(), Right::Operator);
+                Directory::new(wal.clone(), None, None, Arc::new(profile), Right::Operator);
             take_samples(&mut directory, &ids);
             take_samples(&mut directory, &ids);
             for position in [70_000, 80_000, 4_323_816] {

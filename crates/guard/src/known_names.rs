@@ -97,7 +97,7 @@ mod tests {
         for dir in &dirs {
             std::fs::write(dir.path().join("000004.log"), "").unwrap();
             let path = dir.path().to_path_buf();
-            let mut of = Directory::new(path, None, None, Arc::clone(&profile), Vec::new(), Right::Operator);
+            let mut of = Directory::new(path, None, None, Arc::clone(&profile), Right::Operator);
             list(&mut of);
             directories.push(Box::new(of));
         }

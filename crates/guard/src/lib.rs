@@ -25,6 +25,7 @@ mod notify;
 mod ownership;
 mod remembered;
 mod sample;
+mod server_settings;
 mod shares;
 mod streams;
 mod targets;

@@ -12,8 +12,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use pagekeeper_catalog::settings::{are_recycled, size_option};
+use pagekeeper_catalog::settings::{are_recycled, how_written};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::{Error, Inode, Result, page_size, physical_block_size};
 use pagekeeper_policy::names::Number;
@@ -22,6 +23,7 @@ use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
 
 use crate::budget::Turn;
 use crate::ownership;
+use crate::server_settings::ServerSettings;
 
 /// A listing under way.
 #[derive(Debug)]
@@ -185,8 +187,16 @@ pub(crate) struct NewFile {
     pub(crate) size: u64,
     /// What is known of its log before anything was seen of the writer.
     pub(crate) rewrite: Rewrite,
+    pub(crate) settings: LogSettings,
+}
+
+/// What the settings of a database say of one of its logs.
+#[derive(Debug, Clone)]
+pub(crate) struct LogSettings {
     /// Whether the database has the setting that the profile's hint speaks of.
     pub(crate) has_setting: bool,
+    /// The settings that decide how it is written, each with its place.
+    pub(crate) by: Option<Arc<str>>,
 }
 
 impl NewFile {
@@ -202,8 +212,8 @@ pub(crate) struct Inspection<'a> {
     pub(crate) fd: BorrowedFd<'a>,
     pub(crate) path: &'a Path,
     pub(crate) profile: &'a Profile,
-    /// The command line of the database, for settings.
-    pub(crate) command_line: &'a [OsString],
+    /// The settings of the database's server.
+    pub(crate) server: &'a ServerSettings,
     /// Names of files that say whether logs are recycled.
     pub(crate) settings: &'a [OsString],
 }
@@ -227,7 +237,7 @@ impl Inspection<'_> {
         &self,
         name: &OsStr,
         indexed: &mut HashMap<OsString, bool>,
-        at_first: &mut HashMap<usize, (Rewrite, bool)>,
+        at_first: &mut HashMap<usize, (Rewrite, LogSettings)>,
     ) -> Option<NewFile> {
         let path = self.path.join(name);
         let (spec, matched) = self.profile.log_of(&path)?;
@@ -246,8 +256,8 @@ impl Inspection<'_> {
             return None;
         }
         let inode = ownership::inode(&stat);
-        let (rewrite, has_setting) =
-            *at_first.entry(spec).or_insert_with(|| self.known_at_first(log, inode.dev));
+        let known = at_first.entry(spec).or_insert_with(|| self.known_at_first(log, inode.dev));
+        let (rewrite, settings) = known.clone();
         Some(NewFile {
             name: name.to_os_string(),
             spec,
@@ -260,25 +270,24 @@ impl Inspection<'_> {
             changed: ownership::nanoseconds(stat.stx_mtime),
             size: stat.stx_size,
             rewrite,
-            has_setting,
+            settings,
         })
     }
 
-    /// What is known of a log before anything was seen of its writer; and whether the database has the setting that says so,
-    /// where the profile names one.
-    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, bool) {
+    /// What is known of a log before anything was seen of its writer, and what the database's settings say of it.
+    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
-        let recycled = recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled));
-        let rewrite = match spec.rewrite_on(page_size()) {
-            RewriteSource::Known(rewrite) => rewrite,
-            RewriteSource::DeviceBlocks => {
-                let device = physical_block_size(Path::new("/sys"), dev).unwrap_or(512);
-                let option = spec.block_option.as_ref().and_then(|name| size_option(self.command_line, name));
-                Rewrite::of_blocks(device.max(option.unwrap_or(0)), page_size())
-            }
-            RewriteSource::Detect if recycled == Some(Some(true)) => Rewrite::SubPages,
-            RewriteSource::Detect => Rewrite::Never,
+        let recycled =
+            recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled, || self.server.get()));
+        let device = match spec.rewrite {
+            RewriteSource::DeviceBlocks => physical_block_size(Path::new("/sys"), dev).unwrap_or(512),
+            RewriteSource::Known(_) | RewriteSource::Detect => 0,
         };
-        (rewrite, recycled != Some(None))
+        let decided = how_written(spec, device, page_size(), || self.server.get());
+        let rewrite = decided.rewrite.unwrap_or(match recycled {
+            Some(Some(true)) => Rewrite::SubPages,
+            _ => Rewrite::Never,
+        });
+        (rewrite, LogSettings { has_setting: recycled != Some(None), by: decided.by.map(Into::into) })
     }
 }

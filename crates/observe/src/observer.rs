@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use pagekeeper_catalog::Profile;
+use pagekeeper_catalog::settings::uptime;
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{BackingDevice, MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::unescaped;
@@ -175,18 +176,8 @@ fn database(roots: &SysRoots, subject: Subject, gaps: &mut VisibilityGaps) -> Da
         profile: subject.profile,
         directories: subject.directories,
         command_line: subject.pid.and_then(|pid| roots.proc.command_line(pid).ok()).unwrap_or_default(),
-        uptime: subject.pid.and_then(|pid| uptime(roots, pid)),
+        uptime: subject.pid.and_then(|pid| uptime(&roots.proc, pid)),
         cgroup,
         workers: subject.workers,
     }
-}
-
-/// How long a process has been running.
-#[allow(clippy::disallowed_methods, reason = "of /proc")]
-fn uptime(roots: &SysRoots, pid: u32) -> Option<Duration> {
-    let started = roots.proc.start_time(pid).ok()?;
-    let text = std::fs::read_to_string(roots.proc.path().join("uptime")).ok()?;
-    let host: f64 = text.split_whitespace().next()?.parse().ok()?;
-    let ticks = rustix::param::clock_ticks_per_second();
-    Duration::try_from_secs_f64(host - started as f64 / ticks as f64).ok()
 }

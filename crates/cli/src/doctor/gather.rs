@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context;
-use pagekeeper_doctor::settings::{Settings, SettingsReader};
+use pagekeeper_doctor::settings::{self, Settings, SettingsReader};
 use pagekeeper_doctor::{
     Journal, Observation, Releasable, SavedFile, SavedSnapshot, Streamer, VisibilityGap, lacks_snapshot,
     mixed_with,
@@ -69,7 +69,7 @@ pub(super) fn all(
 /// The settings of each database, in its order.
 fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
     let mut reader = SettingsReader::default();
-    snapshot.databases.iter().map(|database| reader.read(database, snapshot, roots)).collect()
+    snapshot.databases.iter().map(|database| settings::read(&mut reader, database, snapshot, roots)).collect()
 }
 
 /// The databases that have more settings than are read of one.

@@ -73,6 +73,7 @@ impl Fleet {
             | Event::Cgroup { .. }
             | Event::VisibilityGap { .. }
             | Event::Found { pid: None, .. }
+            | Event::Setting { .. }
             | Event::TakenOver { .. }
             | Event::Hung { .. }
             | Event::Answers { .. }

@@ -185,6 +185,7 @@ impl MetricsState {
             | Event::InPart { .. }
             | Event::Refused { .. }
             | Event::Shared { .. }
+            | Event::Setting { .. }
             | Event::TakenOver { .. }
             | Event::Hung { .. }
             | Event::Answers { .. }

@@ -7,7 +7,7 @@ use super::table::innodb::{
 };
 use super::{Advised, Goal};
 use crate::Fix;
-use crate::settings::mysql::BUFFERED;
+use crate::settings::BUFFERED;
 use crate::settings::{Engine, Setting, Settings};
 
 pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {

@@ -13,7 +13,7 @@ use crate::advice::postgresql::shared_buffers;
 use crate::advice::postgresql_rows::{CHECKPOINT_FLUSH_AFTER, WAL_RECYCLE};
 use crate::advice::rocksdb::{is_on, is_rocksdb, recycled, rocks_setting, size};
 use crate::advice::uncertain;
-use crate::settings::mysql::BUFFERED;
+use crate::settings::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity, advise};
 

@@ -174,7 +174,7 @@ mod tests {
             symlink("/", tree.path().join("7/root")).unwrap();
             std::fs::write(data.join("binlog.index"), "").unwrap();
             let profile = Arc::new(find_profile(&Profile::built_in(), "mariadb").unwrap().clone());
-            let directory = Directory::new(data, None, None, profile, Vec::new(), Right::Operator);
+            let directory = Directory::new(data, None, None, profile, Right::Operator);
             let descriptors = Descriptors::new(Instant::now());
             let (names, ids, count) = (KnownNames::default(), Ids::default(), Some(100));
             let mut server =

@@ -32,6 +32,8 @@ pub(crate) struct Listed {
     pub(crate) refused: Option<OsString>,
     /// Whether there are more log files than may be watched.
     pub(crate) left_out: bool,
+    /// New logs that are released for settings of their database: a file, and the settings.
+    pub(crate) decided: Vec<(OsString, String)>,
 }
 
 impl Directory {
@@ -115,7 +117,7 @@ impl Directory {
             fd,
             path: &self.path,
             profile: &self.profile,
-            command_line: &self.command_line,
+            server: &self.server,
             settings: &self.settings,
         };
         let found = inspection.run(&mut self.new_names, turn);
@@ -123,7 +125,10 @@ impl Directory {
         let held = self.logs_held(fd, &found);
         for file in found {
             if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
-                grown.insert(self.add(file, ids));
+                let name = file.name.clone();
+                let (log, decided) = self.add(file, ids);
+                grown.insert(log);
+                listed.decided.extend(decided.map(|by| (name, by)));
             } else if self.profile.logs[file.spec].class != FileClass::Text {
                 // Text logs of others in the same directory are no news: /var/log has all programs'.
                 self.refused = true;
@@ -167,11 +172,13 @@ impl Directory {
         self.by_stem.retain(|_, id| used.contains(id));
     }
 
-    /// Takes up a log file; of which log.
-    fn add(&mut self, file: NewFile, ids: &Ids) -> LogId {
+    /// Takes up a log file: of which log, and for a new log that is released for its database's settings, for which.
+    fn add(&mut self, file: NewFile, ids: &Ids) -> (LogId, Option<String>) {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
-        let (spec, rewrite, has_setting) = (file.spec, file.rewrite, file.has_setting);
-        self.logs.entry(log).or_insert(Log { spec, rewrite, has_setting, segment_size: None });
+        let (spec, rewrite, settings) = (file.spec, file.rewrite, file.settings);
+        let is_new = !self.logs.contains_key(&log);
+        let decided = settings.by.as_deref().filter(|_| is_new && !rewrite.needs_old_pages()).map(str::to_owned);
+        self.logs.entry(log).or_insert(Log { spec, rewrite, settings, segment_size: None });
         let entry = Entry {
             id: FileId(ids.next()),
             log,
@@ -194,7 +201,7 @@ impl Directory {
         self.entries.insert(file.name, entry);
         self.version = new_version();
         self.touch();
-        log
+        (log, decided)
     }
 
     /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its

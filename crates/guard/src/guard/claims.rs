@@ -27,6 +27,7 @@ use crate::descriptors::{Extent, is_written};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
 use crate::ownership::{self, Identity, ProcessRight, Right};
+use crate::server_settings::ServerSettings;
 use crate::targets::{ProcessTraits, Targets};
 
 /// What was refused is examined again after so long.
@@ -300,9 +301,9 @@ impl Watched {
             Some(claimant.pid),
             claimant.through,
             Arc::clone(profile),
-            claimant.command_line.clone(),
             right,
         );
+        directory.server = Arc::clone(&claimant.server);
         directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(now + AGAIN);
         let key = DatabaseKey::Process(claimant.pid);
@@ -493,7 +494,7 @@ struct Examined {
     right: Arc<ProcessRight>,
     traits: ProcessTraits,
     through: Option<u32>,
-    command_line: Vec<std::ffi::OsString>,
+    server: Arc<ServerSettings>,
     /// The logs that it has open, by directory as it sees it: their names, which files they are, and whether it writes.
     held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
     /// The directories that its profile names, as it sees them, below its working directory.
@@ -528,7 +529,7 @@ impl Examined {
             certain: database.certain,
             traits: database.claimant.traits.clone(),
             through: proc.through(pid),
-            command_line: proc.command_line(pid).unwrap_or_default(),
+            server: Arc::clone(&database.server),
             named: named_directories(proc, database),
             right,
             held,

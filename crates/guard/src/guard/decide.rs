@@ -161,10 +161,10 @@ impl Decider {
                 Act::Warn { warning, .. } => {
                     let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
                     if let Some(mut text) = text_of(warning, leftovers) {
-                        if let Some(hint) =
-                            spec.hint.as_ref().filter(|_| directory.logs[&entry.log].has_setting)
-                        {
-                            text = format!("{text}; {hint}");
+                        let settings = &directory.logs[&entry.log].settings;
+                        let hint = spec.hint.as_deref().filter(|_| settings.has_setting);
+                        for more in [settings.by.as_deref(), hint].into_iter().flatten() {
+                            text = format!("{text}; {more}");
                         }
                         decision.warnings.push(FileWarning { path, inode, warning, text, directory: index });
                     }

@@ -89,10 +89,18 @@ impl Report {
         }
     }
 
-    /// Reports what listing a directory refused, and whether there was too much.
+    /// Reports what listing a directory refused, whether there was too much, and which logs go by settings.
     pub(super) fn listed(&mut self, directory: &Directory, listed: &Listed) {
         if listed.left_out {
             self.in_part(directory, Budget::Names);
+        }
+        for (name, setting) in &listed.decided {
+            self.events.push(Event::Setting {
+                pid: directory.owner,
+                profile: directory.profile.name.clone(),
+                path: directory.path_of(name),
+                setting: setting.clone(),
+            });
         }
         if let Some(name) = &listed.refused {
             let path = if name.is_empty() { directory.path.clone() } else { directory.path_of(name) };

@@ -155,6 +155,10 @@ impl Watched {
                 if !directory.is_listed_now() || turn.is_over() {
                     continue;
                 }
+                if directory.server.are_wanted(&directory.profile) {
+                    place.elsewhere();
+                    directory.server.get();
+                }
                 place.at(index);
                 let listed = directory.resolve(&proc).and_then(|(found, identity)| {
                     if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {

@@ -330,7 +330,7 @@ mod tests {
         let of = |number: usize, pid: u32, party| {
             let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
             let path = format!("/{pid}/{number}").into();
-            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right))
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
         };
         let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
         let mut guard =

@@ -258,7 +258,7 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     for pid in [10, 11] {
         let right = Right::Process(Arc::default());
         let profile = Arc::clone(&profile);
-        let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, Vec::new(), right);
+        let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, right);
         watched.directories.push(Box::new(directory));
     }
     let settings = Settings::new(Options { find: false, ..Options::default() }).unwrap();

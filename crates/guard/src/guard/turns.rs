@@ -259,7 +259,7 @@ mod tests {
         let of = |pid: u32, party| {
             let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
             let path = format!("/var/lib/{pid}").into();
-            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), Vec::new(), right))
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
         };
         let others = 0..u32::try_from(DIRECTORIES_OF_USER).unwrap();
         let mut directories: Directories = others.map(|pid| of(pid, Party::User(1))).collect();

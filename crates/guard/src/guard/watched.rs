@@ -30,6 +30,7 @@ use crate::known_names::KnownNames;
 use crate::notify::Notifications;
 use crate::ownership::ProcessRight;
 use crate::ownership::Right;
+use crate::server_settings::ServerSettings;
 use crate::targets::Targets;
 use crate::warned::Warned;
 use pagekeeper_kernel::hang::Crew;
@@ -73,6 +74,8 @@ pub(super) struct Database {
     pub(super) sees_descriptors: bool,
     /// What was warned of that is of no directory.
     pub(super) warned: Warned,
+    /// Its settings.
+    pub(super) server: Arc<ServerSettings>,
 }
 
 impl Database {
@@ -303,6 +306,7 @@ impl Watched {
         database.claimant.examine_anew();
         database.claims.retain(|_, claim| claim.is_held());
         if database.profile.name != recognised.profile.name {
+            database.server = ServerSettings::of_process(&self.proc, pid, &recognised.profile, true);
             database.profile = recognised.profile;
             self.forget_directories_of(&[pid]);
         }
@@ -368,11 +372,13 @@ impl Watched {
             self.databases.retain(|database| !workers.contains(&database.pid));
             self.forget_directories_of(&workers);
         }
+        // By a profile that was asked for there is nothing to find out.
+        let certain = recognised.certain || settings.options.profile.is_some();
         self.databases.push(Database {
             pid,
             started,
-            // By a profile that was asked for there is nothing to find out.
-            certain: recognised.certain || settings.options.profile.is_some(),
+            certain,
+            server: ServerSettings::of_process(&self.proc, pid, &recognised.profile, certain),
             profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
@@ -454,11 +460,13 @@ impl Watched {
                 );
                 report.events.push(Event::Warning { path, warning });
             }
+            let proc = &self.proc;
             for (right, directory) in found {
+                let server = ServerSettings::of_directory(proc, directory.clone(), &profile);
                 let acts = settings.options.targets.acts_on(None, &directory);
                 let mut named =
-                    Directory::new(directory, None, None, Arc::clone(&profile), Vec::new(), right);
-                named.acts = acts;
+                    Directory::new(directory, None, None, Arc::clone(&profile), right);
+                (named.acts, named.server) = (acts, server);
                 self.directories.push(Box::new(named));
             }
         }

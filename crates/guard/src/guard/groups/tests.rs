@@ -225,7 +225,7 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
         for acts in [true, false] {
             let profile = guard.settings.named_profile().unwrap();
             let mut directory =
-                Directory::new("/none".into(), Some(pid), None, profile, Vec::new(), Right::Operator);
+                Directory::new("/none".into(), Some(pid), None, profile, Right::Operator);
             directory.acts = acts;
             guard.watched.directories.push(Box::new(directory));
         }

@@ -8,25 +8,24 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
-use pagekeeper_observe::{Database, Snapshot};
 use toml::de::{DeTable, DeValue};
 
 use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};
 use super::server_root::{ServerRoot, Unread, newest_numbered};
-use super::{CHANGED_SINCE, Engine, Origin, Settings, options};
+use super::{CHANGED_SINCE, Engine, Origin, Server, Settings, options};
 
 /// Tables of a file within tables are followed so deep.
 const DEEPEST: u32 = 8;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
-    let root = ServerRoot::of(database, snapshot, roots);
+pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
+    let root = ServerRoot::of(server, proc);
     if settings.engine == Engine::TiKv {
-        tikv(database, &root, settings);
+        tikv(server, &root, settings);
     }
-    let directories = directories(database, snapshot);
+    let directories = directories(server);
     if directories.is_empty() {
         settings.not_read("OPTIONS", "no directory of a RocksDB database is known");
     }
@@ -36,11 +35,13 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
 }
 
 /// Where its databases are: where it has a MANIFEST open; without a process, where it was said to be.
-fn directories(database: &Database, snapshot: &Snapshot) -> Vec<PathBuf> {
-    let Some(pid) = database.pid else { return database.directories.clone() };
-    let manifests = snapshot.files.iter().filter(|file| {
+fn directories(server: &Server) -> Vec<PathBuf> {
+    if server.pid.is_none() {
+        return server.directories.clone();
+    }
+    let manifests = server.files.iter().filter(|file| {
         let name = file.path.file_name().unwrap_or_default().as_bytes();
-        name.starts_with(b"MANIFEST-") && file.openers.iter().any(|opener| opener.pid == pid)
+        name.starts_with(b"MANIFEST-") && file.is_open()
     });
     let mut found: Vec<PathBuf> =
         manifests.filter_map(|file| Some(file.path.parent()?.to_path_buf())).collect();
@@ -86,9 +87,9 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
 }
 
 /// What `TiKV` was given (`--config`), and what it wrote down that it runs with (`last_tikv.toml`).
-fn tikv(database: &Database, root: &ServerRoot<'_>, settings: &mut Settings) {
+fn tikv(server: &Server, root: &ServerRoot<'_>, settings: &mut Settings) {
     let arguments: Vec<String> =
-        database.command_line.iter().map(|word| unescaped(word).into_owned()).collect();
+        server.command_line.iter().map(|word| unescaped(word).into_owned()).collect();
     let argument = |names: [&str; 2]| -> Option<PathBuf> {
         arguments.iter().enumerate().find_map(|(at, word)| {
             let (name, value) = match word.split_once('=') {
@@ -142,7 +143,7 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
 /// where it is no TOML.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::toml_keys;
+/// use pagekeeper_catalog::settings::toml_keys;
 ///
 /// let found = toml_keys("[rocksdb]\nbytes-per-sync = \"1MB\"\n").unwrap();
 /// assert_eq!(found, [("rocksdb.bytes-per-sync".to_owned(), "1MB".to_owned(), 2)]);
@@ -203,16 +204,11 @@ pub(crate) fn tikv_size(value: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{database, sample};
+    use crate::settings::testing::server;
     use proptest::prelude::*;
 
-    fn without_process(profile: &str, directory: &Path, command_line: &str) -> Database {
-        let plain = database(profile, 1, directory.to_str().unwrap());
-        Database {
-            pid: None,
-            command_line: command_line.split_whitespace().map(Into::into).collect(),
-            ..plain
-        }
+    fn read(server: &Server, settings: &mut Settings) {
+        super::read(server, &ProcRoot::default(), settings);
     }
 
     #[test]
@@ -222,7 +218,7 @@ mod tests {
         std::fs::write(dir.path().join("OPTIONS-000007"), "[DBOptions]\n bytes_per_sync=1\n").unwrap();
         std::fs::write(dir.path().join("OPTIONS-000011"), text).unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
-        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
+        read(&server(Engine::RocksDb, dir.path(), ""), &mut settings);
         let found = settings.get("bytes_per_sync").unwrap();
         assert_eq!(found.value, "0");
         assert_eq!(found.from, Origin::File { path: dir.path().join("OPTIONS-000011"), line: 4 });
@@ -232,24 +228,21 @@ mod tests {
     }
 
     #[test]
-    fn no_option_of_rocksdb_is_offered_to_pebble() {
+    fn options_of_pebble_are_no_rocksdbs() {
         let dir = tempfile::tempdir().unwrap();
         let text =
             "[Version]\n  pebble_version=0.1\n\n[Options]\n  bytes_per_sync=524288\n  max_open_files=1000\n";
         std::fs::write(dir.path().join("OPTIONS-000007"), text).unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
-        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
+        read(&server(Engine::RocksDb, dir.path(), ""), &mut settings);
         assert_eq!(settings.engine, Engine::Other);
-        for goal in [crate::Goal::SteadyWriteback, crate::Goal::LogsOutOfCache, crate::Goal::NoMixedIo] {
-            assert_eq!(crate::advise(goal, &settings).fixes, []);
-        }
     }
 
     #[test]
     fn a_directory_without_options_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(Engine::RocksDb);
-        read(&without_process("rocksdb", dir.path(), ""), &sample(), &SysRoots::default(), &mut settings);
+        read(&server(Engine::RocksDb, dir.path(), ""), &mut settings);
         assert_eq!(settings.unread, [(dir.path().join("OPTIONS"), "there is no such file".to_owned())]);
     }
 
@@ -265,7 +258,7 @@ mod tests {
         .unwrap();
         let line = format!("tikv-server --config={} --data-dir {}", given.display(), dir.path().display());
         let mut settings = Settings::new(Engine::TiKv);
-        read(&without_process("rocksdb", dir.path(), &line), &sample(), &SysRoots::default(), &mut settings);
+        read(&server(Engine::TiKv, dir.path(), &line), &mut settings);
         let found = settings.get("rocksdb.bytes-per-sync").unwrap();
         assert_eq!((found.value.as_str(), tikv_size(&found.value)), ("1MiB", Some(1 << 20)));
         assert!(matches!(found.from, Origin::File { line: 5, .. }));

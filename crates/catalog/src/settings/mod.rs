@@ -1,4 +1,4 @@
-//! The settings of a running database, read from its own files and command line.
+//! The settings of a running database, read from its own files and command line: one reader for all who ask.
 //!
 //! Invariants:
 //! 1. Nothing is guessed: a setting that could not be found is absent, and a file that could not be read is in
@@ -11,26 +11,30 @@
 //!
 //! [`SettingsReader::read`] does not fail: what goes wrong is in [`Settings::unread`].
 
+mod beside;
+mod decisive;
 pub mod guc;
 #[cfg(test)]
 mod hostile;
 mod limits;
-pub(crate) mod mysql;
+mod mysql;
 pub mod option_file;
 pub mod options;
 mod postgresql;
 mod program;
-pub(crate) mod rocksdb;
+mod rocksdb;
 mod searched;
-pub(crate) mod server_root;
+mod server;
+mod server_root;
+#[cfg(test)]
+mod testing;
 mod version_groups;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_observe::{Database, Snapshot};
 use serde::Serialize;
 
 use limits::{ALL_KEEP, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};
@@ -39,8 +43,13 @@ use searched::Searched;
 use server_root::Unread;
 use version_groups::VersionGroups;
 
+pub use beside::are_recycled;
+pub use decisive::{Decided, how_written};
 pub use limits::LONGEST_FILE;
+pub use mysql::BUFFERED;
 pub use rocksdb::keys as toml_keys;
+pub use server::{Opened, Server, ServerFile, uptime};
+pub use server_root::ServerRoot;
 
 /// What is said of a server that is one of two.
 const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
@@ -49,13 +58,14 @@ const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its 
 const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
 /// What is said where more was found than is kept.
 const CUT: &str = "not all of its settings files were read";
+/// What is said of a setting of a file where another file that may set it again was not read.
+const PARTIAL: &str = "not all of its settings files could be read, or one was changed after the server started";
 /// A setting in memory, beside its texts, in bytes.
 const SETTING: usize = size_of::<Setting>() + CHANGED_SINCE.len();
 
 /// Whose settings they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
 pub enum Engine {
     /// `MariaDB`; with `MyRocks` if [`Settings::myrocks`] says so.
     MariaDb,
@@ -94,6 +104,9 @@ pub struct Settings {
     found: Vec<Setting>,
     /// The file that settings which are set nowhere yet go into, where that is known.
     home: Option<PathBuf>,
+    /// A file that may set something could not be read.
+    #[serde(skip)]
+    is_partial: bool,
     #[serde(skip)]
     room: Room,
 }
@@ -180,6 +193,7 @@ impl Settings {
             unread: Vec::new(),
             found: Vec::new(),
             home: None,
+            is_partial: false,
             room: Room { kept: 0, max_kept: MAX_KEPT, more_unread: 0, cuts: BTreeMap::new() },
         }
     }
@@ -269,7 +283,10 @@ impl Settings {
     fn failed(&mut self, path: impl Into<PathBuf>, unread: Unread) {
         match unread {
             Unread::Missing => self.not_read(path, "it is not there any more"),
-            Unread::Because(why) => self.not_read(path, why),
+            Unread::Because(why) => {
+                self.is_partial = true;
+                self.not_read(path, why);
+            }
             Unread::Cut(cut) => self.cut(&path.into(), cut),
         }
     }
@@ -282,6 +299,15 @@ impl Settings {
     /// Whether there may be more settings: more was found than is read and kept of one database.
     pub fn is_cut(&self) -> bool {
         self.room.cuts.keys().any(|cut| cut.hides())
+    }
+
+    /// Why it is not certain that a setting is in force: its file was changed, or another that may set it again was not read.
+    pub fn doubt_of<'a>(&self, setting: &'a Setting) -> Option<&'a str> {
+        let may_be_hidden = match setting.from {
+            Origin::File { .. } | Origin::Environment => self.is_partial || self.is_cut(),
+            Origin::CommandLine | Origin::Seen | Origin::Default => false,
+        };
+        setting.doubt.as_deref().or(may_be_hidden.then_some(PARTIAL))
     }
 
     /// Says which limits were met.
@@ -311,15 +337,12 @@ fn normal(name: &str) -> String {
 /// Reads the settings of databases; each is bounded, and so are all together.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::SettingsReader;
-/// use pagekeeper_kernel::pressure::SysRoots;
-/// use pagekeeper_observe::Snapshot;
+/// use pagekeeper_catalog::settings::{Server, SettingsReader};
+/// use pagekeeper_kernel::process::ProcRoot;
 ///
-/// fn show(snapshot: &Snapshot) {
-///     let mut reader = SettingsReader::default();
-///     for database in &snapshot.databases {
-///         println!("{:?}", reader.read(database, snapshot, &SysRoots::default()).get("sync_binlog"));
-///     }
+/// fn show(server: &Server, proc: &ProcRoot) {
+///     let settings = SettingsReader::default().read(server, proc);
+///     println!("{:?}", settings.get("sync_binlog"));
 /// }
 /// ```
 #[derive(Debug, Default)]
@@ -331,41 +354,32 @@ pub struct SettingsReader {
 }
 
 impl SettingsReader {
-    /// Reads the settings of a database in `snapshot`.
-    pub fn read(&mut self, database: &Database, snapshot: &Snapshot, roots: &SysRoots) -> Settings {
-        let mut settings = Settings::new(engine_of(database));
+    /// Reads the settings of a server.
+    pub fn read(&mut self, server: &Server, proc: &ProcRoot) -> Settings {
+        let mut settings = Settings::new(server.engine);
         settings.room.max_kept = MAX_KEPT.min(ALL_KEEP.saturating_sub(self.kept).max(EACH_KEEPS));
         match settings.engine {
             Engine::MariaDb | Engine::MySql => {
-                match program::of(database, snapshot, roots, &mut self.programs) {
-                    Some(program) => (settings.engine, settings.version) = (program.engine, program.version),
-                    None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+                if !server.is_certain {
+                    match program::of(server, proc, &mut self.programs) {
+                        Some(program) => {
+                            (settings.engine, settings.version) = (program.engine, program.version);
+                        }
+                        None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+                    }
                 }
-                mysql::read(database, snapshot, roots, &mut self.groups, &mut settings);
+                mysql::read(server, proc, &mut self.groups, &mut settings);
                 if settings.myrocks {
-                    rocksdb::read(database, snapshot, roots, &mut settings);
+                    rocksdb::read(server, proc, &mut settings);
                 }
             }
-            Engine::PostgreSql => postgresql::read(database, snapshot, roots, &mut settings),
-            Engine::RocksDb | Engine::TiKv => rocksdb::read(database, snapshot, roots, &mut settings),
+            Engine::PostgreSql => postgresql::read(server, proc, &mut settings),
+            Engine::RocksDb | Engine::TiKv => rocksdb::read(server, proc, &mut settings),
             Engine::MongoDb => settings.not_read("mongod.conf", "settings of MongoDB are not read"),
             Engine::Other => {}
         }
         settings.finish();
         self.kept += settings.room.kept;
         settings
-    }
-}
-
-/// Whose settings they are, by the profile and the name of the process.
-fn engine_of(database: &Database) -> Engine {
-    match database.profile.name.as_str() {
-        "mariadb" => Engine::MariaDb,
-        "mysql" => Engine::MySql,
-        "postgresql" => Engine::PostgreSql,
-        "rocksdb" if database.name.starts_with("tikv") => Engine::TiKv,
-        "rocksdb" => Engine::RocksDb,
-        "mongodb" => Engine::MongoDb,
-        _ => Engine::Other,
     }
 }

@@ -14,21 +14,21 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::hang::asking_from;
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
-use pagekeeper_observe::{Database, Snapshot};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
+use super::Server;
 use super::limits::{Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
 
 /// Clocks of files and of processes differ by less.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// A database's process, or this one, and what the file system is to it.
-pub(crate) struct ServerRoot<'a> {
-    roots: &'a SysRoots,
+pub struct ServerRoot<'a> {
+    proc: &'a ProcRoot,
     pid: Option<u32>,
     started: Option<SystemTime>,
     left: Left,
@@ -79,13 +79,13 @@ pub(crate) enum Unread {
 }
 
 impl<'a> ServerRoot<'a> {
-    pub(crate) fn of(database: &Database, snapshot: &Snapshot, roots: &'a SysRoots) -> Self {
-        let started = database.uptime.and_then(|uptime| snapshot.at.checked_sub(uptime));
-        Self { roots, pid: database.pid, started, left: Left::default() }
+    /// That of a server.
+    pub fn of(server: &Server, proc: &'a ProcRoot) -> Self {
+        Self { proc, pid: server.pid, started: server.started, left: Left::default() }
     }
 
     /// A relative path as one from the process's root, by its working directory.
-    pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
+    pub fn absolute(&self, path: &Path) -> PathBuf {
         if path.is_absolute() {
             return path.to_path_buf();
         }
@@ -95,15 +95,15 @@ impl<'a> ServerRoot<'a> {
     /// Where the process works, empty without a process; or why that can't be seen.
     pub(crate) fn working_directory(&self) -> Result<PathBuf, String> {
         let Some(pid) = self.pid else { return Ok(PathBuf::new()) };
-        let shown = self.roots.proc.working_directory(pid).map_err(|error| of_process(&error))?;
-        Ok(self.roots.proc.as_seen_by(pid, &shown))
+        let shown = self.proc.working_directory(pid).map_err(|error| of_process(&error))?;
+        Ok(self.proc.as_seen_by(pid, &shown))
     }
 
     /// A variable of the process's environment as it was at its start; an error if that may not be read.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(crate) fn variables(&self) -> Result<Vec<(String, String)>, String> {
         let Some(pid) = self.pid else { return Ok(Vec::new()) };
-        let path = self.roots.proc.path().join(format!("{pid}/environ"));
+        let path = self.proc.path().join(format!("{pid}/environ"));
         let mut bytes = Vec::new();
         std::fs::File::open(&path)
             .and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut bytes))
@@ -119,17 +119,11 @@ impl<'a> ServerRoot<'a> {
     pub(crate) fn read(&self, path: &Path) -> Result<Text, Unread> {
         self.left.open_one()?;
         let file = self.open(path)?;
-        if file.size() > LONGEST_FILE {
-            return Err(Unread::Because(format!(
-                "{} bytes long, and settings files of more than {LONGEST_FILE} bytes are not read",
-                file.size()
-            )));
-        }
-        let left = self.left.bytes.get().checked_sub(file.size()).ok_or(Unread::Cut(Cut::Bytes))?;
+        let size = file.size().min(LONGEST_FILE);
+        let left = self.left.bytes.get().checked_sub(size).ok_or(Unread::Cut(Cut::Bytes))?;
+        let content = content_of(&file)?;
         self.left.bytes.set(left);
         let because = |error: std::io::Error| Unread::Because(error.to_string());
-        let mut bytes = Vec::new();
-        file.reader().take(LONGEST_FILE).read_to_end(&mut bytes).map_err(because)?;
         let _asking = file.asking().map_err(|error| unread(&error))?;
         let metadata = file.file().metadata().map_err(because)?;
         let changed_since = match (self.started, metadata.modified()) {
@@ -137,23 +131,22 @@ impl<'a> ServerRoot<'a> {
             _ => false,
         };
         Ok(Text {
-            content: unescaped_bytes(&bytes).into_owned(),
+            content,
             changed_since,
             world_writable: metadata.mode() & 0o002 != 0,
             inode: file.inode(),
         })
     }
 
-    /// Reads at most `max` bytes at an offset of a file.
-    pub(crate) fn read_at(&self, path: &Path, offset: u64, max: usize) -> Result<Vec<u8>, Unread> {
+    /// Reads at most `max` bytes at an offset of a file; `None` if it can't be read.
+    pub fn read_at(&self, path: &Path, offset: u64, max: usize) -> Option<Vec<u8>> {
         use std::os::unix::fs::FileExt as _;
-        let file = self.open(path)?;
+        let file = self.open(path).ok()?;
         let mut bytes = vec![0; max];
-        let _asking = file.asking().map_err(|error| unread(&error))?;
-        let read =
-            file.file().read_at(&mut bytes, offset).map_err(|error| Unread::Because(error.to_string()))?;
+        let _asking = file.asking().ok()?;
+        let read = file.file().read_at(&mut bytes, offset).ok()?;
         bytes.truncate(read);
-        Ok(bytes)
+        Some(bytes)
     }
 
     /// The names in a directory that are wanted, sorted by bytes.
@@ -164,7 +157,7 @@ impl<'a> ServerRoot<'a> {
     ) -> Result<Vec<std::ffi::OsString>, Unread> {
         self.left.open_one()?;
         let fd = match self.pid {
-            Some(pid) => self.roots.proc.open_directory_in_namespace(pid, directory),
+            Some(pid) => self.proc.open_directory_in_namespace(pid, directory),
             None => pagekeeper_kernel::open_directory(directory, Links::Follow),
         }
         .map_err(|error| unread(&error))?;
@@ -187,12 +180,26 @@ impl<'a> ServerRoot<'a> {
         let Some(pid) = self.pid else {
             return InspectedFile::open(path, Links::Follow).map_err(|error| unread(&error));
         };
-        let opened = self.roots.proc.handle_in_namespace(pid, &self.absolute(path));
+        let opened = self.proc.handle_in_namespace(pid, &self.absolute(path));
         opened.and_then(|handle| handle.open(Expected::Any)).map_err(|error| {
-            let of_its_own = error.path().starts_with(self.roots.proc.path());
+            let of_its_own = error.path().starts_with(self.proc.path());
             if error.is_denied() && of_its_own { Unread::Because(of_process(&error)) } else { unread(&error) }
         })
     }
+}
+
+/// The text of a settings file, unless it is too long for one. What is not UTF-8 in it is replaced.
+pub(super) fn content_of(file: &InspectedFile) -> Result<String, Unread> {
+    if file.size() > LONGEST_FILE {
+        return Err(Unread::Because(format!(
+            "{} bytes long, and settings files of more than {LONGEST_FILE} bytes are not read",
+            file.size()
+        )));
+    }
+    let mut bytes = Vec::new();
+    let read = file.reader().take(LONGEST_FILE).read_to_end(&mut bytes);
+    read.map_err(|error| Unread::Because(error.to_string()))?;
+    Ok(unescaped_bytes(&bytes).into_owned())
 }
 
 /// Why a process's view of the file system can't be had, with the right that would show it.
@@ -244,21 +251,21 @@ mod tests {
     use super::*;
     use rustix::fs::{CWD, Mode};
 
-    fn root(roots: &SysRoots, pid: Option<u32>) -> ServerRoot<'_> {
+    fn root(proc: &ProcRoot, pid: Option<u32>) -> ServerRoot<'_> {
         let started = Some(SystemTime::now() - Duration::from_secs(60));
-        ServerRoot { roots, pid, started, left: Left::default() }
+        ServerRoot { proc, pid, started, left: Left::default() }
     }
 
     #[test]
     fn a_file_is_read_through_a_processs_root_and_over_links() {
-        let roots = SysRoots::default();
+        let proc = ProcRoot::default();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("my.cnf");
         std::fs::write(&path, "x=1\n").unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         for pid in [None, Some(std::process::id())] {
-            let root = root(&roots, pid);
+            let root = root(&proc, pid);
             let text = root.read(&link).unwrap();
             assert_eq!(text.content, "x=1\n");
             assert!(text.changed_since && !text.world_writable);
@@ -293,17 +300,17 @@ mod tests {
             .unwrap();
         let mut said = [0; 6];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
-        let roots = SysRoots::default();
+        let proc = ProcRoot::default();
         let pid = Some(child.id());
         let began = std::time::Instant::now();
         let found = loop {
             // One that has read nothing yet.
-            let found = root(&roots, pid).read(Path::new("/link")).ok().map(|text| text.content);
+            let found = root(&proc, pid).read(Path::new("/link")).ok().map(|text| text.content);
             if found.is_some() || began.elapsed() > Duration::from_secs(20) {
                 break found;
             }
         };
-        let outside = root(&roots, pid).read(&dir.path().join("my.cnf")).is_ok();
+        let outside = root(&proc, pid).read(&dir.path().join("my.cnf")).is_ok();
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.as_deref(), Some("x=inside\n"));
@@ -312,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_fifo_and_a_huge_file_are_not_read() {
-        let roots = SysRoots::default();
+        let proc = ProcRoot::default();
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
@@ -320,7 +327,7 @@ mod tests {
         std::fs::File::create(&huge).unwrap().set_len(LONGEST_FILE + 1).unwrap();
         for pid in [None, Some(std::process::id())] {
             for path in [&fifo, &huge] {
-                assert!(matches!(root(&roots, pid).read(path), Err(Unread::Because(_))));
+                assert!(matches!(root(&proc, pid).read(path), Err(Unread::Because(_))));
             }
         }
     }

@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
-use pagekeeper_observe::{Database, Snapshot};
 
 use super::guc::{self, Entry};
 use super::limits::{Cut, DEEPEST, shortened};
 use super::server_root::{ServerRoot, Unread, plain};
-use super::{CHANGED_SINCE, Origin, Settings};
+use super::{CHANGED_SINCE, Origin, Server, Settings};
 
 /// Where a server writes the command line that it was started with.
 const LAST_START: &str = "postmaster.opts";
@@ -37,12 +36,12 @@ const DEFAULTS: [(&str, &str); 11] = [
 const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, settings: &mut Settings) {
-    let root = ServerRoot::of(database, snapshot, roots);
+pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
+    let root = ServerRoot::of(server, proc);
     let mut arguments: Vec<String> =
-        database.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
+        server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let mut unknown = "named relative to where the server was started, which can't be seen".to_owned();
-    let directory = match (database.pid, database.directories.first()) {
+    let directory = match (server.pid, server.directories.first()) {
         // The postmaster works in its data directory.
         (Some(_), _) => root.working_directory().unwrap_or_else(|why| {
             unknown = why;
@@ -54,7 +53,7 @@ pub(super) fn read(database: &Database, snapshot: &Snapshot, roots: &SysRoots, s
         (None, directory) => directory.cloned().unwrap_or_default(),
     };
     let mut of_another = None;
-    if database.pid.is_none()
+    if server.pid.is_none()
         && let Ok(text) = root.read(&directory.join(LAST_START))
     {
         // The command line of its last start: each argument in double quotes.
@@ -151,7 +150,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn problem(&mut self, path: &Path, why: impl Into<String>) {
-        self.failed = true;
+        (self.failed, self.settings.is_partial) = (true, true);
         self.settings.not_read(path, why);
     }
 
@@ -214,13 +213,11 @@ impl Reader<'_> {
 mod tests {
     use super::super::Engine;
     use super::*;
-    use crate::testing::{database, sample};
+    use crate::settings::testing::{server, words};
 
     fn settings_in(directory: &Path) -> Settings {
-        let plain = database("postgresql", 1, directory.to_str().unwrap());
         let mut settings = Settings::new(Engine::PostgreSql);
-        let database = Database { pid: None, uptime: None, ..plain };
-        read(&database, &sample(), &SysRoots::default(), &mut settings);
+        read(&server(Engine::PostgreSql, directory, ""), &ProcRoot::default(), &mut settings);
         settings
     }
 
@@ -276,19 +273,20 @@ mod tests {
             pagekeeper_testing::skip("only root can be another user");
             return;
         }
-        let mut server = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let mut database = database("postgresql", server.id(), "/somewhere");
-        database.command_line = ["postgres", "-D", "/srv/pg"].map(Into::into).to_vec();
-        let read_by_nobody = |database: &Database| {
+        let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let plain = server(Engine::PostgreSql, Path::new("/somewhere"), "");
+        let mut database = Server { pid: Some(process.id()), ..plain };
+        database.command_line = words("postgres -D /srv/pg");
+        let read_by_nobody = |database: &Server| {
             let mut settings = Settings::new(Engine::PostgreSql);
-            pagekeeper_testing::as_nobody(|| read(database, &sample(), &SysRoots::default(), &mut settings));
+            pagekeeper_testing::as_nobody(|| read(database, &ProcRoot::default(), &mut settings));
             settings.unread
         };
         let named = read_by_nobody(&database);
         database.command_line.truncate(1);
         let nameless = read_by_nobody(&database);
-        server.kill().unwrap();
-        server.wait().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
         assert_eq!(named[0].0, Path::new("/srv/pg/postgresql.conf"));
         assert_eq!(nameless[0].0, Path::new("postgresql.conf"));
         for (_, why) in named.iter().chain(&nameless) {

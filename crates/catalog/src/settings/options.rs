@@ -21,7 +21,7 @@ pub struct Entry {
 /// Reads an options file: its `[Version]`, `[DBOptions]` and `[CFOptions "…"]`.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::options::parse;
+/// use pagekeeper_catalog::settings::options::parse;
 ///
 /// let found = parse("[DBOptions]\n  bytes_per_sync=0\n[CFOptions \"a\"]\n  num_levels=7\n");
 /// assert_eq!((found[0].name.as_str(), found[0].value.as_str(), found[0].line), ("bytes_per_sync", "0", 2));

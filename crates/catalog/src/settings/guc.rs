@@ -35,7 +35,7 @@ pub enum Entry {
 /// Reads a configuration file.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::guc::{Entry, parse};
+/// use pagekeeper_catalog::settings::guc::{Entry, parse};
 ///
 /// let lines = parse("# memory\nshared_buffers = 128MB # min 128kB\n");
 /// assert_eq!(lines[0].number, 2);

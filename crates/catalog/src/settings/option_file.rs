@@ -34,7 +34,7 @@ pub enum Entry {
 /// Reads an option file.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::option_file::{Entry, parse};
+/// use pagekeeper_catalog::settings::option_file::{Entry, parse};
 ///
 /// let lines = parse("[mysqld]\nsync-binlog = \"1\" # each commit\n");
 /// assert_eq!(lines[0].entry, Entry::Group("mysqld".into()));
@@ -155,7 +155,7 @@ pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
 }
 
 /// A size as these servers write it: a number with `K`, `M`, `G`, `T`, `P` or `E`, in powers of 1024.
-pub(crate) fn size(value: &str) -> Option<u64> {
+pub fn size(value: &str) -> Option<u64> {
     let value = value.trim();
     let (number, power) = match value.char_indices().last()? {
         (at, c) if c.is_ascii_alphabetic() => {

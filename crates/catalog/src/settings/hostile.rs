@@ -3,31 +3,20 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::Database;
+use pagekeeper_kernel::process::ProcRoot;
 
 use super::limits::{Cut, EACH_KEEPS, LONGEST_TOML, MAX_BYTES, MAX_OPENED, MAX_UNREAD};
-use super::{LONGEST_FILE, Settings, SettingsReader};
-use crate::testing::{database, sample};
+use super::testing::server;
+use super::{Engine, LONGEST_FILE, Server, Settings, SettingsReader};
 
-/// A database without a process: its files are this machine's.
-fn without_process(profile: &str, directory: &Path, command_line: &str) -> Database {
-    let plain = database(profile, 1, directory.to_str().unwrap());
-    let command_line: Vec<_> = command_line.split_whitespace().map(Into::into).collect();
-    let name = command_line
-        .first()
-        .map_or_else(|| plain.name.clone(), |name: &std::ffi::OsString| name.to_str().unwrap().to_owned());
-    Database { pid: None, uptime: None, name, command_line, ..plain }
-}
-
-fn read(database: &Database) -> Settings {
-    SettingsReader::default().read(database, &sample(), &SysRoots::default())
+fn read(server: &Server) -> Settings {
+    SettingsReader::default().read(server, &ProcRoot::default())
 }
 
 /// Of a server that has this option file.
 fn mysqld(file: &Path) -> Settings {
-    read(&without_process(
-        "mysql",
+    read(&server(
+        Engine::MySql,
         Path::new("/nonexistent"),
         &format!("mysqld --defaults-file={}", file.display()),
     ))
@@ -163,20 +152,20 @@ fn lines_settings_and_complaints_are_bounded() {
 fn very_many_databases_have_little_each() {
     let files = Files::new();
     let path = files.write("my.cnf", format!("[mysqld]\n{}", "a=1\n".repeat(45_000)));
-    let database = without_process(
-        "mysql",
+    let database = server(
+        Engine::MySql,
         Path::new("/nonexistent"),
         &format!("mysqld --defaults-file={}", path.display()),
     );
     let mut reader = SettingsReader::default();
     let counts: Vec<usize> =
-        (0..12).map(|_| reader.read(&database, &sample(), &SysRoots::default()).all().len()).collect();
+        (0..12).map(|_| reader.read(&database, &ProcRoot::default()).all().len()).collect();
     assert!(counts[11] * 10 < counts[0] && counts[11] > 0, "{counts:?}");
     // A usual server's settings are read all the same.
     let usual = files.write("usual.cnf", "[mysqld]\nsync-binlog=1\n".repeat(200));
     let line = format!("mysqld --defaults-file={}", usual.display());
     let usual =
-        reader.read(&without_process("mysql", Path::new("/x"), &line), &sample(), &SysRoots::default());
+        reader.read(&server(Engine::MySql, Path::new("/x"), &line), &ProcRoot::default());
     assert_eq!((usual.all().len(), usual.unread.len()), (200, 0));
     const { assert!(EACH_KEEPS > 200 * 1024) };
 }
@@ -189,7 +178,7 @@ fn postgresqls_includes_are_bounded() {
     files.write("other.conf", "include_if_exists 'postgresql.conf'\nport = 1\n");
     std::fs::create_dir(files.path("conf.d")).unwrap();
     files.write("conf.d/a.conf", "include_dir '.'\nwork_mem = 1\n");
-    let settings = read(&without_process("postgresql", files.0.path(), ""));
+    let settings = read(&server(Engine::PostgreSql, files.0.path(), ""));
     assert!(said(&settings, Cut::Cycle) && said(&settings, Cut::Files), "{:?}", settings.unread);
     assert!(settings.unread.len() < MAX_UNREAD + 8);
     // Where settings may be missing no default is claimed.
@@ -207,14 +196,14 @@ fn options_of_rocksdb_and_tikv_are_bounded() {
         family("y", 1000)
     );
     files.write("OPTIONS-000007", text);
-    let settings = read(&without_process("rocksdb", files.0.path(), ""));
+    let settings = read(&server(Engine::RocksDb, files.0.path(), ""));
     assert_eq!(settings.get("bytes_per_sync").unwrap().value, "1");
     assert_eq!((settings.all().len(), settings.get("y.a").unwrap().value.as_str()), (1001, "1"));
 
     let tikv = |text: &str| {
         let path = files.write("tikv.toml", text);
         let line = format!("tikv-server --config={}", path.display());
-        read(&without_process("rocksdb", files.0.path(), &line))
+        read(&server(Engine::TiKv, files.0.path(), &line))
     };
     let reasons = |settings: &Settings| {
         settings.unread.iter().map(|(_, why)| why.clone()).collect::<Vec<_>>().join("; ")
@@ -256,9 +245,9 @@ fn what_was_persisted_is_bounded() {
         text
     });
     files.write("mysqld-auto.cnf", format!("{{\"mysql_server\":{{{members}\"last\":{{\"Value\":\"1\"}}}}}}"));
-    let settings = read(&without_process("mysql", files.0.path(), "mysqld --x"));
+    let settings = read(&server(Engine::MySql, files.0.path(), "mysqld --x"));
     assert_eq!(settings.get("v29999").unwrap().value, "1");
     assert!(matches!(settings.get("v7").unwrap().from, super::Origin::File { line: 9, .. }));
     files.write("mysqld-auto.cnf", "[".repeat(1 << 19));
-    assert_eq!(read(&without_process("mysql", files.0.path(), "mysqld --x")).unread.len(), 1);
+    assert_eq!(read(&server(Engine::MySql, files.0.path(), "mysqld --x")).unread.len(), 1);
 }

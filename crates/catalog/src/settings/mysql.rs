@@ -12,15 +12,14 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
-use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 use super::limits::{Cut, DEEPEST, beginning, shortened};
 use super::option_file::{self, Entry, option};
 use super::server_root::{ServerRoot, Unread};
 use super::version_groups::VersionGroups;
-use super::{CHANGED_SINCE, Engine, Origin, Settings};
+use super::{CHANGED_SINCE, Engine, Opened, Origin, Server, Settings};
 
 /// The server's groups, but for those of one version.
 const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
@@ -31,16 +30,16 @@ const DEEPEST_OBJECT: u32 = 10;
 
 /// Reads all of them into `settings`.
 pub(super) fn read(
-    database: &Database,
-    snapshot: &Snapshot,
-    roots: &SysRoots,
+    server: &Server,
+    proc: &ProcRoot,
     groups: &mut VersionGroups,
     settings: &mut Settings,
 ) {
-    let root = ServerRoot::of(database, snapshot, roots);
+    let root = ServerRoot::of(server, proc);
     let arguments: Vec<String> =
-        database.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
+        server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let variables = root.variables().unwrap_or_else(|error| {
+        settings.is_partial = true;
         settings.not_read("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
         Vec::new()
     });
@@ -53,10 +52,10 @@ pub(super) fn read(
     };
     let (defaults, rest) = Defaults::of(&arguments);
     let suffix = defaults.suffix.clone().or_else(|| variable("MYSQL_GROUP_SUFFIX"));
-    let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
+    let exe = server.pid.map(|pid| proc.path().join(format!("{pid}/exe")));
     let files = defaults.files(&variable);
-    if database.pid.is_none() && arguments.is_empty() {
-        read_if_its_own(database, &root, &files, groups, settings);
+    if server.pid.is_none() && arguments.is_empty() {
+        read_if_its_own(server, &root, &files, groups, settings);
     } else {
         let mut reader = Reader { root: &root, settings, suffix, exe, groups, open: Vec::new() };
         for path in files {
@@ -70,20 +69,20 @@ pub(super) fn read(
     }
     let loads = !defaults.none && settings.is_on("persisted_globals_load") != Some(false);
     if settings.engine == Engine::MySql && loads {
-        let directory = match (database.pid, database.directories.first()) {
+        let directory = match (server.pid, server.directories.first()) {
             // The server works in its data directory.
             (Some(_), _) => root.absolute(Path::new("")),
             (None, directory) => directory.cloned().unwrap_or_default(),
         };
         persisted(&root, &directory.join("mysqld-auto.cnf"), settings);
     }
-    seen(database, snapshot, settings);
+    seen(server, settings);
 }
 
 /// Reads option files for a directory that no server has open, as settings of its server only if that works in this very
 /// directory: it may as well be a copy, or a backup of another.
 fn read_if_its_own(
-    database: &Database,
+    server: &Server,
     root: &ServerRoot<'_>,
     files: &[PathBuf],
     groups: &mut VersionGroups,
@@ -97,7 +96,7 @@ fn read_if_its_own(
     let its_own = read.get("datadir").is_some_and(|datadir| {
         asking(Path::new(&datadir.value)).is_ok_and(|_asking| {
             let resolved = std::fs::canonicalize(&datadir.value);
-            resolved.is_ok_and(|resolved| database.directories.contains(&resolved))
+            resolved.is_ok_and(|resolved| server.directories.contains(&resolved))
         })
     });
     if its_own {
@@ -183,6 +182,7 @@ impl Reader<'_> {
     fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
         if path.is_relative() {
             // The server has left the directory that it was started in.
+            self.settings.is_partial = true;
             self.settings
                 .not_read(path, "named relative to where the server was started, which can't be seen");
             return;
@@ -207,6 +207,7 @@ impl Reader<'_> {
         self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
         if text.changed_since {
+            self.settings.is_partial = true;
             self.settings.not_read(path, CHANGED_SINCE);
         }
         let mut counts = Counts::No;
@@ -229,6 +230,7 @@ impl Reader<'_> {
                             line.number,
                             beginning(group)
                         );
+                        self.settings.is_partial = true;
                         self.settings.not_read(path, why);
                         counts = Counts::No;
                     }
@@ -295,6 +297,7 @@ fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
         Err(unread) => return settings.failed(path, unread),
     };
     let Ok(content) = serde_json::from_str::<serde_json::Value>(&text) else {
+        settings.is_partial = true;
         return settings.not_read(path, "not the JSON that MySQL writes");
     };
     settings.read_from.push(path.to_path_buf());
@@ -334,25 +337,25 @@ fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, Str
 }
 
 /// What the server shows by how it has its files open.
-fn seen(database: &Database, snapshot: &Snapshot, settings: &mut Settings) {
+fn seen(server: &Server, settings: &mut Settings) {
     let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
     settings.redo_directory = settings.engine == Engine::MySql
-        && snapshot
+        && server
             .files
             .iter()
-            .any(|file| owns(database, file) && file.path.file_name().is_some_and(redo_files));
-    let Some(pid) = database.pid else { return };
+            .any(|file| owns(server, &file.path) && file.path.file_name().is_some_and(redo_files));
+    if server.pid.is_none() {
+        return;
+    }
     let (mut tables, mut redo) = (Open::default(), Open::default());
-    for file in &snapshot.files {
+    for file in server.files.iter().filter(|file| file.is_open()) {
         let Some(name) = file.path.file_name().map(OsStrExt::as_bytes) else { continue };
-        let kinds = file.openers.iter().filter(|opener| opener.pid == pid).map(|opener| opener.kind);
         if name.ends_with(b".ibd") || name.starts_with(b"ibdata") {
-            tables.take(kinds);
+            tables.take(&file.opened);
         } else if name == b"ib_logfile0" {
-            redo.take(kinds);
+            redo.take(&file.opened);
         }
-        settings.myrocks |=
-            name.starts_with(b"MANIFEST-") && file.openers.iter().any(|opener| opener.pid == pid);
+        settings.myrocks |= name.starts_with(b"MANIFEST-");
     }
     let says_direct = settings
         .get("innodb_flush_method")
@@ -382,12 +385,12 @@ fn seen(database: &Database, snapshot: &Snapshot, settings: &mut Settings) {
 }
 
 /// Whether a file lies in one of its directories.
-fn owns(database: &Database, file: &File) -> bool {
-    database.directories.iter().any(|directory| file.path.starts_with(directory))
+fn owns(server: &Server, file: &Path) -> bool {
+    server.directories.iter().any(|directory| file.starts_with(directory))
 }
 
 /// The value of `innodb_flush_method` where the server has its tables open without `O_DIRECT`, whatever is configured.
-pub(crate) const BUFFERED: &str = "buffered";
+pub const BUFFERED: &str = "buffered";
 
 #[derive(Debug, Default)]
 struct Open {
@@ -396,27 +399,19 @@ struct Open {
 }
 
 impl Open {
-    fn take(&mut self, kinds: impl Iterator<Item = OpenerKind>) {
-        for kind in kinds {
-            match kind {
-                OpenerKind::Direct(_) => self.direct = true,
-                OpenerKind::Buffered(_) => self.buffered = true,
-                OpenerKind::Mapped { .. } => {}
-            }
-        }
+    fn take(&mut self, opened: &[Opened]) {
+        self.direct |= opened.contains(&Opened::Direct);
+        self.buffered |= opened.contains(&Opened::Buffered);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::sample;
+    use crate::settings::testing::server;
 
-    /// A server without a process: its files are this machine's.
-    fn database(profile: &str, command_line: &str) -> Database {
-        let command_line = command_line.split_whitespace().map(Into::into).collect();
-        let plain = crate::testing::database(profile, 1, "/nonexistent");
-        Database { pid: None, command_line, uptime: None, ..plain }
+    fn read(server: &Server, settings: &mut Settings) {
+        super::read(server, &ProcRoot::default(), &mut VersionGroups::default(), settings);
     }
 
     fn words(line: &str) -> Vec<String> {
@@ -480,9 +475,9 @@ mod tests {
         write("conf.d/10.cnf", "[server]\nsync_binlog=2\ninnodb_flush_method=fsync\n");
         write("conf.d/30.txt", "[mysqld]\nsync_binlog=3\n");
         let arguments = format!("mariadbd --defaults-file={} --innodb-log-file-size=64M", main.display());
-        let database = database("mariadb", &arguments);
+        let database = server(Engine::MariaDb, Path::new("/nonexistent"), &arguments);
         let mut settings = Settings::new(Engine::MariaDb);
-        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
+        read(&database, &mut settings);
         let get = |name: &str| {
             let found = settings.get(name).unwrap();
             (found.value.clone(), found.from.clone())
@@ -506,20 +501,20 @@ mod tests {
         let data = std::fs::canonicalize(dir.path()).unwrap().join("data");
         std::fs::create_dir(&data).unwrap();
         let cnf = dir.path().join("my.cnf");
-        let database = Database { directories: vec![data.clone()], ..database("mariadb", "") };
-        let (snapshot, roots) = (sample(), SysRoots::default());
-        let read = |datadir: &str| {
+        let database = server(Engine::MariaDb, &data, "");
+        let proc = ProcRoot::default();
+        let read_with = |datadir: &str| {
             std::fs::write(&cnf, format!("[mysqld]\n{datadir}\nsync_binlog=1\n")).unwrap();
-            let root = ServerRoot::of(&database, &snapshot, &roots);
+            let root = ServerRoot::of(&database, &proc);
             let mut settings = Settings::new(Engine::MariaDb);
             let groups = &mut VersionGroups::default();
             read_if_its_own(&database, &root, std::slice::from_ref(&cnf), groups, &mut settings);
             settings
         };
-        let own = read(&format!("datadir={}", data.display()));
+        let own = read_with(&format!("datadir={}", data.display()));
         assert_eq!((own.get("sync_binlog").unwrap().value.as_str(), own.unread.len()), ("1", 0));
         for other in ["datadir=/var/lib/mysql", "", "datadir=/nonexistent"] {
-            let settings = read(other);
+            let settings = read_with(other);
             assert_eq!((settings.get("sync_binlog"), settings.read_from.len()), (None, 0), "{other}");
             assert!(
                 settings.unread[0].1.starts_with("which server this directory belongs to"),
@@ -528,7 +523,7 @@ mod tests {
         }
         // Whatever this machine has in /etc, it is not for this directory.
         let mut settings = Settings::new(Engine::MariaDb);
-        super::read(&database, &snapshot, &roots, &mut VersionGroups::default(), &mut settings);
+        read(&database, &mut settings);
         assert_eq!((settings.all(), settings.unread.len()), (&[][..], 1));
     }
 
@@ -537,9 +532,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("my.cnf");
         std::fs::write(&path, format!("[mysqld]\n!include {}\n", path.display())).unwrap();
-        let database = database("mysql", &format!("mysqld --defaults-file={}", path.display()));
+        let line = format!("mysqld --defaults-file={}", path.display());
+        let database = server(Engine::MySql, Path::new("/nonexistent"), &line);
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
+        read(&database, &mut settings);
         settings.finish();
         assert_eq!(settings.unread, [(path, Cut::Cycle.to_string())]);
     }
@@ -547,8 +543,8 @@ mod tests {
     #[test]
     fn what_was_persisted_counts_most_whatever_its_version() {
         let dir = tempfile::tempdir().unwrap();
-        let mut database = database("mysql", "mysqld --innodb-flush-method=fsync --sync-binlog=1");
-        database.directories = vec![dir.path().to_path_buf()];
+        let line = "mysqld --innodb-flush-method=fsync --sync-binlog=1";
+        let database = server(Engine::MySql, dir.path(), line);
         for text in [
             r#"{"Version": 1, "mysql_server": {"sync_binlog": {"Value": "7", "Metadata": {"User": "root"}},
                "mysql_server_static_options": {"innodb_flush_method": {"Value": "O_DIRECT"}}}}"#,
@@ -557,7 +553,7 @@ mod tests {
         ] {
             std::fs::write(dir.path().join("mysqld-auto.cnf"), text).unwrap();
             let mut settings = Settings::new(Engine::MySql);
-            read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
+            read(&database, &mut settings);
             assert_eq!(settings.get("sync_binlog").unwrap().value, "7");
             let method = settings.get("innodb_flush_method").unwrap();
             assert_eq!(method.value, "O_DIRECT");
@@ -565,7 +561,7 @@ mod tests {
         }
         std::fs::write(dir.path().join("mysqld-auto.cnf"), "{").unwrap();
         let mut settings = Settings::new(Engine::MySql);
-        read(&database, &sample(), &SysRoots::default(), &mut VersionGroups::default(), &mut settings);
+        read(&database, &mut settings);
         assert_eq!(settings.get("sync_binlog").unwrap().value, "1");
         assert_eq!(settings.unread.len(), 1);
     }

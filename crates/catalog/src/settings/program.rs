@@ -9,11 +9,10 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 
 use pagekeeper_kernel::InspectedFile;
-use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
-use pagekeeper_observe::{Database, Snapshot};
 
-use super::Engine;
+use super::{Engine, Server};
 use super::searched::Searched;
 
 /// So much is read at once, in bytes.
@@ -31,13 +30,12 @@ pub(super) struct Program {
 
 /// What a server is; `None` where it is not certain.
 pub(super) fn of(
-    database: &Database,
-    snapshot: &Snapshot,
-    roots: &SysRoots,
+    server: &Server,
+    proc: &ProcRoot,
     searched: &mut Searched<Option<Program>>,
 ) -> Option<Program> {
-    let exe = database.pid.map(|pid| roots.proc.path().join(format!("{pid}/exe")));
-    exe.and_then(|exe| searched.of(&exe, read)?.clone()).or_else(|| by_files(database, snapshot))
+    let exe = server.pid.map(|pid| proc.path().join(format!("{pid}/exe")));
+    exe.and_then(|exe| searched.of(&exe, read)?.clone()).or_else(|| by_files(server))
 }
 
 /// What a program says of itself.
@@ -142,11 +140,11 @@ fn scan_for(
 }
 
 /// By files that only one of them makes: Aria's logs, `MySQL`'s dictionary, doublewrite files and redo directory.
-fn by_files(database: &Database, snapshot: &Snapshot) -> Option<Program> {
-    let own = snapshot
+fn by_files(server: &Server) -> Option<Program> {
+    let own = server
         .files
         .iter()
-        .filter(|file| database.directories.iter().any(|directory| file.path.starts_with(directory)));
+        .filter(|file| server.directories.iter().any(|directory| file.path.starts_with(directory)));
     let (mut mariadb, mut mysql) = (false, false);
     for file in own {
         let Some(name) = file.path.file_name().map(unescaped) else { continue };
@@ -167,8 +165,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::testing::{database, file, sample};
-    use pagekeeper_policy::FileClass;
+    use crate::settings::ServerFile;
+    use crate::settings::testing::server;
 
     /// A program with these texts in it, far apart.
     fn program(texts: &[&[u8]]) -> Option<Program> {
@@ -227,12 +225,11 @@ mod tests {
     #[test]
     fn files_of_one_alone_tell_where_the_program_does_not() {
         let with = |names: &[&str]| {
-            let mut snapshot = sample();
-            let path = |name: &&str| file(&format!("/var/lib/mysql/{name}"), FileClass::Data, 0, 0);
-            snapshot.files = names.iter().map(path).collect();
-            let whose = Database { pid: None, ..database("mariadb", 1, "/var/lib/mysql") };
-            of(&whose, &snapshot, &SysRoots::default(), &mut Searched::default())
-                .map(|program| program.engine)
+            let data = Path::new("/var/lib/mysql");
+            let file = |name: &&str| ServerFile { path: data.join(name), opened: Vec::new() };
+            let files = names.iter().map(file).collect();
+            let whose = Server { files, ..server(Engine::MariaDb, data, "") };
+            of(&whose, &ProcRoot::default(), &mut Searched::default()).map(|program| program.engine)
         };
         assert_eq!(with(&["ib_logfile0", "aria_log_control"]), Some(Engine::MariaDb));
         assert_eq!(with(&["ib_logfile0", "ib_logfile1", "mysql.ibd"]), Some(Engine::MySql));

@@ -1,0 +1,195 @@
+//! Settings that decide how a log is written, and with that whether its pages can be released.
+//!
+//! Invariant: what is not certain never lets a log be released that would else be kept.
+
+use pagekeeper_policy::{Rewrite, RewriteSource};
+
+use super::limits::beginning;
+use super::{Setting, Settings};
+use crate::profile::LogSpec;
+
+/// How a log is written, as far as that is known before anything was seen of its writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    /// How its writer comes back to old bytes; `None` where that is to be seen.
+    pub rewrite: Option<Rewrite>,
+    /// The settings that speak of it, each with its place and what makes it doubtful: "innodb_log_write_ahead_size is 4096
+    /// (/etc/my.cnf, line 3)". `None` where there are none, or where it would be the same without them.
+    pub by: Option<String>,
+}
+
+/// How a log is written on a device with physical blocks of `device` bytes and a kernel with pages of `page` bytes.
+/// `settings` is only called where a setting matters.
+///
+/// ```
+/// use pagekeeper_catalog::settings::{Engine, Origin, Settings, how_written};
+/// use pagekeeper_catalog::{Profile, find_profile};
+/// use pagekeeper_policy::Rewrite;
+///
+/// let profiles = Profile::built_in();
+/// let redo = &find_profile(&profiles, "mariadb")?.logs[0];
+/// let mut settings = Settings::new(Engine::MariaDb);
+/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(Rewrite::SubPages));
+/// settings.add("innodb_log_write_ahead_size", "4k", Origin::CommandLine);
+/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(Rewrite::WholePages));
+/// # Ok::<(), pagekeeper_catalog::ProfileError>(())
+/// ```
+pub fn how_written<'a>(
+    log: &LogSpec,
+    device: u64,
+    page: u64,
+    settings: impl Fn() -> &'a Settings,
+) -> Decided {
+    let plain = match log.rewrite_on(page) {
+        RewriteSource::Known(rewrite) => rewrite,
+        RewriteSource::DeviceBlocks => Rewrite::of_blocks(device, page),
+        RewriteSource::Detect => return Decided { rewrite: None, by: None },
+    };
+    let by_block = log.block_option.as_deref().filter(|_| may_differ(log, plain));
+    let by_block = by_block.and_then(|name| of_block(log, device, page, name, settings()));
+    let decided = by_block.unwrap_or(Decided { rewrite: Some(plain), by: None });
+    if decided.rewrite == Some(Rewrite::SubPages) && !log.overwritten_if.is_empty() {
+        return appended(log, settings()).unwrap_or(decided);
+    }
+    decided
+}
+
+/// Whether a size of blocks can make a difference: the device's own are only ever enlarged.
+fn may_differ(log: &LogSpec, plain: Rewrite) -> bool {
+    match log.rewrite {
+        RewriteSource::DeviceBlocks => plain == Rewrite::SubPages,
+        RewriteSource::Known(_) => log.block.is_some(),
+        RewriteSource::Detect => false,
+    }
+}
+
+/// What the setting of the size of blocks decides, if it is set.
+fn of_block(log: &LogSpec, device: u64, page: u64, name: &str, settings: &Settings) -> Option<Decided> {
+    let setting = settings.get(name)?;
+    let set = settings.bytes(name)?;
+    let plain = log.block.unwrap_or(device);
+    let block = match (log.rewrite, settings.doubt_of(setting)) {
+        (RewriteSource::DeviceBlocks, None) => device.max(set),
+        (RewriteSource::DeviceBlocks, Some(_)) => device,
+        (_, None) => set,
+        (_, Some(_)) => plain.min(set),
+    };
+    let rewrite = Rewrite::of_blocks(block, page);
+    let is_said = rewrite == Rewrite::SubPages || rewrite != Rewrite::of_blocks(plain, page);
+    Some(Decided { rewrite: Some(rewrite), by: is_said.then(|| said(settings, setting)) })
+}
+
+/// That a log is only appended to, if all settings that would have it overwritten are off for certain.
+fn appended(log: &LogSpec, settings: &Settings) -> Option<Decided> {
+    let mut by = Vec::new();
+    for name in &log.overwritten_if {
+        let setting = settings.get(name)?;
+        if setting.is_on() != Some(false) || settings.doubt_of(setting).is_some() {
+            return None;
+        }
+        by.push(said(settings, setting));
+    }
+    Some(Decided { rewrite: Some(Rewrite::Never), by: Some(by.join(" and ")) })
+}
+
+/// A setting with its place, and what makes it doubtful.
+fn said(settings: &Settings, setting: &Setting) -> String {
+    let Setting { name, value, from, .. } = setting;
+    let doubt = settings.doubt_of(setting);
+    let doubt = doubt.map(|doubt| format!(", which may not be in force: {doubt}")).unwrap_or_default();
+    format!("{name} is {} ({from}){doubt}", beginning(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{CHANGED_SINCE, Engine, Origin};
+    use crate::{Profile, find_profile};
+
+    const WRITE_AHEAD: &str = "innodb_log_write_ahead_size";
+
+    fn log(profile: &str) -> LogSpec {
+        find_profile(&Profile::built_in(), profile).unwrap().logs[0].clone()
+    }
+
+    fn in_file(engine: Engine, all: &[(&str, &str)]) -> Settings {
+        let mut settings = Settings::new(engine);
+        for (line, (name, value)) in (1..).zip(all) {
+            settings.add(name, *value, Origin::File { path: "/etc/my.cnf".into(), line });
+        }
+        settings
+    }
+
+    #[test]
+    fn a_size_of_blocks_enlarges_those_of_the_device() {
+        let redo = log("mariadb");
+        let decided = |device, page, value: &str| {
+            let settings = in_file(Engine::MariaDb, &[(WRITE_AHEAD, value)]);
+            let decided = how_written(&redo, device, page, || &settings);
+            (decided.rewrite.unwrap(), decided.by.is_some())
+        };
+        for whole in ["4096", "4k", "4K", "16K", "8192"] {
+            assert_eq!(decided(512, 4096, whole), (Rewrite::WholePages, true), "{whole}");
+        }
+        for parts in ["512", "1k", "2048"] {
+            assert_eq!(decided(512, 4096, parts), (Rewrite::SubPages, true), "{parts}");
+        }
+        assert_eq!(decided(512, 4096, "all"), (Rewrite::SubPages, false), "no size");
+        assert_eq!(decided(4096, 4096, "512"), (Rewrite::WholePages, false), "the device's are larger");
+        assert_eq!(decided(512, 16384, "4096"), (Rewrite::SubPages, true));
+    }
+
+    #[test]
+    fn a_size_of_blocks_takes_the_place_of_the_profiles() {
+        let redo = log("mysql");
+        let with = |settings: &Settings| {
+            let decided = how_written(&redo, 512, 4096, || settings);
+            (decided.rewrite.unwrap(), decided.by)
+        };
+        assert_eq!(with(&in_file(Engine::MySql, &[])), (Rewrite::WholePages, None));
+        assert_eq!(with(&in_file(Engine::MySql, &[(WRITE_AHEAD, "16K")])), (Rewrite::WholePages, None));
+        let (rewrite, by) = with(&in_file(Engine::MySql, &[("x", "1"), (WRITE_AHEAD, "1024")]));
+        assert_eq!(rewrite, Rewrite::SubPages);
+        assert_eq!(by.unwrap(), "innodb_log_write_ahead_size is 1024 (/etc/my.cnf, line 2)");
+        let pages = how_written(&redo, 512, 16384, || unreachable!());
+        assert_eq!((pages.rewrite, pages.by), (Some(Rewrite::SubPages), None));
+    }
+
+    #[test]
+    fn what_is_doubtful_keeps_a_log() {
+        for (profile, value) in [("mariadb", "4096"), ("mysql", "512")] {
+            let mut settings = in_file(Engine::MySql, &[(WRITE_AHEAD, value)]);
+            settings.is_partial = true;
+            let decided = how_written(&log(profile), 512, 4096, || &settings);
+            assert_eq!(decided.rewrite, Some(Rewrite::SubPages), "{profile}");
+            assert!(decided.by.unwrap().contains("may not be in force"));
+        }
+        // Nothing in a file can take back what the command line says.
+        let mut settings = in_file(Engine::MariaDb, &[(WRITE_AHEAD, "512")]);
+        settings.is_partial = true;
+        settings.add(WRITE_AHEAD, "4096", Origin::CommandLine);
+        let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
+        assert_eq!(decided.rewrite, Some(Rewrite::WholePages));
+        assert_eq!(decided.by.unwrap(), "innodb_log_write_ahead_size is 4096 (the command line)");
+        let mut settings = Settings::new(Engine::MariaDb);
+        settings.add_doubted(WRITE_AHEAD, "4096", Origin::File { path: "/f".into(), line: 1 }, true);
+        let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
+        assert_eq!(decided.rewrite, Some(Rewrite::SubPages));
+        assert!(decided.by.unwrap().ends_with(CHANGED_SINCE));
+    }
+
+    #[test]
+    fn wal_that_is_neither_recycled_nor_filled_is_released_whatever_the_pages() {
+        let wal = log("postgresql");
+        let on = |page, all: &[(&str, &str)]| {
+            let settings = in_file(Engine::PostgreSql, all);
+            how_written(&wal, 512, page, || &settings).rewrite.unwrap()
+        };
+        let off = [("wal_recycle", "off"), ("wal_init_zero", "no")];
+        assert_eq!(on(65536, &off), Rewrite::Never);
+        assert_eq!(on(4096, &off), Rewrite::WholePages);
+        for kept in [&off[..1], &off[1..], &[], &[off[0], ("wal_init_zero", "on")]] {
+            assert_eq!(on(65536, kept), Rewrite::SubPages, "{kept:?}");
+        }
+    }
+}

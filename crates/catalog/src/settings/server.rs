@@ -1,0 +1,110 @@
+//! What is known of a server before its settings are read: which process it is, and which of its files were seen.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_kernel::process::ProcRoot;
+
+use super::Engine;
+
+/// No more databases of one process are looked for.
+const MANIFESTS_MAX: usize = 64;
+
+/// A server whose settings are to be read.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// Its process; `None` for a directory that no process was found for.
+    pub pid: Option<u32>,
+    /// Whose settings they are.
+    pub engine: Engine,
+    /// Whether the engine is known by more than the names of process and log; else the program is asked.
+    pub is_certain: bool,
+    /// Where its files are, as it sees them itself.
+    pub directories: Vec<PathBuf>,
+    /// Its command line; empty without a process.
+    pub command_line: Vec<OsString>,
+    /// When its process was started; `None` if that is not known.
+    pub started: Option<SystemTime>,
+    /// Files of it that were seen: in its directories, or open in its process.
+    pub files: Vec<ServerFile>,
+}
+
+impl Server {
+    /// A process, as `/proc` shows it now. Of its files only those are there that show where a `RocksDB` database is.
+    pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
+        let mut files = Vec::new();
+        if matches!(engine, Engine::RocksDb | Engine::TiKv) {
+            // What can't be listed shows nothing.
+            let _ = proc.fd_links(pid, |_, path| {
+                let name = path.file_name().unwrap_or_default().as_bytes();
+                if name.starts_with(b"MANIFEST-") && files.len() < MANIFESTS_MAX {
+                    files.push(ServerFile { path: path.to_path_buf(), opened: vec![Opened::Buffered] });
+                }
+            });
+        }
+        Self {
+            pid: Some(pid),
+            engine,
+            is_certain,
+            directories: Vec::new(),
+            command_line: proc.command_line(pid).unwrap_or_default(),
+            started: uptime(proc, pid).and_then(|uptime| SystemTime::now().checked_sub(uptime)),
+            files,
+        }
+    }
+}
+
+/// How long a process has been running.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
+#[allow(clippy::cast_precision_loss, reason = "centuries of ticks are exact")]
+pub fn uptime(proc: &ProcRoot, pid: u32) -> Option<Duration> {
+    let started = proc.start_time(pid).ok()?;
+    let text = std::fs::read_to_string(proc.path().join("uptime")).ok()?;
+    let host: f64 = text.split_whitespace().next()?.parse().ok()?;
+    let ticks = rustix::param::clock_ticks_per_second();
+    Duration::try_from_secs_f64(host - started as f64 / ticks as f64).ok()
+}
+
+/// A file of a server.
+#[derive(Debug, Clone)]
+pub struct ServerFile {
+    /// Its path, as the server sees it.
+    pub path: PathBuf,
+    /// How its process has it open: one entry for each way.
+    pub opened: Vec<Opened>,
+}
+
+impl ServerFile {
+    /// Whether its process has it open.
+    pub(super) fn is_open(&self) -> bool {
+        !self.opened.is_empty()
+    }
+}
+
+/// How a process has a file open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opened {
+    /// Past the page cache.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+    /// Mapped into memory.
+    Mapped,
+}
+
+impl Engine {
+    /// Whose settings they are, by the names of a profile and of a process.
+    pub fn of(profile: &str, process: &str) -> Self {
+        match profile {
+            "mariadb" => Self::MariaDb,
+            "mysql" => Self::MySql,
+            "postgresql" => Self::PostgreSql,
+            "rocksdb" if process.starts_with("tikv") => Self::TiKv,
+            "rocksdb" => Self::RocksDb,
+            "mongodb" => Self::MongoDb,
+            _ => Self::Other,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Servers without a process for this module's tests: their files are this machine's.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::{Engine, Server};
+
+/// One of this engine, with its files in `directory` and this command line.
+pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> Server {
+    Server {
+        pid: None,
+        engine,
+        is_certain: true,
+        directories: vec![directory.to_path_buf()],
+        command_line: words(command_line),
+        started: None,
+        files: Vec::new(),
+    }
+}
+
+/// The words of a command line.
+pub(super) fn words(line: &str) -> Vec<OsString> {
+    line.split_whitespace().map(OsString::from).collect()
+}

@@ -1,0 +1,50 @@
+//! The settings of the databases of a snapshot: the catalog's one reader, given what the snapshot shows.
+
+use pagekeeper_catalog::settings as catalog;
+use pagekeeper_kernel::pressure::SysRoots;
+use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
+
+pub use catalog::{
+    BUFFERED, Engine, LONGEST_FILE, Opened, Origin, Server, ServerFile, ServerRoot, Setting, Settings,
+    SettingsReader, guc, option_file, options, toml_keys,
+};
+
+/// Reads the settings of a database in `snapshot`.
+pub fn read(
+    reader: &mut SettingsReader,
+    database: &Database,
+    snapshot: &Snapshot,
+    roots: &SysRoots,
+) -> Settings {
+    reader.read(&server(database, snapshot), &roots.proc)
+}
+
+/// A database of a snapshot, as the reader of settings takes it.
+pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
+    let files = snapshot.files.iter().filter_map(|file| file_of(database, file));
+    Server {
+        pid: database.pid,
+        engine: Engine::of(&database.profile.name, &database.name),
+        is_certain: false,
+        directories: database.directories.clone(),
+        command_line: database.command_line.clone(),
+        started: database.uptime.and_then(|uptime| snapshot.at.checked_sub(uptime)),
+        files: files.collect(),
+    }
+}
+
+/// A file, if it is one of a database: it has it open, or it lies in one of its directories.
+fn file_of(database: &Database, file: &File) -> Option<ServerFile> {
+    let own = file.openers.iter().filter(|opener| Some(opener.pid) == database.pid);
+    let opened: Vec<Opened> = own.map(|opener| opened(opener.kind)).collect();
+    let is_inside = || database.directories.iter().any(|directory| file.path.starts_with(directory));
+    (!opened.is_empty() || is_inside()).then(|| ServerFile { path: file.path.clone(), opened })
+}
+
+fn opened(kind: OpenerKind) -> Opened {
+    match kind {
+        OpenerKind::Direct(_) => Opened::Direct,
+        OpenerKind::Buffered(_) => Opened::Buffered,
+        OpenerKind::Mapped { .. } => Opened::Mapped,
+    }
+}
