@@ -22,4 +22,5 @@ mod postgresql;
 mod recovery;
 mod recycled;
 mod selection;
+mod settings;
 mod text_logs;

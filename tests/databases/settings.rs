@@ -5,10 +5,9 @@
 
 use crate::support;
 use crate::support::guard::{Ended, Guard};
-use crate::support::loop_images::{self, Image};
+use crate::support::loop_images::LoopImage;
 use crate::support::mariadb::{Options, PROGRAMS, REDO_BYTES, Server};
-use crate::support::sysbench::{self, Load};
-use crate::support::{MIB, kept_bytes, wait_until_resident_below};
+use crate::support::{MIB, eventually, io_counter, kept_bytes, postgresql, wait_until_resident_below};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -41,4 +40,111 @@ fn said<'a>(ended: &'a Ended, event: &str, key: &str) -> Vec<&'a str> {
         said["path"].as_str().is_some_and(|path| path.ends_with("/ib_logfile0"))
     });
     of_redo.filter_map(|said| said[key].as_str()).collect()
+}
+
+/// What the server writes to its redo log until that has gone round once, and what it has read from the device for it.
+fn turn_once(server: &Server) -> u64 {
+    let io = format!("/proc/{}/io", server.pid());
+    let read = || io_counter(Path::new(&io), "read_bytes");
+    let (before, begun) = (read(), lsn(server));
+    eventually("the redo log goes round", Duration::from_secs(300), || {
+        server.query("REPLACE INTO shop.t SELECT seq, REPEAT(MD5(RAND()), 120) FROM shop.seq_1_to_1500");
+        (lsn(server) - begun > REDO_BYTES).then_some(())
+    });
+    read() - before
+}
+
+/// How many bytes of redo log the server has written.
+fn lsn(server: &Server) -> u64 {
+    server.query("SHOW STATUS LIKE 'innodb_lsn_current'")[0]["Value"].parse().expect("a number")
+}
+
+/// On a device with blocks of 512 bytes the setting decides: 4 KiB are whole pages, which nobody reads back.
+#[test]
+fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
+    let programs = [PROGRAMS.map(str::to_owned).to_vec(), LoopImage::programs("ext4").to_vec()].concat();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("settings in an option file of MariaDB", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let image = LoopImage::new("ext4", 3 << 30);
+    let (place, files) = (image.path(), support::scratch());
+    for directory in [image.outside(), place, files.path()] {
+        support::open_to_others(directory);
+    }
+    let whole = option_file(files.path(), "whole", "loose_innodb-log_write_ahead_size = 4k # whole pages");
+    let options = Options::primary().redo_buffered(true);
+    let mut server = Server::start(place, options.clone().option_file(whole.clone()));
+    let in_force = &server.query("SELECT @@innodb_log_write_ahead_size AS size")[0]["size"];
+    assert_eq!(in_force, "4096", "the server reads the file");
+    server.query("CREATE DATABASE shop");
+    server.query("CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(4000))");
+    turn_once(&server);
+    assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9);
+
+    let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
+    wait_until_resident_below(&redo(&server), RELEASED, SOON);
+    let read = turn_once(&server);
+    wait_until_resident_below(&redo(&server), RELEASED, SOON);
+    let ended = guard.stop();
+    assert!(read < REDO_BYTES / 8, "{read} bytes were read from the device beside the guard");
+    assert_eq!(said(&ended, "warning", "warning"), [""; 0]);
+    let settings = said(&ended, "setting", "setting");
+    let place_of = files.path().join("whole.d/50-redo.cnf").display().to_string();
+    assert_eq!(settings, [format!("innodb_log_write_ahead_size is 4k ({place_of}, line 3)")]);
+
+    // What it runs with is not known any more.
+    let changed = files.path().join("whole.d/50-redo.cnf");
+    let text = std::fs::read(&changed).expect("read an option file");
+    std::fs::write(&changed, text).expect("write an option file");
+    let warned = warned_once(&server);
+    assert!(warned.contains("is 4k (") && warned.contains("changed after the server started"), "{warned}");
+
+    let parts = option_file(files.path(), "parts", "innodb_log_write_ahead_size=512");
+    server.restart_with(options.option_file(parts));
+    turn_once(&server);
+    let warned = warned_once(&server);
+    assert!(warned.contains("innodb_log_write_ahead_size is 512 (") && warned.contains("=4096"), "{warned}");
+    assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9, "it is kept");
+}
+
+/// What one look of a guard warns of the redo log, of which it releases nothing.
+fn warned_once(server: &Server) -> String {
+    let ended = Guard::spawn(&["--pid", &server.pid().to_string(), "--once"]).wait();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert_eq!(ended.summary()["released_bytes"]["redo"], serde_json::Value::Null, "{}", ended.summary());
+    said(&ended, "warning", "warning").join("; ")
+}
+
+/// A profile of the operator's own for the same processes is served beside the one that is built in.
+#[test]
+fn a_profile_of_ones_own_does_not_take_postgresqls_wal_away() {
+    let programs = postgresql::programs();
+    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    if !support::can_run("a second profile that fits PostgreSQL", &programs) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = postgresql::Server::start(scratch.path());
+    let own = "name = \"own\"\nprocesses = [\"postgres\"]\n[[log]]\nclass = \"messages\"\nfiles = \"audit-{n}.log\"\n\
+               rule = \"release-behind-writer\"\nrewrite = \"never\"\n";
+    std::fs::write(scratch.path().join("own.toml"), own).expect("write a profile");
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "profiles = [\"own.toml\"]\n").expect("write a configuration");
+    server.write(8 * postgresql::SEGMENT_BYTES, None, || ());
+    assert!(kept_bytes(&server.segments()) > 6 * postgresql::SEGMENT_BYTES);
+
+    let config = config.to_str().expect("a path of this test's own");
+    // Found by its name: named by --pid it would go by what fits it all the same.
+    let only = format!("pid:{}", server.pid());
+    let guard = Guard::spawn(&["--config", config, "--only", &only]);
+    let found = guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    assert_eq!((&found["profile"], &found["also"]), (&"own".into(), &serde_json::json!(["postgresql"])));
+    wait_until_resident_below(&server.segments(), 4 * postgresql::SEGMENT_BYTES, SOON);
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let released = ended.summary()["released_bytes"]["wal"].as_u64();
+    assert!(released > Some(2 * postgresql::SEGMENT_BYTES), "{}", ended.summary());
 }

@@ -293,21 +293,19 @@ impl Evidence {
         }
     }
 
-    /// The profile that fits best: its name counts one, its open files two. Who has the name of a database that is known by its files as
+    /// The profile that fits best: its name counts one, its open files two. The operator's own that fit are in it. Who has the name of a database that is known by its files as
     /// well is none but one of that name: while a server starts, or is read in part, the files of an engine within it may be all there are.
     fn best(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<Recognised> {
         let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
         let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
-        let mut best: Option<(u32, &Arc<Profile>)> = None;
-        for (profile, seen) in profiles.iter().zip(&self.seen) {
+        let scored = profiles.iter().zip(&self.seen).map(|(profile, seen)| {
             let by_name = is_called(profile);
             let by_files = !seen.is_empty() && seen.iter().all(|&seen| seen) && (by_name || !has_the_name);
-            let score = u32::from(by_name) + 2 * u32::from(by_files);
-            if score > best.map_or(0, |(score, _)| score) {
-                best = Some((score, profile));
-            }
-        }
-        best.map(|(score, profile)| Recognised { profile: Arc::clone(profile), certain: score >= 2 })
+            (u32::from(by_name) + 2 * u32::from(by_files), profile)
+        });
+        let fits: Vec<(u32, &Arc<Profile>)> = scored.filter(|(score, _)| *score > 0).collect();
+        let certain = fits.iter().any(|(score, _)| *score >= 2);
+        Profile::of_those_that_fit(&fits).map(|profile| Recognised { profile, certain })
     }
 }
 
@@ -352,6 +350,31 @@ mod tests {
         assert_eq!(name_of(proc.path(), 11).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 12).as_deref(), Some("mariadb"));
         assert_eq!(name_of(proc.path(), 13), None);
+    }
+
+    /// A profile of the operator's own comes with whatever else the process is, and never in its place.
+    #[test]
+    fn a_profile_of_ones_own_is_served_beside_the_one_that_is_built_in() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 70, "postgres", 1, &[]);
+        process(proc.path(), 71, "mariadbd", 1, &["/d/aria_log_control"]);
+        process(proc.path(), 72, "mysqld", 1, &[]);
+        process(proc.path(), 73, "alone", 1, &[]);
+        let own = "name = \"own\"\nprocesses = [\"postgres\", \"mariadbd\", \"alone\"]\ndirectories = [\"log\"]\n\
+                   [[log]]\nclass = \"wal\"\nfiles = \"audit-{n}.log\"\nrule = \"release-behind-writer\"\n";
+        let own = Arc::new(Profile::parse(own, Path::new("own.toml")).unwrap());
+        let all: Vec<_> = [own].into_iter().chain(profiles()).collect();
+        let found = |pid| recognise(&ProcRoot::at(proc.path()), pid, &all).unwrap();
+        let knows = |pid: u32, path: &str| found(pid).profile.log_of(Path::new(path)).is_some();
+        let names = |pid: u32| found(pid).profile.names().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!((names(70), names(71)), (vec!["own".into(), "postgresql".into()], vec!["mariadb".into(), "own".into()]));
+        assert_eq!((names(72), names(73)), (vec!["mariadb".to_owned()], vec!["own".to_owned()]));
+        assert!(knows(70, "/d/pg_wal/00000001000000000000000A") && knows(70, "/d/log/audit-7.log"));
+        assert!(knows(71, "/d/ib_logfile0") && knows(71, "/d/audit-7.log") && !knows(72, "/d/audit-7.log"));
+        let both = found(70).profile;
+        assert!(both.postgresql_titles);
+        assert_eq!(both.directories, [Path::new("log"), Path::new("pg_wal")]);
+        assert!(found(71).certain && !found(70).certain);
     }
 
     #[test]

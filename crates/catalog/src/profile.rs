@@ -5,6 +5,7 @@
 //! that can't be read is refused with the file, line and key ([`ProfileError`]).
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use globset::{Glob, GlobMatcher};
 use pagekeeper_kernel::text::escaped;
@@ -51,6 +52,12 @@ pub struct Profile {
     /// those of the logs.
     #[serde(default, rename = "file")]
     pub files: Vec<FileSpec>,
+    /// Names of other profiles that fit the same process, whose files are known by this one, too: one at least of those is the
+    /// operator's.
+    #[serde(skip)]
+    pub also: Vec<String>,
+    #[serde(skip)]
+    is_built_in: bool,
 }
 
 /// Files of a database that are known by their names, and not watched.
@@ -67,6 +74,8 @@ pub struct FileSpec {
     /// Whether a database that opens them with `O_DIRECT` reads them by that alone: pages that are resident then are leftovers.
     #[serde(default)]
     pub direct_only: bool,
+    /// For logs of a form that is not known yet: what they are, in words.
+    pub unknown_log: Option<String>,
 }
 
 /// The files of one log of a database.
@@ -283,7 +292,60 @@ impl Profile {
         BUILT_IN
             .iter()
             .map(|(name, text)| Self::parse(text, Path::new(name)).expect("built-in profiles are tested"))
+            .map(|profile| Self { is_built_in: true, ..profile })
             .collect()
+    }
+
+    /// The profile of a process that several fit: of those that are built in the best one, with the operator's own before it, so
+    /// that the files of each are known. It is called as the best of them all. `fits` has how well each fits.
+    pub(crate) fn of_those_that_fit(fits: &[(u32, &Arc<Self>)]) -> Option<Arc<Self>> {
+        let best_of = |wanted: &dyn Fn(&Self) -> bool| {
+            let mut best: Option<(u32, &Arc<Self>)> = None;
+            for (score, profile) in fits.iter().filter(|(_, profile)| wanted(profile)) {
+                if best.is_none_or(|(other, _)| *score > other) {
+                    best = Some((*score, profile));
+                }
+            }
+            best.map(|(_, profile)| profile)
+        };
+        let best = best_of(&|_| true)?;
+        let own = fits.iter().map(|(_, profile)| *profile).filter(|profile| !profile.is_built_in);
+        let parts: Vec<&Arc<Self>> = own.chain(best_of(&|profile| profile.is_built_in)).collect();
+        if parts.len() < 2 {
+            return Some(Arc::clone(best));
+        }
+        let others = parts.iter().filter(|part| !Arc::ptr_eq(part, best));
+        let mut directories: Vec<PathBuf> = Vec::new();
+        for directory in parts.iter().flat_map(|part| &part.directories) {
+            if !directories.contains(directory) {
+                directories.push(directory.clone());
+            }
+        }
+        Some(Arc::new(Self {
+            also: others.map(|other| other.name.clone()).collect(),
+            processes: parts.iter().flat_map(|part| part.processes.iter().cloned()).collect(),
+            directories,
+            postgresql_titles: parts.iter().any(|part| part.postgresql_titles),
+            logs: parts.iter().flat_map(|part| part.logs.iter().cloned()).collect(),
+            files: parts.iter().flat_map(|part| part.files.iter().cloned()).collect(),
+            ..Self::clone(best)
+        }))
+    }
+
+    /// Whether it knows the same files as another, by their names.
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        self.name == other.name && self.also == other.also
+    }
+
+    /// Its name and those of the profiles that are in it, too.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.name].into_iter().chain(&self.also).map(String::as_str)
+    }
+
+    /// Which of its other files is a log of a form that is not known, by its path.
+    pub fn unknown_log(&self, path: &Path) -> Option<(usize, &FileSpec)> {
+        let is_one = |file: &FileSpec| file.unknown_log.is_some() && file.files.matches(path).is_some();
+        self.files.iter().enumerate().find(|(_, file)| is_one(file))
     }
 
     /// Whether a process can be known as such a database, by its name or by what it has open. Else it has to be named.
@@ -291,8 +353,12 @@ impl Profile {
         !self.processes.is_empty() || !self.markers.is_empty()
     }
 
-    /// The log that a file is of by this profile: the first whose pattern its path matches.
+    /// The log that a file is of by this profile: the first whose pattern its path matches. `None` for a log
+    /// [of a form that is not known](Self::unknown_log).
     pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, Matched<'n>)> {
+        if self.unknown_log(path).is_some() {
+            return None;
+        }
         self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
     }
 
@@ -382,7 +448,8 @@ impl Profile {
                 .matches(path)
                 .is_some_and(|matched| !log.indexed || exists(&path.with_file_name(matched.index_name())))
         };
-        let log = self.logs.iter().find(is_log).map(|log| Known {
+        let is_unknown = self.unknown_log(path).is_some();
+        let log = self.logs.iter().filter(|_| !is_unknown).find(is_log).map(|log| Known {
             class: log.class,
             names: &log.files,
             direct_only: log.direct_only || log.rule == Rule::Direct,

@@ -316,9 +316,10 @@ impl Printer {
         let line = match event {
             Event::Tick(tick) => return self.status(tick),
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
-            Event::Found { pid, profile, directories } => {
+            Event::Found { pid, profile, also, directories } => {
                 let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
-                format!("watching {profile}{pid}: {}", directories_text(directories))
+                let also: String = also.iter().map(|other| format!(" and {other}")).collect();
+                format!("watching {profile}{also}{pid}: {}", directories_text(directories))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {

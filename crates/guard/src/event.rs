@@ -37,6 +37,9 @@ pub enum Event {
         pid: Option<u32>,
         /// The profile it goes by.
         profile: String,
+        /// Other profiles that fit it, by which it goes as well: one at least of them all is the operator's own.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        also: Vec<String>,
         /// Directories of its logs, as it sees them.
         #[serde(serialize_with = "all_lossy")]
         directories: Vec<PathBuf>,

@@ -7,7 +7,7 @@
 //! Invariants: no more names are kept than the limit, whatever the directory holds. Where there are more, the largest logs
 //! lose those with the lowest numbers: what is written and followed now has high ones.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -38,6 +38,8 @@ pub(crate) struct Listing {
     kept: usize,
     /// Of files that say whether logs are recycled, the newest, by log of the profile.
     settings: Vec<Option<(u64, OsString)>>,
+    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
+    unknown: BTreeMap<usize, OsString>,
     /// Names of logs that there was no room for.
     left_out: u64,
 }
@@ -49,6 +51,8 @@ pub(crate) struct Names {
     pub(crate) logs: BTreeSet<OsString>,
     /// Those of files that say whether logs are recycled.
     pub(crate) settings: Vec<OsString>,
+    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
+    pub(crate) unknown: BTreeMap<usize, OsString>,
     /// How many more log files there are than may be watched.
     pub(crate) left_out: u64,
 }
@@ -64,6 +68,7 @@ impl Listing {
             by_len: BTreeSet::new(),
             kept: 0,
             settings: Vec::new(),
+            unknown: BTreeMap::new(),
             left_out: 0,
         }
     }
@@ -110,6 +115,10 @@ impl Listing {
             if newest.as_ref().is_none_or(|(other, _)| *other < number) {
                 *newest = Some((number, name.to_os_string()));
             }
+        }
+        if let Some((file, _)) = profile.unknown_log(path) {
+            self.unknown.entry(file).or_insert_with(|| name.to_os_string());
+            return;
         }
         let Some((spec, matched)) = profile.log_of(path) else { return };
         let key = (spec, matched.log().concat().into_boxed_slice());
@@ -161,6 +170,7 @@ impl Listing {
         Names {
             logs: self.logs.into_iter().flatten().map(|(_, name)| name).collect(),
             settings: self.settings.into_iter().flatten().map(|(_, name)| name).collect(),
+            unknown: self.unknown,
             left_out: self.left_out,
         }
     }

@@ -23,30 +23,30 @@ pub(crate) struct ServerSettings {
 struct Whose {
     proc: ProcRoot,
     pid: Option<u32>,
-    profile: String,
+    profile: Arc<Profile>,
     is_certain: bool,
     directory: PathBuf,
 }
 
 impl ServerSettings {
     /// Those of a process.
-    pub(crate) fn of_process(proc: &ProcRoot, pid: u32, profile: &Profile, is_certain: bool) -> Arc<Self> {
+    pub(crate) fn of_process(proc: &ProcRoot, pid: u32, profile: &Arc<Profile>, is_certain: bool) -> Arc<Self> {
         Self::of(proc, Some(pid), profile, is_certain, PathBuf::new())
     }
 
     /// Those of whatever server works in a directory.
-    pub(crate) fn of_directory(proc: &ProcRoot, directory: PathBuf, profile: &Profile) -> Arc<Self> {
+    pub(crate) fn of_directory(proc: &ProcRoot, directory: PathBuf, profile: &Arc<Profile>) -> Arc<Self> {
         Self::of(proc, None, profile, true, directory)
     }
 
     fn of(
         proc: &ProcRoot,
         pid: Option<u32>,
-        profile: &Profile,
+        profile: &Arc<Profile>,
         is_certain: bool,
         directory: PathBuf,
     ) -> Arc<Self> {
-        let whose = Whose { proc: proc.clone(), pid, profile: profile.name.clone(), is_certain, directory };
+        let whose = Whose { proc: proc.clone(), pid, profile: Arc::clone(profile), is_certain, directory };
         Arc::new(Self { whose: Some(whose), read: OnceLock::new() })
     }
 
@@ -68,7 +68,8 @@ impl ServerSettings {
 impl Whose {
     fn server(&self) -> Server {
         let name = self.pid.and_then(|pid| self.proc.name(pid).ok()).unwrap_or_default();
-        let engine = Engine::of(&self.profile, &unescaped(&name));
+        let mut engines = self.profile.names().map(|profile| Engine::of(profile, &unescaped(&name)));
+        let engine = engines.find(|engine| *engine != Engine::Other).unwrap_or(Engine::Other);
         match self.pid {
             Some(pid) => Server::of_process(pid, engine, self.is_certain, &self.proc),
             None => Server {

@@ -151,8 +151,9 @@ mod tests {
         let (rewrite, by) = with(&in_file(Engine::MySql, &[("x", "1"), (WRITE_AHEAD, "1024")]));
         assert_eq!(rewrite, Rewrite::SubPages);
         assert_eq!(by.unwrap(), "innodb_log_write_ahead_size is 1024 (/etc/my.cnf, line 2)");
-        let pages = how_written(&redo, 512, 16384, || unreachable!());
-        assert_eq!((pages.rewrite, pages.by), (Some(Rewrite::SubPages), None));
+        // Whole pages of 16 KiB.
+        let larger = in_file(Engine::MySql, &[(WRITE_AHEAD, "16K")]);
+        assert_eq!(how_written(&redo, 512, 16384, || &larger).rewrite, Some(Rewrite::WholePages));
     }
 
     #[test]
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(decided.rewrite, Some(Rewrite::WholePages));
         assert_eq!(decided.by.unwrap(), "innodb_log_write_ahead_size is 4096 (the command line)");
         let mut settings = Settings::new(Engine::MariaDb);
-        settings.add_doubted(WRITE_AHEAD, "4096", Origin::File { path: "/f".into(), line: 1 }, true);
+        settings.add_doubted(WRITE_AHEAD, "4096", Origin::File { path: "/f".into(), line: 1 }, Some(CHANGED_SINCE));
         let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
         assert_eq!(decided.rewrite, Some(Rewrite::SubPages));
         assert!(decided.by.unwrap().ends_with(CHANGED_SINCE));

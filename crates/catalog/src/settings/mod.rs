@@ -58,6 +58,8 @@ const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its 
 const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
 /// What is said where more was found than is kept.
 const CUT: &str = "not all of its settings files were read";
+/// What is said of a file that the server's user may not read: one who was started by root has read it before.
+const HIDDEN: &str = "its mode keeps the server's user from reading it: whether the server did is not known";
 /// What is said of a setting of a file where another file that may set it again was not read.
 const PARTIAL: &str = "not all of its settings files could be read, or one was changed after the server started";
 /// A setting in memory, beside its texts, in bytes.
@@ -261,12 +263,12 @@ impl Settings {
         self.found.push(setting);
     }
 
-    /// Adds one of a file that was changed after the server started, if `changed`.
-    fn add_doubted(&mut self, name: &str, value: impl Into<String>, from: Origin, changed: bool) {
+    /// Adds one of a file of which it is in doubt whether the server has read it so.
+    fn add_doubted(&mut self, name: &str, value: impl Into<String>, from: Origin, doubt: Option<&str>) {
         let known = self.found.len();
         self.add(name, value, from);
-        if changed && let Some(setting) = self.found.get_mut(known) {
-            setting.doubt = Some(CHANGED_SINCE.to_owned());
+        if let Some(setting) = self.found.get_mut(known) {
+            setting.doubt = doubt.map(str::to_owned);
         }
     }
 

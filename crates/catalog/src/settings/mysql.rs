@@ -19,7 +19,7 @@ use super::limits::{Cut, DEEPEST, beginning, shortened};
 use super::option_file::{self, Entry, option};
 use super::server_root::{ServerRoot, Unread};
 use super::version_groups::VersionGroups;
-use super::{CHANGED_SINCE, Engine, Opened, Origin, Server, Settings};
+use super::{Engine, Opened, Origin, Server, Settings};
 
 /// The server's groups, but for those of one version.
 const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
@@ -206,9 +206,9 @@ impl Reader<'_> {
         }
         self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
-        if text.changed_since {
+        if let Some(doubt) = text.doubt {
             self.settings.is_partial = true;
-            self.settings.not_read(path, CHANGED_SINCE);
+            self.settings.not_read(path, doubt);
         }
         let mut counts = Counts::No;
         for line in option_file::lines(&content) {
@@ -220,7 +220,7 @@ impl Reader<'_> {
                     Counts::Yes => {
                         let origin = Origin::File { path: path.to_path_buf(), line: line.number };
                         for (name, value) in option(&name, value.as_deref()) {
-                            self.settings.add_doubted(&name, value, origin.clone(), text.changed_since);
+                            self.settings.add_doubted(&name, value, origin.clone(), text.doubt);
                         }
                     }
                     Counts::No => {}

@@ -14,7 +14,7 @@ use pagekeeper_kernel::text::unescaped;
 use super::guc::{self, Entry};
 use super::limits::{Cut, DEEPEST, shortened};
 use super::server_root::{ServerRoot, Unread, plain};
-use super::{CHANGED_SINCE, Origin, Server, Settings};
+use super::{Origin, Server, Settings};
 
 /// Where a server writes the command line that it was started with.
 const LAST_START: &str = "postmaster.opts";
@@ -170,8 +170,8 @@ impl Reader<'_> {
         }
         self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
-        if text.changed_since {
-            self.problem(path, CHANGED_SINCE);
+        if let Some(doubt) = text.doubt {
+            self.problem(path, doubt);
         }
         // Relative to the file that includes.
         let beside = |name: &str| plain(&path.parent().unwrap_or(Path::new("/")).join(name));
@@ -179,7 +179,7 @@ impl Reader<'_> {
             match line.entry {
                 Entry::Set { name, value } => {
                     let origin = Origin::File { path: path.to_path_buf(), line: line.number };
-                    self.settings.add_doubted(&name, value, origin, text.changed_since);
+                    self.settings.add_doubted(&name, value, origin, text.doubt);
                 }
                 Entry::Include(name) => self.file(&beside(&name), depth + 1, true),
                 Entry::IncludeIfExists(name) => self.file(&beside(&name), depth + 1, false),

@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};
 use super::server_root::{ServerRoot, Unread, newest_numbered};
-use super::{CHANGED_SINCE, Engine, Origin, Server, Settings, options};
+use super::{Engine, Origin, Server, Settings, options};
 
 /// Tables of a file within tables are followed so deep.
 const DEEPEST: u32 = 8;
@@ -129,12 +129,12 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
     };
     settings.read_from.push(path.to_path_buf());
     // TiKV writes the other one itself, at its start and when it is changed while it runs.
-    let changed = given && text.changed_since;
-    if changed {
-        settings.not_read(path, CHANGED_SINCE);
+    let doubt = text.doubt.filter(|_| given);
+    if let Some(doubt) = doubt {
+        settings.not_read(path, doubt);
     }
     for (name, value, line) in found {
-        settings.add_doubted(&name, value, Origin::File { path: path.to_path_buf(), line }, changed);
+        settings.add_doubted(&name, value, Origin::File { path: path.to_path_buf(), line }, doubt);
     }
 }
 

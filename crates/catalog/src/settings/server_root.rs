@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -20,8 +21,8 @@ use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use super::Server;
 use super::limits::{Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
+use super::{CHANGED_SINCE, HIDDEN, Server};
 
 /// Clocks of files and of processes differ by less.
 const SLACK: Duration = Duration::from_secs(1);
@@ -59,8 +60,8 @@ impl Left {
 /// A text file as it was read.
 pub(crate) struct Text {
     pub(crate) content: String,
-    /// It was changed after the server started.
-    pub(crate) changed_since: bool,
+    /// Why the server may have read another text, or none.
+    pub(crate) doubt: Option<&'static str>,
     /// Anybody may write it.
     pub(crate) world_writable: bool,
     /// Which file it is.
@@ -126,13 +127,15 @@ impl<'a> ServerRoot<'a> {
         let because = |error: std::io::Error| Unread::Because(error.to_string());
         let _asking = file.asking().map_err(|error| unread(&error))?;
         let metadata = file.file().metadata().map_err(because)?;
-        let changed_since = match (self.started, metadata.modified()) {
+        let is_changed = match (self.started, metadata.modified()) {
             (Some(started), Ok(modified)) => modified > started + SLACK,
             _ => false,
         };
+        let is_hidden = || !self.pid.is_none_or(|pid| may_read(self.proc, pid, &metadata));
+        let doubt = if is_changed { Some(CHANGED_SINCE) } else { is_hidden().then_some(HIDDEN) };
         Ok(Text {
             content,
-            changed_since,
+            doubt,
             world_writable: metadata.mode() & 0o002 != 0,
             inode: file.inode(),
         })
@@ -186,6 +189,15 @@ impl<'a> ServerRoot<'a> {
             if error.is_denied() && of_its_own { Unread::Because(of_process(&error)) } else { unread(&error) }
         })
     }
+}
+
+/// Whether a file's mode lets the user of a process read it. Of a group it is not known who is in it.
+fn may_read(proc: &ProcRoot, pid: u32, metadata: &Metadata) -> bool {
+    let Ok(users) = proc.users(pid) else { return true };
+    let mode = metadata.mode();
+    users.file_system == 0
+        || mode & 0o044 != 0
+        || users.file_system == metadata.uid() && mode & 0o400 != 0
 }
 
 /// The text of a settings file, unless it is too long for one. What is not UTF-8 in it is replaced.
@@ -268,7 +280,7 @@ mod tests {
             let root = root(&proc, pid);
             let text = root.read(&link).unwrap();
             assert_eq!(text.content, "x=1\n");
-            assert!(text.changed_since && !text.world_writable);
+            assert_eq!((text.doubt, text.world_writable), (pid.map(|_| CHANGED_SINCE).or(text.doubt), false));
             assert!(matches!(root.read(&dir.path().join("none")), Err(Unread::Missing)));
             assert!(matches!(root.read(dir.path()), Err(Unread::Because(_))));
             assert_eq!(root.names(dir.path(), |_| true).unwrap(), ["link", "my.cnf"]);
@@ -317,6 +329,49 @@ mod tests {
         assert!(!outside);
     }
 
+    /// As another user may have files that this one can read and the server can't.
+    #[test]
+    fn a_file_that_the_servers_user_may_not_read_is_doubtful() {
+        use std::os::unix::fs::PermissionsExt as _;
+        if !rustix::process::geteuid().is_root() {
+            pagekeeper_testing::skip("only root can be another user");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("my.cnf");
+        std::fs::write(&path, "x=1\n").unwrap();
+        let mut process = std::process::Command::new("setpriv")
+            .args(["--reuid=61234", "--regid=61234", "--clear-groups", "sleep", "1000"])
+            .spawn()
+            .unwrap();
+        let proc = ProcRoot::default();
+        let is_other = || proc.users(process.id()).is_ok_and(|users| users.file_system == 61234);
+        while !is_other() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let doubt = |mode: u32| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let root = ServerRoot { started: None, ..root(&proc, Some(process.id())) };
+            root.read(&path).unwrap().doubt
+        };
+        let found = [0o600, 0o400, 0o640, 0o644].map(doubt);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert_eq!(found, [Some(HIDDEN), Some(HIDDEN), None, None]);
+    }
+
+    #[test]
+    fn text_of_any_encoding_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcRoot::default();
+        let path = dir.path().join("my.cnf");
+        for bytes in [&b"[mysqld]\r\n# caf\xe9\r\nx = 1\r\n"[..], b"\0\0[mysqld]\nx=1\n", b"\xff\xfe[\0m\0", b""] {
+            std::fs::write(&path, bytes).unwrap();
+            let content = root(&proc, None).read(&path).unwrap().content;
+            assert_eq!(content.contains("x = 1"), bytes.contains(&b'\r'), "{content:?}");
+        }
+    }
+
     #[test]
     fn a_fifo_and_a_huge_file_are_not_read() {
         let proc = ProcRoot::default();
@@ -324,9 +379,9 @@ mod tests {
         let fifo = dir.path().join("fifo");
         rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         let huge = dir.path().join("huge");
-        std::fs::File::create(&huge).unwrap().set_len(LONGEST_FILE + 1).unwrap();
+        std::fs::File::create(&huge).unwrap().set_len(1 << 30).unwrap();
         for pid in [None, Some(std::process::id())] {
-            for path in [&fifo, &huge] {
+            for path in [fifo.as_path(), &huge, Path::new("/dev/zero"), Path::new("/dev/null")] {
                 assert!(matches!(root(&proc, pid).read(path), Err(Unread::Because(_))));
             }
         }

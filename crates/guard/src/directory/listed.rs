@@ -34,6 +34,8 @@ pub(crate) struct Listed {
     pub(crate) left_out: bool,
     /// New logs that are released for settings of their database: a file, and the settings.
     pub(crate) decided: Vec<(OsString, String)>,
+    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
+    pub(crate) unknown: BTreeMap<usize, OsString>,
 }
 
 impl Directory {
@@ -96,6 +98,7 @@ impl Directory {
             let names = self.listing.take().map(Listing::finish).unwrap_or_default();
             self.left_out = names.left_out;
             listed.left_out = names.left_out > 0;
+            listed.unknown = names.unknown;
             let before = self.entries.len();
             self.entries.retain(|name, _| names.logs.contains(name));
             if self.entries.len() < before {

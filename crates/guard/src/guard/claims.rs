@@ -244,9 +244,11 @@ impl Watched {
                 is_new = true;
                 self.list_stale(report, now, Some(&DatabaseKey::Process(claimant.pid)));
                 by_inode.clear();
+                let profile = &self.databases[index].profile;
                 report.events.push(Event::Found {
                     pid: Some(claimant.pid),
-                    profile: self.databases[index].profile.name.clone(),
+                    profile: profile.name.clone(),
+                    also: profile.also.clone(),
                     directories: taken,
                 });
             }

@@ -90,7 +90,7 @@ impl Report {
     }
 
     /// Reports what listing a directory refused, whether there was too much, and which logs go by settings.
-    pub(super) fn listed(&mut self, directory: &Directory, listed: &Listed) {
+    pub(super) fn listed(&mut self, directory: &mut Directory, listed: &Listed) {
         if listed.left_out {
             self.in_part(directory, Budget::Names);
         }
@@ -101,6 +101,16 @@ impl Report {
                 path: directory.path_of(name),
                 setting: setting.clone(),
             });
+        }
+        for (file, name) in &listed.unknown {
+            let file = &directory.profile.files[*file];
+            let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
+            let warning = format!(
+                "{what} is a log of a form that is not known, and is not watched: name files = \"{pattern}\" in a [[log]] of a \
+                 profile of your own for this process to have it released"
+            );
+            let path = directory.path_of(name);
+            self.warning(&mut directory.warned, path, warning);
         }
         if let Some(name) = &listed.refused {
             let path = if name.is_empty() { directory.path.clone() } else { directory.path_of(name) };

@@ -121,6 +121,37 @@ fn a_named_directory_without_a_log_is_said_to_have_none() {
 }
 
 #[test]
+fn logs_of_a_form_that_is_not_known_are_said_once_by_name() {
+    let dir = disk_dir();
+    let touch = |name: &str| std::fs::write(dir.path().join(name), "x").unwrap();
+    ["ib_logfile0", "ib_000000000000c000.log", "binlog-000001.ibb", "binlog-000002.ibb"].map(touch);
+    let options = Options {
+        find: false,
+        directories: vec![dir.path().to_owned()],
+        profile: Some("mariadb".to_owned()),
+        dry_run: true,
+        ..Options::default()
+    };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let mut said = Vec::new();
+    for number in 3..6 {
+        guard.tick(&mut |event| {
+            if let Event::Warning { path, warning } = event
+                && warning.contains("a form that is not known")
+            {
+                said.push((path.file_name().unwrap().to_str().unwrap().to_owned(), warning.clone()));
+            }
+        });
+        touch(&format!("binlog-{number:06}.ibb"));
+        touch(&format!("ib_00000000000{number}c000.log"));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(said.len(), 2, "{said:#?}");
+    assert!(said.iter().any(|(name, text)| name == "ib_000000000000c000.log" && text.contains("ib_{h}.log")));
+    assert!(said.iter().any(|(name, text)| name.ends_with(".ibb") && text.contains("\"*-{n}.ibb\"")));
+}
+
+#[test]
 fn a_named_process_without_a_log_is_said_to_have_none() {
     let options = Options {
         find: false,

@@ -305,7 +305,7 @@ impl Watched {
         database.certain = true;
         database.claimant.examine_anew();
         database.claims.retain(|_, claim| claim.is_held());
-        if database.profile.name != recognised.profile.name {
+        if !database.profile.is_same_as(&recognised.profile) {
             database.server = ServerSettings::of_process(&self.proc, pid, &recognised.profile, true);
             database.profile = recognised.profile;
             self.forget_directories_of(&[pid]);
@@ -451,6 +451,7 @@ impl Watched {
             report.events.push(Event::Found {
                 pid: None,
                 profile: profile.name.clone(),
+                also: profile.also.clone(),
                 directories: found.iter().map(|(_, path)| path.clone()).collect(),
             });
             if !has_logs {
