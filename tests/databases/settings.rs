@@ -98,20 +98,25 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     let changed = files.path().join("whole.d/50-redo.cnf");
     let text = std::fs::read(&changed).expect("read an option file");
     std::fs::write(&changed, text).expect("write an option file");
-    let warned = warned_once(&server);
+    let warned = warned_beside(&server);
     assert!(warned.contains("is 4k (") && warned.contains("changed after the server started"), "{warned}");
 
     let parts = option_file(files.path(), "parts", "innodb_log_write_ahead_size=512");
     server.restart_with(options.option_file(parts));
-    turn_once(&server);
-    let warned = warned_once(&server);
+    let warned = warned_beside(&server);
     assert!(warned.contains("innodb_log_write_ahead_size is 512 (") && warned.contains("=4096"), "{warned}");
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9, "it is kept");
 }
 
-/// What one look of a guard warns of the redo log, of which it releases nothing.
-fn warned_once(server: &Server) -> String {
-    let ended = Guard::spawn(&["--pid", &server.pid().to_string(), "--once"]).wait();
+/// What a guard warns of the redo log while it goes round, of which it releases nothing.
+fn warned_beside(server: &Server) -> String {
+    // Where the writer is shows in pages that come.
+    redo(server).iter().for_each(|file| support::evict(file));
+    let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    turn_once(server);
+    guard.wait_for("warning", SOON, |event| event["path"].as_str().is_some_and(|path| path.ends_with("ib_logfile0")));
+    let ended = guard.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert_eq!(ended.summary()["released_bytes"]["redo"], serde_json::Value::Null, "{}", ended.summary());
     said(&ended, "warning", "warning").join("; ")
