@@ -36,9 +36,11 @@ fn redo(server: &Server) -> [PathBuf; 1] {
 
 /// What was said of the redo log in an event of this kind.
 fn said<'a>(ended: &'a Ended, event: &str, key: &str) -> Vec<&'a str> {
-    let of_redo = ended.events.iter().filter(|said| said["event"] == event).filter(|said| {
-        said["path"].as_str().is_some_and(|path| path.ends_with("/ib_logfile0"))
-    });
+    let of_redo = ended
+        .events
+        .iter()
+        .filter(|said| said["event"] == event)
+        .filter(|said| said["path"].as_str().is_some_and(|path| path.ends_with("/ib_logfile0")));
     of_redo.filter_map(|said| said[key].as_str()).collect()
 }
 
@@ -115,7 +117,9 @@ fn warned_beside(server: &Server) -> String {
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
     guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
     turn_once(server);
-    guard.wait_for("warning", SOON, |event| event["path"].as_str().is_some_and(|path| path.ends_with("ib_logfile0")));
+    guard.wait_for("warning", SOON, |event| {
+        event["path"].as_str().is_some_and(|path| path.ends_with("ib_logfile0"))
+    });
     let ended = guard.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert_eq!(ended.summary()["released_bytes"]["redo"], serde_json::Value::Null, "{}", ended.summary());

@@ -367,7 +367,10 @@ mod tests {
         let found = |pid| recognise(&ProcRoot::at(proc.path()), pid, &all).unwrap();
         let knows = |pid: u32, path: &str| found(pid).profile.log_of(Path::new(path)).is_some();
         let names = |pid: u32| found(pid).profile.names().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!((names(70), names(71)), (vec!["own".into(), "postgresql".into()], vec!["mariadb".into(), "own".into()]));
+        assert_eq!(
+            (names(70), names(71)),
+            (vec!["own".into(), "postgresql".into()], vec!["mariadb".into(), "own".into()])
+        );
         assert_eq!((names(72), names(73)), (vec!["mariadb".to_owned()], vec!["own".to_owned()]));
         assert!(knows(70, "/d/pg_wal/00000001000000000000000A") && knows(70, "/d/log/audit-7.log"));
         assert!(knows(71, "/d/ib_logfile0") && knows(71, "/d/audit-7.log") && !knows(72, "/d/audit-7.log"));

@@ -26,6 +26,7 @@ pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
         pid: database.pid,
         engine: Engine::of(&database.profile.name, &database.name),
         is_certain: false,
+        is_brief: false,
         directories: database.directories.clone(),
         command_line: database.command_line.clone(),
         started: database.uptime.and_then(|uptime| snapshot.at.checked_sub(uptime)),

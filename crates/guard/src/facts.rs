@@ -540,8 +540,7 @@ mod tests {
         for text in [text, &detected] {
             let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
             let ids = Ids::default();
-            let mut directory =
-                Directory::new(wal.clone(), None, None, Arc::new(profile), Right::Operator);
+            let mut directory = Directory::new(wal.clone(), None, None, Arc::new(profile), Right::Operator);
             take_samples(&mut directory, &ids);
             take_samples(&mut directory, &ids);
             for position in [70_000, 80_000, 4_323_816] {

@@ -11,12 +11,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use pagekeeper_catalog::checkpoint::innodb;
 use pagekeeper_catalog::settings::{are_recycled, how_written};
-use pagekeeper_catalog::{LogSpec, Profile};
-use pagekeeper_kernel::{Error, Inode, Result, page_size, physical_block_size};
+use pagekeeper_catalog::{CheckpointSpec, LogSpec, Profile};
+use pagekeeper_kernel::{
+    Error, Expected, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
+};
 use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{Rewrite, RewriteSource};
 use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
@@ -207,6 +211,8 @@ pub(crate) struct LogSettings {
     pub(crate) has_setting: bool,
     /// The settings that decide how it is written, each with its place.
     pub(crate) by: Option<Arc<str>>,
+    /// The number of a format that is not known, which its files have.
+    pub(crate) unknown_format: Option<u32>,
 }
 
 impl NewFile {
@@ -266,7 +272,7 @@ impl Inspection<'_> {
             return None;
         }
         let inode = ownership::inode(&stat);
-        let known = at_first.entry(spec).or_insert_with(|| self.known_at_first(log, inode.dev));
+        let known = at_first.entry(spec).or_insert_with(|| self.known_at_first(log, name, inode.dev));
         let (rewrite, settings) = known.clone();
         Some(NewFile {
             name: name.to_os_string(),
@@ -285,7 +291,7 @@ impl Inspection<'_> {
     }
 
     /// What is known of a log before anything was seen of its writer, and what the database's settings say of it.
-    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
+    fn known_at_first(&self, spec: &LogSpec, name: &OsStr, dev: u64) -> (Rewrite, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =
             recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled, || self.server.get()));
@@ -298,6 +304,26 @@ impl Inspection<'_> {
             Some(Some(true)) => Rewrite::SubPages,
             _ => Rewrite::Never,
         });
-        (rewrite, LogSettings { has_setting: recycled != Some(None), by: decided.by.map(Into::into) })
+        let has_setting = recycled != Some(None);
+        // What the file itself says counts more than what any setting does.
+        let unknown_format = self.unknown_format(spec, name);
+        let rewrite = if unknown_format.is_some() { Rewrite::SubPages } else { rewrite };
+        (rewrite, LogSettings { has_setting, by: decided.by.map(Into::into), unknown_format })
+    }
+
+    /// The number of the format of a redo log file of InnoDB, if that is not known. Read only where it is in memory: one in direct
+    /// I/O is left out of the page cache.
+    fn unknown_format(&self, spec: &LogSpec, name: &OsStr) -> Option<u32> {
+        if spec.checkpoint != CheckpointSpec::Innodb {
+            return None;
+        }
+        let file = InspectedFile::open_in(self.fd, name, Expected::Any, self.path.join(name)).ok()?;
+        if residency(&file, 0..page_size()).ok()?.resident == 0 {
+            return None;
+        }
+        let _asking = file.asking().ok()?;
+        let mut start = [0; 4];
+        file.file().read_exact_at(&mut start, 0).ok()?;
+        innodb::unknown_format(start)
     }
 }

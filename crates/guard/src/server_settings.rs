@@ -30,7 +30,12 @@ struct Whose {
 
 impl ServerSettings {
     /// Those of a process.
-    pub(crate) fn of_process(proc: &ProcRoot, pid: u32, profile: &Arc<Profile>, is_certain: bool) -> Arc<Self> {
+    pub(crate) fn of_process(
+        proc: &ProcRoot,
+        pid: u32,
+        profile: &Arc<Profile>,
+        is_certain: bool,
+    ) -> Arc<Self> {
         Self::of(proc, Some(pid), profile, is_certain, PathBuf::new())
     }
 
@@ -52,7 +57,8 @@ impl ServerSettings {
 
     /// Whether a log of a profile asks for them, and they were not read yet.
     pub(crate) fn are_wanted(&self, profile: &Profile) -> bool {
-        let asks = || profile.logs.iter().any(|log| log.block_option.is_some() || !log.overwritten_if.is_empty());
+        let asks =
+            || profile.logs.iter().any(|log| log.block_option.is_some() || !log.overwritten_if.is_empty());
         self.whose.is_some() && self.read.get().is_none() && asks()
     }
 
@@ -76,6 +82,7 @@ impl Whose {
                 pid: None,
                 engine,
                 is_certain: self.is_certain,
+                is_brief: true,
                 directories: vec![self.directory.clone()],
                 command_line: Vec::new(),
                 started: None,

@@ -63,17 +63,7 @@ impl RedoHeader {
     ///
     /// A header without a block that is whole and has a checkpoint is no error: of a series most files have none.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let number = u32::from_be_bytes(array(bytes, 0)?);
-        let layout = match number {
-            1..=5 | 103 => Layout::RingOfFiles,
-            6 => Layout::Series,
-            other => match other & !ENCRYPTED {
-                MARIADB_10_8 => Layout::Ring,
-                MARIADB_10_5 => Layout::OldRing,
-                MARIADB_10_4 => Layout::RingOfFiles,
-                _ => return Err(CheckpointError::UnknownFormat { format: number }),
-            },
-        };
+        let layout = layout_of(u32::from_be_bytes(array(bytes, 0)?))?;
         block(bytes, 0, BLOCK - 4)?;
         let start = word(bytes, 8)?;
         let found = match layout {
@@ -115,6 +105,34 @@ impl RedoHeader {
             }
         }
     }
+}
+
+/// The layout of a format, by its number.
+fn layout_of(number: u32) -> Result<Layout, CheckpointError> {
+    Ok(match number {
+        1..=5 | 103 => Layout::RingOfFiles,
+        6 => Layout::Series,
+        other => match other & !ENCRYPTED {
+            MARIADB_10_8 => Layout::Ring,
+            MARIADB_10_5 => Layout::OldRing,
+            MARIADB_10_4 => Layout::RingOfFiles,
+            _ => return Err(CheckpointError::UnknownFormat { format: number }),
+        },
+    })
+}
+
+/// The number of the format that a file begins with, if it is one that is not known: how its log is written is not known either. A
+/// file that begins with zeros has no header yet.
+///
+/// ```
+/// use pagekeeper_catalog::checkpoint::innodb::unknown_format;
+///
+/// assert_eq!(unknown_format(*b"Phys"), None);
+/// assert_eq!(unknown_format(*b"Tape"), Some(0x5461_7065));
+/// ```
+pub fn unknown_format(start: [u8; 4]) -> Option<u32> {
+    let number = u32::from_be_bytes(start);
+    (number > 0 && layout_of(number).is_err()).then_some(number)
 }
 
 /// The last checkpoint in the header of MariaDB 10.8, and 0.

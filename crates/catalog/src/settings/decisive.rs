@@ -13,7 +13,7 @@ use crate::profile::LogSpec;
 pub struct Decided {
     /// How its writer comes back to old bytes; `None` where that is to be seen.
     pub rewrite: Option<Rewrite>,
-    /// The settings that speak of it, each with its place and what makes it doubtful: "innodb_log_write_ahead_size is 4096
+    /// The settings that speak of it, each with its place and what makes it doubtful: "`innodb_log_write_ahead_size` is 4096
     /// (/etc/my.cnf, line 3)". `None` where there are none, or where it would be the same without them.
     pub by: Option<String>,
 }
@@ -173,7 +173,12 @@ mod tests {
         assert_eq!(decided.rewrite, Some(Rewrite::WholePages));
         assert_eq!(decided.by.unwrap(), "innodb_log_write_ahead_size is 4096 (the command line)");
         let mut settings = Settings::new(Engine::MariaDb);
-        settings.add_doubted(WRITE_AHEAD, "4096", Origin::File { path: "/f".into(), line: 1 }, Some(CHANGED_SINCE));
+        settings.add_doubted(
+            WRITE_AHEAD,
+            "4096",
+            Origin::File { path: "/f".into(), line: 1 },
+            Some(CHANGED_SINCE),
+        );
         let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
         assert_eq!(decided.rewrite, Some(Rewrite::SubPages));
         assert!(decided.by.unwrap().ends_with(CHANGED_SINCE));

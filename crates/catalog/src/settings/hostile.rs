@@ -164,8 +164,7 @@ fn very_many_databases_have_little_each() {
     // A usual server's settings are read all the same.
     let usual = files.write("usual.cnf", "[mysqld]\nsync-binlog=1\n".repeat(200));
     let line = format!("mysqld --defaults-file={}", usual.display());
-    let usual =
-        reader.read(&server(Engine::MySql, Path::new("/x"), &line), &ProcRoot::default());
+    let usual = reader.read(&server(Engine::MySql, Path::new("/x"), &line), &ProcRoot::default());
     assert_eq!((usual.all().len(), usual.unread.len()), (200, 0));
     const { assert!(EACH_KEEPS > 200 * 1024) };
 }

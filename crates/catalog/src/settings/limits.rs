@@ -17,6 +17,10 @@ pub(super) const MAX_BYTES: u64 = 4 << 20;
 pub(super) const MAX_OPENED: u32 = 256;
 /// No more names are read of all directories of one database. A directory of `RocksDB` may hold very many.
 pub(super) const MAX_NAMES: u32 = 1_000_000;
+/// The same for who watches many servers and may not take long: none has as many option files.
+pub(super) const BRIEF_NAMES: u32 = 10_000;
+/// No more of a program is then searched, in bytes.
+pub(super) const BRIEF_PROGRAM: u64 = 128 << 20;
 /// As deep as servers follow includes: `MySQL` and `MariaDB`, and `PostgreSQL` (`CONF_FILE_MAX_DEPTH`).
 pub(super) const DEEPEST: u32 = 10;
 /// Longer lines are passed over, in bytes.
@@ -72,9 +76,7 @@ impl fmt::Display for Cut {
             Self::Bytes => {
                 write!(f, "no more than {MAX_BYTES} bytes of settings files are read of one database")
             }
-            Self::Names => {
-                write!(f, "no more than {MAX_NAMES} names in directories are read of one database")
-            }
+            Self::Names => f.write_str("there are more names in directories than are read of one database"),
             Self::Line => write!(
                 f,
                 "lines of more than {LONGEST_LINE} bytes and names of more than {LONGEST_NAME} are passed over"

@@ -37,7 +37,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use serde::Serialize;
 
-use limits::{ALL_KEEP, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};
+use limits::{ALL_KEEP, BRIEF_PROGRAM, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};
 use program::Program;
 use searched::Searched;
 use server_root::Unread;
@@ -61,7 +61,8 @@ const CUT: &str = "not all of its settings files were read";
 /// What is said of a file that the server's user may not read: one who was started by root has read it before.
 const HIDDEN: &str = "its mode keeps the server's user from reading it: whether the server did is not known";
 /// What is said of a setting of a file where another file that may set it again was not read.
-const PARTIAL: &str = "not all of its settings files could be read, or one was changed after the server started";
+const PARTIAL: &str =
+    "not all of its settings files could be read, or one was changed after the server started";
 /// A setting in memory, beside its texts, in bytes.
 const SETTING: usize = size_of::<Setting>() + CHANGED_SINCE.len();
 
@@ -360,6 +361,10 @@ impl SettingsReader {
     pub fn read(&mut self, server: &Server, proc: &ProcRoot) -> Settings {
         let mut settings = Settings::new(server.engine);
         settings.room.max_kept = MAX_KEPT.min(ALL_KEEP.saturating_sub(self.kept).max(EACH_KEEPS));
+        if server.is_brief {
+            self.programs.lower(BRIEF_PROGRAM);
+            self.groups.lower(BRIEF_PROGRAM);
+        }
         match settings.engine {
             Engine::MariaDb | Engine::MySql => {
                 if !server.is_certain {

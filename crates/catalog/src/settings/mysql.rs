@@ -29,12 +29,7 @@ const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
 const DEEPEST_OBJECT: u32 = 10;
 
 /// Reads all of them into `settings`.
-pub(super) fn read(
-    server: &Server,
-    proc: &ProcRoot,
-    groups: &mut VersionGroups,
-    settings: &mut Settings,
-) {
+pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     let arguments: Vec<String> =
         server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();

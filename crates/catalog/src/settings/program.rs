@@ -12,8 +12,8 @@ use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
 
-use super::{Engine, Server};
 use super::searched::Searched;
+use super::{Engine, Server};
 
 /// So much is read at once, in bytes.
 const CHUNK: usize = 1 << 20;

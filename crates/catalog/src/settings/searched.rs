@@ -45,6 +45,11 @@ impl<T> Searched<T> {
         Some(found)
     }
 
+    /// No more than so many bytes are to be read from now on.
+    pub(super) fn lower(&mut self, most: u64) {
+        self.left = self.left.min(most);
+    }
+
     /// So many bytes may still be read.
     #[cfg(test)]
     pub(super) fn left(&self) -> u64 {

@@ -21,6 +21,8 @@ pub struct Server {
     pub engine: Engine,
     /// Whether the engine is known by more than the names of process and log; else the program is asked.
     pub is_certain: bool,
+    /// Whether whoever asks watches many servers, and may not take long: less is read of each.
+    pub is_brief: bool,
     /// Where its files are, as it sees them itself.
     pub directories: Vec<PathBuf>,
     /// Its command line; empty without a process.
@@ -32,7 +34,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A process, as `/proc` shows it now. Of its files only those are there that show where a `RocksDB` database is.
+    /// A process, as `/proc` shows it now, of which little is to be read. Of its files only those are there that show where a `RocksDB` database is.
     pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
         let mut files = Vec::new();
         if matches!(engine, Engine::RocksDb | Engine::TiKv) {
@@ -48,6 +50,7 @@ impl Server {
             pid: Some(pid),
             engine,
             is_certain,
+            is_brief: true,
             directories: Vec::new(),
             command_line: proc.command_line(pid).unwrap_or_default(),
             started: uptime(proc, pid).and_then(|uptime| SystemTime::now().checked_sub(uptime)),

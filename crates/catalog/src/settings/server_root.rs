@@ -21,7 +21,7 @@ use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use super::limits::{Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
+use super::limits::{BRIEF_NAMES, Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
 use super::{CHANGED_SINCE, HIDDEN, Server};
 
 /// Clocks of files and of processes differ by less.
@@ -82,7 +82,11 @@ pub(crate) enum Unread {
 impl<'a> ServerRoot<'a> {
     /// That of a server.
     pub fn of(server: &Server, proc: &'a ProcRoot) -> Self {
-        Self { proc, pid: server.pid, started: server.started, left: Left::default() }
+        let left = Left::default();
+        if server.is_brief {
+            left.names.set(BRIEF_NAMES);
+        }
+        Self { proc, pid: server.pid, started: server.started, left }
     }
 
     /// A relative path as one from the process's root, by its working directory.
@@ -133,12 +137,7 @@ impl<'a> ServerRoot<'a> {
         };
         let is_hidden = || !self.pid.is_none_or(|pid| may_read(self.proc, pid, &metadata));
         let doubt = if is_changed { Some(CHANGED_SINCE) } else { is_hidden().then_some(HIDDEN) };
-        Ok(Text {
-            content,
-            doubt,
-            world_writable: metadata.mode() & 0o002 != 0,
-            inode: file.inode(),
-        })
+        Ok(Text { content, doubt, world_writable: metadata.mode() & 0o002 != 0, inode: file.inode() })
     }
 
     /// Reads at most `max` bytes at an offset of a file; `None` if it can't be read.
@@ -195,9 +194,7 @@ impl<'a> ServerRoot<'a> {
 fn may_read(proc: &ProcRoot, pid: u32, metadata: &Metadata) -> bool {
     let Ok(users) = proc.users(pid) else { return true };
     let mode = metadata.mode();
-    users.file_system == 0
-        || mode & 0o044 != 0
-        || users.file_system == metadata.uid() && mode & 0o400 != 0
+    users.file_system == 0 || mode & 0o044 != 0 || users.file_system == metadata.uid() && mode & 0o400 != 0
 }
 
 /// The text of a settings file, unless it is too long for one. What is not UTF-8 in it is replaced.
@@ -365,7 +362,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let proc = ProcRoot::default();
         let path = dir.path().join("my.cnf");
-        for bytes in [&b"[mysqld]\r\n# caf\xe9\r\nx = 1\r\n"[..], b"\0\0[mysqld]\nx=1\n", b"\xff\xfe[\0m\0", b""] {
+        for bytes in
+            [&b"[mysqld]\r\n# caf\xe9\r\nx = 1\r\n"[..], b"\0\0[mysqld]\nx=1\n", b"\xff\xfe[\0m\0", b""]
+        {
             std::fs::write(&path, bytes).unwrap();
             let content = root(&proc, None).read(&path).unwrap().content;
             assert_eq!(content.contains("x = 1"), bytes.contains(&b'\r'), "{content:?}");

@@ -11,6 +11,7 @@ pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> Se
         pid: None,
         engine,
         is_certain: true,
+        is_brief: false,
         directories: vec![directory.to_path_buf()],
         command_line: words(command_line),
         started: None,

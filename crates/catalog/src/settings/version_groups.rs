@@ -25,6 +25,11 @@ struct Groups {
 }
 
 impl VersionGroups {
+    /// No more than so many bytes of programs are to be read from now on.
+    pub(super) fn lower(&mut self, most: u64) {
+        self.0.lower(most);
+    }
+
     /// Whether a program has this group's name in it as a string. `None` where it was not read to its end, and the name was not
     /// found.
     pub(super) fn is_in(&mut self, exe: &Path, group: &str) -> Option<bool> {

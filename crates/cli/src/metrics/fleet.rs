@@ -166,7 +166,12 @@ mod tests {
     }
 
     fn found(pid: u32) -> Event {
-        Event::Found { pid: Some(pid), profile: "mariadb".to_owned(), also: Vec::new(), directories: Vec::new() }
+        Event::Found {
+            pid: Some(pid),
+            profile: "mariadb".to_owned(),
+            also: Vec::new(),
+            directories: Vec::new(),
+        }
     }
 
     fn refused(pid: u32, reason: Refusal) -> Event {

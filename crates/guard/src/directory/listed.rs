@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::FileSpec;
 use pagekeeper_kernel::Result;
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
@@ -34,8 +35,25 @@ pub(crate) struct Listed {
     pub(crate) left_out: bool,
     /// New logs that are released for settings of their database: a file, and the settings.
     pub(crate) decided: Vec<(OsString, String)>,
-    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
-    pub(crate) unknown: BTreeMap<usize, OsString>,
+    /// What is to be said of logs of a form that is not known, each with a file.
+    pub(crate) unknown: Vec<(OsString, String)>,
+}
+
+/// What is said of a log whose name is known, but nothing else.
+fn of_unknown_name(file: &FileSpec) -> String {
+    let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
+    format!(
+        "{what} is a log of a form that is not known, and is not watched: name files = \"{pattern}\" in a [[log]] of a profile of your \
+         own for this process to have it released"
+    )
+}
+
+/// What is said of a redo log whose format is not known.
+fn of_unknown_format(format: u32) -> String {
+    format!(
+        "this redo log has a form that is not known (format {format:#x}), and is kept: name its files, with how they are written, in a \
+         [[log]] of a profile of your own for this process, without checkpoint = \"innodb\", to have it released"
+    )
 }
 
 impl Directory {
@@ -98,7 +116,9 @@ impl Directory {
             let names = self.listing.take().map(Listing::finish).unwrap_or_default();
             self.left_out = names.left_out;
             listed.left_out = names.left_out > 0;
-            listed.unknown = names.unknown;
+            let unknown = names.unknown.into_iter();
+            listed.unknown =
+                unknown.map(|(file, name)| (name, of_unknown_name(&self.profile.files[file]))).collect();
             let before = self.entries.len();
             self.entries.retain(|name, _| names.logs.contains(name));
             if self.entries.len() < before {
@@ -129,6 +149,8 @@ impl Directory {
         for file in found {
             if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
                 let name = file.name.clone();
+                let unknown = file.settings.unknown_format;
+                listed.unknown.extend(unknown.map(|format| (name.clone(), of_unknown_format(format))));
                 let (log, decided) = self.add(file, ids);
                 grown.insert(log);
                 listed.decided.extend(decided.map(|by| (name, by)));
@@ -180,7 +202,8 @@ impl Directory {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
         let (spec, rewrite, settings) = (file.spec, file.rewrite, file.settings);
         let is_new = !self.logs.contains_key(&log);
-        let decided = settings.by.as_deref().filter(|_| is_new && !rewrite.needs_old_pages()).map(str::to_owned);
+        let decided =
+            settings.by.as_deref().filter(|_| is_new && !rewrite.needs_old_pages()).map(str::to_owned);
         self.logs.entry(log).or_insert(Log { spec, rewrite, settings, segment_size: None });
         let entry = Entry {
             id: FileId(ids.next()),

@@ -298,13 +298,8 @@ impl Watched {
             return Claim::Refused(now + AGAIN);
         }
         let right = Right::Process(Arc::clone(&claimant.right));
-        let mut directory = Directory::new(
-            path,
-            Some(claimant.pid),
-            claimant.through,
-            Arc::clone(profile),
-            right,
-        );
+        let mut directory =
+            Directory::new(path, Some(claimant.pid), claimant.through, Arc::clone(profile), right);
         directory.server = Arc::clone(&claimant.server);
         directory.acts = targets.acts_on(traits, &directory.path);
         let refused = Claim::Refused(now + AGAIN);

@@ -102,15 +102,9 @@ impl Report {
                 setting: setting.clone(),
             });
         }
-        for (file, name) in &listed.unknown {
-            let file = &directory.profile.files[*file];
-            let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
-            let warning = format!(
-                "{what} is a log of a form that is not known, and is not watched: name files = \"{pattern}\" in a [[log]] of a \
-                 profile of your own for this process to have it released"
-            );
+        for (name, warning) in &listed.unknown {
             let path = directory.path_of(name);
-            self.warning(&mut directory.warned, path, warning);
+            self.warning(&mut directory.warned, path, warning.clone());
         }
         if let Some(name) = &listed.refused {
             let path = if name.is_empty() { directory.path.clone() } else { directory.path_of(name) };

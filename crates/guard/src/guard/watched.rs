@@ -465,8 +465,7 @@ impl Watched {
             for (right, directory) in found {
                 let server = ServerSettings::of_directory(proc, directory.clone(), &profile);
                 let acts = settings.options.targets.acts_on(None, &directory);
-                let mut named =
-                    Directory::new(directory, None, None, Arc::clone(&profile), right);
+                let mut named = Directory::new(directory, None, None, Arc::clone(&profile), right);
                 (named.acts, named.server) = (acts, server);
                 self.directories.push(Box::new(named));
             }

@@ -224,8 +224,7 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
         let none = stand(&guard);
         for acts in [true, false] {
             let profile = guard.settings.named_profile().unwrap();
-            let mut directory =
-                Directory::new("/none".into(), Some(pid), None, profile, Right::Operator);
+            let mut directory = Directory::new("/none".into(), Some(pid), None, profile, Right::Operator);
             directory.acts = acts;
             guard.watched.directories.push(Box::new(directory));
         }
