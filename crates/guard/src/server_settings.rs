@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use pagekeeper_catalog::Profile;
 use pagekeeper_catalog::settings::{Engine, Server, Settings, SettingsReader};
+use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
 
@@ -64,14 +64,22 @@ impl ServerSettings {
 
     /// The settings, which are read if they were not yet.
     pub(crate) fn get(&self) -> &Settings {
-        self.read.get_or_init(|| match &self.whose {
-            Some(whose) => SettingsReader::default().read(&whose.server(), &whose.proc),
-            None => Settings::new(Engine::Other),
+        self.read.get_or_init(|| {
+            let Some(whose) = &self.whose else { return Settings::new(Engine::Other) };
+            let mut settings = SettingsReader::default().read(&whose.server(), &whose.proc);
+            // Whoever may start a process may call it a server, and give it a great many.
+            settings.keep_only(&whose.names_asked());
+            settings
         })
     }
 }
 
 impl Whose {
+    /// The settings that a log of the profile asks for.
+    fn names_asked(&self) -> Vec<&str> {
+        self.profile.logs.iter().flat_map(names_asked_by).collect()
+    }
+
     fn server(&self) -> Server {
         let name = self.pid.and_then(|pid| self.proc.name(pid).ok()).unwrap_or_default();
         let mut engines = self.profile.names().map(|profile| Engine::of(profile, &unescaped(&name)));
@@ -89,5 +97,31 @@ impl Whose {
                 files: Vec::new(),
             },
         }
+    }
+}
+
+fn names_asked_by(log: &LogSpec) -> impl Iterator<Item = &str> {
+    let recycled = log.recycled_if.as_ref().map(|recycled| recycled.key.as_str());
+    let others = log.overwritten_if.iter().map(String::as_str);
+    log.block_option.as_deref().into_iter().chain(recycled).chain(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagekeeper_catalog::find_profile;
+
+    #[test]
+    fn only_what_a_log_asks_for_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().canonicalize().unwrap();
+        let options = "[DBOptions]\n  bytes_per_sync=0\n  recycle_log_file_num=4\n";
+        std::fs::write(data.join("OPTIONS-000007"), options).unwrap();
+        let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
+        let settings = ServerSettings::of_directory(&ProcRoot::default(), data, &profile);
+        assert!(!settings.are_wanted(&profile), "these are read only where no file stands beside the log");
+        let names: Vec<&str> = settings.get().all().iter().map(|setting| setting.name.as_str()).collect();
+        assert_eq!(names, ["recycle_log_file_num"]);
+        assert_eq!(ServerSettings::default().get().all(), []);
     }
 }

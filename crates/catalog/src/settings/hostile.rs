@@ -161,6 +161,9 @@ fn very_many_databases_have_little_each() {
     let counts: Vec<usize> =
         (0..12).map(|_| reader.read(&database, &ProcRoot::default()).all().len()).collect();
     assert!(counts[11] * 10 < counts[0] && counts[11] > 0, "{counts:?}");
+    let brief = Server { is_brief: true, ..database };
+    let kept = SettingsReader::default().read(&brief, &ProcRoot::default()).all().len();
+    assert!(kept * 10 < counts[0] && kept > 0, "{kept} of {}", counts[0]);
     // A usual server's settings are read all the same.
     let usual = files.write("usual.cnf", "[mysqld]\nsync-binlog=1\n".repeat(200));
     let line = format!("mysqld --defaults-file={}", usual.display());

@@ -313,6 +313,14 @@ impl Settings {
         setting.doubt.as_deref().or(may_be_hidden.then_some(PARTIAL))
     }
 
+    /// Forgets all but these, and which files were read and which not.
+    pub fn keep_only(&mut self, names: &[&str]) {
+        let names: Vec<String> = names.iter().map(|name| normal(name)).collect();
+        self.found.retain(|setting| names.contains(&setting.name));
+        self.found.shrink_to_fit();
+        (self.read_from, self.unread) = (Vec::new(), Vec::new());
+    }
+
     /// Says which limits were met.
     fn finish(&mut self) {
         if self.is_cut() {
@@ -362,6 +370,7 @@ impl SettingsReader {
         let mut settings = Settings::new(server.engine);
         settings.room.max_kept = MAX_KEPT.min(ALL_KEEP.saturating_sub(self.kept).max(EACH_KEEPS));
         if server.is_brief {
+            settings.room.max_kept = EACH_KEEPS;
             self.programs.lower(BRIEF_PROGRAM);
             self.groups.lower(BRIEF_PROGRAM);
         }
