@@ -113,7 +113,9 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
 /// What a guard warns of the redo log while it goes round, of which it releases nothing.
 fn warned_beside(server: &Server) -> String {
     // Where the writer is shows in pages that come.
-    redo(server).iter().for_each(|file| support::evict(file));
+    for file in redo(server) {
+        support::evict(&file);
+    }
     let guard = Guard::spawn(&["--pid", &server.pid().to_string(), "--tick", "200ms"]);
     guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
     turn_once(server);

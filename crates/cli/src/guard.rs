@@ -318,8 +318,8 @@ impl Printer {
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
             Event::Found { pid, profile, also, directories } => {
                 let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
-                let also: String = also.iter().map(|other| format!(" and {other}")).collect();
-                format!("watching {profile}{also}{pid}: {}", directories_text(directories))
+                let profiles = [std::slice::from_ref(profile), also.as_slice()].concat().join(" and ");
+                format!("watching {profiles}{pid}: {}", directories_text(directories))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {
