@@ -85,14 +85,14 @@ pub(crate) fn little_stays(what: &str, directories: &[&Path]) {
     });
 }
 
-fn evict_all(directory: &Path) {
+pub(crate) fn evict_all(directory: &Path) {
     for path in files_in(directory) {
         evict(&path);
     }
 }
 
 /// Bytes by a seed, which can't be compressed.
-fn bytes(count: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn bytes(count: usize, seed: u64) -> Vec<u8> {
     let mut rng = pagekeeper_testing::Rng::from_seed(seed);
     std::iter::repeat_with(|| rng.number().to_le_bytes()).flatten().take(count).collect()
 }

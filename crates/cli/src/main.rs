@@ -22,6 +22,7 @@ mod run;
 mod service;
 mod signals;
 mod snapshot;
+mod stack;
 mod stat;
 mod store;
 mod top;
@@ -92,6 +93,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    stack::with_room(work)
+}
+
+fn work() -> ExitCode {
     let Some(command) = Cli::parse().command else {
         return hint::run().unwrap_or_else(|error| output::exit_code(&error));
     };

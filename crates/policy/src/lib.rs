@@ -18,6 +18,8 @@
 //! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
 //! of files too much, and growing lists can't be kept in a signal handler.
 //!
+//! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
+//!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
 //!
 //! *Unnamed files* that a server appends much to are worth a word ([`unnamed`]).
@@ -51,6 +53,7 @@ mod history;
 pub mod lead;
 pub mod log;
 pub mod names;
+pub mod once_through;
 #[cfg(feature = "std")]
 pub mod ranges;
 pub mod recovery;

@@ -142,6 +142,17 @@ impl Mapped {
     }
 }
 
+/// Maps the report of that path.
+pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
+    let mut name = [0_u8; libc::PATH_MAX as usize];
+    // One byte is left for the null behind it.
+    name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
+    let fd = sys::open(core::ffi::CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
+    let mapped = map_report(fd).ok();
+    sys::close(fd);
+    mapped
+}
+
 /// Maps a report's file, for as long as the process lives.
 #[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
 pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {

@@ -26,6 +26,9 @@ unsafe impl Sync for Text {}
 
 static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX + 1]));
 
+/// Standard input, output and error: what a shell redirects, and all that a process is looked at for that is no stream yet.
+const STANDARD: core::ops::Range<c_int> = 0..3;
+
 type Begin = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
 
 #[used]
@@ -60,8 +63,8 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         return;
     }
     let pid = sys::getpid();
-    let record = |path| map(path)?.claim(pid, comm);
-    let report = |path| map(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
+    let record = |path| counters::open_report(path)?.claim(pid, comm);
+    let report = |path| counters::open_report(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
     if introspection::is_deadly() {
         // By a child, too: what that takes may be deadly as well.
         introspection::is_survived(|| {
@@ -82,10 +85,13 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         // Where that can't be, each process knows its own readers.
         let _ = followers::share();
     }
-    if let Some(record) = plan.report.and_then(report) {
+    // Most processes for which no name decides do nothing that is counted.
+    if plan.part != Part::Undecided
+        && let Some(record) = plan.report.and_then(report)
+    {
         process::count_in(record);
     }
-    introspection::descriptors(|fd| {
+    let follow = |fd| {
         let has_pages =
             |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG || sys::is_block_device(&stat);
         if sys::fstat(fd).is_ok_and(has_pages)
@@ -94,7 +100,12 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
             rules::opened(fd, None, flags);
             stdio::started_with(fd);
         }
-    });
+    };
+    if plan.part == Part::Undecided {
+        STANDARD.for_each(follow);
+    } else {
+        introspection::descriptors(follow);
+    }
 }
 
 /// The text among the environment's.
@@ -119,17 +130,6 @@ unsafe fn find<'a>(mut environment: *const *const c_char) -> Option<&'a [u8]> {
         }
         environment = environment.wrapping_add(1);
     }
-}
-
-/// Maps the report.
-fn map(path: &[u8]) -> Option<&'static counters::Mapped> {
-    let mut name = [0_u8; libc::PATH_MAX as usize];
-    // One byte is left for the null behind it.
-    name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
-    let fd = sys::open(CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
-    let mapped = counters::map_report(fd).ok();
-    sys::close(fd);
-    mapped
 }
 
 /// Before a fork, in the thread that forks.

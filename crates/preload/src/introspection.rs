@@ -64,6 +64,21 @@ pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     if done.is_ok() { to.get(..length).unwrap_or_default() } else { &[] }
 }
 
+/// Calls `act` with the process's name, whichever thread asks: its first thread's.
+pub fn with_process_name<R>(act: impl FnOnce(&[u8]) -> R) -> R {
+    let mut name = [0; 16];
+    let length = sys::open(c"/proc/self/comm", libc::O_RDONLY).map_or(0, |fd| {
+        let length = sys::read(fd, &mut name).unwrap_or(0);
+        sys::close(fd);
+        length
+    });
+    if length == 0 {
+        return act(comm(&mut name));
+    }
+    let name = name.get(..length).unwrap_or_default();
+    act(name.strip_suffix(b"\n").unwrap_or(name))
+}
+
 /// Whether the system started the program with rights that its caller does not have.
 pub fn is_secure() -> bool {
     // SAFETY: no pointers.

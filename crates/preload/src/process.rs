@@ -28,6 +28,8 @@ static LAST: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 /// Their last four bytes ([`tails`]).
 static TAILS: [AtomicU64; RULES_MAX] = [const { AtomicU64::new(0) }; RULES_MAX];
 static TAILS_COUNT: AtomicU32 = AtomicU32::new(0);
+/// Whether an undecided process turned out to be a stream.
+static BECAME_STREAM: AtomicBool = AtomicBool::new(false);
 static URING: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
 /// Where this process counts: its own, until [`count_in`] names one of a report.
@@ -46,7 +48,7 @@ pub unsafe fn set_up(plan: &Plan<'static>) {
     PID.store(sys::getpid(), Ordering::Relaxed);
     let concern = match plan.part {
         Part::None => Concern::Nothing,
-        Part::Stream | Part::Bulk | Part::Logs => Concern::All,
+        Part::Stream | Part::Bulk | Part::Logs | Part::Undecided => Concern::All,
         Part::Files => Concern::Named,
     };
     for (word, bits) in LAST.iter().zip(last_bytes(plan)) {
@@ -173,6 +175,19 @@ pub fn plan() -> &'static Plan<'static> {
     } else {
         &Plan::NONE
     }
+}
+
+/// What this process is: what its settings say, until it turns out to be a stream.
+pub fn part() -> Part {
+    match plan().part {
+        Part::Undecided if BECAME_STREAM.load(Ordering::Acquire) => Part::Stream,
+        part => part,
+    }
+}
+
+/// Says that an undecided process is a stream.
+pub fn become_stream() {
+    BECAME_STREAM.store(true, Ordering::Release);
 }
 
 /// Whether the rules are on in this process, and this is the process that they are on in.

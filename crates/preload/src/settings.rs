@@ -88,6 +88,8 @@ pub enum Part {
     Logs,
     /// One with rules for some files ([`Plan::rules`]).
     Files,
+    /// One that is a stream if it turns out to go through its files once.
+    Undecided,
 }
 
 /// What one process took from the text.
@@ -137,7 +139,7 @@ impl<'a> Plan<'a> {
     /// let text = b"as auto\nbudget 8388608\nstream tar\nprofile rocksdb\nprocess db_*\nfile bulk keep *.sst";
     /// assert_eq!(Plan::decode(text, b"tar").unwrap().part, Part::Stream);
     /// assert_eq!(Plan::decode(text, b"db_bench").unwrap().rules().len(), 1);
-    /// assert_eq!(Plan::decode(text, b"sh").unwrap().part, Part::None);
+    /// assert_eq!(Plan::decode(text, b"sh").unwrap().part, Part::Undecided);
     /// ```
     pub fn decode(text: &'a [u8], comm: &[u8]) -> Option<Self> {
         if text.len() > TEXT_MAX {
@@ -147,11 +149,12 @@ impl<'a> Plan<'a> {
         // The rules of the profile that lines now are of: of one that fits this process, and is the first to.
         let mut fits = false;
         let mut has_profile = false;
+        let mut is_auto = false;
         for line in text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             let (word, rest) = split_word(line);
             match word {
                 b"as" => match rest {
-                    b"auto" => {}
+                    b"auto" => is_auto = true,
                     b"stream" => plan.part = Part::Stream,
                     b"bulk" => plan.part = Part::Bulk,
                     b"logs" => plan.part = Part::Logs,
@@ -163,6 +166,11 @@ impl<'a> Plan<'a> {
                 b"require" => plan.is_required = true,
                 b"stream" => {
                     if plan.part == Part::None && is_name_of(rest, comm) {
+                        plan.part = Part::Stream;
+                    }
+                }
+                b"command" => {
+                    if plan.part == Part::None && rest == comm {
                         plan.part = Part::Stream;
                     }
                 }
@@ -179,6 +187,9 @@ impl<'a> Plan<'a> {
                 b"file" => {}
                 _ => return None,
             }
+        }
+        if is_auto && plan.part == Part::None {
+            plan.part = Part::Undecided;
         }
         Some(plan)
     }
@@ -234,6 +245,8 @@ pub struct Settings {
     pub role: Role,
     /// Names of streaming programs (`comm`, in which `*` stands for any characters).
     pub streams: Vec<String>,
+    /// The name of the command that was typed (`comm`), where it is on no list and so taken for a stream.
+    pub command: Option<String>,
     /// Bytes that the writers of a process may have unwritten, together.
     pub budget: u64,
     /// The file of the report ([`crate::counters::Report`]).
@@ -288,14 +301,16 @@ impl Settings {
             Part::Stream => Role::Stream,
             Part::Bulk => Role::Bulk,
             Part::Logs => Role::Logs,
-            Part::None | Part::Files => Role::Auto,
+            Part::None | Part::Files | Part::Undecided => Role::Auto,
         };
         let lines = text.split(|&byte| byte == b'\n').map(split_word);
-        let streams = lines.filter(|(word, _)| *word == b"stream");
+        let of = |kind: &'static [u8]| lines.clone().filter(move |(word, _)| *word == kind);
+        let text = |(_, name): (&[u8], &[u8])| String::from_utf8_lossy(name).into_owned();
         let path = |path: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(path));
         Some(Self {
             role,
-            streams: streams.map(|(_, name)| String::from_utf8_lossy(name).into_owned()).collect(),
+            streams: of(b"stream").map(text).collect(),
+            command: of(b"command").map(text).next(),
             budget: plan.budget,
             report: plan.report.map(path),
             launcher: None,
@@ -337,6 +352,9 @@ impl Settings {
         for stream in &self.streams {
             line(format_args!("stream {stream}"));
         }
+        if let Some(command) = &self.command {
+            line(format_args!("command {command}"));
+        }
         for profile in &self.profiles {
             line(format_args!("profile {}", profile.name));
             for process in &profile.processes {
@@ -370,6 +388,7 @@ mod tests {
         Settings {
             role: Role::Auto,
             streams: vec!["tar".to_owned(), "pg_*".to_owned()],
+            command: Some("my packer*".to_owned()),
             budget: 8 << 20,
             report: Some("/dev/shm/a report".into()),
             launcher: Some(Launcher { path: "/usr/bin/a launcher".into(), is_required: true }),
@@ -431,7 +450,10 @@ mod tests {
         let plan = Plan::decode(text.as_bytes(), b"db_bench").unwrap();
         assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
         assert_eq!(plan.action_for(b"LOG"), Some(Action::Leave));
-        assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::None);
+        assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::Undecided);
+        // The name that was typed is no pattern.
+        assert_eq!(Plan::decode(text.as_bytes(), b"my packer*").unwrap().part, Part::Stream);
+        assert_eq!(Plan::decode(text.as_bytes(), b"my packers").unwrap().part, Part::Undecided);
     }
 
     #[test]

@@ -89,6 +89,8 @@ pub enum FileRole {
     Data = 5,
     /// A file in direct use.
     Direct = 6,
+    /// A file of a process that may turn out to be a stream.
+    Undecided = 7,
 }
 
 impl FileRole {
@@ -101,6 +103,7 @@ impl FileRole {
             4 => Some(Self::Log),
             5 => Some(Self::Data),
             6 => Some(Self::Direct),
+            7 => Some(Self::Undecided),
             _ => None,
         }
     }
@@ -138,6 +141,11 @@ impl<S: Fresh> Slot<S> {
         let role = FileRole::of(number);
         debug_assert!(role.is_some(), "a slot of role {number}");
         role
+    }
+
+    /// Has it be another from now on: whether it was the first.
+    pub fn change_role(&self, from: FileRole, to: FileRole) -> bool {
+        self.role.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Whether cachestat(2) counts the file's pages. Where it doesn't, it says that there are none, and isn't to be believed.
@@ -352,7 +360,7 @@ impl<S: Fresh> Table<S> {
     /// The room for files of that role.
     fn room_for(&self, role: FileRole) -> &Room {
         let [all, data] = &self.rooms;
-        if matches!(role, FileRole::Data | FileRole::Direct) { data } else { all }
+        if matches!(role, FileRole::Data | FileRole::Direct | FileRole::Undecided) { data } else { all }
     }
 
     /// The slot of that index is taken.

@@ -51,6 +51,7 @@ impl Choice {
         let mut settings = Settings {
             role: Role::Auto,
             streams: Vec::new(),
+            command: None,
             budget,
             report: None,
             launcher: None,
@@ -131,10 +132,11 @@ fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
                 });
             }
         }
+        // One without, or whose names others have, too, says by its own name what its server's scripts are.
         if !own.processes.is_empty() {
             own.files = files(profile, options);
-            rules.push(own);
         }
+        rules.push(own);
     }
     Ok(rules)
 }
@@ -236,7 +238,7 @@ mod tests {
         ] {
             assert_eq!(plan(stream).part, Part::Stream, "{stream}");
         }
-        assert_eq!(plan("sh").part, Part::None);
+        assert_eq!(plan("sh").part, Part::Undecided);
         let rocksdb = plan("db_bench");
         assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
         assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(BEHIND_WRITER, RewriteSource::Detect)));
@@ -301,7 +303,7 @@ mod tests {
                       processes = [\"my-*\"]\n";
         let text = configured(own, config).unwrap().encode();
         let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
-        assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::None));
+        assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::Undecided));
         let own = plan("a-name-that-is-");
         assert_eq!(own.action_for(b"x.7"), Some(log(Rule::ReleaseOnRotation, RewriteSource::Detect)));
         assert_eq!(own.action_for(b"y"), Some(Action::Bulk(BulkPages::Release)));

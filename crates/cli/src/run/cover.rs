@@ -17,7 +17,7 @@ use super::find;
 use super::obstacle::{self, Obstacle};
 
 /// Programs that become another, with the library if that can have it.
-const PREFIXES: [&str; 13] = [
+pub(super) const PREFIXES: [&str; 13] = [
     "env",
     "nice",
     "ionice",
@@ -33,7 +33,7 @@ const PREFIXES: [&str; 13] = [
     "systemd-run",
 ];
 /// Prefixes of prefixes that are followed.
-const DEPTH_MAX: usize = 4;
+pub(super) const DEPTH_MAX: usize = 4;
 
 /// Programs that are many in one: which one their first word says.
 const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
@@ -117,13 +117,15 @@ fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     let is_prefix = PREFIXES.iter().any(|prefix| OsStr::new(prefix) == name);
     let loses =
         name == "env" && !keeps_environment(name, rest) || name == "systemd-run" && !is_in_scope(rest);
-    if !is_prefix || loses {
-        return None;
-    }
-    rest.iter().enumerate().find_map(|(at, word)| {
+    if is_prefix && !loses { first_program(rest) } else { None }
+}
+
+/// The first word that is a program, and its file; words of options, and variables, are none.
+pub(super) fn first_program(words: &[OsString]) -> Option<(PathBuf, &[OsString])> {
+    words.iter().enumerate().find_map(|(at, word)| {
         let is_option = word.as_bytes().starts_with(b"-") || word.as_bytes().contains(&b'=');
         let file = (!is_option).then(|| find::find(word).ok())??;
-        Some((file, &rest[at..]))
+        Some((file, &words[at..]))
     })
 }
 
@@ -153,14 +155,20 @@ fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover 
     Cover { hindrance, wants_group }
 }
 
-fn base(word: &OsStr) -> &OsStr {
+pub(super) fn base(word: &OsStr) -> &OsStr {
     Path::new(word).file_name().unwrap_or(word)
 }
 
-fn is_streaming(name: &OsStr, settings: &Settings) -> bool {
-    let comm = name.as_bytes();
-    let comm = comm.get(..COMM_MAX).unwrap_or(comm);
-    settings.streams.iter().any(|stream| names::matches_name(stream.as_bytes(), comm).is_some())
+/// A program's name as the kernel keeps it of its process.
+pub(super) fn comm(name: &OsStr) -> &[u8] {
+    let name = name.as_bytes();
+    name.get(..COMM_MAX).unwrap_or(name)
+}
+
+pub(super) fn is_streaming(name: &OsStr, settings: &Settings) -> bool {
+    let comm = comm(name);
+    settings.command.as_ref().is_some_and(|command| command.as_bytes() == comm)
+        || settings.streams.iter().any(|stream| names::matches_name(stream.as_bytes(), comm).is_some())
 }
 
 /// Whether a word of a command line names a stream, or is a shell's text in which a word does.
@@ -171,7 +179,7 @@ fn starts_stream(word: &OsStr, settings: &Settings) -> bool {
 }
 
 /// `systemd-run --scope` becomes its command.
-fn is_in_scope(rest: &[OsString]) -> bool {
+pub(super) fn is_in_scope(rest: &[OsString]) -> bool {
     rest.iter().any(|word| word == "--scope")
 }
 
@@ -209,6 +217,7 @@ mod tests {
         let settings = Settings {
             role,
             streams: ["tar", "pg_*", "b3sum"].map(str::to_owned).to_vec(),
+            command: None,
             budget: 0,
             report: None,
             launcher: None,

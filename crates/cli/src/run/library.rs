@@ -176,22 +176,16 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     // The parent may be reached by links that the administrator made (/var/run): only what it leads to is checked.
-    let parent = match parent.canonicalize() {
-        // ~/.cache of a new user.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    let parent = match (parent.canonicalize(), parent.parent()) {
+        // ~/.cache of a new user: nothing is made in the home of another.
+        (Err(error), Some(home)) if error.kind() == io::ErrorKind::NotFound => {
+            check_above(&home.canonicalize()?)?;
             DirBuilder::new().mode(0o700).create(parent)?;
             parent.canonicalize()?
         }
-        parent => parent?,
+        (parent, _) => parent?,
     };
-    for above in parent.ancestors() {
-        let metadata = above.symlink_metadata()?;
-        // In a sticky directory, as /tmp, others can't take away what is not theirs.
-        let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
-        if open || !is_trusted(metadata.uid()) {
-            return Err(io::Error::other(format!("others can change {}", escaped(above))));
-        }
-    }
+    check_above(&parent)?;
     let directory = parent.join(name);
     match DirBuilder::new().mode(0o755).create(&directory) {
         // The umask may have taken away what a server's own user needs.
@@ -204,6 +198,19 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::other("it is there, and not a directory of this user alone"));
     }
     Ok(directory)
+}
+
+/// Checks that nobody but this user and root can put another directory in the place of this one.
+fn check_above(directory: &Path) -> io::Result<()> {
+    for above in directory.ancestors() {
+        let metadata = above.symlink_metadata()?;
+        // In a sticky directory, as /tmp, others can't take away what is not theirs.
+        let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
+        if open || !is_trusted(metadata.uid()) {
+            return Err(io::Error::other(format!("others can change {}", escaped(above))));
+        }
+    }
+    Ok(())
 }
 
 fn is_trusted(owner: u32) -> bool {

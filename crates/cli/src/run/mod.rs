@@ -19,7 +19,9 @@ mod library;
 mod obstacle;
 mod parent;
 mod report;
+mod report_file;
 mod sys;
+mod typed;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -37,6 +39,8 @@ use find::NotFound;
 use group::{Governed, Governor, Group, Refusal};
 use obstacle::Why;
 
+pub(crate) use sys::{HeldBefore, hold_all as hold_all_signals};
+
 /// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -45,7 +49,9 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// The command itself is not changed: a library is preloaded into it and into the processes that it starts, and applies
 /// rules at their system calls. Without options the name of a process decides: streaming programs (tar, cp, rsync,
 /// mariabackup, mysqldump and others) release the pages that they brought in themselves, never those that were there
-/// before; databases release their logs once they are synced, and write compactions at the disk's pace.
+/// before; databases release their logs once they are synced, and write compactions at the disk's pace. A command that no
+/// list and no profile knows is taken for a stream, and one line says so; what it starts becomes one once it has gone
+/// through 64 MiB of files without coming back.
 ///
 /// A stream that no library can be loaded into (statically linked, written in Go, under sudo) gets a memory cgroup of its
 /// own, in which its pages are reclaimed. Where that can't be made, and for other programs, a message says that the command
@@ -81,8 +87,8 @@ pub(crate) struct Args {
     /// standard error; pagekeeper stays as the command's parent until then
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = report::STANDARD_ERROR, value_hint = clap::ValueHint::FilePath)]
     report: Option<PathBuf>,
-    /// Print the report as one JSON object
-    #[arg(long, requires = "report")]
+    /// Print the report as one JSON object; without --report on standard error
+    #[arg(long)]
     json: bool,
     /// Fail rather than start the command without the rules
     #[arg(long)]
@@ -98,6 +104,7 @@ pub(crate) struct Args {
 /// Starts the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let found = sys::Found::now();
+    sys::survive_size_limit();
     if let Some(inside) = &args.inside {
         return Ok(inside::run(inside, &args.command, found));
     }
@@ -110,13 +117,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(file) => file,
         Err(error) => return Ok(refuse(&error)),
     };
-    let Means { library, group, problem } = Means::of(&file, &args.command, &settings, args.report.is_some());
+    let settings = Settings { command: typed::unlisted(&args.command, &settings), ..settings };
+    let report = args.report.as_deref().or(args.json.then_some(Path::new(report::STANDARD_ERROR)));
+    let Means { library, group, problem } = Means::of(&file, &args.command, &settings, report.is_some());
     if let Some(problem) = &problem {
         if args.require {
             problem.refuse();
             return Ok(ExitCode::FAILURE);
         }
         problem.say();
+    } else if let Some(command) = &settings.command {
+        typed::say(command);
     }
     if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
         counting::remove_left(directory);
@@ -132,11 +143,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);
-    if let Some(to) = &args.report {
+    if let Some(to) = report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         prepare(&mut command, &library, Settings { report: report.path(), ..settings }.encode());
         let mut governed = None;
-        return match parent::run(&mut command, || governed = governor.map(Governor::begin))? {
+        return match parent::run(&mut command, || governed = governor.map(Governor::begin)) {
             Ok(ended) => {
                 report.end(governed.map(Governed::end), refusal);
                 Ok(ended.pass_on())

@@ -1,7 +1,7 @@
 //! The parent of a command with a report: passes signals on, stops as the command stops, and ends as it ended.
 //!
-//! The command stays in this process's group, so that a terminal's keys reach it by themselves: what the kernel sent is not passed on,
-//! what a process sent is. Signals are held back and taken one by one, so nothing runs in a handler.
+//! The command is started in this process's group, so that a terminal's keys reach it by themselves: what the kernel sent is not passed
+//! on, unless the command has left that group since; what a process sent always is. Signals are held back and taken one by one, so nothing runs in a handler.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -10,9 +10,12 @@ use std::process::{Command, ExitCode};
 use libc::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 };
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpgrp, getpid, kill_process, wait, waitpid,
+};
 
 use super::sys::{self, Held};
+use crate::output;
 
 /// What is passed on to the command.
 const PASSED_ON: [libc::c_int; 9] =
@@ -41,24 +44,22 @@ impl Ended {
     }
 }
 
-/// Runs the command to its end, with `started` called once it was started. The inner error is that it could not be.
-pub(crate) fn run(command: &mut Command, started: impl FnOnce()) -> io::Result<io::Result<Ended>> {
+/// Runs the command to its end, with `started` called once it was started. Fails where it could not be.
+pub(crate) fn run(command: &mut Command, started: impl FnOnce()) -> io::Result<Ended> {
     let held = Held::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
-    let child = match command.spawn() {
-        Ok(child) => child,
-        Err(error) => return Ok(Err(error)),
-    };
+    let child = command.spawn()?;
     started();
     let pid = Pid::from_child(&child);
     // Only the leader of its session is notified of the terminal's end.
     let leads_session = sys::leads_session();
+    let has_left = || getpgid(Some(pid)).is_ok_and(|group| group != getpgrp());
     loop {
-        let came = held.next()?;
+        let Ok(came) = held.next() else { return Ok(waited_for(pid)) };
         if came.signal == SIGCHLD {
-            if let Some(ended) = self::ended(pid)? {
-                return Ok(Ok(ended));
+            if let Some(ended) = self::ended(pid) {
+                return Ok(ended);
             }
-        } else if (came.sent || (came.signal == SIGHUP && leads_session))
+        } else if (came.sent || (came.signal == SIGHUP && leads_session) || has_left())
             && let Some(signal) = Signal::from_named_raw(came.signal)
         {
             // It may have ended meanwhile, which the next SIGCHLD reports.
@@ -69,37 +70,55 @@ pub(crate) fn run(command: &mut Command, started: impl FnOnce()) -> io::Result<i
 
 /// What became of the command: `Some` if it has ended. Waits for all other children, too: where this is the first process of a
 /// container, those whose parent has ended are its own.
-fn ended(command: Pid) -> io::Result<Option<Ended>> {
+fn ended(command: Pid) -> Option<Ended> {
     loop {
-        match waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Ok(Some((pid, status))) if pid == command => {
-                if let Some(ended) = is_ended(command, status)? {
-                    return Ok(Some(ended));
+                if let Some(ended) = is_ended(command, status) {
+                    return Some(ended);
                 }
             }
-            Ok(None) => return Ok(None),
+            Ok(None) => return None,
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Err(_) => return Some(waited_for(command)),
+        }
+    }
+}
+
+/// Waits for the command alone, without a look at signals: the last resort.
+fn waited_for(command: Pid) -> Ended {
+    loop {
+        match waitpid(Some(command), WaitOptions::empty()) {
+            Ok(Some((_, status))) => {
+                if let Some(ended) = is_ended(command, status) {
+                    return ended;
+                }
+            }
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                output::complain(format_args!("how the command ended can't be known: {error}"));
+                return Ended::Code(1);
+            }
         }
     }
 }
 
 /// How the command ended, if it did; stops as it stopped.
-fn is_ended(command: Pid, status: WaitStatus) -> io::Result<Option<Ended>> {
+fn is_ended(command: Pid, status: WaitStatus) -> Option<Ended> {
     let status = std::process::ExitStatus::from_raw(status.as_raw());
     if let Some(signal) = status.stopped_signal() {
         // By the terminal, or for want of it: the shell waits for this process. What SIGSTOP stopped, somebody inspects.
         if matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU) {
-            kill_process(getpid(), Signal::STOP)?;
+            let _ = kill_process(getpid(), Signal::STOP);
             // Whoever has this process go on means the command: here, since a stop that follows at once takes back a signal to go on
             // that has not been taken yet.
-            kill_process(command, Signal::CONT)?;
+            let _ = kill_process(command, Signal::CONT);
         }
-        return Ok(None);
+        return None;
     }
-    Ok(match (status.code(), status.signal()) {
+    match (status.code(), status.signal()) {
         (Some(code), _) => Some(Ended::Code(u8::try_from(code & 0xff).unwrap_or(u8::MAX))),
         (None, Some(signal)) => Some(Ended::Signal(signal)),
         (None, None) => None,
-    })
+    }
 }

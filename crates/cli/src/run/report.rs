@@ -5,7 +5,6 @@
 //! is no reason not to start the command, or to end otherwise than it; what can't be counted or written is said.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use serde::Serialize;
 use super::counting::Counting;
 use super::group::GroupEnd;
 use super::left::Left;
+use super::report_file::Destination;
 use crate::output;
 
 /// The name of the report's file that stands for standard error.
@@ -39,7 +39,7 @@ pub(crate) struct Pending {
     /// Where nothing is loaded there is nothing to count.
     counting: Option<Counting>,
     /// Standard error, if nothing else.
-    to: Option<(File, PathBuf)>,
+    to: Option<Destination>,
     json: bool,
 }
 
@@ -145,15 +145,8 @@ impl Pending {
     /// Makes what the processes count in, if there is a library; and the file that the report goes to.
     pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
         let is_json = to == Path::new(JSON);
-        let to = (to != Path::new(STANDARD_ERROR) && !is_json).then_some(to).and_then(|path| {
-            match File::create(path) {
-                Ok(file) => Some((file, path.to_path_buf())),
-                Err(error) => {
-                    complain_of(path, &error);
-                    None
-                }
-            }
-        });
+        let has_file = to != Path::new(STANDARD_ERROR) && !is_json;
+        let to = has_file.then(|| Destination::open(to).map_err(|error| complain_of(to, &error)).ok()).flatten();
         let counting = library.map(Counting::begin).and_then(|made| {
             made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
         });
@@ -173,10 +166,11 @@ impl Pending {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
             }
         };
-        if let Some((file, path)) = &mut self.to {
-            match file.write_all(text.as_bytes()) {
+        if let Some(to) = self.to.take() {
+            let path = to.path.clone();
+            match to.write(text.as_bytes()) {
                 Ok(()) => return,
-                Err(error) => complain_of(path, &error),
+                Err(error) => complain_of(&path, &error),
             }
         }
         // If nobody listens there, nothing can be said.

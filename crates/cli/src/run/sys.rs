@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, Resource, WaitOptions, waitpid};
+
+use crate::stack;
 
 /// Whether SIGPIPE was ignored as this process began.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
@@ -54,6 +56,7 @@ pub(crate) struct Found {
     mask: libc::sigset_t,
     pipe_ignored: bool,
     child_ignored: bool,
+    size_limit_ignored: bool,
     closed: u8,
 }
 
@@ -67,12 +70,14 @@ impl Found {
             mask,
             pipe_ignored: PIPE_IGNORED.load(Ordering::Relaxed),
             child_ignored: is_ignored(libc::SIGCHLD),
+            size_limit_ignored: is_ignored(libc::SIGXFSZ),
             closed: CLOSED.load(Ordering::Relaxed),
         }
     }
 
     /// Makes a command start with all as it was found.
     pub(crate) fn pass_on(self, command: &mut Command) {
+        let stack = stack::given();
         let restore = move || {
             let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
             let closed = (0..=2).filter(|fd| self.closed & 1 << fd != 0);
@@ -84,12 +89,42 @@ impl Found {
                 }
                 libc::signal(libc::SIGPIPE, action(self.pipe_ignored));
                 libc::signal(libc::SIGCHLD, action(self.child_ignored));
+                libc::signal(libc::SIGXFSZ, action(self.size_limit_ignored));
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
             }
-            Ok(())
+            stack.map_or(Ok(()), |limit| Ok(rustix::process::setrlimit(Resource::Stack, limit)?))
         };
         // SAFETY: the closure allocates nothing, takes no lock and calls async-signal-safe functions only.
         unsafe { command.pre_exec(restore) };
+    }
+}
+
+/// Has a write beyond the limit of a file's size (`RLIMIT_FSIZE`) fail, and not end this process.
+pub(crate) fn survive_size_limit() {
+    // SAFETY: SIG_IGN is an action of that signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Holds all signals back in this thread; what was held back before.
+pub(crate) fn hold_all() -> HeldBefore {
+    let (mut all, mut before) = (empty_set(), empty_set());
+    // SAFETY: all are sets.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    HeldBefore(before)
+}
+
+/// Signals that a thread held back.
+#[derive(Clone, Copy)]
+pub(crate) struct HeldBefore(libc::sigset_t);
+
+impl HeldBefore {
+    /// Has this thread hold back the same.
+    pub(crate) fn restore(self) {
+        // SAFETY: it is a set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
 
@@ -236,11 +271,11 @@ impl Outcome for bool {
 
 /// Forks a child that does `work` and ends. It runs nothing else of this process: no destructor, no `atexit`.
 fn fork<T: Outcome>(work: impl FnOnce() -> T) -> io::Result<libc::pid_t> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 + usize::from(stack::has_waiting_thread()) {
         return Err(io::Error::other("this process has other threads"));
     }
-    // SAFETY: this is the only thread, as was just seen, and nothing else here starts one: so no lock of the allocator or the runtime
-    // is held by a thread that the child does not have.
+    // SAFETY: this is the only thread, as was just seen, but for one that waits for it and does nothing else (`crate::stack`), and nothing
+    // else here starts one: so no lock of the allocator or the runtime is held by a thread that the child does not have.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

@@ -264,7 +264,7 @@ fn reading(fd: c_int, at: Option<u64>, length: c_long) {
 
 /// From now on, what a stream reads and writes may pass by. Other processes' rules are for files that are written by calls.
 fn made_uring() {
-    if process::plan().part != Part::Stream {
+    if process::part() != Part::Stream {
         return;
     }
     process::found_uring();

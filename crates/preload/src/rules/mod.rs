@@ -15,7 +15,7 @@ use pagekeeper_policy::{BulkPages, names};
 use crate::counters::Count;
 use crate::helper::{self, Job};
 use crate::noted::{self, Seen};
-use crate::process::{count, plan};
+use crate::process::{self, count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
 use crate::table::{FileRole, Fresh, Table};
@@ -38,6 +38,8 @@ pub struct FileState {
     pub log: log::Log,
     /// What of it is a data file's.
     pub mixed: mixed::Mixed,
+    /// How it is used, where that is to decide what its process is.
+    pub usage: undecided::Usage,
     /// Whether the helper checks it from time to time.
     is_watched: bool,
     /// Whether it was read or written by calls that are seen.
@@ -61,6 +63,7 @@ impl Fresh for FileState {
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
         mixed: mixed::Mixed::NEW,
+        usage: undecided::Usage::NEW,
         is_watched: false,
         is_used: false,
     };
@@ -89,8 +92,9 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     }
     let is_direct = flags & libc::O_DIRECT != 0;
     let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    match plan().part {
+    match process::part() {
         Part::Stream if !is_direct => follow(fd, path, flags, FileRole::Stream, 0),
+        Part::Undecided if !is_direct => follow(fd, path, flags, FileRole::Undecided, 0),
         Part::Bulk if is_written && !is_direct => follow(fd, path, flags, FileRole::BulkKept, 0),
         Part::Logs if is_written && !is_direct => follow(fd, path, flags, FileRole::Log, 0),
         Part::Files => {
@@ -108,7 +112,7 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
                 Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
             }
         }
-        Part::None | Part::Stream | Part::Bulk | Part::Logs => {}
+        Part::None | Part::Stream | Part::Bulk | Part::Logs | Part::Undecided => {}
     }
 }
 
@@ -146,6 +150,9 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         return;
     }
     let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
+        if file_role == FileRole::Undecided {
+            return;
+        }
         return count(Count::NotFollowed, 1);
     };
     slot.rule.store(rule, Ordering::Relaxed);
@@ -156,6 +163,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
         FileRole::Stream | FileRole::BulkReleased => noted::opened(fd, &stat, path, slot.has_counts()),
         FileRole::BulkKept => {}
+        FileRole::Undecided => return,
     }
     let kept = (file_role == FileRole::Stream && slot.has_counts())
         .then(|| Temporary::begin(&stat, flags))
@@ -206,12 +214,15 @@ fn output_of(role: FileRole) -> Option<Output> {
         FileRole::BulkReleased => {
             Some(Output { written: Count::BulkWritten, released: Some(Count::BulkReleased) })
         }
-        FileRole::Log | FileRole::Data | FileRole::Direct => None,
+        FileRole::Log | FileRole::Data | FileRole::Direct | FileRole::Undecided => None,
     }
 }
 
 /// Before a read of `length` bytes, at `at` or at the file's position.
 pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How {
+    if slot.role() == Some(FileRole::Undecided) {
+        undecided::convert(slot, fd);
+    }
     if slot.role() != Some(FileRole::Stream) {
         return How::Plain;
     }
@@ -247,8 +258,14 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.role() {
         Some(FileRole::Stream) => together::after_read(slot, fd, at, done),
         Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
+        Some(FileRole::Undecided) if done > 0 => undecided::after_transfer(slot, fd, at, done as u64),
         Some(
-            FileRole::Log | FileRole::BulkKept | FileRole::BulkReleased | FileRole::Data | FileRole::Direct,
+            FileRole::Log
+            | FileRole::BulkKept
+            | FileRole::BulkReleased
+            | FileRole::Data
+            | FileRole::Direct
+            | FileRole::Undecided,
         )
         | None => {}
     }
@@ -274,6 +291,10 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
         match slot.role() {
             Some(FileRole::Log) => log::after_write(slot, fd, at, done as u64),
             Some(FileRole::Data) => mixed::after_write(slot),
+            Some(FileRole::Undecided) => {
+                undecided::after_transfer(slot, fd, at, done as u64);
+                undecided::convert(slot, fd);
+            }
             Some(FileRole::Direct | FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased)
             | None => {}
         }
@@ -386,6 +407,7 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
     match role {
         FileRole::Log => return log::before_close(slot, fd),
         FileRole::Data | FileRole::Direct => return mixed::before_close(slot, fd),
+        FileRole::Undecided => return undecided::before_close(slot, fd),
         FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased => {}
     }
     let is_kept = slot.with(|state| {
@@ -437,12 +459,14 @@ pub fn after_fork() {
             state.more.forget();
             state.writer.forget();
             state.log.forget();
+            state.usage = undecided::Usage::NEW;
             state.is_watched = false;
             state.is_used = false;
         });
     }
     writer::after_fork();
     mixed::after_fork();
+    undecided::after_fork();
 }
 
 pub mod archive;
@@ -453,4 +477,5 @@ mod pending;
 pub mod reader;
 pub mod small;
 mod together;
+mod undecided;
 pub mod writer;

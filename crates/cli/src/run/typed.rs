@@ -1,0 +1,112 @@
+//! The command that was typed behind `run --`: where no list and no profile knows it, it is taken for a stream.
+//!
+//! Whoever types `run --` before a command has it stream, unless it is a server. Shells, and the runtime that servers are started with whose
+//! profiles name no process (Java), only start what does the work: of that each process is judged by itself. Never fails.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::names;
+use pagekeeper_preload::launcher::{ELSEWHERE, WRAPPERS};
+use pagekeeper_preload::settings::{Role, Settings};
+
+use super::cover::{self, PREFIXES};
+use crate::output;
+
+/// Programs that say nothing of what is done.
+const STARTERS: [&str; 12] =
+    ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "busybox", "java"];
+
+/// The name of the command (`comm`), if it is on no list and in no profile, and its processes are taken for what they are called.
+pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<String> {
+    if settings.role != Role::Auto {
+        return None;
+    }
+    let name = cover::base(behind_starters(command)?.first()?);
+    let comm = cover::comm(name);
+    let is_one_of = |known: &[&str]| known.iter().any(|known| OsStr::new(known) == name);
+    if is_one_of(&STARTERS) || cover::is_streaming(name, settings) || is_server(comm, settings) {
+        return None;
+    }
+    std::str::from_utf8(comm).ok().filter(|comm| !comm.contains('\n')).map(str::to_owned)
+}
+
+/// Says what is done with it.
+pub(super) fn say(command: &str) {
+    let command = escaped(Path::new(command));
+    output::complain(format_args!(
+        "{command} is taken for a stream: pages that it brings in are released (--as stream: so it is; --profile NAME: it is a server)"
+    ));
+}
+
+/// The command behind all that starts it. `None`: somebody else starts it, or which it is can't be seen.
+fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
+    for _ in 0..=cover::DEPTH_MAX {
+        let (name, rest) = command.split_first()?;
+        let name = cover::base(name);
+        let is_one_of = |names: &[&str]| names.iter().any(|known| OsStr::new(known) == name);
+        if is_one_of(&ELSEWHERE) && !cover::is_in_scope(rest) {
+            return None;
+        }
+        if !is_one_of(&PREFIXES) && !is_one_of(&WRAPPERS) {
+            return Some(command);
+        }
+        (_, command) = cover::first_program(rest)?;
+    }
+    None
+}
+
+/// Whether a profile says what is done with it: one for processes of that name, or of which the name is part (`cassandra`,
+/// `kafka-server-start.sh`, `mariadbd-safe`).
+fn is_server(comm: &[u8], settings: &Settings) -> bool {
+    settings.profiles.iter().any(|profile| {
+        let mut names = profile.processes.iter().map(String::as_str).chain([profile.name.as_str()]);
+        names.any(|name| {
+            // One that was cut may fit by its pattern alone.
+            comm.starts_with(name.as_bytes()) || names::matches_name(name.as_bytes(), comm).is_some()
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::choice::Choice;
+
+    fn taken(words: &[&str], choice: &Choice) -> Option<String> {
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        unlisted(&words, &choice.settings(1 << 20).unwrap())
+    }
+
+    #[test]
+    fn a_command_on_no_list_is_taken_for_a_stream() {
+        for (words, expected) in [
+            (&["/opt/own-backup", "-x"][..], Some("own-backup")),
+            (&["a-name-of-too-many-letters"], Some("a-name-of-too-m")),
+            (&["timeout", "2h", "env", "A=b", "ls"], Some("ls")),
+            (&["sudo", "-u", "nobody-here", "ls"], Some("ls")),
+            (&["env", "-i", "ls"], Some("ls")),
+            (&["setsid", "-w", "tar"], None),
+            (&["tar", "-c"], None),
+            (&["sh", "-c", "ls"], None),
+            (&["sudo", "sh", "-c", "ls"], None),
+            (&["su", "nobody-here", "-c", "start it all"], None),
+            (&["env"], None),
+            (&["docker", "exec", "db", "ls"], None),
+            (&["a\nb"], None),
+            (&[], None),
+        ] {
+            assert_eq!(taken(words, &Choice::default()).as_deref(), expected, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_and_what_was_chosen_are_not() {
+        for server in ["/usr/sbin/mariadbd", "mysqld_safe", "etcd", "cassandra", "kafka-server-start.sh", "java"] {
+            assert_eq!(taken(&[server], &Choice::default()), None, "{server}");
+        }
+        let profile = Choice { profile: Some("rocksdb".to_owned()), ..Choice::default() };
+        assert_eq!(taken(&["own-server"], &profile), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! Programs on no list under `pagekeeper run`: the command that was typed is a stream, and so is a process of it that reads or writes
+//! much once through. Residency is `fincore`'s.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::backups::{bytes as random_bytes, evict_all, little_stays};
+use crate::support;
+use crate::support::command::{finish, pagekeeper};
+use crate::support::loop_images::QuickDisk;
+use crate::support::{MIB, copy_program, evict, files_in, resident_bytes};
+
+/// Bytes of the large file of a source.
+const SIZE: usize = 48 << 20;
+
+/// A program that packs `source`, and the line that checks what it made: lines of a shell.
+struct Packer {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    check: &'static str,
+}
+
+const PACKERS: [Packer; 3] = [
+    Packer {
+        name: "mksquashfs",
+        arguments: &["source", "made/image", "-noI", "-noD", "-noF", "-noX", "-no-progress"],
+        check: "unsquashfs -no-progress -d back made/image && diff -r source back",
+    },
+    Packer {
+        name: "rdiff-backup",
+        arguments: &["source", "made/mirror"],
+        check: "diff -r --exclude=rdiff-backup-data source made/mirror",
+    },
+    Packer {
+        name: "7z",
+        arguments: &["a", "-mx0", "made/archive.7z", "source"],
+        check: "mkdir back && cd back && 7z x ../made/archive.7z && diff -r ../source source",
+    },
+];
+
+/// Makes a source with a large file, some small ones, and one that is hot.
+fn make_source(here: &Path) {
+    let source = here.join("source");
+    std::fs::create_dir_all(source.join("tree")).expect("make a directory");
+    std::fs::create_dir(here.join("made")).expect("make a directory");
+    std::fs::write(source.join("large"), random_bytes(SIZE, 1)).expect("write");
+    std::fs::write(source.join("hot"), random_bytes(8 << 20, 2)).expect("write");
+    for nth in 0..50 {
+        std::fs::write(source.join(format!("tree/{nth}")), random_bytes(nth * 3000, nth as u64)).expect("write");
+    }
+    evict_all(&source);
+    std::fs::read(source.join("hot")).expect("read");
+}
+
+#[test]
+fn the_command_that_was_typed_is_a_stream() {
+    if !support::can_start("programs on no list", &["mksquashfs", "unsquashfs", "rdiff-backup", "7z", "diff", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    for Packer { name, arguments, check } in PACKERS {
+        let scratch = QuickDisk::new();
+        let here = scratch.path();
+        make_source(here);
+        let mut command = pagekeeper();
+        command.args(["run", "--require", "--", name]).args(arguments).current_dir(here);
+        let outcome = finish(&mut command);
+        assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
+        let said: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("pagekeeper: ")).collect();
+        assert!(
+            said.len() == 1 && said[0].starts_with(&format!("pagekeeper: {name} is taken for a stream")),
+            "{name}: {outcome:?}"
+        );
+        let (source, hot) = (here.join("source"), here.join("source/hot"));
+        assert_eq!(resident_bytes(std::slice::from_ref(&hot)), 8 * MIB, "{name}: what was hot");
+        evict(&hot);
+        little_stays(name, &[&source, &here.join("made")]);
+        let check = finish(Command::new("sh").args(["-euc", check]).current_dir(here));
+        assert_eq!(check.code, 0, "{name}: {check:?}");
+    }
+}
+
+/// The line names what is known of a program on no list, and a choice silences it.
+#[test]
+fn the_line_is_said_once_and_of_no_program_that_is_known() {
+    let said = |options: &[&str], words: &[&str]| {
+        let outcome = finish(pagekeeper().arg("run").args(options).arg("--").args(words));
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        outcome.stderr
+    };
+    for words in [&["true"][..], &["env", "A=b", "true"], &["nice", "timeout", "60", "true"], &["setsid", "-w", "true"]] {
+        let line = said(&["--require"], words);
+        assert!(line.starts_with("pagekeeper: true is taken for a stream") && line.lines().count() == 1, "{words:?}: {line}");
+    }
+    for (options, words) in [
+        (&[][..], &["cat", "/dev/null"][..]),
+        (&[], &["sh", "-c", "true; true"]),
+        (&["--as", "bulk"], &["true"]),
+        (&["--profile", "rocksdb"], &["true"]),
+        (&[], &["env", "cat", "/dev/null"]),
+    ] {
+        assert_eq!(said(options, words), "", "{options:?} {words:?}");
+    }
+}
+
+/// A server that a profile knows by its name keeps what it reads.
+#[test]
+fn a_server_that_was_typed_is_no_stream() {
+    if !support::can_start("a server that was typed", &["cat", "fincore"]) {
+        return;
+    }
+    let scratch = support::scratch();
+    let (server, file) = (scratch.path().join("mongod"), scratch.path().join("data"));
+    copy_program(Path::new("/bin/cat"), &server);
+    std::fs::write(&file, random_bytes(SIZE, 3)).expect("write");
+    evict(&file);
+    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&server).arg(&file).stdout(std::process::Stdio::null()));
+    assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{:?} {}", outcome.code, outcome.stderr);
+    assert_eq!(resident_bytes(&[file]), SIZE as u64);
+}
+
+/// Bytes that a process reads or writes before it is known for a stream.
+const FIRST: u64 = 64 * MIB;
+
+#[test]
+fn a_child_that_goes_through_much_once_is_a_stream() {
+    if !support::can_start("a child on no list", &["mksquashfs", "python3", "fincore", "sh"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    std::fs::create_dir(here.join("source")).expect("make a directory");
+    let file = here.join("source/large");
+    std::fs::write(&file, random_bytes(256 << 20, 4)).expect("write");
+    let under = |line: &str, report: &str| {
+        let mut command = pagekeeper();
+        command.args(["run", "--require", report, "--", "sh", "-euc", line]).current_dir(here);
+        let outcome = finish(&mut command);
+        assert_eq!(outcome.code, 0, "{line}: {outcome:?}");
+        outcome.stderr
+    };
+    let read = "import os; f = os.open('source/large', 0); n = 1\nwhile n: n = len(os.read(f, 1 << 20))";
+    let write = "import os; f = os.open('made', os.O_CREAT | os.O_WRONLY); b = os.urandom(1 << 20); [os.write(f, b) for _ in range(256)]";
+    let pack = "mksquashfs source made -noI -noD -noF -noX -no-progress";
+    for line in [&format!("python3 -c \"{read}\""), &format!("python3 -c \"{write}\""), pack] {
+        evict(&file);
+        let _ = std::fs::remove_file(here.join("made"));
+        under(line, "--report=/dev/null");
+        let files = files_in(here);
+        support::eventually(&format!("little stays of {line}"), std::time::Duration::from_secs(120), || {
+            let left = resident_bytes(&files);
+            eprintln!("{line}: {left} bytes stay");
+            (left <= FIRST + 8 * MIB).then_some(())
+        });
+    }
+    // Who comes back to what it has read keeps it; nothing is said of it, nor counted.
+    evict(&file);
+    let again = "import os; f = os.open('source/large', 0)\nfor n in range(16): [os.pread(f, 1 << 20, at << 20) for at in range(12 * n, 12 * n + 24)]";
+    let report = under(&format!("python3 -c \"{again}\""), "--report=json");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert!(report["processes"].as_array().is_some_and(Vec::is_empty), "{report:#}");
+    assert!(resident_bytes(std::slice::from_ref(&file)) >= 200 * MIB, "what it came back to went");
+}
+
+/// Copies a file.
+const PACKS: &str = "\
+#include <fcntl.h>
+#include <unistd.h>
+static char buffer[1 << 20];
+int main(int count, char **arguments) {
+    int from = open(arguments[1], O_RDONLY), to = open(arguments[2], O_WRONLY | O_CREAT, 0644);
+    for (ssize_t length; (length = read(from, buffer, sizeof buffer)) != 0;)
+        if (length < 0 || write(to, buffer, length) != length) return 1;
+    return count != 3;
+}
+";
+
+/// A program that no library can be loaded into has a group, as known streams have.
+#[test]
+fn a_static_command_that_was_typed_has_a_group() {
+    if !support::can_run("a static command that was typed", &["cc", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = QuickDisk::new();
+    let here = scratch.path();
+    let text = here.join("packs.c");
+    std::fs::write(&text, PACKS).expect("write");
+    finish(Command::new("cc").args(["-static", "-O1", "-o", "packs", "packs.c"]).current_dir(here)).fine();
+    let file = here.join("file");
+    std::fs::write(&file, random_bytes(160 << 20, 5)).expect("write");
+    evict(&file);
+    let outcome = finish(pagekeeper().args(["run", "--require", "--", "./packs", "file", "copy"]).current_dir(here));
+    assert!(
+        outcome.code == 0 && outcome.stderr.starts_with("pagekeeper: packs is taken for a stream") && outcome.stderr.lines().count() == 1,
+        "{outcome:?}"
+    );
+    support::eventually("little stays", std::time::Duration::from_secs(120), || {
+        (resident_bytes(&[file.clone(), here.join("copy")]) <= 8 * MIB).then_some(())
+    });
+}
