@@ -15,7 +15,7 @@ scripts/packages.sh \
     "the tests on XFS and btrfs images (they skip without): xfsprogs btrfs-progs" \
     "the tests against PostgreSQL (they skip without): postgresql" \
     "the tests against RocksDB (they skip without): rocksdb-tools librocksdb-dev" \
-    "the tests of programs under run (they skip without): tar rsync git sqlite3 libsqlite3-dev zstd musl-tools busybox-static restic sudo opendoas nginx-light b3sum nodejs borgbackup bup rclone mydumper pgbackrest barman" \
+    "the tests of programs under run (they skip without): tar rsync git sqlite3 libsqlite3-dev zstd musl-tools busybox-static restic sudo opendoas nginx-light b3sum nodejs borgbackup bup rclone mydumper pgbackrest barman squashfs-tools rdiff-backup p7zip-full" \
     "the tests of the C library (they skip without): gcc g++ pkg-config cmake make python3 binutils" \
     "the tests against ClickHouse (they skip without): clickhouse-server" \
     "the tests against etcd, NATS and RabbitMQ (they skip without): etcd-server nats-server rabbitmq-server" \

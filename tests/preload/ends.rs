@@ -45,7 +45,16 @@ const LEAVING: [(&str, &str); 4] = [
 
 /// Signals that end a process.
 fn signals() -> impl Iterator<Item = i32> {
-    let others = [libc::SIGCHLD, libc::SIGCONT, libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU, libc::SIGURG, libc::SIGWINCH];
+    let others = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+        libc::SIGURG,
+        libc::SIGWINCH,
+    ];
     (1..32).filter(move |signal| !others.contains(signal))
 }
 
@@ -70,7 +79,11 @@ impl Start {
         }
         let outcome = finish(command.arg("--").arg(ends).args([leaving, how, &number.to_string()]));
         // A report of its own is there, whatever ended the command.
-        assert_eq!(outcome.stderr.contains("pagekeeper: "), self.has_report, "{leaving} {how} {number}: {outcome:?}");
+        assert_eq!(
+            outcome.stderr.contains("pagekeeper: "),
+            self.has_report,
+            "{leaving} {how} {number}: {outcome:?}"
+        );
         outcome.code
     }
 
@@ -113,7 +126,8 @@ fn it_ends_as_the_command_ends_however_that_left() {
     );
     let some = [0, 1, 2, 77, 126, 127, 128, 143, 254, 255];
     for (nth, (leaving, said)) in (0..).zip(LEAVING) {
-        let (plain, reported) = (Start { has_report: false, is_first: false }, Start { has_report: true, is_first: false });
+        let (plain, reported) =
+            (Start { has_report: false, is_first: false }, Start { has_report: true, is_first: false });
         let first = Start { is_first: true, ..reported };
         write!(table, "| {said}").unwrap();
         // All codes, each with another way to leave.
@@ -131,7 +145,9 @@ fn it_ends_as_the_command_ends_however_that_left() {
         table.push_str(" |\n");
     }
     println!("{table}");
-    let book = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/commands/run.md")).unwrap();
+    let book =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/commands/run.md"))
+            .unwrap();
     assert!(book.contains(&table), "the table in docs/src/commands/run.md is another:\n{table}");
 }
 
@@ -151,7 +167,10 @@ fn timeout_and_setsid_end_with_a_report() {
         // setsid(1) forks only where it leads its group.
         let is_forked = words[1] == "sh" && outcome.code == 9;
         assert!(outcome.code == code || is_forked, "{words:?}: {outcome:?}");
-        assert!(outcome.stderr.contains("pagekeeper: ") && !outcome.stderr.contains("child processes"), "{outcome:?}");
+        assert!(
+            outcome.stderr.contains("pagekeeper: ") && !outcome.stderr.contains("child processes"),
+            "{outcome:?}"
+        );
     }
 }
 
@@ -162,7 +181,8 @@ fn in_a_terminal_a_key_reaches_a_command_of_another_group() {
         return;
     }
     let text = "trap 'echo got it; exit 5' INT; echo ready; n=0; while [ $n -lt 3000 ]; do sleep 0.02; n=$((n+1)); done; exit 6";
-    let line = format!("exec {} run --report=/dev/null -- timeout 1h sh -c \"{text}\"", program().display()).replace('$', "\\$");
+    let line = format!("exec {} run --report=/dev/null -- timeout 1h sh -c \"{text}\"", program().display())
+        .replace('$', "\\$");
     let mut child = Command::new("script")
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
         .stdin(Stdio::piped())
@@ -196,23 +216,39 @@ fn the_command_is_started_whatever_becomes_of_the_report() {
     // Nobody reads.
     let nobody = shell(&format!("mkfifo fifo && $RUN {start} --report=fifo -- true {done}"), here);
     assert!(nobody.code == 0 && nobody.stdout == "started\n", "{nobody:?}");
-    assert!(nobody.stderr.contains("can't write fifo") && nobody.stderr.contains("the report goes to standard error"), "{nobody:?}");
+    assert!(
+        nobody.stderr.contains("can't write fifo")
+            && nobody.stderr.contains("the report goes to standard error"),
+        "{nobody:?}"
+    );
     // Somebody does, from the begin, or only as it ends.
-    for reader in ["cat fifo & sleep 0.2; $RUN OPTIONS true; wait", "$RUN OPTIONS sh -c 'cat fifo >&2 & sleep 0.2'; wait"] {
+    for reader in [
+        "cat fifo & sleep 0.2; $RUN OPTIONS true; wait",
+        "$RUN OPTIONS sh -c 'cat fifo >&2 & sleep 0.2'; wait",
+    ] {
         let text = reader.replace("OPTIONS", &format!("{start} --report=fifo --"));
         let read = shell(&text, here);
         let all = read.stdout.clone() + &read.stderr;
         assert!(read.code == 0 && all.starts_with("pagekeeper: ") && !all.contains("can't"), "{read:?}");
     }
-    for limit in ["-f 1", "-f 0", "-s 64", "-s 128", "-n 16", "-S -s 64"] {
+    for (limit, what, expected) in [
+        ("-f 1", "-f", "1"),
+        ("-f 0", "-f", "0"),
+        ("-s 64", "-s", "64"),
+        ("-S -s 128", "-s", "128"),
+        ("-n 16", "-n", "16"),
+    ] {
         for options in ["", "--report", "--report=report", "--report=json"] {
-            let outcome = shell(&format!("ulimit {limit}; $RUN {start} {options} -- sh -c 'ulimit {0}; exit 7'", &limit[..limit.len().min(2)]), here);
-            let expected = limit.rsplit(' ').next().unwrap();
+            let outcome = shell(
+                &format!("ulimit {limit}; $RUN {start} {options} -- bash -c 'ulimit {what}; exit 7'"),
+                here,
+            );
             assert!(outcome.code == 7 && outcome.stdout.trim() == expected, "{limit} {options}: {outcome:?}");
         }
     }
     // What ends the command ends it as without.
-    let killed = shell(&format!("ulimit -f 1; $RUN {start} --report -- sh -c 'exec cat /proc/self/exe > big'"), here);
+    let killed =
+        shell(&format!("ulimit -f 1; $RUN {start} --report -- sh -c 'exec cat /proc/self/exe > big'"), here);
     assert_eq!(killed.code, 128 + libc::SIGXFSZ, "{killed:?}");
 }
 
@@ -237,7 +273,13 @@ fn a_small_stack_of_another_user_does() {
         let text = format!(
             "ulimit -s 64; HOME=$PWD exec setpriv --reuid=65534 --regid=65534 --clear-groups ./pagekeeper run --as bulk {options} -- sh -c 'ulimit -s; kill -TERM $$'"
         );
-        let outcome = finish(Command::new("bash").args(["-c", &text]).current_dir(dir.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME"));
+        let outcome = finish(
+            Command::new("bash")
+                .args(["-c", &text])
+                .current_dir(dir.path())
+                .env_remove("XDG_RUNTIME_DIR")
+                .env_remove("XDG_CACHE_HOME"),
+        );
         assert!(outcome.code == 128 + libc::SIGTERM && outcome.stdout == "64\n", "{options}: {outcome:?}");
     }
 }
@@ -255,7 +297,11 @@ fn root_makes_nothing_in_the_home_of_another() {
     let text = "mkdir -p /run/pagekeeper /var/lib/pagekeeper; for at in /run/pagekeeper /var/lib/pagekeeper; do mount -t tmpfs -o noexec none $at; done\n\
                 exec \"$RUN\" run --as bulk --report -- sh -c 'echo $LD_PRELOAD'";
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--", "sh", "-c", text]).env("RUN", program()).env("HOME", &home).env_remove("XDG_CACHE_HOME");
+    command
+        .args(["--mount", "--", "sh", "-c", text])
+        .env("RUN", program())
+        .env("HOME", &home)
+        .env_remove("XDG_CACHE_HOME");
     let outcome = finish(&mut command);
     assert!(outcome.code == 0 && outcome.stdout.contains("/libpagekeeper-"), "{outcome:?}");
     let made: Vec<_> = std::fs::read_dir(&home).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -189,8 +189,8 @@ fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
             std::fs::remove_file(&copies).expect("remove");
         }
     }
-    // What is no stream has no group, and one line says so.
-    let outcome = ran(&["chroot", "root", "/bin/ls", "/"], here);
+    // What a script starts, and is no stream, has no group, and one line says so.
+    let outcome = ran(&["sh", "-c", "chroot root /bin/ls /"], here);
     assert!(outcome.code == 0 && outcome.stdout.contains("data"), "{outcome:?}");
     let lines: Vec<&str> = outcome.stderr.lines().collect();
     assert!(

@@ -79,7 +79,7 @@ fn it_ends_as_the_command_ends() {
     }
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Without a first line that names an interpreter: the shell's, as execvp(3) has it.
-    finish(pagekeeper().args(["run", "--"]).arg(&plain)).fine();
+    finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&plain)).fine();
 }
 
 #[test]
@@ -97,7 +97,6 @@ fn mistakes_are_reported_before_anything_starts() {
         (&["--config", "/no/such/file"], &["/no/such/file", "No such file"]),
         (&["--as", "archive"], &["stream, bulk, logs"]),
         (&["--as", "stream", "--profile", "mysql"], &["cannot be used with"]),
-        (&["--json"], &["--report"]),
     ] {
         let outcome = run_sh(options, "echo started");
         assert!(outcome.code == 2 && outcome.stdout.is_empty(), "{options:?}: {outcome:?}");
@@ -225,8 +224,14 @@ fn the_library_needs_no_more_than_debian_11_has() {
 
 /// Checks what is said of a program that can't have the library, that it runs all the same, and that `--require` refuses it.
 fn check_obstacle(program: &Path, said: &str, expected: &str) {
+    // As a stream it would have a group.
+    let run = || {
+        let mut command = pagekeeper();
+        command.args(["run", "--profile", "rocksdb"]);
+        command
+    };
     for options in [&[][..], &["--report=/dev/null"]] {
-        let outcome = finish(pagekeeper().arg("run").args(options).arg("--").arg(program).arg("version"));
+        let outcome = finish(run().args(options).arg("--").arg(program).arg("version"));
         assert_eq!((outcome.code, outcome.stdout.starts_with(expected)), (0, true), "{outcome:?}");
         assert!(
             outcome.stderr.contains(said) && outcome.stderr.contains("started without the rules"),
@@ -234,7 +239,7 @@ fn check_obstacle(program: &Path, said: &str, expected: &str) {
         );
         assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
     }
-    let refused = finish(pagekeeper().args(["run", "--require", "--"]).arg(program));
+    let refused = finish(run().args(["--require", "--"]).arg(program));
     assert!(refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains(said), "{refused:?}");
     assert!(refused.stderr.contains("not started, by --require"), "{refused:?}");
 }
@@ -263,11 +268,14 @@ fn programs_that_cannot_have_the_library_are_reported_and_run() {
     let add = format!(".go.buildinfo={}", section.display());
     finish(Command::new("objcopy").args(["--add-section", &add]).arg(&plain).arg(&go)).fine();
     check_obstacle(&go, "go-made is a Go program", "hello\n");
-    assert_eq!(finish(pagekeeper().args(["run", "--require", "--"]).arg(&plain)).fine(), "hello\n");
+    assert_eq!(
+        finish(pagekeeper().args(["run", "--as", "bulk", "--require", "--"]).arg(&plain)).fine(),
+        "hello\n"
+    );
 
     let musl = "-Wl,--dynamic-linker=/lib/ld-musl-none.so.1";
     let musl = compile(dir.path(), "musl-made", HELLO, &[musl]);
-    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&musl));
+    let outcome = finish(pagekeeper().args(["run", "--profile", "rocksdb", "--"]).arg(&musl));
     assert!(outcome.code == 127 && outcome.stderr.contains("musl-made uses musl"), "{outcome:?}");
 }
 
@@ -346,7 +354,7 @@ fn setuid_programs_are_reported_and_run() {
         check_obstacle(&program, "privileged runs with rights of its own", "hello\n");
     }
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(finish(pagekeeper().args(["run", "--"]).arg(&program)).fine(), "hello\n");
+    assert_eq!(finish(pagekeeper().args(["run", "--as", "bulk", "--"]).arg(&program)).fine(), "hello\n");
 }
 
 /// Runs `pagekeeper run` with these options after a shell's text, in a mount namespace of its own.

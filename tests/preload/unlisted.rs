@@ -46,7 +46,8 @@ fn make_source(here: &Path) {
     std::fs::write(source.join("large"), random_bytes(SIZE, 1)).expect("write");
     std::fs::write(source.join("hot"), random_bytes(8 << 20, 2)).expect("write");
     for nth in 0..50 {
-        std::fs::write(source.join(format!("tree/{nth}")), random_bytes(nth * 3000, nth as u64)).expect("write");
+        std::fs::write(source.join(format!("tree/{nth}")), random_bytes(nth * 3000, nth as u64))
+            .expect("write");
     }
     evict_all(&source);
     std::fs::read(source.join("hot")).expect("read");
@@ -54,7 +55,10 @@ fn make_source(here: &Path) {
 
 #[test]
 fn the_command_that_was_typed_is_a_stream() {
-    if !support::can_start("programs on no list", &["mksquashfs", "unsquashfs", "rdiff-backup", "7z", "diff", "fincore"]) {
+    if !support::can_start(
+        "programs on no list",
+        &["mksquashfs", "unsquashfs", "rdiff-backup", "7z", "diff", "fincore"],
+    ) {
         return;
     }
     let _alone = support::alone();
@@ -66,7 +70,8 @@ fn the_command_that_was_typed_is_a_stream() {
         command.args(["run", "--require", "--", name]).args(arguments).current_dir(here);
         let outcome = finish(&mut command);
         assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
-        let said: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("pagekeeper: ")).collect();
+        let said: Vec<&str> =
+            outcome.stderr.lines().filter(|line| line.starts_with("pagekeeper: ")).collect();
         assert!(
             said.len() == 1 && said[0].starts_with(&format!("pagekeeper: {name} is taken for a stream")),
             "{name}: {outcome:?}"
@@ -88,9 +93,17 @@ fn the_line_is_said_once_and_of_no_program_that_is_known() {
         assert_eq!(outcome.code, 0, "{outcome:?}");
         outcome.stderr
     };
-    for words in [&["true"][..], &["env", "A=b", "true"], &["nice", "timeout", "60", "true"], &["setsid", "-w", "true"]] {
+    for words in [
+        &["true"][..],
+        &["env", "A=b", "true"],
+        &["nice", "timeout", "60", "true"],
+        &["setsid", "-w", "true"],
+    ] {
         let line = said(&["--require"], words);
-        assert!(line.starts_with("pagekeeper: true is taken for a stream") && line.lines().count() == 1, "{words:?}: {line}");
+        assert!(
+            line.starts_with("pagekeeper: true is taken for a stream") && line.lines().count() == 1,
+            "{words:?}: {line}"
+        );
     }
     for (options, words) in [
         (&[][..], &["cat", "/dev/null"][..]),
@@ -114,7 +127,8 @@ fn a_server_that_was_typed_is_no_stream() {
     copy_program(Path::new("/bin/cat"), &server);
     std::fs::write(&file, random_bytes(SIZE, 3)).expect("write");
     evict(&file);
-    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&server).arg(&file).stdout(std::process::Stdio::null()));
+    let outcome =
+        finish(pagekeeper().args(["run", "--"]).arg(&server).arg(&file).stdout(std::process::Stdio::null()));
     assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{:?} {}", outcome.code, outcome.stderr);
     assert_eq!(resident_bytes(&[file]), SIZE as u64);
 }
@@ -191,9 +205,12 @@ fn a_static_command_that_was_typed_has_a_group() {
     let file = here.join("file");
     std::fs::write(&file, random_bytes(160 << 20, 5)).expect("write");
     evict(&file);
-    let outcome = finish(pagekeeper().args(["run", "--require", "--", "./packs", "file", "copy"]).current_dir(here));
+    let outcome =
+        finish(pagekeeper().args(["run", "--require", "--", "./packs", "file", "copy"]).current_dir(here));
     assert!(
-        outcome.code == 0 && outcome.stderr.starts_with("pagekeeper: packs is taken for a stream") && outcome.stderr.lines().count() == 1,
+        outcome.code == 0
+            && outcome.stderr.starts_with("pagekeeper: packs is taken for a stream")
+            && outcome.stderr.lines().count() == 1,
         "{outcome:?}"
     );
     support::eventually("little stays", std::time::Duration::from_secs(120), || {

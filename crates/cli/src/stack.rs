@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::run::{hold_all_signals, HeldBefore};
+use crate::run::hold_all_signals;
 
 /// Bytes that do for all.
 const ENOUGH: u64 = 8 << 20;
@@ -19,7 +19,7 @@ static IS_WAITED_FOR: AtomicBool = AtomicBool::new(false);
 
 /// The limit that this process was given, where it has another now.
 pub(crate) fn given() -> Option<Rlimit> {
-    GIVEN.get().cloned()
+    GIVEN.get().copied()
 }
 
 /// Whether the first thread waits for the one that works, and does nothing else.
@@ -39,19 +39,18 @@ pub(crate) fn with_room(work: fn() -> ExitCode) -> ExitCode {
         return work();
     }
     // Signals are the other thread's.
-    let before: HeldBefore = hold_all_signals();
+    let before = hold_all_signals();
     IS_WAITED_FOR.store(true, Ordering::Relaxed);
     let thread = std::thread::Builder::new().stack_size(usize::try_from(ENOUGH).unwrap_or(usize::MAX));
-    match thread.spawn(move || {
+    let spawned = thread.spawn(move || {
         before.restore();
         work()
-    }) {
-        // It has said why it panicked.
-        Ok(thread) => thread.join().unwrap_or(ExitCode::FAILURE),
-        Err(_) => {
-            IS_WAITED_FOR.store(false, Ordering::Relaxed);
-            before.restore();
-            work()
-        }
+    });
+    if let Ok(thread) = spawned {
+        // One that panicked has said why.
+        return thread.join().unwrap_or(ExitCode::FAILURE);
     }
+    IS_WAITED_FOR.store(false, Ordering::Relaxed);
+    before.restore();
+    work()
 }

@@ -64,7 +64,10 @@ mod tests {
     #[test]
     fn a_stream_is_known_by_its_first_bytes() {
         let copied = sum((0..1024).map(|nth| (nth << 16, 1 << 16)));
-        assert_eq!((copied, copied.is_stream()), (PassedBytes { in_order: STREAM_BYTES, again: 0 }, Some(true)));
+        assert_eq!(
+            (copied, copied.is_stream()),
+            (PassedBytes { in_order: STREAM_BYTES, again: 0 }, Some(true))
+        );
         let half = sum((0..512).map(|nth| (nth << 16, 1 << 16)));
         assert_eq!(half.is_stream(), None);
         // A header at the end.

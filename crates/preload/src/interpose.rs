@@ -64,7 +64,8 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     }
     let pid = sys::getpid();
     let record = |path| counters::open_report(path)?.claim(pid, comm);
-    let report = |path| counters::open_report(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
+    let report =
+        |path| counters::open_report(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
     if introspection::is_deadly() {
         // By a child, too: what that takes may be deadly as well.
         introspection::is_survived(|| {

@@ -39,7 +39,7 @@ use find::NotFound;
 use group::{Governed, Governor, Group, Refusal};
 use obstacle::Why;
 
-pub(crate) use sys::{HeldBefore, hold_all as hold_all_signals};
+pub(crate) use sys::hold_all as hold_all_signals;
 
 /// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";

@@ -1,7 +1,8 @@
 //! The parent of a command with a report: passes signals on, stops as the command stops, and ends as it ended.
 //!
 //! The command is started in this process's group, so that a terminal's keys reach it by themselves: what the kernel sent is not passed
-//! on, unless the command has left that group since; what a process sent always is. Signals are held back and taken one by one, so nothing runs in a handler.
+//! on, unless the command has left that group since; what a process sent always is. Signals are held back and taken one by one, so
+//! nothing runs in a handler.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -146,7 +146,8 @@ impl Pending {
     pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
         let is_json = to == Path::new(JSON);
         let has_file = to != Path::new(STANDARD_ERROR) && !is_json;
-        let to = has_file.then(|| Destination::open(to).map_err(|error| complain_of(to, &error)).ok()).flatten();
+        let to =
+            has_file.then(|| Destination::open(to).map_err(|error| complain_of(to, &error)).ok()).flatten();
         let counting = library.map(Counting::begin).and_then(|made| {
             made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
         });

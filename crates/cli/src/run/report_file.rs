@@ -35,7 +35,9 @@ impl Destination {
     pub(super) fn write(self, mut bytes: &[u8]) -> io::Result<()> {
         let mut file = match self.file {
             Some(file) => file,
-            None => open(&self.path).map_err(|error| if is_pipe(&self.path) { nobody_reads() } else { error })?,
+            None => {
+                open(&self.path).map_err(|error| if is_pipe(&self.path) { nobody_reads() } else { error })?
+            }
         };
         while !bytes.is_empty() {
             match file.write(bytes) {

@@ -103,7 +103,9 @@ mod tests {
 
     #[test]
     fn a_server_and_what_was_chosen_are_not() {
-        for server in ["/usr/sbin/mariadbd", "mysqld_safe", "etcd", "cassandra", "kafka-server-start.sh", "java"] {
+        for server in
+            ["/usr/sbin/mariadbd", "mysqld_safe", "etcd", "cassandra", "kafka-server-start.sh", "java"]
+        {
             assert_eq!(taken(&[server], &Choice::default()), None, "{server}");
         }
         let profile = Choice { profile: Some("rocksdb".to_owned()), ..Choice::default() };

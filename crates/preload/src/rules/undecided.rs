@@ -52,13 +52,11 @@ impl Usage {
 pub(super) fn after_transfer(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     let passed = slot.with(|state| {
         let usage = &mut state.usage;
-        match at {
-            Some(at) => usage.passage.passed(at, done),
-            None => {
-                usage.unasked = usage.unasked.saturating_add(done);
-                if usage.unasked < OFFSET_CHECK_BYTES { PassedBytes::default() } else { usage.ask(fd) }
-            }
+        if let Some(at) = at {
+            return usage.passage.passed(at, done);
         }
+        usage.unasked = usage.unasked.saturating_add(done);
+        if usage.unasked < OFFSET_CHECK_BYTES { PassedBytes::default() } else { usage.ask(fd) }
     });
     take_in(passed);
 }
