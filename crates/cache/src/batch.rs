@@ -100,6 +100,10 @@ impl CachedFile {
     /// The first error among the requests' outcomes, as of [`read_at`](Self::read_at).
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         let handle = &**self.handle();
+        if let Err(error) = handle.shared.require_own_process() {
+            requests.iter_mut().for_each(|request| request.outcome = Err(error.clone()));
+            return if requests.is_empty() { Ok(()) } else { Err(error) };
+        }
         let mut pieces = Vec::with_capacity(requests.len());
         let mut outcomes = Vec::with_capacity(requests.len());
         for (index, ReadRequest { offset, buf, outcome }) in requests.iter_mut().enumerate() {
@@ -167,14 +171,14 @@ impl Handle {
         });
         pieces.sort_unstable_by_key(|piece| piece.page);
         let several = pieces.first().map(|piece| piece.page) != pieces.last().map(|piece| piece.page);
-        let others = match self.shared.require_own_process().and_then(|()| self.io()) {
+        let others = match self.io() {
             Ok(io) if several => {
                 let is_probed = absent < MAX_PROBED;
                 let mut loads = Loads::new(self, &**io, &mut pieces, is_probed, failed);
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }
-            // One page is loaded alone, and a closed file, or one in a child of fork(2), says so to each.
+            // One page is loaded alone, and a closed file says so to each.
             Ok(_) | Err(_) => vec![&mut pieces[..]],
         };
         for piece in others.into_iter().flatten() {

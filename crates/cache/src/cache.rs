@@ -55,8 +55,10 @@ impl PageCache {
     ///
     /// # Errors
     ///
-    /// [`BuildError::TooLittleMemory`], and [`BuildError::BeyondBuilt`] for more than it was built with. Nothing changes then.
+    /// [`BuildError::TooLittleMemory`], and [`BuildError::BeyondBuilt`] for more than it was built with; [`BuildError::Backend`] in a forked
+    /// child. Nothing changes then.
     pub fn set_memory(&self, bytes: u64) -> Result<(), BuildError> {
+        self.shared.process.require().map_err(BuildError::Backend)?;
         let Settings { memory: built, page_shift, .. } = self.shared.settings;
         if bytes > built {
             return Err(BuildError::BeyondBuilt { given: bytes, built });
@@ -77,7 +79,7 @@ impl PageCache {
         self.shared.settings.io.name()
     }
 
-    /// What was counted up to now, and how full it is.
+    /// What was counted up to now, and how full it is; zeros in a forked child.
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }

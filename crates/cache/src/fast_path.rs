@@ -5,7 +5,7 @@
 //! side by side, and that is a matter of instructions: it executes ahead over a few hundred of them. So this path has one
 //! branch for each thing that must be so, and whatever is not so is left to the long way in `read`: another
 //! thread's first read, a page that is absent or that has not been read four times, a file that was closed, a read across
-//! pages, a kernel without membarrier(2).
+//! pages, a kernel without membarrier(2), a process that was forked.
 //!
 //! Invariants: the addresses are those of the file's table and of the cache's arena, which the handle that owns this value
 //! keeps; `open_bytes` is the file's length until it is closed, and 0 after that.
@@ -15,13 +15,14 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
+use pagekeeper_io::Process;
+
 use crate::CachedFile;
 use crate::entry::PageEntry;
-use crate::pool::Pool;
+use crate::handle::Shared;
 use crate::readers::{Hold, Section, Slot};
-use crate::settings::Settings;
 use crate::sys::table::Table;
-use crate::thread::{self, Slots};
+use crate::thread;
 
 /// What a hit needs of its file and its cache, in one cache line.
 #[derive(Debug)]
@@ -34,6 +35,7 @@ pub(crate) struct FastPath {
     slots: u64,
     page_size: usize,
     page_shift: u32,
+    process: Process,
 }
 
 // SAFETY: entries are accessed as atomics only, frames by the rules of `readers`; both outlive this value (see above).
@@ -43,15 +45,16 @@ unsafe impl Sync for FastPath {}
 
 impl FastPath {
     /// Of a file of `bytes` bytes whose table this is.
-    pub(crate) fn new(settings: &Settings, pool: &Pool, slots: &Slots, table: &Table, bytes: u64) -> Self {
-        let page_shift = settings.page_shift;
+    pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
+        let page_shift = shared.settings.page_shift;
         Self {
             entries: table.first(),
-            frames: pool.arena.first(),
+            frames: shared.pool.arena.first(),
             open_bytes: AtomicU64::new(bytes),
-            slots: slots.number_if_asymmetric(),
+            slots: shared.slots.number_if_asymmetric(),
             page_size: 1 << page_shift,
             page_shift,
+            process: shared.process,
         }
     }
 
@@ -131,6 +134,9 @@ impl FastPath {
     /// The file has this page, or just as many.
     #[inline]
     unsafe fn find(&self, page: usize) -> Option<(&Slot, Section, u32)> {
+        if !self.process.is_current() {
+            return None;
+        }
         let slot = thread::current(self.slots)?;
         // SAFETY: `slots` is the number of the slots of the cache that the owner of this value keeps.
         let slot = unsafe { slot.as_ref() };

@@ -157,6 +157,7 @@ impl CachedFile {
         if handle.fast_path.copy(offset, buf) {
             return Ok(buf.len());
         }
+        handle.shared.require_own_process()?;
         let shift = handle.shared.settings.page_shift;
         // Asks for the file's length at most, which does not go to the device.
         let len = handle.len_within(offset, buf.len())?;
@@ -219,6 +220,10 @@ impl Handle {
         buf: &mut [u8],
         awaited: &mut Awaited,
     ) -> Poll<Result<(), Error>> {
+        // Begun before a fork, maybe.
+        if let Err(error) = self.shared.require_own_process() {
+            return Poll::Ready(Err(error));
+        }
         loop {
             let mut attempt = Attempt::Again;
             match awaited {
@@ -244,7 +249,6 @@ impl Handle {
 
     /// A page is absent: has it loaded.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
-        self.shared.require_own_process()?;
         let attempt = || self.shared.pool.begin(&self.page_table, page, on_busy);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {

@@ -172,6 +172,7 @@ impl fmt::Debug for HeldPage<'_> {
 }
 
 fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
+    handle.shared.require_own_process()?;
     let found = frames::keep(handle, page, by_slot, Attempt::First);
     Ok(match found {
         Some(kept) => PageBytes::Frame(Some(kept)),

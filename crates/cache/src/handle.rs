@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
     pub(crate) next_number: AtomicU64,
-    process: Process,
+    pub(crate) process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
     /// What futures read past the cache.
     pub(crate) bypasses: BypassQueue<BypassRead>,
@@ -72,8 +72,8 @@ impl Shared {
         }
     }
 
-    /// In a child of fork(2) nothing is loaded: it has none of the threads that loads under way wait for, and maybe locks that
-    /// nobody will release.
+    /// Before any lock is taken: a forked child has none of the threads that loads under way wait for, and may have locks that nobody
+    /// will release.
     pub(crate) fn require_own_process(&self) -> Result<(), Error> {
         Ok(self.process.require()?)
     }
@@ -101,6 +101,7 @@ impl Shared {
         kind: Kind,
         options: &OpenOptions,
     ) -> Result<Arc<Handle>, Error> {
+        self.require_own_process()?;
         let mut stat = file.stat()?;
         if let Kind::Owned { max_bytes } = kind {
             stat.size = max_bytes;
@@ -150,6 +151,9 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        if !self.process.is_current() {
+            return Stats::default();
+        }
         let (resident_pages, counts) = self.pool.totals();
         let hits = self.slots.readers().hits();
         let capacity_pages = u64::from(self.pool.limit());
@@ -199,7 +203,7 @@ impl Handle {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
         let fast_path =
-            FastPath::new(&shared.settings, &shared.pool, &shared.slots, &page_table.table, stat.size);
+            FastPath::new(&shared, &page_table.table, stat.size);
         Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
     }
 
@@ -213,6 +217,9 @@ impl Handle {
     }
 
     pub(crate) fn close(&self) {
+        if !self.shared.process.is_current() {
+            return;
+        }
         self.closed.store(true, Ordering::Release);
         self.fast_path.close();
         self.shared.pool.close(&self.page_table);
@@ -301,6 +308,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            return;
+        }
         self.close();
         // Not if the path was opened again meanwhile.
         self.shared.opened.remove_if(&*self.path, |handle| handle.strong_count() == 0);

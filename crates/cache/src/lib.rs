@@ -92,9 +92,10 @@
 //!
 //! # Forks
 //!
-//! A cache is of the process that made it. In a child of fork(2) pages that were resident can still be read, and everything that would
-//! be loaded or opened is an [`Error`]: make caches after the fork. vfork(2), `posix_spawn(3)` and all that executes another program
-//! are fine.
+//! A cache belongs to the process that made it. In a forked child each read and each open fails with
+//! [`Forked`](pagekeeper_io::Error::Forked), whether the page is resident or not; a close or a drop does nothing, counts are zero, and no
+//! call waits. Pages that were held as the process forked keep their bytes. Make caches after the fork. vfork(2), `posix_spawn(3)` and all
+//! that executes another program are fine.
 //!
 //! # Memory
 //!

@@ -50,7 +50,6 @@ impl Handle {
 
     /// A page was not found: waits for whoever loads it, or is to load it.
     pub(crate) fn miss(&self, page: u32) -> Result<Miss<&Self>, Error> {
-        self.shared.require_own_process()?;
         let pool = &self.shared.pool;
         for attempt in 0..TRIES {
             match pool.begin(&self.page_table, page, OnBusy::Wait) {

@@ -152,6 +152,9 @@ impl OwnedFile {
     /// As [`discard`](Self::discard), for many pages in any order.
     pub fn discard_many(&self, pages: &[u64]) {
         let handle = self.handle();
+        if !handle.shared.process.is_current() {
+            return;
+        }
         let pages: Vec<_> = pages.iter().filter_map(|&page| handle.page_number(page).ok()).collect();
         handle.shared.pool.discard(&handle.page_table, &pages);
     }
@@ -170,6 +173,7 @@ impl OwnedFile {
     pub fn install(&self, page: u64, bytes: &[u8], how: InstallAs) -> Result<bool, Error> {
         let handle = &**self.handle();
         assert_eq!(bytes.len(), self.page_size(), "bytes to install as a page");
+        handle.shared.require_own_process()?;
         let number = handle.page_number(page)?;
         let (pool, page_table) = (&handle.shared.pool, &handle.page_table);
         let attempt = || pool.begin_install(page_table, number);

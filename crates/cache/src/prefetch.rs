@@ -29,7 +29,7 @@ impl CachedFile {
         if range.start >= end {
             return 0;
         }
-        if handle.shared.require_own_process().is_err() {
+        if !handle.shared.process.is_current() {
             return 0;
         }
         let max = u64::from(handle.shared.pool.limit() / 4).max(1);
@@ -61,16 +61,13 @@ pub(crate) enum Begun {
     Load(Filling<Arc<Handle>>),
     /// It is there, or on its way.
     There,
-    /// No frame is free, or the file is closed, or this is a child of fork(2).
+    /// No frame is free, or the file is closed.
     Not,
 }
 
 impl Handle {
     /// Takes a frame for an absent page.
     pub(crate) fn begin_owned(self: &Arc<Self>, page: u32) -> Begun {
-        if self.shared.require_own_process().is_err() {
-            return Begun::Not;
-        }
         let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
         let mut begun = attempt();
         if matches!(begun, Begin::Full) && self.shared.make_room() {

@@ -25,6 +25,7 @@ impl CachedFile {
     #[cold]
     fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
+        handle.shared.require_own_process()?;
         let shift = handle.shared.settings.page_shift;
         let from = handle.offset_in_page(offset);
         let end = offset.checked_add(buf.len() as u64);

@@ -134,6 +134,10 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// It was opened by the process that this one was forked from, and is that one's alone. It can be opened anew after the fork, where
+    /// no lock of the parent's keeps others out.
+    #[error("opened before this process was forked: only the process that opened it can use it")]
+    Forked,
     /// A back-end can't be had here: missing in the kernel, forbidden, or out of some resource.
     #[error("{what} can't be used: {call}: {}", io::Error::from_raw_os_error(*errno))]
     Unavailable {
@@ -159,7 +163,8 @@ impl Error {
             Self::Unaligned { .. }
             | Self::NotARegularFile { .. }
             | Self::Foreign { .. }
-            | Self::Locked { .. } => None,
+            | Self::Locked { .. }
+            | Self::Forked => None,
         }
     }
 
@@ -175,7 +180,7 @@ impl Error {
             | Self::NotARegularFile { path, .. }
             | Self::NoDirect { path, .. }
             | Self::Foreign { path } => Some(path),
-            Self::Unavailable { .. } => None,
+            Self::Unavailable { .. } | Self::Forked => None,
         }
     }
 
@@ -186,7 +191,7 @@ impl Error {
             Self::NotARegularFile { .. } | Self::Unaligned { .. } | Self::Foreign { .. } => {
                 io::ErrorKind::InvalidInput
             }
-            Self::NoDirect { .. } | Self::Unavailable { .. } => io::ErrorKind::Unsupported,
+            Self::NoDirect { .. } | Self::Unavailable { .. } | Self::Forked => io::ErrorKind::Unsupported,
             Self::Locked { .. } => io::ErrorKind::WouldBlock,
             Self::Call { errno, .. }
             | Self::Read { errno, .. }

@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
 /// Where pages come from.
@@ -17,12 +18,13 @@ pub(crate) struct Buffers {
     page_size: usize,
     max_kept: usize,
     kept: Mutex<Vec<Box<[u8]>>>,
+    process: Process,
 }
 
 impl Buffers {
     /// For pages of so many bytes, of which at most so many are kept that nobody uses.
     pub(crate) fn new(page_size: usize, max_kept: usize) -> Arc<Self> {
-        Arc::new(Self { page_size, max_kept, kept: Mutex::default() })
+        Arc::new(Self { page_size, max_kept, kept: Mutex::default(), process: Process::current() })
     }
 
     fn take(self: &Arc<Self>) -> Option<Box<[u8]>> {
@@ -95,6 +97,9 @@ impl Deref for PageBuf {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        if !self.home.process.is_current() {
+            return;
+        }
         let bytes = std::mem::take(&mut self.bytes);
         let mut kept = lock(&self.home.kept);
         if kept.len() < self.home.max_kept {

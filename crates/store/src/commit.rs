@@ -50,6 +50,7 @@ impl WriteTxn<'_> {
 }
 
 fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
+    txn.core.process.require()?;
     // What comes last goes first: the room of a commit that is refused, under the writer's lock.
     let WriteTxn { core, writer, base, meta, mut changed, mut room } = txn;
     let core: &Core = &core;

@@ -56,7 +56,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{OwnedFile, PageCache};
-use pagekeeper_io::{Io, Lock};
+use pagekeeper_io::{Io, Lock, Process};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_log::RedoLog;
 
@@ -201,6 +201,8 @@ impl GroupCommit {
 
 /// The store but for its threads.
 pub(crate) struct Core {
+    /// Asked by each call from outside before any lock is taken.
+    pub(crate) process: Process,
     pub(crate) config: Config,
     /// With locks of its own.
     pub(crate) journal: RedoLog,
@@ -304,7 +306,7 @@ impl Core {
     /// it: what most reads find, in few steps.
     #[inline]
     pub(crate) fn settled_page_of(&self, live: &Live, page: PageNo) -> Option<SettledPage<'_>> {
-        // Before the file's page is looked for: see `Shard::len`.
+        // Before the file's page is looked for: see `Shard::len`. In a forked child the cache finds nothing.
         if self.index.has_near(page) || !self.data.has(page) {
             return None;
         }

@@ -104,6 +104,7 @@ impl Store {
     /// repaired, has to begin with a backup again: it would differ without an error.
     pub fn apply(&self, commit: &Shipped, durability: Durability) -> Result<Seq, Error> {
         let core = self.core();
+        core.process.require()?;
         if commit.store != core.config.store_id {
             return Err(Error::OtherStore { found: commit.store, wanted: core.config.store_id });
         }
@@ -134,6 +135,7 @@ fn not_shipped(fault: ShippedFault) -> Error {
 
 impl<'a> Follower<'a> {
     fn new(core: Handle<'a>, after: Seq) -> Result<Self, Error> {
+        core.process.require()?;
         let (seq, lsn) = core.checkpoint_position();
         if after < seq {
             return Err(Error::TooOld { after, oldest: seq });
@@ -152,6 +154,7 @@ impl Follower<'_> {
     /// Fails with [`Error::TooOld`] where it is no longer in the journal.
     #[expect(clippy::should_implement_trait, reason = "after `None` there may be more")]
     pub fn next(&mut self) -> Result<Option<Shipped>, Error> {
+        self.core.process.require()?;
         loop {
             let Some(body) = self.next_record()? else { return Ok(None) };
             // One that says nothing: the end was marked.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
 
-use pagekeeper_io::{Io, Lock};
+use pagekeeper_io::{Io, Lock, Process};
 
 use crate::budget::{cache, cached, map_share, max_kept, unapplied_share};
 use crate::buffers::Buffers;
@@ -199,6 +199,7 @@ fn recover(
         _lock: held,
     };
     Ok(Core {
+        process: Process::current(),
         config,
         journal,
         data,

@@ -93,6 +93,7 @@ impl<'a> ReadTxn<'a> {
         find: impl FnOnce(&'s Core, &'s Live, PageNo) -> Result<Option<T>, Error>,
         kind: impl FnOnce(&T) -> PageKind,
     ) -> Result<T, Error> {
+        self.core.process.require()?;
         let pages = self.live.meta.pages;
         if page >= pages {
             return Err(Error::OutOfRange { page, pages });
@@ -127,6 +128,9 @@ impl<'a> ReadTxn<'a> {
 
 impl Drop for ReadTxn<'_> {
     fn drop(&mut self) {
+        if !self.core.process.is_current() {
+            return;
+        }
         self.core.snapshots.end(&self.live);
     }
 }

@@ -44,25 +44,39 @@ pub struct StoreStat {
 
 impl Core {
     pub(crate) fn stat(&self) -> StoreStat {
+        let fixed = StoreStat {
+            page_size: self.config.page_size,
+            pages: 0,
+            free_pages: 0,
+            seq: 0,
+            visible_seq: 0,
+            checkpoint_seq: 0,
+            journal_bytes: 0,
+            max_journal_bytes: self.config.max_journal_bytes,
+            unapplied_pages: 0,
+            unapplied_bytes: 0,
+            memory: self.config.options.memory,
+            full_page_images: !self.config.diffs_first,
+            cache: self.cache.stats(),
+            opening: self.config.opening,
+        };
+        if !self.process.is_current() {
+            return fixed;
+        }
         let (seq, lsn, meta) = {
             let tail = lock(&self.tail);
             (tail.seq, tail.lsn, tail.meta.clone())
         };
         StoreStat {
-            page_size: self.config.page_size,
             pages: meta.pages,
             free_pages: meta.free_pages,
             seq,
             visible_seq: self.snapshots.visible().0,
             checkpoint_seq: self.checkpoints.seq.load(Ordering::Acquire),
             journal_bytes: lsn.saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire)),
-            max_journal_bytes: self.config.max_journal_bytes,
             unapplied_pages: self.index.unapplied_pages(meta.pages),
             unapplied_bytes: self.index.bytes(),
-            memory: self.config.options.memory,
-            full_page_images: !self.config.diffs_first,
-            cache: self.cache.stats(),
-            opening: self.config.opening,
+            ..fixed
         }
     }
 }

@@ -27,6 +27,9 @@ use crate::{
 /// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). What the disk has is found out
 /// by opening the store again.
 ///
+/// A store and its transactions belong to the process that opened it: in a forked child every call fails with
+/// [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
+///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
 ///
@@ -99,6 +102,7 @@ impl Store {
 
     /// Begins to read what is visible now. Waits for nobody.
     pub fn begin_read(&self) -> Result<ReadTxn<'_>, Error> {
+        self.core.process.require()?;
         Ok(ReadTxn::new(Handle::Borrowed(&self.core)))
     }
 
@@ -147,6 +151,7 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn begin_read_owned(self: &Arc<Self>) -> Result<ReadTxn<'static>, Error> {
+        self.core.process.require()?;
         Ok(ReadTxn::new(Handle::Shared(Arc::clone(self))))
     }
 
@@ -164,6 +169,9 @@ impl Store {
     /// }
     /// ```
     pub fn prefetch(&self, pages: impl IntoIterator<Item = PageNo>) {
+        if !self.core.process.is_current() {
+            return;
+        }
         let (bytes, end) = (self.core.config.page_size as u64, self.core.data.pages());
         for page in pages.into_iter().filter(|page| *page < end && !self.core.index.has(*page)) {
             self.core.cached.prefetch(page * bytes..(page + 1) * bytes);
@@ -182,17 +190,20 @@ impl Store {
 
     /// Returns when all that was committed before is in the data file, durably, and the journal is given up so far.
     pub fn sync(&self) -> Result<(), Error> {
+        self.core.process.require()?;
         self.core.sync()
     }
 
     /// One checkpoint, for a store [without threads](StoreOptions::without_threads); false if there was nothing to
     /// do.
     pub fn step(&self) -> Result<bool, Error> {
+        self.core.process.require()?;
         self.core.run_checkpoint()
     }
 
     /// Verifies every page, the free list and the superblocks, beside whatever goes on.
     pub fn verify(&self) -> Result<Verification, Error> {
+        self.core.process.require()?;
         self.core.verify()
     }
 
@@ -220,6 +231,7 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn backup(&self, to: &Path) -> Result<Backup, Error> {
+        self.core.process.require()?;
         self.core.backup(to)
     }
 
@@ -249,6 +261,7 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn backup_since(&self, base: &Base, to: &Path) -> Result<Increment, Error> {
+        self.core.process.require()?;
         self.core.backup_since(base, to)
     }
 
@@ -310,6 +323,7 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn compact(&self) -> Result<Compaction, Error> {
+        self.core.process.require()?;
         self.core.compact()
     }
 
@@ -318,20 +332,23 @@ impl Store {
     ///
     /// Fails with [`Error::OutOfRange`], and where the data file can't be opened.
     pub fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
+        self.core.process.require()?;
         self.core.inspect(pages)
     }
 
     /// The free list, followed from its head.
     pub fn free_list(&self) -> Result<FreeList, Error> {
+        self.core.process.require()?;
         self.core.free_list()
     }
 
     /// The two superblocks as the device has them; `None` for one that is not whole.
     pub fn superblocks(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
+        self.core.process.require()?;
         self.core.superblock_infos()
     }
 
-    /// Figures as they are now.
+    /// Figures as they are now; zeros, but for what never changes, in a forked child.
     pub fn stat(&self) -> StoreStat {
         self.core.stat()
     }
@@ -373,6 +390,11 @@ impl Store {
     }
 
     fn finish(&mut self) -> Result<(), Error> {
+        if let Err(error) = self.core.process.require() {
+            // The parent has its threads and its socket, and what it has open is never dropped here.
+            std::mem::forget((std::mem::take(&mut self.threads), self.backups.take(), Arc::clone(&self.core)));
+            return Err(error.into());
+        }
         if std::mem::replace(&mut self.finished, true) {
             return Ok(());
         }

@@ -76,7 +76,8 @@ impl Room<'_> {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        if let Some(bytes) = self.before {
+        // In a forked child the file is its parent's.
+        if let Some(bytes) = self.before.filter(|_| self.core.process.is_current()) {
             self.core.data.shrink(bytes);
         }
     }
@@ -84,6 +85,7 @@ impl Drop for Room<'_> {
 
 impl<'a> WriteTxn<'a> {
     pub(crate) fn new(core: Handle<'a>) -> Result<Self, Error> {
+        core.process.require()?;
         core.check_writable()?;
         core.wait_for_room(0)?;
         let writer = WriterGuard::lock(core.clone());
@@ -96,6 +98,7 @@ impl<'a> WriteTxn<'a> {
 
     /// The number of a page that was free; it reads as zeros.
     pub fn allocate(&mut self) -> Result<PageNo, Error> {
+        self.core.process.require()?;
         let page = if let Some(head) = self.meta.free_head {
             self.take_free(head)?
         } else {
@@ -112,6 +115,7 @@ impl<'a> WriteTxn<'a> {
     /// takes up room in the journal, or on the device, before that; a transaction that is given up gives the run back. Where the device is full by then, the store can't apply what was
     /// committed until there is room again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
+        self.core.process.require()?;
         let first = self.meta.pages;
         let Some(end) = first.checked_add(pages).filter(|end| *end <= MAX_PAGES) else {
             return Err(Error::Setting {
@@ -166,6 +170,7 @@ impl<'a> WriteTxn<'a> {
     ///
     /// Fails with [`Error::OutOfRange`] and [`Error::NotAllocated`].
     pub fn free(&mut self, page: PageNo) -> Result<(), Error> {
+        self.core.process.require()?;
         match self.read(page) {
             Ok(_) | Err(Error::NeverWritten { .. }) => {}
             Err(error) => return Err(error),
@@ -212,6 +217,7 @@ impl<'a> WriteTxn<'a> {
         before: impl FnOnce(&'s Core, PageNo) -> Result<Option<T>, Error>,
         kind: impl FnOnce(&T) -> PageKind,
     ) -> Result<T, Error> {
+        self.core.process.require()?;
         let found = match self.changed.get(&page) {
             Some(Changed::Page { kind, bytes, .. }) => changed(Whole::new(*kind, bytes.clone())),
             Some(Changed::Free) => return Err(Error::NotAllocated { page }),
@@ -245,6 +251,7 @@ impl<'a> WriteTxn<'a> {
     /// As long as no page is free the page as it was is not read for it. Fails with [`Error::OutOfRange`], [`Error::PayloadSize`] and
     /// [`Error::NotAllocated`].
     pub fn write(&mut self, page: PageNo, payload: &[u8]) -> Result<(), Error> {
+        self.core.process.require()?;
         let wanted = self.core.payload_size();
         if payload.len() != wanted {
             return Err(Error::PayloadSize { given: payload.len(), wanted });
@@ -287,6 +294,7 @@ impl<'a> WriteTxn<'a> {
     }
 
     fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
+        self.core.process.require()?;
         if !self.changed.contains_key(&page) {
             let before = self.before(page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?;
             if before.kind() != wanted {

@@ -30,6 +30,9 @@ impl<'a> WriterGuard<'a> {
 
 impl Drop for WriterGuard<'_> {
     fn drop(&mut self) {
+        if !self.0.process.is_current() {
+            return;
+        }
         *lock(&self.0.writer.is_held) = false;
         self.0.writer.released.notify_one();
     }

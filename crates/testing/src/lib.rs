@@ -3,6 +3,7 @@
 //!
 //! All of it panics where it fails, as tests do.
 
+mod forks;
 mod hanging;
 pub mod http;
 mod mounted;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+pub use forks::{ChildEnd, Forked, forked, forked_past_libc};
 pub use hanging::Hanging;
 pub use mounted::{Mounted, unmount};
 pub use opens::Opens;

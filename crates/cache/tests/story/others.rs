@@ -1,14 +1,16 @@
 //! What a cache bears from those around it: wakers that panic, system calls that are forbidden one day, forks.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, await_coalesced, check, sim, sim_cache, write_patterned};
-use pagekeeper_cache::{Backend, PageCache};
-use pagekeeper_testing::{Mounted, disk_dir, skip, unmount};
+use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest, Stats};
+use pagekeeper_testing::{ChildEnd, Mounted, disk_dir, forked, skip, unmount};
 
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;
@@ -115,7 +117,7 @@ fn forbid_barriers() {
 
 /// Its parent's ring and threads are not the child's: using them hung both, and gave wrong bytes.
 #[test]
-fn a_child_reads_what_is_resident_and_is_refused_all_else() {
+fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     let dir = disk_dir();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
     write_patterned(&path, 1, 0..2000 * LEN);
@@ -128,58 +130,92 @@ fn a_child_reads_what_is_resident_and_is_refused_all_else() {
         file.read_at(0, &mut buf).unwrap();
         block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
         file.prefetch(1000 * LEN..1100 * LEN);
-        let is_reported = || {
-            let reports_fork = |result: Result<usize, pagekeeper_cache::Error>| {
-                result.is_err_and(|error| error.to_string().contains("before this process was forked"))
-            };
-            let mut buf = vec![0; 50 * PAGE];
-            let is_right = file.read_at(0, &mut buf).is_ok();
-            check(1, 0, &buf);
-            is_right
-                && reports_fork(file.read_at(500 * LEN, &mut buf[..10]))
-                && reports_fork(file.read_at(500 * LEN, &mut buf))
-                && reports_fork(block_on(file.read_at_async(500 * LEN, &mut buf)))
-                && reports_fork(file.page(600).map(|page| page.len()))
-                && reports_fork(cache.open(&other).map(|_| 0))
-                && file.prefetch(500 * LEN..600 * LEN) == 0
-        };
-        let child = forked(is_reported);
+        let child = forked(|| is_refused_all(&cache, &file, &other));
         for page in (200..900).step_by(10) {
             file.read_at(page * LEN, &mut buf).unwrap();
             check(1, page * LEN, &buf);
         }
-        assert!(child.ends_well(), "{backend:?}");
+        assert_eq!(child.end(), ChildEnd::Well, "{backend:?}");
+        let child_of_child = forked(|| forked(|| is_refused_all(&cache, &file, &other)).ends_well());
+        assert_eq!(child_of_child.end(), ChildEnd::Well, "{backend:?}");
         file.read_at(1900 * LEN, &mut buf).unwrap();
         check(1, 1900 * LEN, &buf);
     }
 }
 
-struct Forked(libc::pid_t);
-
-/// A child that does this alone, within a minute.
-#[expect(unsafe_code, reason = "a fork")]
-fn forked(does: impl Fn() -> bool) -> Forked {
-    // SAFETY: the child runs code of this process, whose allocator glibc makes usable in it, and leaves without any of the
-    // parent's destructors.
-    unsafe {
-        let pid = libc::fork();
-        if pid == 0 {
-            libc::alarm(60);
-            let is_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(does));
-            libc::_exit(i32::from(!is_well.unwrap_or(false)));
-        }
-        assert!(pid > 0);
-        Forked(pid)
-    }
+/// Whether each call with what the parent made fails, for pages that are resident and others, and a cache of one's own works.
+fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
+    let is_forked =
+        |result: Result<usize, Error>| matches!(result, Err(Error::Io(pagekeeper_io::Error::Forked)));
+    let mut buf = vec![0; 50 * PAGE];
+    let is_refused = [0, 500 * LEN].into_iter().all(|at| {
+        is_forked(file.read_at(at, &mut buf[..10]))
+            && is_forked(file.read_at(at, &mut buf))
+            && is_forked(block_on(file.read_at_async(at, &mut buf)))
+            && is_forked(file.page(at / LEN).map(|page| page.len()))
+            && is_forked(file.page_ref(at / LEN).map(|page| page.len()))
+            && is_forked(file.read_many(&mut [ReadRequest::new(at, &mut buf)]).map(|()| 0))
+            && file.prefetch(at..at + 100 * LEN) == 0
+    });
+    let is_nothing_changed = cache.set_memory(1 << 20).is_err() && cache.stats() == Stats::default();
+    let is_not_opened = is_forked(cache.open(other).map(|_| 0));
+    file.close();
+    drop((cache.clone(), file.clone()));
+    let own = PageCache::builder().memory(4 << 20).build().unwrap();
+    let read = own.open(other).unwrap().read_at(0, &mut buf).unwrap();
+    check(2, 0, &buf[..read]);
+    is_refused && is_nothing_changed && is_not_opened && read == PAGE
 }
 
-impl Forked {
-    #[expect(unsafe_code, reason = "waits for a fork")]
-    fn ends_well(self) -> bool {
-        let mut status = 0;
-        // SAFETY: a child of this process; the status is written to a value that lives over the call.
-        unsafe { libc::waitpid(self.0, &raw mut status, 0) == self.0 && status == 0 }
-    }
+/// Locks that other threads hold as the process forks stay held in the child for ever: of a thread's first read, of counts, closes, opens.
+#[test]
+fn children_forked_beside_readers_end() {
+    let forks = std::env::var("PAGEKEEPER_FORKS").map_or(500, |forks| forks.parse().unwrap());
+    let dir = disk_dir();
+    let (path, other) = (dir.path().join("file"), dir.path().join("other"));
+    write_patterned(&path, 1, 0..2000 * LEN);
+    write_patterned(&other, 2, 0..LEN);
+    let cache = PageCache::builder().memory(4 << 20).build().unwrap();
+    let file = cache.open(&path).unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for reader in 0..2 {
+            let (cache, file, other, done) = (&cache, &file, &other, &done);
+            scope.spawn(move || {
+                let mut page = reader;
+                while !done.load(Ordering::Relaxed) {
+                    let mut buf = [0; PAGE];
+                    page = (page + 61) % 2000;
+                    file.read_at(page * LEN, &mut buf).unwrap();
+                    check(1, page * LEN, &buf);
+                    if page % 16 == 0 {
+                        cache.stats();
+                        cache.open(other).unwrap().close();
+                        // Its first read takes a slot.
+                        scope.spawn(|| file.read_at(0, &mut [0; 10]).unwrap());
+                    }
+                }
+            });
+        }
+        let finish = || done.store(true, Ordering::Relaxed);
+        for nth in 0..forks {
+            let mut does = || {
+                // This thread has not read before.
+                let is_refused = file.read_at(0, &mut [0; 10]).is_err() && cache.open(&other).is_err();
+                cache.stats();
+                file.close();
+                drop((cache.clone(), file.clone()));
+                is_refused
+            };
+            let end = forked(&mut does).end();
+            if end != ChildEnd::Well {
+                finish();
+                panic!("child {nth} of {forks}: {end:?}");
+            }
+        }
+        finish();
+    });
+    println!("{forks} forks beside readers");
 }
 
 #[test]

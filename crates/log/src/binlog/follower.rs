@@ -192,7 +192,7 @@ impl Follower {
         if self.ended {
             return Ok(Found::End);
         }
-        let found = self.find_next();
+        let found = self.shared.process.require().map_err(Error::from).and_then(|()| self.find_next());
         self.ended = !matches!(found, Ok(Found::Event(_) | Found::Nothing));
         found
     }
@@ -345,6 +345,9 @@ impl Iterator for Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            return std::mem::forget(Arc::clone(&self.shared));
+        }
         self.shared.progress.left(self.id);
         self.shared.release_pages();
     }

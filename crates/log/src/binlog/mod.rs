@@ -66,6 +66,9 @@ pub enum Purge {
 /// what it has. A full disk is different: only the write of that group failed; the append returns the error, and may be tried
 /// again.
 ///
+/// A log and its followers belong to the process that opened it: in a forked child every call fails with
+/// [`Forked`](pagekeeper_io::Error::Forked), positions are zeros, and a drop does nothing.
+///
 /// ```
 /// use pagekeeper_io::SimDisk;
 /// use pagekeeper_log::BinLogOptions;
@@ -105,6 +108,7 @@ impl BinLog {
     /// A group takes 24 bytes for each record besides, and is never split between segments. Fails with [`Error::GroupTooLarge`] where
     /// it is larger than a segment, [`Error::EmptyGroup`], or with the error of a failed write.
     pub fn append_group(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.shared.process.require()?;
         if records.is_empty() {
             return Err(Error::EmptyGroup);
         }
@@ -127,6 +131,7 @@ impl BinLog {
 
     /// Makes durable all that was appended before, and returns the durable end.
     pub fn sync(&self) -> Result<Position, Error> {
+        self.shared.process.require()?;
         let (placed, _) = self.submit(&[], true)?;
         match placed.last() {
             Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
@@ -166,6 +171,7 @@ impl BinLog {
     /// Seals the segment that is written to, and begins a new one; returns where that begins. All that was appended is durable
     /// then. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
+        self.shared.process.require()?;
         self.check_writable()?;
         let mut leader = self.shared.queue.exclusive()?;
         let writer = leader.writer();
@@ -180,11 +186,13 @@ impl BinLog {
     ///
     /// Fails where the position was purged, or lies past the end of the log or of its segment.
     pub fn follow(&self, from: Position) -> Result<Follower, Error> {
+        self.shared.process.require()?;
         Follower::new(&self.shared, from, false)
     }
 
     /// As [`Self::follow`], but each record is seen only when it is durable.
     pub fn follow_durable(&self, from: Position) -> Result<Follower, Error> {
+        self.shared.process.require()?;
         Follower::new(&self.shared, from, true)
     }
 
@@ -193,6 +201,7 @@ impl BinLog {
     /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::PastEnd`]
     /// for a segment that does not exist yet.
     pub fn purge_to(&self, position: Position, purge: Purge) -> Result<u64, Error> {
+        self.shared.process.require()?;
         self.check_writable()?;
         let end = self.end();
         if position.segment > end.segment {
@@ -213,22 +222,31 @@ impl BinLog {
 
     /// Where the oldest record of the log begins, or will begin.
     pub fn first(&self) -> Position {
-        self.shared.progress.first()
+        self.position(Progress::first)
     }
 
     /// Past the last record that was appended.
     pub fn end(&self) -> Position {
-        self.shared.progress.end()
+        self.position(Progress::end)
     }
 
     /// All before this is durable.
     pub fn durable_end(&self) -> Position {
-        self.shared.progress.durable()
+        self.position(Progress::durable)
+    }
+
+    /// A position; zeros in a forked child.
+    fn position(&self, of: fn(&Progress) -> Position) -> Position {
+        let is_own = self.shared.process.is_current();
+        if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
     }
 
     /// How segments are written, and why so. For [`LogMode::Uncached`] and [`LogMode::Direct`] that is found out by trying, which
     /// needs some room on the disk: when something is appended for the first time, or when it is asked for here.
     pub fn mode(&self) -> (LogMode, &str) {
+        if !self.shared.process.is_current() {
+            return (LogMode::Buffered, "nothing is tried in a forked child");
+        }
         let Ok(how) = self.shared.store.how() else { return (LogMode::Buffered, "nothing can be tried now") };
         let mode = match (how.access, how.write_mode) {
             (Access::Direct, _) => LogMode::Direct,
@@ -241,6 +259,7 @@ impl BinLog {
     /// Bytes of the log that are resident, as far as it tracks them and the kernel reports them; `None` where it leaves its
     /// pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
+        self.shared.process.require().ok()?;
         match self.shared.releaser.get() {
             Some(releaser) => releaser.resident(),
             None => (self.shared.store.access() == Access::Direct).then_some(0),
@@ -250,6 +269,7 @@ impl BinLog {
     /// Makes everything durable and seals the last segment: whatever of it changes from then on is found by who reads it. Followers read
     /// what is left, and end. A log to which nothing was appended is left as it is.
     pub fn close(self) -> Result<(), Error> {
+        self.shared.process.require()?;
         let mut leader = self.shared.queue.exclusive()?;
         let sealed = leader.writer().seal(&self.shared);
         self.hand_over(leader, None);
@@ -271,6 +291,10 @@ impl BinLogOptions {
 
 impl Drop for BinLog {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            // What the parent has open is never dropped here.
+            return std::mem::forget(Arc::clone(&self.shared));
+        }
         self.shared.progress.closed();
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use pagekeeper_io::{Access, Error as IoError, IoFile};
+use pagekeeper_io::{Access, Error as IoError, IoFile, Process};
 
 use super::group_commit::CommitQueue;
 use super::page_releaser::PageReleaser;
@@ -15,6 +15,8 @@ use crate::position::Position;
 
 /// A log that is open, whose writer is a `W`.
 pub(super) struct Shared<W> {
+    /// Asked by each call from outside before any lock is taken.
+    pub(super) process: Process,
     pub(super) store: SegmentStore,
     pub(super) queue: CommitQueue<W>,
     pub(super) progress: Progress,
@@ -26,7 +28,7 @@ impl<W> Shared<W> {
     /// The writer is at the end of the log.
     pub(super) fn new(store: SegmentStore, writer: W, progress: Progress) -> Arc<Self> {
         let queue = CommitQueue::new(writer);
-        let shared = Arc::new(Self { store, queue, progress, releaser: OnceLock::new() });
+        let shared = Arc::new(Self { process: Process::current(), store, queue, progress, releaser: OnceLock::new() });
         shared.release_if_cached();
         shared
     }

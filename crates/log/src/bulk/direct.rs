@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{AlignedBuf, Error as IoError, Io, IoFile, OwnedWrite, WriteMode};
+use pagekeeper_io::{AlignedBuf, Error as IoError, Io, IoFile, OwnedWrite, Process, WriteMode};
 
 use crate::Error;
 
@@ -34,8 +34,9 @@ pub(super) struct Direct {
     free: Vec<AlignedBuf>,
     made: usize,
     in_flight: usize,
-    sender: Sender<Ended>,
-    ended: Receiver<Ended>,
+    /// Writes that have ended.
+    ended: Option<(Sender<Ended>, Receiver<Ended>)>,
+    process: Process,
     /// Up to where there is room; `None` if none can be taken ahead.
     room: Option<u64>,
     /// The length of the file, once all is written.
@@ -45,7 +46,6 @@ pub(super) struct Direct {
 
 impl Direct {
     pub(super) fn new(io: Arc<dyn Io>, file: Arc<dyn IoFile>, room: u64) -> Self {
-        let (sender, ended) = channel();
         Self {
             io,
             file,
@@ -55,8 +55,8 @@ impl Direct {
             free: Vec::new(),
             made: 0,
             in_flight: 0,
-            sender,
-            ended,
+            ended: Some(channel()),
+            process: Process::current(),
             room: Some(room),
             length: 0,
             waited: Duration::ZERO,
@@ -114,9 +114,13 @@ impl Direct {
         }))
     }
 
+    fn ended(&self) -> &(Sender<Ended>, Receiver<Ended>) {
+        self.ended.as_ref().expect("it is there until the drop")
+    }
+
     fn take_ended(&mut self) -> Result<(), Error> {
         let began = Instant::now();
-        let (mut buf, result) = self.ended.recv().expect("this end holds a sender, too");
+        let (mut buf, result) = self.ended().1.recv().expect("this end holds a sender, too");
         self.waited += began.elapsed();
         self.in_flight -= 1;
         result?;
@@ -136,7 +140,7 @@ impl Direct {
         }
         self.length = self.length.max(end);
         self.in_flight += 1;
-        let sender = self.sender.clone();
+        let sender = self.ended().0.clone();
         self.io.submit_writes(vec![OwnedWrite {
             file: Arc::clone(&self.file),
             offset: self.offset,
@@ -147,5 +151,14 @@ impl Direct {
         }]);
         self.offset += self.filled as u64;
         self.filled = 0;
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // It would wait for a thread that was sending as this process was forked.
+            std::mem::forget(self.ended.take());
+        }
     }
 }

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Access, Create, Io, IoFile};
+use pagekeeper_io::{Access, Create, Io, IoFile, Process};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
@@ -207,6 +207,7 @@ impl BulkOptions {
             budget: size,
             expected: self.expected,
             way,
+            process: Process::current(),
             failed: None,
             began: Instant::now(),
         })
@@ -238,7 +239,7 @@ fn default_io() -> Arc<dyn Io> {
 /// A file that is being written, from its start on.
 ///
 /// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, maybe with zeros past the end: the caller
-/// removes it.
+/// removes it. In a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked), and a drop does nothing.
 ///
 /// ```
 /// use std::io::Write;
@@ -263,6 +264,7 @@ pub struct BulkWriter {
     budget: Option<u64>,
     expected: u64,
     way: Way,
+    process: Process,
     failed: Option<Error>,
     began: Instant,
 }
@@ -389,6 +391,7 @@ impl BulkWriter {
     }
 
     fn check(&self) -> Result<(), Error> {
+        self.process.require()?;
         self.failed.clone().map_or(Ok(()), Err)
     }
 

@@ -30,7 +30,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use pagekeeper_io::{Io, IoFile, Lock, WriteMode};
+use pagekeeper_io::{Io, IoFile, Lock, Process, WriteMode};
 use pagekeeper_kernel::mutex::lock;
 
 use super::buffer::{Buffer, NoRoom, SLACK, Span, Taker};
@@ -56,6 +56,8 @@ const WRITE_BACK: usize = 128 << 10;
 
 /// The log but for its threads.
 pub(super) struct Core {
+    /// Asked by each call from outside before any lock is taken.
+    pub(super) process: Process,
     pub(super) config: Configuration,
     pub(super) write: WriteState,
     /// The ring's files, to read.

@@ -62,6 +62,9 @@ use crate::{Error, LogMode};
 /// After a write or sync has failed, nothing is appended or acknowledged any more: all calls fail with
 /// [`Error::Poisoned`]. Open the log again to find out what the disk has.
 ///
+/// A log belongs to the process that opened it: in a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked) and a drop
+/// does nothing.
+///
 /// ```
 /// use pagekeeper_log::RedoLog;
 ///
@@ -110,17 +113,20 @@ impl RedoLog {
     /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and after any error of a write or
     /// sync.
     pub fn append(&self, body: &[u8]) -> Result<Lsn, Error> {
+        self.core.process.require()?;
         self.core.append(body, true)
     }
 
     /// As [`Self::append`], but fails with [`Error::RingFull`] where that would wait for a checkpoint: for threads that move it
     /// themselves.
     pub fn try_append(&self, body: &[u8]) -> Result<Lsn, Error> {
+        self.core.process.require()?;
         self.core.append(body, false)
     }
 
     /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Fails for an LSN past the end.
     pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
+        self.core.process.require()?;
         self.check_end(lsn)?;
         match self.core.config.policy {
             FlushPolicy::EachCommit => self.core.wait_durable(lsn),
@@ -130,6 +136,7 @@ impl RedoLog {
 
     /// Returns when all records before `lsn` are durable, whatever the policy. Fails for an LSN past the end.
     pub fn sync_upto(&self, lsn: Lsn) -> Result<(), Error> {
+        self.core.process.require()?;
         self.check_end(lsn)?;
         self.core.wait_durable(lsn)
     }
@@ -145,6 +152,7 @@ impl RedoLog {
     /// Releases all records before `lsn`, an LSN that an append or a reader returned: they may be overwritten. Syncs the log up to
     /// there first, and returns when the checkpoint is durable.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
+        self.core.process.require()?;
         self.core.move_checkpoint(lsn)
     }
 
@@ -166,6 +174,7 @@ impl RedoLog {
     /// The records from `lsn` on, which the checkpoint, an append or a reader gave, up to what is durable now (written, where commits
     /// do not wait for syncs).
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
+        self.core.process.require()?;
         RedoReader::new(&self.core, lsn)
     }
 
@@ -199,6 +208,7 @@ impl RedoLog {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_again(&self, places: &[Range<Lsn>], at_once: usize) -> Result<Vec<Bytes>, Error> {
+        self.core.process.require()?;
         again::read(&self.core, places, at_once)
     }
 
@@ -210,7 +220,7 @@ impl RedoLog {
 
     /// The random number that it was given when it was made.
     pub fn id(&self) -> u64 {
-        pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control).state().log_id
+        self.core.config.log_id
     }
 
     /// What is wrong with the two slots of the control file, as the device has them now: the number of each, 0 or 1, that is not
@@ -219,6 +229,7 @@ impl RedoLog {
     ///
     /// Fails where the file can't be opened.
     pub fn control_faults(&self) -> Result<Vec<(usize, String)>, Error> {
+        self.core.process.require()?;
         // Not while one of them is being written.
         let control = pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control);
         let is_known = self.core.config.read_only || self.core.has_begun();
@@ -233,7 +244,11 @@ impl RedoLog {
     /// How the files are written; never [`LogMode::Auto`]. Found out by trying, which takes a few milliseconds, when it is asked for
     /// or the first record is appended.
     pub fn mode(&self) -> LogMode {
-        self.core.writing_mode().mode
+        if self.core.process.is_current() {
+            return self.core.writing_mode().mode;
+        }
+        // In a forked child nothing is tried.
+        self.core.write.mode.get().map_or(LogMode::Buffered, |found| found.mode)
     }
 
     /// What the log did since it was opened.
@@ -248,6 +263,7 @@ impl RedoLog {
     ///
     /// Does nothing where there is no room for another epoch; fails as an append does.
     pub fn settle(&self) -> Result<(), Error> {
+        self.core.process.require()?;
         if self.core.is_unsettled() { self.core.begin().map(drop) } else { Ok(()) }
     }
 
@@ -258,6 +274,11 @@ impl RedoLog {
     }
 
     fn finish(&mut self) -> Result<(), Error> {
+        if let Err(error) = self.core.process.require() {
+            // The parent has its threads, and what it has open is never dropped here.
+            std::mem::forget((std::mem::take(&mut self.threads), Arc::clone(&self.core)));
+            return Err(error.into());
+        }
         threads::stop(&self.core, std::mem::take(&mut self.threads));
         self.core.check()?;
         self.core.wait_durable(self.core.buffer.reserved())?;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 
-use pagekeeper_io::{Access, Error as IoError, Io, IoFile, Lock, open_past_cache};
+use pagekeeper_io::{Access, Error as IoError, Io, IoFile, Lock, Process, open_past_cache};
 
 use super::control::{self, Control, ControlState, DecodedControl, Phase};
 use super::core::Core;
@@ -199,6 +199,7 @@ fn start(
         not(any(test, feature = "injected-faults")),
         expect(unused_mut, reason = "tests inject faults")
     )]
+    let log_id = state.log_id;
     let mut control = Control::open(&io, &directory.join(control::NAME), state, slot);
     #[cfg(any(test, feature = "injected-faults"))]
     {
@@ -217,10 +218,12 @@ fn start(
         go_on_in_block(&buffer, &sources, geometry, found.end)?;
     }
     let core = Core {
+        process: Process::current(),
         config: Configuration {
             policy: options.flush_policy,
             directory: directory.to_path_buf(),
             geometry,
+            log_id,
             asked_mode: options.mode,
             read_only: options.read_only,
             max_unsynced,

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
 use super::core::Core;
@@ -30,6 +31,7 @@ pub struct RedoRecord {
 pub struct RedoReader {
     reader: Reader<Buffered<LiveSource>>,
     failed: bool,
+    process: Process,
 }
 
 impl RedoReader {
@@ -51,7 +53,7 @@ impl RedoReader {
         let ring = core.source(end);
         let source = LiveSource { ring, core: Arc::clone(core) };
         let reader = Reader::new(source, lsn, salt).with_epochs(later.into_iter()).until(end);
-        Ok(Self { reader, failed: false })
+        Ok(Self { reader, failed: false, process: core.process })
     }
 }
 
@@ -62,7 +64,7 @@ impl Iterator for RedoReader {
         if self.failed {
             return None;
         }
-        match self.reader.next() {
+        match self.process.require().map_err(Error::from).and_then(|()| self.reader.next()) {
             Ok(entry) => entry
                 .map(|entry| Ok(RedoRecord { lsn: entry.lsn, end: entry.next, body: entry.body.to_vec() })),
             Err(error) => {

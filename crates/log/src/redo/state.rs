@@ -18,6 +18,8 @@ pub(super) struct Configuration {
     pub(super) policy: FlushPolicy,
     pub(super) directory: PathBuf,
     pub(super) geometry: Geometry,
+    /// The random number that it was given when it was made.
+    pub(super) log_id: u64,
     /// As it was asked for.
     pub(super) asked_mode: LogMode,
     /// Nothing is ever written.

@@ -1,0 +1,108 @@
+//! Transactions, pages and followers that the parent began before the fork: they are the parent's, and go on there.
+
+use std::path::Path;
+
+use pagekeeper_store::tree::{Tree, TreeError};
+use pagekeeper_store::{Durability, Error, Store};
+use pagekeeper_testing::{ChildEnd, disk_dir, forked};
+
+use crate::things::{Answer, taken};
+
+/// Whether it is refused, as all is that a child does with what its parent has.
+fn is_refused<T>(result: Result<T, Error>) -> bool {
+    let answer = Answer::of_store(result);
+    if answer != Answer::Refused {
+        eprintln!("answered {answer:?}");
+    }
+    answer == Answer::Refused
+}
+
+fn options() -> pagekeeper_store::StoreOptions {
+    Store::options().memory(2 << 20).journal_bytes(512 << 10).serve_backups(true)
+}
+
+#[test]
+fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
+    let dir = disk_dir();
+    let directory = dir.path().join("store");
+    let store = options().open(&directory).unwrap();
+    let mut txn = store.begin().unwrap();
+    let page = txn.allocate().unwrap();
+    let tree = Tree::create(&mut txn).unwrap();
+    tree.insert(&mut txn, b"key", b"value").unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    let base = store.backup(&dir.path().join("base")).unwrap().base();
+
+    let mut follower = store.follow(0).unwrap();
+    let shipped = follower.next().unwrap().unwrap();
+    let read = store.begin_read().unwrap();
+    let held = read.read(page).unwrap();
+    let mut txn = store.begin().unwrap();
+    // The file is longer by them, until they are committed or given up.
+    let run = txn.allocate_run(100).unwrap();
+    txn.page_mut(page).unwrap()[0] = 7;
+    let payload = vec![7; store.payload_size()];
+
+    let in_child = || {
+        let mut own = taken(&txn);
+        let own_txn = [
+            is_refused(own.allocate()),
+            is_refused(own.allocate_run(1)),
+            is_refused(own.free(page)),
+            is_refused(own.read(page)),
+            is_refused(own.write(page, &payload)),
+            is_refused(own.page_mut(page)),
+            is_refused(own.commit(Durability::None)),
+        ];
+        let to = Path::new("a child's copy");
+        let own_store = [
+            is_refused(store.begin()),
+            is_refused(store.begin_read()),
+            is_refused(store.step()),
+            is_refused(store.verify()),
+            is_refused(store.backup_since(&base, to)),
+            is_refused(store.compact()),
+            is_refused(store.inspect(0..1)),
+            is_refused(store.free_list()),
+            is_refused(store.superblocks()),
+            is_refused(store.follow(0)),
+            is_refused(store.apply(&shipped, Durability::Sync)),
+            store.stat().seq == 0,
+        ];
+        store.prefetch([page]);
+        let mut followed = taken(&follower);
+        let by_key = match tree.get(&read, b"key") {
+            Err(TreeError::Store(error)) => is_refused(Err::<(), _>(error)),
+            _ => false,
+        };
+        let others = [
+            by_key,
+            is_refused(followed.next()),
+            is_refused(read.read(page)),
+            is_refused(read.read_with(page, <[u8]>::len)),
+            held[0] == 0,
+        ];
+        own_txn.into_iter().chain(own_store).chain(others).all(|is_right| is_right)
+    };
+    assert_eq!(forked(in_child).end(), ChildEnd::Well);
+    let drops = || {
+        drop((taken(&read), taken(&held), taken(&txn), taken(&follower), taken(&store)));
+        true
+    };
+    assert_eq!(forked(drops).end(), ChildEnd::Well);
+
+    txn.write(run, &payload).unwrap();
+    let seq = txn.commit(Durability::Sync).unwrap();
+    assert_eq!(follower.next().unwrap().unwrap().seq(), seq);
+    assert_eq!((held[0], read.read(page).unwrap()[0]), (0, 0));
+    drop((held, read, follower));
+    // Its socket is there.
+    assert_eq!(Store::request_backup(&directory, &dir.path().join("copy")).unwrap().seq, seq);
+    store.close_and_sync().unwrap();
+    for opened in [&directory, &dir.path().join("copy")] {
+        let store = options().open(opened).unwrap();
+        assert!(store.verify().unwrap().is_sound());
+        let read = store.begin_read().unwrap();
+        assert_eq!((read.read(page).unwrap()[0], read.read(run).unwrap()[0]), (7, 7));
+    }
+}
