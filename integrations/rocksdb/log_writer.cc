@@ -1,7 +1,10 @@
 #include "log_writer.h"
 
 #include <atomic>
+#include <memory>
 #include <utility>
+
+#include <pagekeeper.h>
 
 namespace pagekeeper_rocksdb {
 namespace {
@@ -21,22 +24,38 @@ constexpr uint64_t kPage = 4096;
 
 // Released is advice by the descriptor that writes: it loses nothing, and that it fails is no error. The page that the next record goes
 // to stays. RocksDB may sync in one thread while it appends in another, so positions are atomic, and who moves `released_` on gives the advice.
-class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
+//
+// A forked child is refused, and its copy is never closed: that would cut its parent's log to the length of the fork.
+class LogWriter : public rocksdb::FSWritableFileWrapper {
  public:
-  using rocksdb::FSWritableFileOwnerWrapper::FSWritableFileOwnerWrapper;
+  explicit LogWriter(std::unique_ptr<FSWritableFile>&& target) : rocksdb::FSWritableFileWrapper(target.get()), owned_(std::move(target)) {}
+  ~LogWriter() override {
+    if (is_forked()) owned_.release();
+  }
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
 
   IOStatus Append(const Slice& data, const IOOptions& options, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     return counted(data.size(), target()->Append(data, options, dbg));
   }
   IOStatus Append(const Slice& data, const IOOptions& options, const DataVerificationInfo& verification, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     return counted(data.size(), target()->Append(data, options, verification, dbg));
   }
 
+  IOStatus Flush(const IOOptions& options, IODebugContext* dbg) override { return is_forked() ? forked() : target()->Flush(options, dbg); }
+  IOStatus Truncate(uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
+    return is_forked() ? forked() : target()->Truncate(size, options, dbg);
+  }
+
   IOStatus Sync(const IOOptions& options, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     const uint64_t written = written_.load();
     return synced(written, target()->Sync(options, dbg));
   }
   IOStatus Fsync(const IOOptions& options, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     const uint64_t written = written_.load();
     return synced(written, target()->Fsync(options, dbg));
   }
@@ -44,12 +63,14 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
   // wal_bytes_per_sync: what the call before this one has begun to write is on the disk by now, as a rule. What is not,
   // and lies more than a folio back by the next call, stays until the log is closed.
   IOStatus RangeSync(uint64_t offset, uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     IOStatus begun = target()->RangeSync(offset, size, options, dbg);
     if (begun.ok()) release(begun_.exchange(offset + size));
     return begun;
   }
 
   IOStatus Close(const IOOptions& options, IODebugContext* dbg) override {
+    if (is_forked()) return forked();
     // All but a last page in part: what cuts off the room behind it would read that back. A length of 0 would be the whole file.
     const uint64_t written = written_.load(), end = written - written % kPage;
     if (synced_.load() == written && end > 0) target()->InvalidateCache(0, end).PermitUncheckedError();
@@ -57,6 +78,9 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
   }
 
  private:
+  bool is_forked() const { return pk_process_number() != process_; }
+  static IOStatus forked() { return IOStatus::IOError("a log", "opened before this process was forked: only the process that opened it can use it"); }
+
   IOStatus counted(size_t size, IOStatus appended) {
     if (appended.ok()) written_ += size;
     return appended;
@@ -78,6 +102,8 @@ class LogWriter : public rocksdb::FSWritableFileOwnerWrapper {
     target()->InvalidateCache(first, end - first).PermitUncheckedError();
   }
 
+  std::unique_ptr<FSWritableFile> owned_;
+  const uint64_t process_ = pk_process_number();
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> synced_{0};
   std::atomic<uint64_t> begun_{0};

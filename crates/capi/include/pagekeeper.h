@@ -20,8 +20,9 @@
  *   stderr but by a defect of the library, which is PK_INTERNAL. Nothing that one handle is given changes another.
  *   Threads of a handle leave it when it is closed; one that all bulk output shares stays, and so does the library: a
  *   dlclose() leaves it loaded.
- * - Fork: a child of fork() that goes on to exec() is fine. Another one uses no handle of its parent, and closes none: it
- *   opens its own.
+ * - Fork: a handle belongs to the process that opened it. In a forked child each call with it that returns a status is PK_FORKED, at once
+ *   and without effect, to close it does nothing, and what it holds in memory stays. The child opens its own. It keeps the parent's locks on
+ *   logs and stores, as long as it lives and executes no other program.
  * - Structures begin with their size, so that later versions can add to their end: begin with the macro
  *   PK_..._INIT, or zero them and set struct_size. 0 in an option is its default.
  *
@@ -65,7 +66,8 @@ typedef enum pk_status {
   PK_REJECTED = 15,   /* the verifier said no to a page */
   PK_END = 16,        /* no more: the end of the log, or it was closed */
   PK_TIMED_OUT = 17,  /* nothing came in that time */
-  PK_INTERNAL = 18    /* a defect of the library, or a panic in it */
+  PK_INTERNAL = 18,   /* a defect of the library, or a panic in it */
+  PK_FORKED = 19      /* opened by the process that this one was forked from, and that one's alone */
 } pk_status;
 
 /* What went wrong in the last call that failed on this thread, in plain words and UTF-8; "" if none did. It lives until the next one. */
@@ -74,6 +76,9 @@ const char *pk_error_message(void);
 int pk_error_number(void);
 /* The name of a status, as "PK_IO"; "unknown" for a number that is none. */
 const char *pk_status_name(pk_status status);
+/* A number of the calling process, which no process that it was forked from has: for what is built on these handles, to tell a forked
+   child. No system call. */
+uint64_t pk_process_number(void);
 
 /* ---------------------------------------------------------------- page cache */
 

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use pagekeeper_io::Process;
 use pagekeeper_log::{BinLog, BinLogOptions, Follower, Purge};
 
 use crate::call::{call, plain};
@@ -17,7 +18,7 @@ use crate::status::{Failure, Status};
 const LONG: Duration = Duration::from_secs(3600);
 
 /// `pk_binlog`.
-pub struct Binlog(BinLog);
+pub struct Binlog(BinLog, Process);
 
 /// `pk_follower`.
 pub type Following = Exclusive<State>;
@@ -108,7 +109,8 @@ pub extern "C" fn pk_binlog_open(
 ) -> Status {
     call(|| {
         let binlog = wanted(binlog, "the log")?;
-        binlog.write(Box::new(Binlog(options.read()?.options()?.open(directory.path()?)?)));
+        let opened = options.read()?.options()?.open(directory.path()?)?;
+        binlog.write(Box::new(Binlog(opened, Process::current())));
         Ok(())
     })
 }
@@ -179,6 +181,7 @@ fn place(
 ) -> Status {
     call(|| {
         let (binlog, position) = (given(binlog, "the log")?, wanted(position, "the position")?);
+        binlog.1.require()?;
         position.write(of(&binlog.0).into());
         Ok(())
     })

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 
 use pagekeeper_cache::{Backend, Builder, HugePages, LoadedPage, PageCache};
+use pagekeeper_io::Process;
 
 use crate::call::{call, plain};
 use crate::pointers::{Options, Out, Plain, given, is_zero, wanted};
@@ -66,7 +67,7 @@ unsafe impl Plain for CacheStats {
 
 /// `pk_cache`.
 #[derive(Debug)]
-pub struct Cache(pub(crate) PageCache);
+pub struct Cache(pub(crate) PageCache, Process);
 
 impl CacheOptions {
     fn builder(&self) -> Result<Builder, Failure> {
@@ -144,7 +145,7 @@ pub extern "C" fn pk_cache_open(
 ) -> Status {
     call(|| {
         let cache = wanted(cache, "the cache")?;
-        cache.write(Box::new(Cache(options.read()?.builder()?.build()?)));
+        cache.write(Box::new(Cache(options.read()?.builder()?.build()?, Process::current())));
         Ok(())
     })
 }
@@ -157,7 +158,9 @@ pub extern "C" fn pk_cache_set_memory(cache: Option<&Cache>, bytes: u64) -> Stat
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_cache_get_stats(cache: Option<&Cache>, stats: Out<CacheStats>) -> Status {
     call(|| {
-        let counted = given(cache, "the cache")?.0.stats();
+        let Cache(cache, process) = given(cache, "the cache")?;
+        process.require()?;
+        let counted = cache.stats();
         stats.write(CacheStats {
             struct_size: size_of::<CacheStats>(),
             hits: counted.hits,

@@ -61,6 +61,12 @@ pub extern "C" fn pk_error_number() -> c_int {
     LAST.try_with(|last| last.borrow().as_ref().map_or(0, |(_, errno)| *errno)).unwrap_or(0)
 }
 
+// By the load that each call makes first.
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_process_number() -> u64 {
+    pagekeeper_io::Process::current().number().into()
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::CStr;

@@ -1,19 +1,23 @@
-//! A handle that one thread at a time may be in: it has a position or changes of its own. Fails with misuse where two are.
+//! A handle that one thread at a time may be in: it has a position or changes of its own. Fails with misuse where two are, and in a forked
+//! child.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use pagekeeper_io::Process;
 
 use crate::status::Failure;
 
 #[derive(Debug)]
-pub struct Exclusive<T>(Mutex<T>);
+pub struct Exclusive<T>(Mutex<T>, Process);
 
 impl<T> Exclusive<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self(Mutex::new(value))
+        Self(Mutex::new(value), Process::current())
     }
 
     /// Enters it.
     pub(crate) fn enter(&self) -> Result<MutexGuard<'_, T>, Failure> {
+        self.1.require()?;
         match self.0.try_lock() {
             Ok(guard) => Ok(guard),
             // After a panic it goes on as far as it can: what it stands on has rules of its own for that.
@@ -27,11 +31,11 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// Gives a handle up, for what it holds. Where another thread is in it, it stays as it is, that thread's.
+/// Gives a handle up, for what it holds. Where another thread is in it, it stays as it is, that thread's; and in a forked child, the parent's.
 pub(crate) fn give_up<T>(handle: Box<Exclusive<T>>) -> Result<T, Failure> {
-    if let Err(misuse) = handle.enter().map(drop) {
+    if let Err(refusal) = handle.enter().map(drop) {
         std::mem::forget(handle);
-        return Err(misuse);
+        return Err(refusal);
     }
     Ok(handle.into_inner())
 }

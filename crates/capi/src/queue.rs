@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -42,6 +43,7 @@ struct Shared {
     state: Mutex<State>,
     news: Condvar,
     event: OwnedFd,
+    process: Process,
 }
 
 #[derive(Default)]
@@ -193,7 +195,7 @@ pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<Queue>>>) -> 
             errno: errno.raw_os_error(),
             ..Failure::new(Status::Io, format!("eventfd: {errno}"))
         })?;
-        let shared = Shared { state: Mutex::default(), news: Condvar::new(), event };
+        let shared = Shared { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
         queue.write(Box::new(Queue(Arc::new(shared))));
         Ok(())
     })
@@ -215,6 +217,7 @@ pub extern "C" fn pk_queue_read(
 ) -> Status {
     call(|| {
         let (queue, file) = (given(queue, "the queue")?, given(file, "the file")?.cached.clone());
+        queue.0.process.require()?;
         buffer.slice(size, "the buffer")?;
         queue.0.begin(
             user_data,
@@ -241,6 +244,7 @@ pub extern "C" fn pk_queue_collect(
 ) -> Status {
     call(|| {
         let (queue, count) = (given(queue, "the queue")?, wanted(count, "the count")?);
+        queue.0.process.require()?;
         let to = completions.slice(max, "the list of completions")?;
         if to.is_empty() {
             return Err(Failure::misuse("there is no room for a completion"));
@@ -253,8 +257,10 @@ pub extern "C" fn pk_queue_collect(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_queue_close(queue: Option<Box<Queue>>) {
     plain((), || {
-        if let Some(queue) = &queue {
-            queue.0.close();
+        match queue {
+            Some(queue) if queue.0.process.is_current() => queue.0.close(),
+            // Its reads, and their buffers, are the parent's.
+            queue => std::mem::forget(queue),
         }
     });
 }

@@ -32,10 +32,11 @@ pub enum Status {
     End = 16,
     TimedOut = 17,
     Internal = 18,
+    Forked = 19,
 }
 
 /// Their names, by number.
-const NAMES: [&CStr; 19] = [
+const NAMES: [&CStr; 20] = [
     c"PK_OK",
     c"PK_MISUSE",
     c"PK_IO",
@@ -55,6 +56,7 @@ const NAMES: [&CStr; 19] = [
     c"PK_END",
     c"PK_TIMED_OUT",
     c"PK_INTERNAL",
+    c"PK_FORKED",
 ];
 
 // An int: C may give any.
@@ -103,6 +105,7 @@ fn of_io(error: &io::Error) -> Status {
         io::Error::NotARegularFile { .. } | io::Error::Unaligned { .. } => Status::Misuse,
         io::Error::NoDirect { .. } | io::Error::Unavailable { .. } => Status::Unsupported,
         io::Error::Foreign { .. } => Status::Internal,
+        io::Error::Forked => Status::Forked,
         _ => error.errno().map_or(Status::Io, of_errno),
     }
 }
@@ -288,7 +291,7 @@ mod tests {
     #[test]
     fn names_stand_under_their_numbers() {
         for (number, name) in
-            [(Status::Ok, "PK_OK"), (Status::Full, "PK_FULL"), (Status::Internal, "PK_INTERNAL")]
+            [(Status::Ok, "PK_OK"), (Status::Full, "PK_FULL"), (Status::Forked, "PK_FORKED")]
         {
             assert_eq!(NAMES[number as usize].to_str(), Ok(name));
         }

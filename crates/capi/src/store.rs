@@ -3,6 +3,8 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use pagekeeper_io::Process;
+
 use crate::bulk::nanoseconds;
 use crate::call::call;
 use crate::pointers::{Options, Out, Plain, Text, given, is_zero, put, wanted};
@@ -12,7 +14,7 @@ use crate::status::{Failure, Status};
 pub(crate) const NO_PAGE: u64 = u64::MAX;
 
 /// `pk_store`.
-pub struct Store(pub(crate) Arc<pagekeeper_store::Store>);
+pub struct Store(pub(crate) Arc<pagekeeper_store::Store>, Process);
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -83,7 +85,7 @@ pub extern "C" fn pk_store_open(
     call(|| {
         let store = wanted(store, "the store")?;
         let opened = options.read()?.options()?.open(directory.path()?)?;
-        store.write(Box::new(Store(Arc::new(opened))));
+        store.write(Box::new(Store(Arc::new(opened), Process::current())));
         Ok(())
     })
 }
@@ -91,7 +93,8 @@ pub extern "C" fn pk_store_open(
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStat>) -> Status {
     call(|| {
-        let store = &given(store, "the store")?.0;
+        let Store(store, process) = given(store, "the store")?;
+        process.require()?;
         let found = store.stat();
         stat.write(StoreStat {
             struct_size: size_of::<StoreStat>(),

@@ -1,6 +1,7 @@
 //! The library as programs in C, C++ and Python use it: built, laid out, found by pkg-config and `CMake`, and run under sanitizers.
 
 use std::fmt::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -102,6 +103,29 @@ fn logs_and_output_in_c() {
     compile("cc", "c11", &crate_file("examples/logs.c"), &program);
     let said = run(Command::new(program).arg(dir.path()));
     assert_eq!(said, "100 records of redo\n1000 groups followed\n3000000 bytes of output, warmed, 0 kept\n");
+}
+
+#[test]
+fn a_forked_child_in_c_is_refused_and_its_parent_loses_nothing() {
+    if !has(&["cc", "pkg-config"]) {
+        return;
+    }
+    let dir = disk_dir();
+    let program = dir.path().join("forks");
+    compile("cc", "c11", &crate_file("tests/forks.c"), &program);
+    for way in ["fork", "twice", "threads", "exec"] {
+        let directory = dir.path().join(way);
+        std::fs::create_dir(&directory).unwrap();
+        let output = Command::new(&program).arg(way).arg(&directory).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.signal(), Some(9), "{way}: {said}\n{output:?}");
+        let acknowledged: u64 = said.trim().parse().unwrap_or_else(|_| panic!("{way}: {said}"));
+        let found = run(Command::new(&program).arg("found").arg(&directory));
+        let found: Vec<u64> = found.split_whitespace().map(|count| count.parse().unwrap()).collect();
+        // Another thread appends as well, and not all that it appended was said.
+        let is_all = |count: &u64| if way == "threads" { *count >= acknowledged } else { *count == acknowledged };
+        assert!(found.len() == 3 && found.iter().all(is_all), "{way}: {found:?} of {acknowledged}");
+    }
 }
 
 #[test]

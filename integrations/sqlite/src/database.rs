@@ -2,16 +2,16 @@
 //!
 //! Invariants:
 //! 1. A file is open once, by one name: who comes by another, or finds another file by the same, is refused.
-//! 2. A process that was forked touches nothing of its parent's: log, locks and transaction are not its own. What it has of them is never
-//!    dropped, as the list has it. A fork is noticed by the C library's handlers; one by clone(2) past that when it begins to write, or closes.
+//! 2. A process that was forked touches nothing of its parent's: log, locks and transaction are not its own, and their locks may be held for
+//!    ever. What it has of them is never dropped, as the list has it.
 //! 3. Nobody waits for a database's disk with the list locked, but for its opening.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
@@ -42,10 +42,40 @@ impl Beside {
 }
 
 /// The databases that are open in this process, by device and inode.
-static OPEN: Mutex<BTreeMap<Inode, Arc<Database>>> = Mutex::new(BTreeMap::new());
+static OPEN: Mutex<Databases> = Mutex::new(BTreeMap::new());
 
 /// Device and inode.
 type Inode = (u64, u64);
+
+type Databases = BTreeMap<Inode, Arc<Database>>;
+
+/// The list, locked. `None` in a child of a process in which another thread had it: nobody there will let go of it.
+fn list() -> Option<MutexGuard<'static, Databases>> {
+    /// The process whose threads alone can have it locked, by its number.
+    static OWNER: AtomicU32 = AtomicU32::new(0);
+    /// Two threads of a child may come at once.
+    const TRIES: usize = 1000;
+    let own = Process::current().number();
+    // Before the first lock: a child that is forked under that has another number.
+    let _ = OWNER.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
+    for _ in 0..TRIES {
+        let open = if OWNER.load(Ordering::SeqCst) == own {
+            lock(&OPEN)
+        } else {
+            match OPEN.try_lock() {
+                Ok(open) => open,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+            }
+        };
+        OWNER.store(own, Ordering::SeqCst);
+        return Some(open);
+    }
+    None
+}
 
 pub(crate) struct Database {
     key: Inode,
@@ -56,8 +86,6 @@ pub(crate) struct Database {
     connections: AtomicU64,
     /// The process that opened it.
     process: Process,
-    /// Its number.
-    pid: u32,
     state: Mutex<State>,
 }
 
@@ -69,10 +97,12 @@ impl Database {
         let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
         let found = rustix::fs::stat(path).map_err(|_| abi::CANTOPEN)?;
         let key = (found.st_dev, found.st_ino);
-        let mut open = lock(&OPEN);
         let refused = |why: &str| {
             crate::said(abi::CANTOPEN, &format!("{}: {why}", pagekeeper_kernel::text::escaped(path)));
             Err(abi::CANTOPEN)
+        };
+        let Some(mut open) = list() else {
+            return refused("this process was forked while another thread opened or closed a database");
         };
         for (&other, database) in open.iter() {
             if (other == key || *database.name == *name) && database.is_forked() {
@@ -99,7 +129,6 @@ impl Database {
                 places: Places { directory },
                 connections: AtomicU64::new(0),
                 process: Process::current(),
-                pid: std::process::id(),
                 state: Mutex::new(State::new(keeper)),
             });
             open.insert(key, Arc::clone(&database));
@@ -117,13 +146,13 @@ impl Database {
     /// The open database that a file of this name would belong to.
     pub(crate) fn beside(name: &CStr, which: Beside) -> Option<Arc<Self>> {
         let database = name.to_bytes().strip_suffix(which.suffix())?;
-        lock(&OPEN).values().find(|open| open.name.to_bytes() == database).cloned()
+        list()?.values().find(|open| open.name.to_bytes() == database).cloned()
     }
 
     /// Ends a connection; the last one leaves a plain file.
     pub(crate) fn close(self: &Arc<Self>, connection: u64) -> Result<(), Code> {
         // What the parent has stays as it is, and is its own to close.
-        let Ok(mut state) = self.state_to_write() else { return Ok(()) };
+        let Ok(mut state) = self.state() else { return Ok(()) };
         let mut ended = state.unlock(connection, Level::None);
         if self.connections.fetch_sub(1, Ordering::SeqCst) == 1 {
             ended = ended.and(self.remove_foreign_journal(&state)).and(state.end());
@@ -171,16 +200,7 @@ impl Database {
 
     /// What the connections share; an error in a process that was forked.
     pub(crate) fn state(&self) -> Result<MutexGuard<'_, State>, Code> {
-        self.state_if(!self.is_forked())
-    }
-
-    /// The same, at the price of a system call also where the C library does not know of the fork.
-    pub(crate) fn state_to_write(&self) -> Result<MutexGuard<'_, State>, Code> {
-        self.state_if(!self.is_forked() && self.pid == std::process::id())
-    }
-
-    fn state_if(&self, is_own: bool) -> Result<MutexGuard<'_, State>, Code> {
-        if !is_own {
+        if self.is_forked() {
             crate::said(
                 abi::IOERR,
                 "a connection of the process that this one was forked from can't be used",

@@ -93,10 +93,7 @@ impl Opened for DatabaseFile {
     }
 
     fn lock(&mut self, level: c_int) -> Result<(), Code> {
-        let level = Level::of(level);
-        let mut state =
-            if level >= Level::Reserved { self.database.state_to_write()? } else { self.database.state()? };
-        state.lock(&self.database.places, self.connection, level)
+        self.database.state()?.lock(&self.database.places, self.connection, Level::of(level))
     }
 
     fn unlock(&mut self, level: c_int) -> Result<(), Code> {

@@ -195,11 +195,11 @@ fn start(
     let epochs = Epochs { first: state.salt, later: state.epochs.clone(), due: Some(due) };
     let checkpoint = state.checkpoint;
     let max_unsynced = state.max_unsynced.unwrap_or(u64::MAX);
+    let log_id = state.log_id;
     #[cfg_attr(
         not(any(test, feature = "injected-faults")),
         expect(unused_mut, reason = "tests inject faults")
     )]
-    let log_id = state.log_id;
     let mut control = Control::open(&io, &directory.join(control::NAME), state, slot);
     #[cfg(any(test, feature = "injected-faults"))]
     {

@@ -54,7 +54,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
             is_refused(own.page_mut(page)),
             is_refused(own.commit(Durability::None)),
         ];
-        let to = Path::new("a child's copy");
+        let to = Path::new("/nonexistent/copy");
         let own_store = [
             is_refused(store.begin()),
             is_refused(store.begin_read()),

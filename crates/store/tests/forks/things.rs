@@ -249,7 +249,7 @@ fn act_on_store(store: &Store, act: Act) -> Answer {
         Act::Sync => Answer::of_store(store.sync()),
         Act::Commit => Answer::of_store(commit(store)),
         Act::Read => Answer::of_store(store.begin_read().and_then(|read| read.read(0))),
-        Act::Backup => Answer::of_store(store.backup(Path::new("a child's copy"))),
+        Act::Backup => Answer::of_store(store.backup(Path::new("/nonexistent/copy"))),
     }
 }
 
