@@ -20,9 +20,9 @@
  *   stderr but by a defect of the library, which is PK_INTERNAL. Nothing that one handle is given changes another.
  *   Threads of a handle leave it when it is closed; one that all bulk output shares stays, and so does the library: a
  *   dlclose() leaves it loaded.
- * - Fork: a handle belongs to the process that opened it. In a forked child each call with it that returns a status is PK_FORKED, at once
- *   and without effect, to close it does nothing, and what it holds in memory stays. The child opens its own. It keeps the parent's locks on
- *   logs and stores, as long as it lives and executes no other program.
+ * - Fork: a handle belongs to the process that opened it. In a forked child each call that would read, write, wait or count by it is
+ *   PK_FORKED, at once and without effect, and to close it does nothing. The child opens its own. A child that lives on and executes no
+ *   other program keeps its parent's logs and stores locked, also after the parent's end.
  * - Structures begin with their size, so that later versions can add to their end: begin with the macro
  *   PK_..._INIT, or zero them and set struct_size. 0 in an option is its default.
  *

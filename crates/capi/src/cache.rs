@@ -67,7 +67,7 @@ unsafe impl Plain for CacheStats {
 
 /// `pk_cache`.
 #[derive(Debug)]
-pub struct Cache(pub(crate) PageCache, Process);
+pub struct Cache(pub(crate) PageCache, pub(crate) Process);
 
 impl CacheOptions {
     fn builder(&self) -> Result<Builder, Failure> {

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use pagekeeper_cache::{CachedFile, PageRef, ReadRequest};
+use pagekeeper_io::Process;
 
 use crate::cache::Cache;
 use crate::call::{call, note, plain};
@@ -18,11 +19,12 @@ pub struct File {
     pub(crate) cached: CachedFile,
     /// It is one that the caller writes.
     pub(crate) owned: Option<Owned>,
+    pub(crate) process: Process,
 }
 
 impl From<CachedFile> for File {
     fn from(cached: CachedFile) -> Self {
-        Self { cached, owned: None }
+        Self { cached, owned: None, process: Process::current() }
     }
 }
 
@@ -136,7 +138,9 @@ pub extern "C" fn pk_file_read_many(file: Option<&File>, reads: ArrayMut<Read>, 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_prefetch(file: Option<&File>, offset: u64, size: u64) -> Status {
     call(|| {
-        given(file, "the file")?.cached.prefetch(offset..offset.saturating_add(size));
+        let file = given(file, "the file")?;
+        file.process.require()?;
+        file.cached.prefetch(offset..offset.saturating_add(size));
         Ok(())
     })
 }

@@ -37,6 +37,7 @@ impl std::fmt::Debug for Device {
 /// The pages that a call is about: their owner, the number of the first, and how many bytes each has.
 fn of_owner(file: Option<&File>) -> Result<&Owned, Failure> {
     let file = given(file, "the file")?;
+    file.process.require()?;
     file.owned.as_ref().ok_or_else(|| {
         let path = pagekeeper_kernel::text::escaped(file.cached.path());
         Failure::misuse(format!("{path}: not opened by pk_file_open_owned(), so that it can't change"))
@@ -86,7 +87,9 @@ pub extern "C" fn pk_file_open_owned(
     file: Option<&mut MaybeUninit<Box<File>>>,
 ) -> Status {
     call(|| {
-        let (cache, out, path) = (&given(cache, "the cache")?.0, wanted(file, "the file")?, path.path()?);
+        let (cache, out, path) = (given(cache, "the cache")?, wanted(file, "the file")?, path.path()?);
+        cache.1.require()?;
+        let cache = &cache.0;
         if max_pages == 0 {
             return Err(Failure::misuse("max_pages is 0: say how many pages the file may come to"));
         }
@@ -103,7 +106,8 @@ pub extern "C" fn pk_file_open_owned(
         }?;
         let owned = cache.open_owned(Arc::clone(&device), max_pages)?;
         let cached = owned.as_cached_file().clone();
-        out.write(Box::new(File { cached, owned: Some(Owned { file: owned, device: Device(device) }) }));
+        let owned = Some(Owned { file: owned, device: Device(device) });
+        out.write(Box::new(File { owned, ..File::from(cached) }));
         Ok(())
     })
 }

@@ -15,7 +15,7 @@ enum { FILE_BYTES = 1 << 20, PAGE = 4096 };
 
 static char directory[3000];
 static pk_cache *cache;
-static pk_file *file;
+static pk_file *file, *owned;
 static pk_queue *queue;
 static pk_bulk *bulk;
 static pk_redo *redo;
@@ -81,6 +81,11 @@ static void use(void) {
   refused(pk_page_get(file, 0, &page), "a page");
   pk_file *other;
   refused(pk_file_open(cache, in("file"), &other), "an open");
+  refused(pk_file_open_owned(cache, in("other"), 0, 10, &other), "an open to write");
+  refused(pk_file_write_pages(owned, 0, buffer, sizeof buffer, 0), "pages");
+  refused(pk_file_discard(owned, 0, 1), "a discard");
+  refused(pk_file_sync(owned), "a file's sync");
+  refused(pk_file_prefetch(file, 0, PAGE), "a prefetch");
   pk_cache_stats stats = PK_CACHE_STATS_INIT;
   refused(pk_cache_get_stats(cache, &stats), "counts");
   refused(pk_cache_set_memory(cache, 4 << 20), "another budget");
@@ -114,6 +119,7 @@ static void use(void) {
 static void close_all(void) {
   pk_queue_close(queue);
   pk_file_close(file);
+  pk_file_close(owned);
   pk_cache_close(cache);
   pk_bulk_abandon(bulk);
   refused(pk_redo_close(redo), "the redo log's close");
@@ -153,6 +159,7 @@ static void open_all(int create) {
     check(pk_bulk_write(bulk, directory, sizeof directory), "output");
     check(pk_cache_open(&cache_options, &cache), "cache");
     check(pk_file_open(cache, in("file"), &file), "open");
+    check(pk_file_open_owned(cache, in("owned"), 2, 10, &owned), "open");
     check(pk_queue_open(&queue), "queue");
   } else {
     check(pk_redo_open(in("redo"), NULL, &redo), "open");

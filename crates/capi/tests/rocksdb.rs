@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -142,6 +143,22 @@ fn what_was_acknowledged_is_there_after_kills() {
     succeeded(
         preloaded("ldb").arg("checkconsistency").arg(format!("--db={}", dir.path().join("db").display())),
     );
+}
+
+#[test]
+fn a_forked_child_is_refused_and_its_parents_files_go_on() {
+    if !can_build() {
+        return;
+    }
+    for way in ["fork", "twice", "threads", "exec"] {
+        let dir = disk_dir();
+        let output = story(dir.path(), &["fork", way]).output().unwrap();
+        assert_eq!(output.status.signal(), Some(9), "{way}: {output:?}");
+        for name in ["000001.log", "000002.sst"] {
+            let written = std::fs::read(dir.path().join(name)).unwrap();
+            assert_eq!(String::from_utf8_lossy(&written), "a record".repeat(8), "{way}: {name}");
+        }
+    }
 }
 
 #[test]

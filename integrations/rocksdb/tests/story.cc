@@ -1,7 +1,12 @@
 // A RocksDB over pagekeeper's file system, compared with a model in memory. `story URI DIRECTORY SEED` does what databases do, at random: it ends with
 // "right". `story URI DIRECTORY write` commits with syncs until it is killed, and prints each number that was acknowledged; `story URI DIRECTORY check
 // LAST` looks whether all up to that are there. `story URI DIRECTORY faults` reads while its disk fails, and when it does not any more; `story URI
-// DIRECTORY log RECYCLED` writes a log of 24 MiB. These two say "ready" and wait for a line where their caller has something to do.
+// DIRECTORY log RECYCLED` writes a log of 24 MiB. These two say "ready" and wait for a line where their caller has something to do. `story URI
+// DIRECTORY fork WAY` has a log, a table that is written and one that is read, forks children that use them, writes on, and is killed.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +14,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <rocksdb/convenience.h>
@@ -289,6 +295,100 @@ void log(World& world) {
   ready();
 }
 
+// The files that the file system has of its own, open.
+struct Files {
+  std::shared_ptr<rocksdb::FileSystem> system;
+  std::string directory;
+  std::unique_ptr<rocksdb::FSWritableFile> log, table;
+  std::unique_ptr<rocksdb::FSRandomAccessFile> reader;
+  const rocksdb::FileOptions options;
+  const rocksdb::IOOptions io;
+
+  Files(const std::string& uri, const std::string& directory) : directory(directory) {
+    check(rocksdb::FileSystem::CreateFromString(rocksdb::ConfigOptions(), uri, &system), "the file system");
+    check(system->NewWritableFile(directory + "/000003.sst", options, &table, nullptr), "a table");
+    check(table->Append(std::string(1 << 20, 't'), io, nullptr), "append to a table");
+    check(table->Close(io, nullptr), "close a table");
+    check(system->NewRandomAccessFile(directory + "/000003.sst", options, &reader, nullptr), "open a table");
+    check(system->NewWritableFile(directory + "/000002.sst", options, &table, nullptr), "a table");
+    check(system->NewWritableFile(directory + "/000001.log", options, &log, nullptr), "a log");
+  }
+
+  void acknowledge() {
+    check(log->Append("a record", io, nullptr), "append to a log");
+    check(log->Sync(io, nullptr), "sync a log");
+    check(table->Append("a record", io, nullptr), "append to a table");
+  }
+
+  void read() {
+    std::string scratch(5000, ' ');
+    rocksdb::Slice found;
+    check(reader->Read(std::rand() % 1000000, scratch.size(), io, &found, &scratch[0], nullptr), "read a table");
+  }
+
+  // Whether all that a forked child does with them fails.
+  bool is_refused() {
+    std::string scratch(5000, ' ');
+    rocksdb::Slice found;
+    std::unique_ptr<rocksdb::FSRandomAccessFile> other;
+    rocksdb::FSReadRequest many;
+    many.offset = 0, many.len = 100, many.scratch = &scratch[0];
+    reader->MultiRead(&many, 1, io, nullptr).PermitUncheckedError();
+    bool is_right = true;
+    auto must_fail = [&is_right](const Status& status, const char* what) {
+      if (status.ToString().find("before this process was forked") != std::string::npos) return;
+      dprintf(2, "%s in a child: %s\n", what, status.ToString().c_str());
+      is_right = false;
+    };
+    must_fail(log->Append("b", io, nullptr), "append to a log");
+    must_fail(log->Flush(io, nullptr), "flush a log");
+    must_fail(log->Sync(io, nullptr), "sync a log");
+    must_fail(log->Close(io, nullptr), "close a log");
+    must_fail(reader->Read(0, scratch.size(), io, &found, &scratch[0], nullptr), "read a table");
+    must_fail(many.status, "read much of a table");
+    must_fail(reader->Prefetch(0, 100, io, nullptr), "prefetch");
+    must_fail(table->Append("b", io, nullptr), "append to a table");
+    must_fail(table->Close(io, nullptr), "close a table");
+    log.reset(), table.reset(), reader.reset();
+    return is_right;
+  }
+};
+
+// Whether a child does well, or one of its own.
+bool does_well(Files& files, int depth) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(depth > 1 ? !does_well(files, depth - 1) : !files.is_refused());
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+bool starts_a_program() {
+  const pid_t child = vfork();
+  if (child == 0) {
+    execl("/bin/true", "true", static_cast<char*>(nullptr));
+    _exit(1);
+  }
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+void forks(const std::string& uri, const std::string& directory, const std::string& way) {
+  Files files(uri, directory);
+  for (int nth = 0; nth < 4; nth++) files.acknowledge();
+  for (int nth = 0; way == "threads" && nth < 2; nth++)
+    std::thread([&files] {
+      for (;;) files.read();
+    }).detach();
+  for (int nth = 0; nth < (way == "threads" ? 20 : 1); nth++)
+    require(way == "exec" ? starts_a_program() : does_well(files, way == "twice" ? 2 : 1), "a child did not end well");
+  for (int nth = 0; nth < 4; nth++) files.acknowledge();
+  check(files.table->Close(files.io, nullptr), "close a table");
+  kill(getpid(), SIGKILL);
+}
+
 std::string of_number(uint64_t number) { return std::string(number % 3000, 'x') + std::to_string(number); }
 
 }  // namespace
@@ -296,6 +396,7 @@ std::string of_number(uint64_t number) { return std::string(number % 3000, 'x') 
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
   const std::string mode = argv[3];
+  if (mode == "fork") forks(argv[1], argv[2], argv[4]);
   if (mode == "write") {
     World world(argv[1], argv[2], 1);
     world.open();
