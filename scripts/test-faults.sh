@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Disks that lose power, fail and lie, under store, redo log and binlog with eight threads each, on files and on ext4 and XFS, and under SQLite, on
 # files and ext4; and
-# kills after which a second reader must find what the first one does. As root, with FUSE. CYCLES: power cuts of each [default: 500].
+# kills after which a second reader must find what the first one does; and 10,000 forks beside threads that read the page cache. As root, with FUSE. CYCLES: power cuts of each [default: 500].
 # `make test` has some tens of them.
 #
 # In mounts of its own: whatever ends it, nothing stays mounted.
@@ -17,7 +17,9 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 "$cargo" test --package pagekeeper-bench --test faults --no-run
 "$cargo" test --package pagekeeper --test commands --no-run
+"$cargo" test --package pagekeeper-cache --test story --no-run
 
 export PAGEKEEPER_REQUIRE_ALL=1
 PAGEKEEPER_FAULT_CYCLES=${CYCLES:-500} unshare --mount "$cargo" test --package pagekeeper-bench --test faults -- --show-output --test-threads=2
+PAGEKEEPER_FORKS=10000 "$cargo" test --package pagekeeper-cache --test story -- --show-output children_forked_beside_readers_end
 PAGEKEEPER_KILLS=100 "$cargo" test --package pagekeeper --test commands -- --show-output store_format

@@ -39,6 +39,10 @@ mod tests;
 ///   who waited try again, and one of them opens.
 /// - A removal wins over an open that it meets: see [`remove`](Self::remove).
 ///
+/// # Forks
+/// A table belongs to the process that made it. In a forked child only [`get`](Self::get) is safe: other calls may wait for a thread that is
+/// not there.
+///
 /// # Openers that open
 /// No lock is held while an opener runs, so it may use the table, and open other keys. It must not ask for its own key:
 /// a caller that would wait, on the thread on which a step (the call, or one poll) of the key's opener is running, for
