@@ -1,7 +1,9 @@
-//! Transactions, pages and followers that the parent began before the fork: they are the parent's, and go on there.
+//! Transactions, pages, readers and output that the parent began before the fork: they are the parent's, and go on there.
 
 use std::path::Path;
+use std::time::Duration;
 
+use pagekeeper_log::{BinLogOptions, BulkWriter, LogMode, Position, Purge, RedoLog};
 use pagekeeper_store::tree::{Tree, TreeError};
 use pagekeeper_store::{Durability, Error, Store};
 use pagekeeper_testing::{ChildEnd, disk_dir, forked};
@@ -105,4 +107,47 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
         let read = store.begin_read().unwrap();
         assert_eq!((read.read(page).unwrap()[0], read.read(run).unwrap()[0]), (7, 7));
     }
+}
+
+#[test]
+fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
+    let dir = disk_dir();
+    let redo = RedoLog::options().files(2).file_bytes(1 << 20).create(&dir.path().join("redo")).unwrap();
+    redo.wait_flushed(redo.append(b"record").unwrap()).unwrap();
+    let mut records = redo.read_from(0).unwrap();
+    let binlog = BinLogOptions::new().open(dir.path().join("binlog")).unwrap();
+    binlog.append_group(&[b"event"]).unwrap();
+    let mut follower = binlog.follow(binlog.first()).unwrap();
+    let path = dir.path().join("output");
+    let mut output = BulkWriter::options().create(&path).unwrap();
+    // Several writes are under way.
+    let part = vec![7; 10 << 20];
+    output.write_all(&part).unwrap();
+
+    let in_child = || {
+        let mut own = taken(&output);
+        let refused = [
+            Answer::of_log(taken(&records).next().unwrap()),
+            Answer::of_log(taken(&follower).next_timeout(Duration::MAX)),
+            Answer::of_log(own.write_all(b"more")),
+            Answer::of_log(own.finish()),
+            Answer::of_log(redo.read_again(&[0..4], 1 << 20)),
+            Answer::of_log(redo.control_faults()),
+            Answer::of_log(redo.settle()),
+            Answer::of_log(binlog.purge_to(binlog.first(), Purge::Forced)),
+        ];
+        let is_nothing_known =
+            binlog.end() == Position { segment: 0, offset: 0 } && binlog.resident().is_none();
+        let has_id = redo.id() != 0 && redo.mode() != LogMode::Auto && binlog.mode().0 != LogMode::Auto;
+        refused.iter().all(|answer| *answer == Answer::Refused) && is_nothing_known && has_id
+    };
+    assert_eq!(forked(in_child).end(), ChildEnd::Well);
+
+    output.write_all(&part).unwrap();
+    assert_eq!(output.finish().unwrap().bytes, 20 << 20);
+    assert!(std::fs::read(path).unwrap().iter().all(|byte| *byte == 7));
+    assert_eq!(records.next().unwrap().unwrap().body, b"record");
+    assert_eq!(follower.try_next().unwrap().unwrap().bytes, b"event");
+    redo.close().unwrap();
+    binlog.close().unwrap();
 }

@@ -70,7 +70,7 @@ impl Answer {
         })
     }
 
-    fn of_log<T>(result: Result<T, LogError>) -> Self {
+    pub(crate) fn of_log<T>(result: Result<T, LogError>) -> Self {
         Self::of(result, |error| match error {
             LogError::Io(error) => Some(error),
             _ => None,
