@@ -101,8 +101,10 @@ impl CachedFile {
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         let handle = &**self.handle();
         if let Err(error) = handle.shared.require_own_process() {
-            requests.iter_mut().for_each(|request| request.outcome = Err(error.clone()));
-            return if requests.is_empty() { Ok(()) } else { Err(error) };
+            for request in requests {
+                request.outcome = Err(error.clone());
+            }
+            return Err(error);
         }
         let mut pieces = Vec::with_capacity(requests.len());
         let mut outcomes = Vec::with_capacity(requests.len());

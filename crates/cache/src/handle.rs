@@ -202,8 +202,7 @@ impl Handle {
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
-        let fast_path =
-            FastPath::new(&shared, &page_table.table, stat.size);
+        let fast_path = FastPath::new(&shared, &page_table.table, stat.size);
         Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
     }
 

@@ -195,7 +195,8 @@ pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<Queue>>>) -> 
             errno: errno.raw_os_error(),
             ..Failure::new(Status::Io, format!("eventfd: {errno}"))
         })?;
-        let shared = Shared { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
+        let shared =
+            Shared { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
         queue.write(Box::new(Queue(Arc::new(shared))));
         Ok(())
     })

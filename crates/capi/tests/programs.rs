@@ -123,7 +123,8 @@ fn a_forked_child_in_c_is_refused_and_its_parent_loses_nothing() {
         let found = run(Command::new(&program).arg("found").arg(&directory));
         let found: Vec<u64> = found.split_whitespace().map(|count| count.parse().unwrap()).collect();
         // Another thread appends as well, and not all that it appended was said.
-        let is_all = |count: &u64| if way == "threads" { *count >= acknowledged } else { *count == acknowledged };
+        let is_all =
+            |count: &u64| if way == "threads" { *count >= acknowledged } else { *count == acknowledged };
         assert!(found.len() == 3 && found.iter().all(is_all), "{way}: {found:?} of {acknowledged}");
     }
 }

@@ -392,7 +392,11 @@ impl Store {
     fn finish(&mut self) -> Result<(), Error> {
         if let Err(error) = self.core.process.require() {
             // The parent has its threads and its socket, and what it has open is never dropped here.
-            std::mem::forget((std::mem::take(&mut self.threads), self.backups.take(), Arc::clone(&self.core)));
+            std::mem::forget((
+                std::mem::take(&mut self.threads),
+                self.backups.take(),
+                Arc::clone(&self.core),
+            ));
             return Err(error.into());
         }
         if std::mem::replace(&mut self.finished, true) {

@@ -199,7 +199,7 @@ fn children_forked_beside_readers_end() {
         }
         let finish = || done.store(true, Ordering::Relaxed);
         for nth in 0..forks {
-            let mut does = || {
+            let does = || {
                 // This thread has not read before.
                 let is_refused = file.read_at(0, &mut [0; 10]).is_err() && cache.open(&other).is_err();
                 cache.stats();
@@ -207,7 +207,7 @@ fn children_forked_beside_readers_end() {
                 drop((cache.clone(), file.clone()));
                 is_refused
             };
-            let end = forked(&mut does).end();
+            let end = forked(does).end();
             if end != ChildEnd::Well {
                 finish();
                 panic!("child {nth} of {forks}: {end:?}");

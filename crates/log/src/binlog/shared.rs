@@ -28,7 +28,8 @@ impl<W> Shared<W> {
     /// The writer is at the end of the log.
     pub(super) fn new(store: SegmentStore, writer: W, progress: Progress) -> Arc<Self> {
         let queue = CommitQueue::new(writer);
-        let shared = Arc::new(Self { process: Process::current(), store, queue, progress, releaser: OnceLock::new() });
+        let shared =
+            Arc::new(Self { process: Process::current(), store, queue, progress, releaser: OnceLock::new() });
         shared.release_if_cached();
         shared
     }

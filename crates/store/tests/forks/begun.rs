@@ -72,14 +72,14 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
             store.stat().seq == 0,
         ];
         store.prefetch([page]);
-        let mut followed = taken(&follower);
+        let mut shipping = taken(&follower);
         let by_key = match tree.get(&read, b"key") {
             Err(TreeError::Store(error)) => is_refused(Err::<(), _>(error)),
             _ => false,
         };
         let others = [
             by_key,
-            is_refused(followed.next()),
+            is_refused(shipping.next()),
             is_refused(read.read(page)),
             is_refused(read.read_with(page, <[u8]>::len)),
             held[0] == 0,
@@ -131,7 +131,7 @@ fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
             Answer::of_log(taken(&follower).next_timeout(Duration::MAX)),
             Answer::of_log(own.write_all(b"more")),
             Answer::of_log(own.finish()),
-            Answer::of_log(redo.read_again(&[0..4], 1 << 20)),
+            Answer::of_log(redo.read_again(std::slice::from_ref(&(0..4)), 1 << 20)),
             Answer::of_log(redo.control_faults()),
             Answer::of_log(redo.settle()),
             Answer::of_log(binlog.purge_to(binlog.first(), Purge::Forced)),

@@ -52,26 +52,23 @@ impl Answer {
         }
     }
 
-    fn of<T, E>(result: Result<T, E>, error: impl Fn(&E) -> Option<&IoError>) -> Self
-    where
-        E: std::fmt::Debug,
-    {
-        match &result {
-            Ok(_) => Self::Worked,
-            Err(why) if error(why) == Some(&IoError::Forked) => Self::Refused,
-            Err(why) => Self::Other(format!("{why:?}")),
+    fn of<E: std::fmt::Debug>(error: Option<E>, of_io: impl Fn(&E) -> Option<&IoError>) -> Self {
+        match error {
+            None => Self::Worked,
+            Some(error) if of_io(&error) == Some(&IoError::Forked) => Self::Refused,
+            Some(error) => Self::Other(format!("{error:?}")),
         }
     }
 
     pub(crate) fn of_store<T>(result: Result<T, Error>) -> Self {
-        Self::of(result, |error| match error {
+        Self::of(result.err(), |error| match error {
             Error::Io(error) => Some(error),
             _ => None,
         })
     }
 
     pub(crate) fn of_log<T>(result: Result<T, LogError>) -> Self {
-        Self::of(result, |error| match error {
+        Self::of(result.err(), |error| match error {
             LogError::Io(error) => Some(error),
             _ => None,
         })
@@ -135,9 +132,7 @@ impl Thing {
                 let options = RedoLog::options().files(2).file_bytes(1 << 20);
                 Opened::Redo(options.create(directory).unwrap(), AtomicU64::new(1))
             }
-            Self::Binlog => {
-                Opened::Binlog(BinLogOptions::new().open(directory).unwrap(), AtomicU64::new(1))
-            }
+            Self::Binlog => Opened::Binlog(BinLogOptions::new().open(directory).unwrap(), AtomicU64::new(1)),
         }
     }
 
