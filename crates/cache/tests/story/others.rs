@@ -170,7 +170,7 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
 /// Locks that other threads hold as the process forks stay held in the child for ever: of a thread's first read, of counts, closes, opens.
 #[test]
 fn children_forked_beside_readers_end() {
-    let forks = std::env::var("PAGEKEEPER_FORKS").map_or(500, |forks| forks.parse().unwrap());
+    let forks = std::env::var("PAGEKEEPER_FORKS").map_or(200, |forks| forks.parse().unwrap());
     let dir = disk_dir();
     let (path, other) = (dir.path().join("file"), dir.path().join("other"));
     write_patterned(&path, 1, 0..2000 * LEN);
