@@ -44,6 +44,14 @@ class LogWriter : public rocksdb::FSWritableFileWrapper {
     return counted(data.size(), target()->Append(data, options, verification, dbg));
   }
 
+  IOStatus PositionedAppend(const Slice& data, uint64_t offset, const IOOptions& options, IODebugContext* dbg) override {
+    return is_forked() ? forked() : target()->PositionedAppend(data, offset, options, dbg);
+  }
+  IOStatus PositionedAppend(const Slice& data, uint64_t offset, const IOOptions& options, const DataVerificationInfo& verification,
+                            IODebugContext* dbg) override {
+    return is_forked() ? forked() : target()->PositionedAppend(data, offset, options, verification, dbg);
+  }
+
   IOStatus Flush(const IOOptions& options, IODebugContext* dbg) override { return is_forked() ? forked() : target()->Flush(options, dbg); }
   IOStatus Truncate(uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
     return is_forked() ? forked() : target()->Truncate(size, options, dbg);
