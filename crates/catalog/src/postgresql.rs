@@ -1,87 +1,216 @@
-//! Positions that PostgreSQL's processes show in their titles (`update_process_title`, on by default): where
-//! each WAL sender is, and what the archiver did last. PostgreSQL uses pread and pwrite, whose positions
-//! `/proc` does not show.
+//! Who has yet to read PostgreSQL's WAL, as the server says it where no call is seen: in the titles of its processes
+//! (`update_process_title`, on by default), and in the files of its replication slots ([`slot`]). PostgreSQL uses pread and pwrite,
+//! whose positions `/proc` does not show.
 //!
-//! A title that is not understood says nothing.
+//! A title that is not understood says nothing. Whoever may name a database user or a cluster may forge one: it holds
+//! pages of that server's own log, within the limits of its rule.
+
+pub mod slot;
 
 use pagekeeper_policy::Position;
 use pagekeeper_policy::names::{SegmentSize, WalSegment};
 
-/// Where in the WAL a process still reads, by its title: which segment of the log ([`WalSegment::sequence`]), and where in it.
-/// `None` for a title that says nothing of it. A size that is not known is taken to be PostgreSQL's default.
-pub fn follower(title: &str, segment_size: Option<SegmentSize>) -> Option<(u64, Position)> {
-    let title = title.strip_prefix("postgres: ")?;
-    // With cluster_name set the title is "postgres: NAME: walsender …".
-    if title.contains("walsender ") {
-        let position = title.rsplit_once("streaming ")?.1;
-        let lsn = lsn(position.split_whitespace().next()?)?;
-        let (sequence, offset) = segment_size.unwrap_or(SegmentSize::DEFAULT).place_of(lsn);
-        return Some((sequence, Position::At(offset)));
+/// A process of PostgreSQL that reads WAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WalReader {
+    /// What it reads it for.
+    pub kind: WalReaderKind,
+    /// Where it still reads, if its title says that: which segment of the log ([`WalSegment::sequence`]), and where in it.
+    pub place: Option<(u64, Position)>,
+}
+
+/// What a process reads WAL for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WalReaderKind {
+    /// A WAL sender: for a standby or `pg_receivewal`.
+    Sender,
+    /// The archiver: what it has yet to archive is also said by the files in `archive_status`.
+    Archiver,
+    /// The startup process: a standby's replay, or recovery.
+    Replay,
+}
+
+/// The reader that a process's title shows. A size that is not known is taken to be PostgreSQL's default.
+///
+/// ```
+/// use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
+/// use pagekeeper_policy::Position;
+///
+/// let reader = wal_reader("postgres: archiver archiving 0000000100000000000000B3", None).unwrap();
+/// assert_eq!((reader.kind, reader.place), (WalReaderKind::Archiver, Some((0xb3, Position::At(0)))));
+/// ```
+pub fn wal_reader(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
+    let title = title.trim_end().strip_prefix("postgres: ")?;
+    // With cluster_name set the title is "postgres: NAME: walsender …", and a colon may be in that name.
+    let after_colons = title.match_indices(": ").filter_map(|(at, colon)| title.get(at + colon.len()..));
+    std::iter::once(title).chain(after_colons).find_map(|title| reader_of(title, segment_size))
+}
+
+fn reader_of(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
+    let (process, state) = title.split_once(' ').unwrap_or((title, ""));
+    let (kind, place) = match process {
+        "walsender" => (WalReaderKind::Sender, sent_to(state, segment_size)),
+        "archiver" => (WalReaderKind::Archiver, archives(state, segment_size)?),
+        "startup" => (WalReaderKind::Replay, replays(state, segment_size)?),
+        _ => return None,
+    };
+    Some(WalReader { kind, place })
+}
+
+fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, Position)> {
+    let lsn = lsn(state.rsplit_once("streaming ")?.1)?;
+    let (sequence, offset) = segment_size.unwrap_or(SegmentSize::DEFAULT).place_of(lsn);
+    Some((sequence, Position::At(offset)))
+}
+
+/// Where the archiver is, if it is in one of its states; that it has seen none, or is at a file that is no segment, is no place.
+#[allow(clippy::option_option, reason = "no state of an archiver, and a state that is no place")]
+fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
+    let (name, is_done) = match state {
+        "" => return Some(None),
+        _ => match state.strip_prefix("last was ") {
+            Some(name) => (name, true),
+            None => (state.strip_prefix("archiving ").or_else(|| state.strip_prefix("failed on "))?, false),
+        },
+    };
+    Some(segment(name).map(|(segment, is_whole)| {
+        // After a part of a segment, or the note of a backup in it, the segment itself may come.
+        let passed = u64::from(is_done && is_whole);
+        (segment.sequence(segment_size) + passed, Position::At(0))
+    }))
+}
+
+/// The same of the startup process: somewhere in the segment that it opened last.
+#[allow(clippy::option_option, reason = "as above")]
+fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
+    if state.is_empty() {
+        return Some(None);
     }
-    if title.contains("archiver") {
-        let last = title.rsplit_once("last was ")?.1;
-        let done = WalSegment::of_name(last.as_bytes().get(..WalSegment::DIGITS)?)?;
-        return Some((done.sequence(segment_size) + 1, Position::At(0)));
-    }
-    None
+    let name = state.strip_prefix("recovering ").or_else(|| state.strip_prefix("waiting for "))?;
+    Some(segment(name).map(|(segment, _)| (segment.sequence(segment_size), Position::Unknown)))
+}
+
+/// The segment of a file that is archived: `NAME`, `NAME.partial` or `NAME.OFFSET.backup`; and whether it is the segment itself.
+/// `None` for a timeline's history, and where the title was cut.
+fn segment(name: &str) -> Option<(WalSegment, bool)> {
+    let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::DIGITS)?;
+    let is_known = matches!(suffix, b"" | b".partial") || suffix.starts_with(b".") && suffix.ends_with(b".backup");
+    Some((WalSegment::of_name(segment)?, suffix.is_empty())).filter(|_| is_known)
 }
 
 /// Reads a position as PostgreSQL writes it: two hexadecimal halves, `16/B374D848`.
 fn lsn(text: &str) -> Option<u64> {
+    let half = |text: &str| {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u32::from_str_radix(text, 16).ok().filter(|_| is_number)
+    };
     let (high, low) = text.split_once('/')?;
-    Some(
-        (u64::from(u32::from_str_radix(high, 16).ok()?) << 32)
-            | u64::from(u32::from_str_radix(low, 16).ok()?),
-    )
+    Some((u64::from(half(high)?) << 32) | u64::from(half(low)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use WalReaderKind::{Archiver, Replay, Sender};
 
     const SEGMENT: Option<SegmentSize> = SegmentSize::of_file(16 << 20);
 
-    fn sequence_of(name: &str) -> Option<u64> {
-        WalSegment::of_name(name.as_bytes()).map(|segment| segment.sequence(SEGMENT))
+    fn read(title: &str) -> Option<(WalReaderKind, Option<(u64, Position)>)> {
+        wal_reader(title, SEGMENT).map(|reader| (reader.kind, reader.place))
+    }
+
+    fn sequence_of(name: &str) -> u64 {
+        WalSegment::of_name(name.as_bytes()).unwrap().sequence(SEGMENT)
     }
 
     #[test]
     fn a_wal_sender_is_in_the_segment_of_its_position() {
         let title = "postgres: walsender replicator 10.0.0.7(51234) streaming 16/B374D848";
-        let (sequence, position) = follower(title, SEGMENT).unwrap();
-        assert_eq!(Some(sequence), sequence_of("0000000100000016000000B3"));
-        assert_eq!(position, Position::At(0x0074_d848));
-        assert_eq!(
-            follower(&title.replace("postgres: ", "postgres: main: "), SEGMENT),
-            Some((sequence, position))
-        );
+        let place = (sequence_of("0000000100000016000000B3"), Position::At(0x0074_d848));
+        for cluster in ["postgres: ", "postgres: main: ", "postgres: a: b: ", "postgres: archiver last was: "] {
+            assert_eq!(read(&title.replace("postgres: ", cluster)), Some((Sender, Some(place))), "{cluster}");
+        }
+        let unknown = wal_reader("postgres: walsender r [local] streaming 0/1000001", None).unwrap();
+        assert_eq!(unknown.place, Some((1, Position::At(1))), "as if segments had their default size");
+        for state in ["idle", "START_REPLICATION", "streaming 1/zz", "streaming 1/+2", "streaming 16", "streaming 1/2 x"] {
+            let title = format!("postgres: walsender replicator 10.0.0.7(51234) {state}");
+            assert_eq!(read(&title), Some((Sender, None)), "{title}");
+        }
     }
 
     #[test]
-    fn the_archiver_is_after_what_it_did() {
-        let title = "postgres: archiver last was 00000001000000160000000A";
-        let next = sequence_of("00000001000000160000000B").unwrap();
-        assert_eq!(follower(title, SEGMENT), Some((next, Position::At(0))));
-        let title = "postgres: archiver last was 0000000100000016000000FF";
-        let next = sequence_of("000000010000001700000000").unwrap();
-        assert_eq!(follower(title, SEGMENT), Some((next, Position::At(0))), "the first of the next 4 GiB");
+    fn the_archiver_is_where_its_state_says() {
+        let at = |name: &str, after: u64| Some((sequence_of(name) + after, Position::At(0)));
+        let (a, ff) = ("00000001000000160000000A", "0000000100000016000000FF");
+        assert_eq!(at(ff, 1), at("000000010000001700000000", 0), "the first of the next 4 GiB");
+        for (state, place) in [
+            ("archiving 00000001000000160000000A", at(a, 0)),
+            ("failed on 00000001000000160000000A", at(a, 0)),
+            ("last was 00000001000000160000000A", at(a, 1)),
+            ("last was 0000000100000016000000FF", at(ff, 1)),
+            // On another timeline the position is the same.
+            ("archiving 0000000700000016000000FF", at(ff, 0)),
+            ("archiving 00000001000000160000000A.partial", at(a, 0)),
+            ("last was 00000001000000160000000A.partial", at(a, 0)),
+            ("last was 00000001000000160000000A.00000028.backup", at(a, 0)),
+            // States that name no segment.
+            ("", None),
+            ("archiving 00000002.history", None),
+            ("failed on 00000002.history", None),
+            ("last was 00000002.history", None),
+            // Titles that are cut.
+            ("archiving 00000001000000160000000", None),
+            ("last was 00000001000000160000000A.par", None),
+        ] {
+            for cluster in ["", "main: "] {
+                let title = format!("postgres: {cluster}archiver {state}");
+                assert_eq!(read(&title), Some((Archiver, place)), "{title}");
+            }
+        }
+    }
+
+    #[test]
+    fn segments_of_every_size_follow_each_other() {
+        for (bits, last) in [(20, 0xfff_u32), (24, 0xff), (26, 0x3f), (30, 3)] {
+            let size = SegmentSize::of_file(1 << bits);
+            let place = |title: String| wal_reader(&title, size).unwrap().place.unwrap().0;
+            let after = place(format!("postgres: archiver last was 0000000100000000{last:08X}"));
+            assert_eq!(after, place("postgres: archiver archiving 000000010000000100000000".to_owned()), "{bits}");
+            assert_eq!(after, place("postgres: startup recovering 000000030000000100000000".to_owned()), "{bits}");
+            assert_eq!(after, place("postgres: walsender r [local] streaming 1/0".to_owned()), "{bits}");
+        }
+    }
+
+    #[test]
+    fn replay_is_somewhere_in_the_segment_that_it_opened_last() {
+        let place = Some((sequence_of("000000020000001600000004"), Position::Unknown));
+        for (state, place) in [
+            ("recovering 000000020000001600000004", place),
+            ("waiting for 000000020000001600000004", place),
+            ("waiting for 00000003.history", None),
+            ("recovering 0000000200000016", None),
+            ("", None),
+        ] {
+            assert_eq!(read(&format!("postgres: standby: startup {state}")), Some((Replay, place)), "{state}");
+        }
     }
 
     #[test]
     fn other_titles_say_nothing() {
         for title in [
-            "postgres: walsender replicator 10.0.0.7(51234) idle",
             "postgres: checkpointer ",
-            "postgres: archiver ",
-            "postgres: archiver failed on 000000010000000000000001",
+            "postgres: walreceiver streaming 0/3000000",
+            "postgres: archivers archiving 000000010000000000000001",
+            "postgres: archiver app [local] SELECT",
+            "postgres: startup app [local] recovering 000000010000000000000001",
+            "postgres: app archiver archiving 000000010000000000000001",
             "postgres: app db [local] SELECT streaming 1/2",
+            "postgres: ",
+            "postgres:",
             "walsender streaming 1/2",
-            "postgres: walsender x streaming 1/zz",
             "",
         ] {
-            assert_eq!((follower(title, SEGMENT), follower(title, None)), (None, None), "{title}");
+            assert_eq!((wal_reader(title, SEGMENT), wal_reader(title, None)), (None, None), "{title}");
         }
-        let unknown = follower("postgres: walsender r [local] streaming 0/1000001", None);
-        assert_eq!(unknown, Some((1, Position::At(1))), "as if segments had their default size");
     }
 }

@@ -101,7 +101,8 @@ fn read(proc: &ProcRoot, name: &str, profiles: &[Arc<Profile>]) {
 fn try_title(title: &str) {
     for size in [None, SegmentSize::of_file(1 << 20), SegmentSize::of_file(1 << 30)] {
         let bytes = size.unwrap_or(SegmentSize::DEFAULT).bytes();
-        if let Some((_, Position::At(offset))) = postgresql::follower(title, size) {
+        let place = postgresql::wal_reader(title, size).and_then(|reader| reader.place);
+        if let Some((_, Position::At(offset))) = place {
             assert!(offset < bytes, "{title:?}");
         }
     }
@@ -113,6 +114,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<_> = (0..).zip(FILES).map(|(file, (_, content))| seed(file, content)).collect();
     for title in [
         "postgres: archiver last was 0000000100000016000000B3.partial\0",
+        "postgres: main: archiver failed on 0000000100000016000000B3\0",
+        "postgres: startup recovering 0000000100000016000000B3\0",
         "/usr/sbin/mariadbd\0--datadir=/d\0",
     ] {
         seeds.push(seed(2, title));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use globset::{Glob, GlobBuilder, GlobMatcher};
-use pagekeeper_catalog::units::Period;
+use pagekeeper_catalog::units::{Period, Size};
 use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
     streaming_programs,
@@ -44,12 +44,47 @@ pub struct Options {
     /// What `pagekeeper probe` measured of disks, beside what is saved in [`disks::DIRECTORY`]: whether leftover pages
     /// of a file in direct I/O are worth a warning.
     pub disk_profiles: Vec<DiskProfile>,
+    /// How long PostgreSQL's readers of WAL are waited for.
+    pub wal_readers: WalReaderLimits,
     /// What is done about streaming programs.
     pub streams: Streams,
     /// What is done about the page cache of memory cgroups.
     pub cgroup: Groups,
     /// Which databases are watched, and acted on.
     pub targets: Targets,
+}
+
+/// How far behind the writer PostgreSQL's own readers of WAL may be to be waited for, in bytes, where that is more than the
+/// `near_files` of their rule: they come for each byte once, however late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WalReaderLimits {
+    /// The replay of a standby.
+    pub standby: u64,
+    /// The archiver.
+    pub archiver: u64,
+}
+
+impl Default for WalReaderLimits {
+    fn default() -> Self {
+        Self { standby: 1 << 30, archiver: 0 }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WalReaderText {
+    standby: Option<Spelled<Size>>,
+    archiver: Option<Spelled<Size>>,
+}
+
+impl WalReaderText {
+    fn limits(self) -> WalReaderLimits {
+        let defaults = WalReaderLimits::default();
+        WalReaderLimits {
+            standby: self.standby.map_or(defaults.standby, |size| size.0.0),
+            archiver: self.archiver.map_or(defaults.archiver, |size| size.0.0),
+        }
+    }
 }
 
 /// What is done about the page cache of databases' memory cgroups; nothing unless some are named.
@@ -161,6 +196,7 @@ impl Default for Options {
             profiles: Profile::built_in(),
             rules: Rules::default(),
             disk_profiles: Vec::new(),
+            wal_readers: WalReaderLimits::default(),
             streams: Streams::default(),
             cgroup: Groups::default(),
             targets: Targets::default(),
@@ -222,6 +258,8 @@ struct ConfigText {
     rules: Rules,
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
+    #[serde(default)]
+    postgresql: WalReaderText,
     streams: Option<StreamsText>,
     cgroup: Option<GroupsText>,
     #[serde(default)]
@@ -283,6 +321,7 @@ impl Options {
             profiles,
             rules: text.rules,
             disk_profiles,
+            wal_readers: text.postgresql.limits(),
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
             cgroup: text.cgroup.map_or_else(Groups::default, GroupsText::groups),
             targets: text.guard.targets(),
@@ -346,6 +385,7 @@ mod tests {
         assert_eq!((example.tick, example.idle_tick), (default.tick, default.idle_tick));
         assert_eq!((example.find, example.dry_run), (default.find, default.dry_run));
         assert!(example.rules.is_empty());
+        assert_eq!(example.wal_readers, default.wal_readers);
         assert!(!example.streams.on && !default.streams.on);
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
@@ -356,6 +396,7 @@ mod tests {
             ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",
             ("RULES", _) => "[rules.wal]\nrule = \"release-behind-followers\"\n",
             ("GUARD", _) => "[guard]\n",
+            ("POSTGRESQL", _) => "[postgresql]\n",
             ("STREAMS", _) => "[streams]\n",
             ("CGROUP", _) => "[cgroup]\ngroups = [\"/a\"]\n",
             _ => "",
@@ -397,7 +438,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 15, "keys with defaults");
+        assert_eq!(checked, 17, "keys with defaults");
     }
 
     #[test]
@@ -418,7 +459,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 15, "keys with defaults");
+        assert_eq!(checked, 17, "keys with defaults");
     }
 
     #[test]

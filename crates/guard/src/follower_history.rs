@@ -73,6 +73,7 @@ mod tests {
             log: LogId(1),
             sequence,
             position: Position::At(0),
+            near_files: 0,
         };
         sequences.iter().map(follower).collect()
     }

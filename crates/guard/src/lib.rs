@@ -31,10 +31,11 @@ mod streams;
 mod targets;
 mod usage;
 mod visibility;
+mod wal_readers;
 mod warned;
 
 pub use budget::Budget;
-pub use config::{Groups, Options, Streams};
+pub use config::{Groups, Options, Streams, WalReaderLimits};
 pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, GroupNews, Refusal, Summary, Tick};
 pub use guard::{Control, Guard};

@@ -9,7 +9,8 @@
 //! 1. The window that holds a writer's known place stays, and so does all from `slack` before it on (but for a file in
 //!    direct I/O, which has no page that the writer would come back to).
 //! 2. Nothing at or above the lowest near follower's place in the log goes.
-//! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves.
+//! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves, and the file that it reads where its
+//!    place in that is not known.
 //! 4. Under [`Rule::ReleaseBeforeCheckpoint`] nothing goes that crash recovery would read, and nothing at all until that is known.
 //! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
 //!    read before the place and lies below it.
@@ -60,6 +61,8 @@ pub struct Follower {
     pub offset: Option<u64>,
     /// Whether it has moved since the last time, or may have.
     pub moved: bool,
+    /// It is near up to so many files behind the writer, if these are more than its rule's.
+    pub near_files: u64,
 }
 
 /// The readers that tail one log.
@@ -73,19 +76,24 @@ pub struct Followers<'a> {
 
 impl Followers<'_> {
     fn needed_from(self, sequence: u64, near_files: u64) -> u64 {
-        let near = self.all.iter().filter(|follower| is_near(self.writer, follower.sequence, near_files));
+        let near = self.all.iter().filter(|follower| self.is_near(follower, near_files));
         needed_from(sequence, near.map(|follower| (follower.sequence, follower.offset.unwrap_or(0))))
     }
 
-    /// Whether a far follower that moves is about to read some of the window.
+    fn is_near(self, follower: &Follower, near_files: u64) -> bool {
+        is_near(self.writer, follower.sequence, near_files.max(follower.near_files))
+    }
+
+    /// Whether a far follower is, or may be, about to read some of the window.
     fn is_read_next(self, sequence: u64, near_files: u64, window: &Range<u64>) -> bool {
+        let is_about_to = |follower: &Follower| match follower.offset {
+            Some(offset) => {
+                follower.moved && overlap(window, &(align_down(offset)..offset.saturating_add(READ_AHEAD)))
+            }
+            None => true,
+        };
         self.all.iter().any(|follower| {
-            follower.moved
-                && follower.sequence == sequence
-                && !is_near(self.writer, sequence, near_files)
-                && follower.offset.is_some_and(|offset| {
-                    overlap(window, &(align_down(offset)..offset.saturating_add(READ_AHEAD)))
-                })
+            follower.sequence == sequence && !self.is_near(follower, near_files) && is_about_to(follower)
         })
     }
 }
@@ -329,7 +337,7 @@ mod tests {
     #[test]
     fn limits_are_those_of_the_windows() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 2 * W };
-        let all = [Follower { sequence: 7, offset: Some(5 * W + 9), moved: true }];
+        let all = [Follower { sequence: 7, offset: Some(5 * W + 9), moved: true, near_files: 0 }];
         let writer = Allowance::new(rule, Writer::At(20 * W), 20 * W);
         assert_eq!((writer.limit(), writer.clean_limit(), writer.left_by_writer()), (18 * W, 18 * W, 20 * W));
         let near = writer.followed(rule, 7, Followers { writer: 7, all: &all });
@@ -354,5 +362,22 @@ mod tests {
         assert_eq!(far.verdict(&(4 * W..5 * W), 0), Verdict::Release);
         assert_eq!(far.verdict(&(5 * W..6 * W), 0), Verdict::Flush);
         assert_eq!(far.verdict(&(10 * W..11 * W), 0), Verdict::Release);
+        // Far, and nobody knows where in the file: all of that stays.
+        let somewhere = [Follower { offset: None, moved: false, ..all[0] }];
+        let far = left.followed(rule, 7, Followers { writer: 9, all: &somewhere });
+        assert!((0..10).all(|at| far.verdict(&(at * W..(at + 1) * W), 0) == Verdict::Flush));
+        let other = left.followed(rule, 8, Followers { writer: 9, all: &somewhere });
+        assert_eq!(other.verdict(&(0..W), 0), Verdict::Release);
+    }
+
+    #[test]
+    fn a_follower_may_be_waited_for_longer_than_its_rule_says() {
+        let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
+        for (near_files, limit) in [(0, u64::MAX), (4, u64::MAX), (5, 2 * W), (u64::MAX, 2 * W)] {
+            let all = [Follower { sequence: 7, offset: Some(2 * W), moved: false, near_files }];
+            let allowance = Allowance::new(rule, Writer::Elsewhere, 20 * W);
+            let allowance = allowance.followed(rule, 7, Followers { writer: 12, all: &all });
+            assert_eq!(allowance.limit(), limit, "{near_files}");
+        }
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn log_of(files: impl IntoIterator<Item = FileFacts>) -> Facts {
 
 fn with_follower(sequence: u64, position: Position, mut facts: Facts) -> Facts {
     let id = FollowerId(facts.followers.len() as u64);
-    facts.followers.push(FollowerFacts { id, log: LogId(1), sequence, position });
+    facts.followers.push(FollowerFacts { id, log: LogId(1), sequence, position, near_files: 0 });
     facts
 }
 
@@ -200,12 +200,16 @@ fn a_far_follower_holds_its_readahead_while_it_moves_and_nothing_once_it_stalls(
 }
 
 #[test]
-fn a_far_follower_at_an_unknown_position_holds_nothing() {
+fn a_far_follower_at_an_unknown_position_holds_its_file_and_no_other() {
     let files = [
         file(1, FOLLOWED, 4 * MIB, &all_clean(2)),
+        file(2, FOLLOWED, 4 * MIB, &all_clean(2)),
         written_at(Position::At(0), file(9, FOLLOWED, 2 * MIB, &all_clean(1))),
     ];
-    assert_eq!(first_step(&with_follower(1, Position::Unknown, log_of(files))), [release(1, 0..2)]);
+    let facts = with_follower(1, Position::Unknown, log_of(files));
+    let mut state = StepState::default();
+    assert_eq!(step(&mut state, &facts), [release(2, 0..2)]);
+    assert_eq!(step(&mut state, &facts), [], "it may go on where it stands");
 }
 
 #[test]

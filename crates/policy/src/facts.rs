@@ -84,6 +84,8 @@ pub struct FollowerFacts {
     pub sequence: u64,
     /// Where in that file it is.
     pub position: Position,
+    /// It is near up to so many files behind the writer, if these are more than its rule's.
+    pub near_files: u64,
 }
 
 /// Where crash recovery would start to read a log, as its database says.

@@ -31,7 +31,8 @@ impl FollowedLog {
                 Position::At(offset) => Some(offset),
                 Position::Unknown => None,
             };
-            logs.entry(log).or_default().followers.push(Follower { sequence, offset, moved });
+            let near_files = follower.near_files;
+            logs.entry(log).or_default().followers.push(Follower { sequence, offset, moved, near_files });
         }
         if !logs.is_empty() {
             for file in &facts.files {

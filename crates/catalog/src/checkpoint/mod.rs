@@ -36,7 +36,7 @@ pub enum CheckpointError {
 }
 
 /// The bytes at a place; a module's own check of the length has made sure that they are there.
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], CheckpointError> {
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], CheckpointError> {
     let too_short = CheckpointError::TooShort { found: bytes.len(), needed: at.saturating_add(N) };
     let part = bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());
     part.copied().ok_or(too_short)

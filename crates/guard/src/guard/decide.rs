@@ -20,10 +20,11 @@ use crate::descriptors::Descriptor;
 use crate::directory::{DatabaseKey, Directory};
 use crate::disks::{self, Leftovers};
 use crate::entry::Entry;
-use crate::facts::{follower_in_title, see};
+use crate::facts::see;
 use crate::follower_history::FollowerHistory;
 use crate::ids::IdSet;
 use crate::remembered::ByDirectory;
+use crate::wal_readers::{FoundReaders, WalReaders};
 
 /// What resisted a release is tried again this often.
 const RETRY: Duration = Duration::from_secs(10);
@@ -33,6 +34,7 @@ pub(super) struct Decider {
     policy: StepState,
     followers: FollowerHistory,
     checkpoints: Checkpoints,
+    wal_readers: WalReaders,
     retry: u64,
     retry_due: Instant,
 }
@@ -43,6 +45,7 @@ impl Decider {
             policy: StepState::default(),
             followers: FollowerHistory::default(),
             checkpoints: Checkpoints::default(),
+            wal_readers: WalReaders::default(),
             retry: 0,
             retry_due: now + RETRY,
         }
@@ -61,12 +64,19 @@ impl Decider {
     }
 
     /// What was seen, for the policy.
-    pub(super) fn facts(&mut self, watched: &mut Watched, report: &mut Report, now: Instant) -> Facts {
+    pub(super) fn facts(
+        &mut self,
+        watched: &mut Watched,
+        settings: &Settings,
+        report: &mut Report,
+        now: Instant,
+    ) -> Facts {
         if self.is_retry_due(now) {
             self.retry += 1;
             self.retry_due = now + RETRY;
         }
         self.read_checkpoints(watched, now);
+        self.read_wal_readers(watched, settings, now);
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
         let strangers = strangers(watched);
         let Watched { databases, others, directories, .. } = watched;
@@ -75,17 +85,10 @@ impl Decider {
             see(directory, by_directory.of(directory.id), &strangers, &mut facts);
             self.checkpoints.add(directory, &mut facts);
         }
-        for (path, problem) in self.checkpoints.finish(&watched.directories) {
+        self.add_wal_readers(watched, settings, &mut facts);
+        let problems = self.checkpoints.finish(&watched.directories);
+        for (path, problem) in problems.into_iter().chain(self.wal_readers.finish(&watched.directories)) {
             report.problem(path, &problem);
-        }
-        for database in &watched.databases {
-            for &pid in &database.titled {
-                let title = title(&watched.proc, pid);
-                let own = watched.directories.iter().filter(|one| one.owner == Some(database.pid));
-                for directory in own {
-                    facts.followers.extend(follower_in_title(directory, pid, &title));
-                }
-            }
         }
         // What followers went through since the last tick holds pages that nothing else shows.
         let mut passed: HashMap<LogId, Vec<RangeInclusive<u64>>> = HashMap::new();
@@ -140,6 +143,61 @@ impl Decider {
             }
         };
         watched.serve(prepare, done);
+    }
+
+    /// Reads which segments are archived, and where replication slots are.
+    fn read_wal_readers(&mut self, watched: &mut Watched, settings: &Settings, now: Instant) {
+        if !watched.directories.iter().any(|directory| directory.profile.postgresql_titles) {
+            return;
+        }
+        let limits = &settings.options.wal_readers;
+        let readers = RefCell::new(&mut self.wal_readers);
+        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
+            let of = |directory: &Directory| readers.borrow().wanted(directory, limits, now);
+            let wanted: Vec<_> = own.iter().map(|directory| of(directory)).collect();
+            if wanted.iter().all(Option::is_none) {
+                return None;
+            }
+            let proc = watched.proc.clone();
+            let job: Job<(Vec<FoundReaders>, Duration)> = Box::new(move |own, place| {
+                let before = thread_cpu_time();
+                let mut found = Vec::new();
+                for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
+                    let Some(wanted) = wanted else { continue };
+                    place.elsewhere();
+                    let mut of_directory = wanted.read_slots(directory, &proc);
+                    place.at(index);
+                    wanted.read_notes(directory, &proc, &mut of_directory);
+                    found.push(of_directory);
+                }
+                (found, thread_cpu_time().saturating_sub(before))
+            });
+            Some(job)
+        };
+        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Box<Directory>], (found, spent)| {
+            watched.turns.spend(key, spent);
+            let found: Vec<FoundReaders> = found;
+            for found in found {
+                readers.borrow_mut().take(found, now);
+            }
+        };
+        watched.serve(prepare, done);
+    }
+
+    /// Adds who has yet to read PostgreSQL's WAL, and is not seen by a descriptor.
+    fn add_wal_readers(&mut self, watched: &Watched, settings: &Settings, facts: &mut Facts) {
+        let with_titles = watched.databases.iter().filter(|database| !database.titled.is_empty());
+        let titles: HashMap<u32, Vec<(u32, String)>> = with_titles
+            .map(|database| {
+                let titles = database.titled.iter().map(|&pid| (pid, title(&watched.proc, pid)));
+                (database.pid, titles.collect())
+            })
+            .collect();
+        for directory in &watched.directories {
+            let of_owner = directory.owner.and_then(|owner| titles.get(&owner));
+            let titles = of_owner.map_or(&[][..], Vec::as_slice);
+            self.wal_readers.add(directory, titles, &settings.options.wal_readers, facts);
+        }
     }
 
     /// What is to be done with what was seen, by the rules of the policy.

@@ -287,7 +287,7 @@ impl Guard {
             watched.watch_named_directories(&self.settings, report);
         }
         self.groups.look(watched, &self.settings, report, acts, now);
-        (self.decider.facts(watched, report, now), moved)
+        (self.decider.facts(watched, &self.settings, report, now), moved)
     }
 
     /// What the last tick did, by directory and class; nothing in a dry run.

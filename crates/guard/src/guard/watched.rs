@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::postgresql::wal_reader;
 use pagekeeper_catalog::{
     Budget, Discovery, FoundProcess, KnownProcess, Profile, Recognised, logs_below, recognise,
 };
@@ -320,7 +321,7 @@ impl Watched {
             let (mut titled, mut loggers) = (Vec::new(), Vec::new());
             for (pid, _) in children {
                 let title = title(&self.proc, pid);
-                if title.contains("walsender") || title.contains("archiver") {
+                if wal_reader(&title, None).is_some() {
                     titled.push(pid);
                 } else if title.trim_end().ends_with(" logger") && loggers.len() < LOGGERS_MAX {
                     loggers.push(pid);

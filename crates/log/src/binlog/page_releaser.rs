@@ -236,6 +236,7 @@ impl PageReleaser {
                 sequence: seen.1.segment,
                 offset: Some(seen.1.offset),
                 moved: !state.followers.contains(seen),
+                near_files: 0,
             })
             .collect();
         state.followers = followers;

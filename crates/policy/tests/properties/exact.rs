@@ -36,7 +36,7 @@ fn rule() -> impl Strategy<Value = Rule> {
 
 fn log() -> impl Strategy<Value = Log> {
     let follower = (0..8_u64, prop::option::weighted(0.9, 0..30 * MIB), any::<bool>())
-        .prop_map(|(sequence, offset, moved)| Follower { sequence, offset, moved });
+        .prop_map(|(sequence, offset, moved)| Follower { sequence, offset, moved, near_files: 0 });
     let sizes = prop::collection::vec(prop_oneof![0..30 * MIB, (0..15_u64).prop_map(|at| at * WINDOW)], 1..6);
     (rule(), sizes, any::<bool>(), prop::collection::vec(follower, 0..4))
         .prop_map(|(rule, sizes, is_written, followers)| Log { rule, sizes, is_written, followers })
@@ -102,6 +102,7 @@ impl Log {
             log,
             sequence: follower.sequence,
             position: follower.offset.map_or(Position::Unknown, Position::At),
+            near_files: follower.near_files,
         });
         Facts { files: files.collect(), followers: followers.collect(), ..Facts::default() }
     }
@@ -152,8 +153,12 @@ proptest! {
         for (sequence, size, writer) in log.files() {
             let allowance = log.allowance(sequence, size, writer);
             let far_reads = |window: &Range<u64>| log.followers.iter().any(|follower| {
-                follower.sequence == sequence && follower.moved
-                    && follower.offset.is_some_and(|at| window.start < at + READ_AHEAD && at / WINDOW * WINDOW < window.end)
+                follower.sequence == sequence && match follower.offset {
+                    Some(at) => {
+                        follower.moved && window.start < at + READ_AHEAD && at / WINDOW * WINDOW < window.end
+                    }
+                    None => true,
+                }
             });
             let all: Vec<_> = releases(&allowance, windows(size)).collect();
             for window in windows(size) {
@@ -210,7 +215,7 @@ proptest! {
                 Op::Follow(bytes) => read = Some(marks.written.min(read.unwrap_or(0) + bytes)),
                 Op::Step => {
                     let all: Vec<_> =
-                        read.iter().map(|&at| Follower { sequence: 1, offset: Some(at), moved: true }).collect();
+                        read.iter().map(|&at| Follower { sequence: 1, offset: Some(at), moved: true, near_files: 0 }).collect();
                     let allowance = Allowance::new(rule, Writer::At(marks.written), marks.written)
                         .followed(rule, 1, Followers { writer: 1, all: &all });
                     let done = due(&allowance, marks, there.clone().into_iter());

@@ -67,6 +67,7 @@ impl Log {
             log: LogId(1),
             sequence,
             position: Position::At(offset),
+            near_files: 0,
         };
         let checkpoint = |(sequence, offset)| CheckpointFacts {
             log: LogId(1),

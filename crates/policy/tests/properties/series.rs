@@ -229,6 +229,7 @@ impl Log {
             log: LogId(1),
             sequence,
             position,
+            near_files: 0,
         };
         Facts {
             files: self.files.iter().map(file).collect(),
@@ -317,11 +318,15 @@ impl Log {
     fn being_read(&self, sequence: u64) -> Vec<Range<u64>> {
         let mut kept = Vec::new();
         for ((at, position), moved) in self.places().into_iter().zip(self.moved()) {
-            if let (Position::At(offset), true) = (position, moved)
-                && at == sequence
-                && !self.is_near(at)
-            {
-                kept.push(offset / WINDOW * WINDOW..offset + READ_AHEAD);
+            if at != sequence || self.is_near(at) {
+                continue;
+            }
+            match position {
+                Position::At(offset) if moved => {
+                    kept.push(offset / WINDOW * WINDOW..offset + READ_AHEAD);
+                }
+                Position::At(_) => {}
+                Position::Unknown => kept.push(0..u64::MAX),
             }
         }
         kept

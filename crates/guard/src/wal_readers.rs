@@ -1,0 +1,357 @@
+//! Readers of PostgreSQL's WAL that no descriptor shows: WAL senders, the archiver and replay, by the titles of their processes;
+//! segments that are yet to be archived, by the notes in `archive_status`; and replication slots, by their files in `pg_replslot`.
+//!
+//! Invariants:
+//! 1. What was seen a while ago holds too much, never too little: a segment counts as archived once its note says so, and a slot only
+//!    moves on.
+//! 2. In a directory at most [`NOTES_MAX`] segments are asked for at a tick, and at most [`SLOTS_MAX`] slots are read, every
+//!    [`SLOTS_AGAIN`]. Whoever owns the directories may have put any file there: see [`ReplicationSlot::parse`].
+//! 3. Nothing is asked unless the log's rule goes by followers. Only [`Wanted::read`] does I/O, in a thread that may be left behind.
+//!
+//! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Where `archive_status` can't
+//! be, the archiver's title alone counts.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
+use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Error, Expected, Handle, InspectedFile, Links, Result, first_names};
+use pagekeeper_policy::names::{Number, SegmentSize};
+use pagekeeper_policy::{Facts, FileId, FollowerFacts, FollowerId, LogId, Position, Rule};
+
+use crate::config::WalReaderLimits;
+use crate::directory::{Directory, DirectoryId};
+use crate::entry::Entry;
+use crate::ids::IdMap;
+
+/// Segments whose notes are looked for at a tick.
+const NOTES_MAX: usize = 256;
+/// Slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
+const SLOTS_MAX: usize = 256;
+/// The time between two looks at the slots.
+const SLOTS_AGAIN: Duration = Duration::from_secs(1);
+
+/// What is known of those who read the WAL in each watched directory.
+#[derive(Default)]
+pub(crate) struct WalReaders {
+    known: HashMap<DirectoryId, KnownReaders>,
+    problems: Vec<(PathBuf, String)>,
+}
+
+#[derive(Default)]
+struct KnownReaders {
+    slots: Vec<NamedSlot>,
+    slots_read: Option<Instant>,
+    /// The notes of segments, but of none where `archive_status` can't be read.
+    notes: Option<IdMap<FileId, Note>>,
+}
+
+/// A slot, by the name of its directory.
+type NamedSlot = (OsString, ReplicationSlot);
+
+/// What `archive_status` has of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Note {
+    /// It is archived, and stays so.
+    Done,
+    /// It is to be archived.
+    Ready,
+    Missing,
+}
+
+/// What is to be read for a directory.
+pub(crate) struct Wanted {
+    slots: bool,
+    /// Segments whose notes are asked for.
+    segments: Vec<(FileId, OsString)>,
+}
+
+/// What was read for a directory.
+pub(crate) struct FoundReaders {
+    directory: DirectoryId,
+    slots: Option<Vec<NamedSlot>>,
+    notes: Option<Vec<(FileId, Note)>>,
+    problems: Vec<(PathBuf, String)>,
+}
+
+impl Wanted {
+    /// Reads the slots of the database.
+    pub(crate) fn read_slots(&self, directory: &Directory, proc: &ProcRoot) -> FoundReaders {
+        let mut found = FoundReaders { directory: directory.id, slots: None, notes: None, problems: Vec::new() };
+        if self.slots {
+            found.slots = Some(read_slots(directory, proc, &mut found.problems));
+        }
+        found
+    }
+
+    /// Reads the notes in the directory.
+    pub(crate) fn read_notes(self, directory: &Directory, proc: &ProcRoot, found: &mut FoundReaders) {
+        let path = directory.path_of(OsStr::new("archive_status"));
+        let opened = directory.find(proc).and_then(|wal| {
+            Handle::in_directory(wal.as_fd(), "archive_status", path.clone())?.open_directory(Expected::Any)
+        });
+        match opened {
+            Ok(status) => {
+                let note = |(file, name): (FileId, OsString)| (file, note_of(status.as_fd(), &path, &name));
+                found.notes = Some(self.segments.into_iter().map(note).collect());
+            }
+            Err(error) => note_problem(&mut found.problems, path, &error),
+        }
+    }
+}
+
+impl WalReaders {
+    /// What is to be read for a directory before [`WalReaders::add`]; nothing where nobody would go by it.
+    pub(crate) fn wanted(&self, directory: &Directory, limits: &WalReaderLimits, now: Instant) -> Option<Wanted> {
+        let wal = Wal::of(directory)?;
+        let known = self.known.get(&directory.id);
+        let read = known.and_then(|known| known.slots_read);
+        let notes = known.and_then(|known| known.notes.as_ref());
+        let is_open = |entry: &Entry| notes.and_then(|notes| notes.get(&entry.id)) != Some(&Note::Done);
+        let writer = wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence))?.1.sequence;
+        let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
+        segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
+        segments.truncate(NOTES_MAX);
+        Some(Wanted {
+            slots: read.is_none_or(|read| now.saturating_duration_since(read) >= SLOTS_AGAIN),
+            segments: segments.into_iter().map(|(name, entry)| (entry.id, name.to_owned())).collect(),
+        })
+    }
+
+    /// Takes in what was read at this time.
+    pub(crate) fn take(&mut self, found: FoundReaders, now: Instant) {
+        let known = self.known.entry(found.directory).or_default();
+        if let Some(slots) = found.slots {
+            (known.slots, known.slots_read) = (slots, Some(now));
+        }
+        match found.notes {
+            Some(notes) => known.notes.get_or_insert_default().extend(notes),
+            None => known.notes = None,
+        }
+        self.problems.extend(found.problems);
+    }
+
+    /// Adds the readers of the WAL in a directory, whose files are among the facts already. `titles` are those of the server's
+    /// processes.
+    pub(crate) fn add(
+        &mut self,
+        directory: &Directory,
+        titles: &[(u32, String)],
+        limits: &WalReaderLimits,
+        facts: &mut Facts,
+    ) {
+        let Some(wal) = Wal::of(directory) else { return };
+        let files = facts.files.iter().filter(|file| file.log == wal.log && file.writer.is_some());
+        let writer = files.map(|file| file.sequence).max();
+        let mut readers = Vec::new();
+        let (mut senders, mut archiver) = (0, None);
+        for (pid, title) in titles {
+            let Some(reader) = wal_reader(title, wal.segment_size) else { continue };
+            let near_files = match reader.kind {
+                WalReaderKind::Sender => {
+                    senders += usize::from(reader.place.is_some());
+                    0
+                }
+                WalReaderKind::Replay => wal.files_in(limits.standby),
+                WalReaderKind::Archiver => {
+                    archiver = Some(reader.place);
+                    continue;
+                }
+            };
+            let id = FollowerId(u64::from(*pid));
+            readers.extend(reader.place.map(|place| wal.follower(id, place, near_files)));
+        }
+        let known = self.known.get_mut(&directory.id);
+        let place = match known.as_ref().and_then(|known| Some((known.notes.as_ref()?, writer?))) {
+            Some((notes, writer)) => {
+                let is_open = |entry: &Entry| match notes.get(&entry.id) {
+                    Some(Note::Done) => false,
+                    Some(Note::Ready) => true,
+                    // Its note is made once it is full.
+                    Some(Note::Missing) | None => archiver.is_some(),
+                };
+                let open = wal.unarchived_near(directory, writer, limits, is_open);
+                open.map(|(_, entry)| (entry.sequence, Position::At(0))).min_by_key(|(sequence, _)| *sequence)
+            }
+            None => archiver.flatten(),
+        };
+        let id = FollowerId(hash(&("archiver", wal.log.0)));
+        readers.extend(place.map(|place| wal.follower(id, place, wal.files_in(limits.archiver))));
+        if let Some(known) = known {
+            readers.extend(wal.followers_of_slots(&known.slots, senders));
+            known.forget_files_gone_from(directory);
+        }
+        facts.followers.extend(readers);
+    }
+
+    /// Forgets directories that are not watched any more; what could not be read since the last call.
+    pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
+        self.known.retain(|id, _| directories.iter().any(|directory| directory.id == *id));
+        std::mem::take(&mut self.problems)
+    }
+}
+
+impl KnownReaders {
+    fn forget_files_gone_from(&mut self, directory: &Directory) {
+        if let Some(notes) = self.notes.as_mut().filter(|notes| notes.len() > directory.entries.len()) {
+            notes.retain(|file, _| directory.entries.values().any(|entry| entry.id == *file));
+        }
+    }
+}
+
+/// The WAL in a directory, if its rule goes by followers.
+struct Wal {
+    log: LogId,
+    segment_size: Option<SegmentSize>,
+    near_files: u64,
+}
+
+impl Wal {
+    fn of(directory: &Directory) -> Option<Self> {
+        if !directory.profile.postgresql_titles {
+            return None;
+        }
+        let is_segment = |entry: &&Entry| matches!(entry.number, Number::WalSegment(_));
+        let log = directory.entries.values().find(is_segment)?.log;
+        match directory.rule(log) {
+            Rule::ReleaseBehindFollowers { near_files, .. } | Rule::ReleaseBeforeCheckpoint { near_files, .. } => {
+                Some(Self { log, segment_size: directory.logs[&log].segment_size, near_files })
+            }
+            Rule::Keep
+            | Rule::ReleaseBehindWriter { .. }
+            | Rule::ReleaseOnRotation
+            | Rule::Budget { .. }
+            | Rule::Direct => None,
+        }
+    }
+
+    /// How many segments so many bytes may reach into.
+    fn files_in(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.segment_size.unwrap_or(SegmentSize::DEFAULT).bytes())
+    }
+
+    fn entries<'a>(&self, directory: &'a Directory) -> impl Iterator<Item = (&'a OsStr, &'a Entry)> {
+        let log = self.log;
+        let entries = directory.entries.iter().map(|(name, entry)| (name.as_os_str(), entry));
+        entries.filter(move |(_, entry)| entry.log == log)
+    }
+
+    /// The segments up to the writer's that have pages, that are waited for if they have yet to be archived, and that are.
+    fn unarchived_near<'a>(
+        &self,
+        directory: &'a Directory,
+        writer: u64,
+        limits: &WalReaderLimits,
+        is_open: impl Fn(&Entry) -> bool,
+    ) -> impl Iterator<Item = (&'a OsStr, &'a Entry)> {
+        let first = writer.saturating_sub(self.near_files.max(self.files_in(limits.archiver)));
+        let near = self.entries(directory).filter(move |(_, entry)| (first..=writer).contains(&entry.sequence));
+        near.filter(move |(_, entry)| !entry.sample.windows.is_empty() && is_open(entry))
+    }
+
+    fn follower(&self, id: FollowerId, (sequence, position): (u64, Position), near_files: u64) -> FollowerFacts {
+        FollowerFacts { id, log: self.log, sequence, position, near_files }
+    }
+
+    /// Where the readers of slots may begin. A physical slot's reader is a WAL sender, whose title says better where it is than
+    /// the slot, which is saved at a checkpoint: where there are as many senders as such slots, these say nothing.
+    fn followers_of_slots(&self, slots: &[NamedSlot], senders: usize) -> Vec<FollowerFacts> {
+        let physical = slots.iter().filter(|(_, slot)| !slot.is_logical).count();
+        let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
+        let counted = slots.iter().filter(|(_, slot)| slot.is_logical || senders < physical);
+        let follower = |(name, slot): &NamedSlot| {
+            let (sequence, offset) = size.place_of(slot.restart_lsn?);
+            let id = FollowerId(hash(&("slot", name, self.log.0)));
+            Some(self.follower(id, (sequence, Position::At(offset)), 0))
+        };
+        counted.filter_map(follower).collect()
+    }
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What a directory of notes says of a segment.
+fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> Note {
+    let exists = |suffix: &str| {
+        let mut name = segment.to_owned();
+        name.push(suffix);
+        Handle::in_directory(status, name.as_os_str(), path.join(&name)).is_ok()
+    };
+    if exists(".done") {
+        Note::Done
+    } else if exists(".ready") {
+        Note::Ready
+    } else {
+        Note::Missing
+    }
+}
+
+/// The slots in `pg_replslot`, in the directory that the server works in, or beside that of the WAL.
+fn read_slots(directory: &Directory, proc: &ProcRoot, problems: &mut Vec<(PathBuf, String)>) -> Vec<NamedSlot> {
+    let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
+    let opened = match directory.owner {
+        // WAL may lie elsewhere, behind a link; the server works in its data directory.
+        Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
+        None => Handle::at(&path, Links::Refuse).and_then(|handle| handle.open_directory(Expected::Any)),
+    };
+    let names = opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
+    let (mut names, opened) = match names {
+        Ok(found) => found,
+        Err(error) => {
+            note_problem(problems, path, &error);
+            return Vec::new();
+        }
+    };
+    if names.len() > SLOTS_MAX {
+        let problem = format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
+        problems.push((path.clone(), problem));
+        names.truncate(SLOTS_MAX);
+    }
+    let mut slots = Vec::new();
+    for name in names {
+        let path = path.join(&name).join("state");
+        match read_slot(opened.as_fd(), &name, path.clone()) {
+            Ok(Ok(slot)) => slots.push((name, slot)),
+            Ok(Err(reason)) => {
+                problems.push((path, format!("its slot's reader is not waited for: {reason}")));
+            }
+            Err(error) => note_problem(problems, path, &error),
+        }
+    }
+    slots
+}
+
+fn read_slot(
+    directory: BorrowedFd<'_>,
+    name: &OsStr,
+    path: PathBuf,
+) -> Result<std::result::Result<ReplicationSlot, String>> {
+    let file = InspectedFile::open_below(directory, Path::new(name).join("state"), Expected::Any, path)?;
+    let mut bytes = [0; slot::LEN];
+    let len = match file.file().read_at(&mut bytes, 0) {
+        Ok(len) => len,
+        Err(error) => return Ok(Err(format!("it can't be read: {error}"))),
+    };
+    Ok(ReplicationSlot::parse(&bytes[..len]).map_err(|error| error.to_string()))
+}
+
+/// Takes note of an error, unless it is that there is nothing (any more).
+fn note_problem(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
+    if !error.is_gone() {
+        problems.push((path, format!("who has yet to read WAL is known in part: {error}")));
+    }
+}
+
+#[cfg(test)]
+mod tests;
