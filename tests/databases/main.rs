@@ -19,6 +19,7 @@ mod mariadb;
 mod metrics;
 mod mysql;
 mod postgresql;
+mod postgresql_readers;
 mod recovery;
 mod recycled;
 mod selection;

@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Programs that it needs.
 pub(crate) fn programs() -> Vec<String> {
-    let own = ["initdb", "postgres", "psql", "pgbench", "pg_receivewal"];
+    let own = ["initdb", "postgres", "psql", "pgbench", "pg_receivewal", "pg_basebackup"];
     let own = own.iter().map(|name| program(name).display().to_string());
     own.chain(["fincore", "setpriv"].map(str::to_owned)).collect()
 }
@@ -39,7 +39,7 @@ pub(crate) struct Server {
     home: PathBuf,
     /// Programs that start others, with their arguments: what the server's own are started by.
     starter: Vec<OsString>,
-    /// Settings beside those of all servers here, each as `name=value`.
+    /// Settings beside those that every server here has: `name=value`.
     settings: Vec<String>,
     child: Child,
 }
@@ -52,29 +52,45 @@ impl Server {
 
     /// The same with `initdb` and the server started by another program, such as `pagekeeper run --`.
     pub(crate) fn start_by(parent: &Path, starter: Vec<OsString>) -> Self {
-        Self::start_as(parent, starter, &[])
+        let server = Self::start_empty(parent, starter, &[]);
+        finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
+        server
     }
 
-    /// The same with settings of the test's own, each as `name=value`.
+    /// Makes a data directory under `parent` and starts a server on it with these settings: `name=value`.
     pub(crate) fn start_with(parent: &Path, settings: &[&str]) -> Self {
-        Self::start_as(parent, Vec::new(), settings)
+        Self::start_empty(parent, Vec::new(), settings)
     }
 
-    fn start_as(parent: &Path, starter: Vec<OsString>, settings: &[&str]) -> Self {
-        let home = parent.join("postgresql");
-        std::fs::create_dir(&home).expect("make the server's directory");
-        let owned = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
-        assert!(owned.success(), "there is no user postgres");
+    fn start_empty(parent: &Path, starter: Vec<OsString>, settings: &[&str]) -> Self {
+        let home = home_in(parent, "postgresql");
         finish(
             as_owner("initdb", &starter)
                 .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "--pgdata"])
                 .arg(home.join("data")),
         );
+        Self::serve(home, starter, settings)
+    }
+
+    /// A standby of this server under `parent`, with these settings.
+    pub(crate) fn standby(&self, parent: &Path, settings: &[&str]) -> Self {
+        let home = home_in(parent, "standby");
+        finish(
+            as_owner("pg_basebackup", &[])
+                .args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf", "-U", "postgres", "-h"])
+                .arg(&self.home)
+                .arg("--pgdata")
+                .arg(home.join("data")),
+        );
+        Self::serve(home, Vec::new(), settings)
+    }
+
+    /// Starts a server on the data directory in `home`.
+    fn serve(home: PathBuf, starter: Vec<OsString>, settings: &[&str]) -> Self {
         let settings: Vec<String> = settings.iter().map(ToString::to_string).collect();
         let child = serve(&home, &starter, &settings);
         let mut server = Self { home, starter, settings, child };
         server.wait_until_ready();
-        finish(server.client("pgbench").args(["--initialize", "--quiet", "--scale=5", "postgres"]));
         server
     }
 
@@ -180,6 +196,12 @@ impl Server {
         self.query("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").parse().expect("a number")
     }
 
+    /// Writes so many MiB of WAL, in as many transactions, which change no table.
+    pub(crate) fn write_records(&self, mib: u32) {
+        let one = "PERFORM pg_logical_emit_message(true, 'load', repeat('x', 1048576)); COMMIT;";
+        self.query(&format!("DO $$ BEGIN FOR number IN 1..{mib} LOOP {one} END LOOP; END $$"));
+    }
+
     /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in transactions a second, of
     /// some 100 KiB of WAL.
     pub(crate) fn write(&self, bytes: u64, rate: Option<u32>, mut sample: impl FnMut()) {
@@ -221,6 +243,11 @@ impl Server {
                 Some((pid, bytes.parse().ok()?))
             })
             .collect()
+    }
+
+    /// The same of all its processes together, with those that have ended: whoever waits for one takes over its count.
+    pub(crate) fn all_device_bytes_read(&self) -> u64 {
+        self.device_bytes_read().values().sum()
     }
 
     /// Follows the WAL from now on, and keeps copies of it. The server keeps what it has yet to send.
@@ -321,6 +348,15 @@ fn segments_in(directory: &Path) -> Vec<PathBuf> {
         .collect();
     files.sort();
     files
+}
+
+/// Makes a directory that the servers' user owns.
+fn home_in(parent: &Path, name: &str) -> PathBuf {
+    let home = parent.join(name);
+    std::fs::create_dir(&home).expect("make the server's directory");
+    let owned = Command::new("chown").arg("postgres:").arg(&home).status().expect("run chown");
+    assert!(owned.success(), "there is no user postgres");
+    home
 }
 
 /// Starts a server on a data directory that is there.

@@ -1,0 +1,193 @@
+//! The guard beside those who read the WAL of a real `PostgreSQL` and show no position: the archiver while it archives, logical
+//! decoding by polling a slot, and the replay of a standby that lags.
+//!
+//! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts of the servers' processes, residency is `fincore`'s.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_catalog::postgresql::slot::{LEN, ReplicationSlot};
+use pagekeeper_catalog::postgresql::wal_reader;
+
+use crate::support::guard::Guard;
+use crate::support::postgresql::{SEGMENT_BYTES, Server, programs};
+use crate::support::{self, MIB, eventually, resident_bytes, wait_until_resident_below};
+
+/// Device reads of processes whose pages are all there: none but for what a new process or the catalogue takes.
+const FEW_READS: u64 = 4 * MIB;
+/// What is left once nobody has anything to read: the segment that is being written, and what the guard keeps of one more.
+const IDLE_LIMIT: u64 = 2 * SEGMENT_BYTES + MIB;
+
+const SOON: Duration = Duration::from_secs(180);
+
+fn can_run(test: &str) -> bool {
+    let programs = programs();
+    support::can_run(test, &programs.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// A guard of that server alone, which has found it.
+fn guard_of(server: &Server, more: &[&str]) -> Guard {
+    let pid = server.pid().to_string();
+    let guard = Guard::spawn(&[&["--tick", "250ms", "--pid", &pid], more].concat());
+    guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
+    guard.wait_for_ticks(4);
+    guard
+}
+
+/// Ends the guard, which had nothing to complain of and has released something.
+fn stop(guard: Guard) {
+    let ended = guard.stop();
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let problems: Vec<_> = ended.events.iter().filter(|event| event["event"] == "problem").collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+    assert!(ended.summary()["released_bytes"]["wal"].as_u64() > Some(SEGMENT_BYTES), "{}", ended.summary());
+}
+
+#[test]
+fn segments_stay_until_postgresql_has_archived_them() {
+    if !can_run("PostgreSQL with an archiver") {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let attempts = scratch.path().join("attempts");
+    std::fs::create_dir(&attempts).expect("make a directory");
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(&attempts, all).expect("let the server's user write there");
+    // It reads a segment and is busy with it for a while, as with an upload. Where there is such a directory each fails once.
+    let fails = attempts.join("fail");
+    let command = format!(
+        "cat %p > /dev/null; sleep 1; test ! -e {fails} -o -e {attempts}/%f || {{ touch {attempts}/%f; exit 1; }}",
+        fails = fails.display(),
+        attempts = attempts.display()
+    );
+    let settings = ["archive_mode=on", &format!("archive_command={command}")];
+    let server = Server::start_with(scratch.path(), &settings);
+    let guard = guard_of(&server, &[]);
+
+    let burst = |name: &str| {
+        let before = server.all_device_bytes_read();
+        server.write_records(48);
+        let segment = server.query("SELECT pg_walfile_name(pg_switch_wal())");
+        eventually("all is archived", SOON, || {
+            let last = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver";
+            (server.query(last) >= segment).then_some(())
+        });
+        let read = server.all_device_bytes_read() - before;
+        println!("{name}: {read} bytes read");
+        assert!(read < FEW_READS, "{read} bytes were read from the device: {name}");
+        assert!(resident_bytes(&server.segments()) > 0);
+    };
+    burst("each archived at once");
+    burst("and again");
+    std::fs::write(&fails, "").expect("make a file");
+    burst("each fails once");
+    assert!(server.query("SELECT failed_count FROM pg_stat_archiver").parse::<u32>().expect("a number") >= 3);
+    wait_until_resident_below(&server.segments(), IDLE_LIMIT, SOON);
+    stop(guard);
+}
+
+#[test]
+fn what_a_polled_slot_has_yet_to_decode_stays() {
+    if !can_run("PostgreSQL with a slot that is polled") {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start_with(scratch.path(), &["wal_level=logical"]);
+    server.query("SELECT pg_create_logical_replication_slot('polled', 'test_decoding')");
+    let guard = guard_of(&server, &[]);
+    let poll = || server.query("SELECT count(*) FROM pg_logical_slot_get_changes('polled', NULL, NULL)");
+    let restart = || server.query("SELECT restart_lsn - '0/0' FROM pg_replication_slots");
+    poll();
+
+    let (first, before) = (restart(), server.all_device_bytes_read());
+    for _ in 0..6 {
+        // A snapshot of what runs, from which decoding may start again.
+        server.query("CHECKPOINT");
+        server.write_records(12);
+        guard.wait_for_ticks(3);
+        assert_ne!(poll(), "0");
+    }
+    let read = server.all_device_bytes_read() - before;
+    println!("{read} bytes read by six polls");
+    assert!(read < FEW_READS, "{read} bytes were read from the device");
+    assert_ne!(restart(), first, "the slot did not move, so this run shows little");
+
+    // The file says what the server does, once that has saved it.
+    server.query("CHECKPOINT");
+    let state = server.wal().with_file_name("pg_replslot").join("polled/state");
+    let bytes = std::fs::read(state).expect("read a slot");
+    let slot = ReplicationSlot::parse(&bytes[..bytes.len().min(LEN)]).expect("a slot");
+    assert_eq!(slot.restart_lsn.map(|lsn| lsn.to_string()), Some(restart()));
+    assert!(slot.is_logical);
+
+    server.query("SELECT pg_drop_replication_slot('polled')");
+    wait_until_resident_below(&server.segments(), IDLE_LIMIT, SOON);
+    stop(guard);
+}
+
+/// How much a standby lags, in MiB: more than the three segments of `near_files`.
+const LAG_MIB: u32 = 112;
+
+#[test]
+fn what_a_standby_has_yet_to_replay_stays() {
+    if !can_run("PostgreSQL with a standby that lags") {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start_with(scratch.path(), &["wal_keep_size=1GB"]);
+    let standby = server.standby(scratch.path(), &["recovery_min_apply_delay=10s"]);
+    let written = || server.query("SELECT pg_current_wal_lsn()");
+    let has = |what: &str, lsn: &str| {
+        let reached = standby.query(&format!("SELECT {what}() >= '{lsn}'")) == "t";
+        reached.then_some(())
+    };
+    let received = |lsn: &str| eventually("all is received", SOON, || has("pg_last_wal_receive_lsn", lsn));
+    let replayed = |lsn: &str| eventually("all is replayed", SOON, || has("pg_last_wal_replay_lsn", lsn));
+
+    // Delayed: nothing is read from the device.
+    let guard = guard_of(&standby, &[]);
+    let before = standby.all_device_bytes_read();
+    server.write_records(LAG_MIB);
+    let end = written();
+    received(&end);
+    guard.wait_for_ticks(4);
+    let startup = standby.device_bytes_read().into_keys().find_map(|pid| {
+        let title = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let title = String::from_utf8_lossy(&title).replace('\0', " ");
+        title.contains("startup").then_some(title)
+    });
+    let startup = startup.expect("a startup process");
+    assert!(wal_reader(&startup, None).is_some_and(|reader| reader.place.is_some()), "{startup}");
+    replayed(&end);
+    let read = standby.all_device_bytes_read() - before;
+    println!("delayed: {read} bytes read for {LAG_MIB} MiB of WAL");
+    assert!(read < FEW_READS, "{read} bytes were read from the device");
+    wait_until_resident_below(&standby.segments(), IDLE_LIMIT, SOON);
+    stop(guard);
+
+    // Paused, and further behind than is waited for: it goes, and comes back once.
+    let config = scratch.path().join("guard.toml");
+    std::fs::write(&config, "[postgresql]\nstandby = \"16M\"\n").expect("write a configuration");
+    let guard = guard_of(&standby, &["--config", path(&config)]);
+    standby.query("SELECT pg_wal_replay_pause()");
+    server.write_records(LAG_MIB);
+    let end = written();
+    received(&end);
+    wait_until_resident_below(&standby.segments(), 4 * SEGMENT_BYTES, SOON);
+    let before = standby.all_device_bytes_read();
+    standby.query("SELECT pg_wal_replay_resume()");
+    replayed(&end);
+    let read = standby.all_device_bytes_read() - before;
+    println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");
+    assert!(read < u64::from(LAG_MIB) * MIB + SEGMENT_BYTES, "{read} bytes: some were read more than once");
+    stop(guard);
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
