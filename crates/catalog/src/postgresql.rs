@@ -94,7 +94,8 @@ fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64
 /// `None` for a timeline's history, and where the title was cut.
 fn segment(name: &str) -> Option<(WalSegment, bool)> {
     let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::DIGITS)?;
-    let is_known = matches!(suffix, b"" | b".partial") || suffix.starts_with(b".") && suffix.ends_with(b".backup");
+    let is_known =
+        matches!(suffix, b"" | b".partial") || suffix.starts_with(b".") && suffix.ends_with(b".backup");
     Some((WalSegment::of_name(segment)?, suffix.is_empty())).filter(|_| is_known)
 }
 
@@ -127,12 +128,20 @@ mod tests {
     fn a_wal_sender_is_in_the_segment_of_its_position() {
         let title = "postgres: walsender replicator 10.0.0.7(51234) streaming 16/B374D848";
         let place = (sequence_of("0000000100000016000000B3"), Position::At(0x0074_d848));
-        for cluster in ["postgres: ", "postgres: main: ", "postgres: a: b: ", "postgres: archiver last was: "] {
+        for cluster in ["postgres: ", "postgres: main: ", "postgres: a: b: ", "postgres: archiver last was: "]
+        {
             assert_eq!(read(&title.replace("postgres: ", cluster)), Some((Sender, Some(place))), "{cluster}");
         }
         let unknown = wal_reader("postgres: walsender r [local] streaming 0/1000001", None).unwrap();
         assert_eq!(unknown.place, Some((1, Position::At(1))), "as if segments had their default size");
-        for state in ["idle", "START_REPLICATION", "streaming 1/zz", "streaming 1/+2", "streaming 16", "streaming 1/2 x"] {
+        for state in [
+            "idle",
+            "START_REPLICATION",
+            "streaming 1/zz",
+            "streaming 1/+2",
+            "streaming 16",
+            "streaming 1/2 x",
+        ] {
             let title = format!("postgres: walsender replicator 10.0.0.7(51234) {state}");
             assert_eq!(read(&title), Some((Sender, None)), "{title}");
         }
@@ -175,8 +184,16 @@ mod tests {
             let size = SegmentSize::of_file(1 << bits);
             let place = |title: String| wal_reader(&title, size).unwrap().place.unwrap().0;
             let after = place(format!("postgres: archiver last was 0000000100000000{last:08X}"));
-            assert_eq!(after, place("postgres: archiver archiving 000000010000000100000000".to_owned()), "{bits}");
-            assert_eq!(after, place("postgres: startup recovering 000000030000000100000000".to_owned()), "{bits}");
+            assert_eq!(
+                after,
+                place("postgres: archiver archiving 000000010000000100000000".to_owned()),
+                "{bits}"
+            );
+            assert_eq!(
+                after,
+                place("postgres: startup recovering 000000030000000100000000".to_owned()),
+                "{bits}"
+            );
             assert_eq!(after, place("postgres: walsender r [local] streaming 1/0".to_owned()), "{bits}");
         }
     }
@@ -191,7 +208,11 @@ mod tests {
             ("recovering 0000000200000016", None),
             ("", None),
         ] {
-            assert_eq!(read(&format!("postgres: standby: startup {state}")), Some((Replay, place)), "{state}");
+            assert_eq!(
+                read(&format!("postgres: standby: startup {state}")),
+                Some((Replay, place)),
+                "{state}"
+            );
         }
     }
 

@@ -29,6 +29,7 @@ mod page;
 mod page_map;
 mod pattern;
 mod pg_control;
+mod pg_slot;
 mod process;
 mod profile;
 mod redo;
@@ -58,7 +59,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "increment", fuzz_one: increment::fuzz_one, seeds: seeds::increment },
@@ -68,6 +69,7 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "page_map", fuzz_one: page_map::fuzz_one, seeds: seeds::page_map },
     Target { name: "pattern", fuzz_one: pattern::fuzz_one, seeds: seeds::pattern },
     Target { name: "pg_control", fuzz_one: pg_control::fuzz_one, seeds: pg_control::seeds },
+    Target { name: "pg_slot", fuzz_one: pg_slot::fuzz_one, seeds: pg_slot::seeds },
     Target { name: "process", fuzz_one: process::fuzz_one, seeds: process::seeds },
     Target { name: "profile", fuzz_one: profile::fuzz_one, seeds: seeds::profile },
     Target { name: "redo", fuzz_one: redo::fuzz_one, seeds: seeds::redo },

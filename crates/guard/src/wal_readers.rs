@@ -84,7 +84,8 @@ pub(crate) struct FoundReaders {
 impl Wanted {
     /// Reads the slots of the database.
     pub(crate) fn read_slots(&self, directory: &Directory, proc: &ProcRoot) -> FoundReaders {
-        let mut found = FoundReaders { directory: directory.id, slots: None, notes: None, problems: Vec::new() };
+        let mut found =
+            FoundReaders { directory: directory.id, slots: None, notes: None, problems: Vec::new() };
         if self.slots {
             found.slots = Some(read_slots(directory, proc, &mut found.problems));
         }
@@ -109,13 +110,19 @@ impl Wanted {
 
 impl WalReaders {
     /// What is to be read for a directory before [`WalReaders::add`]; nothing where nobody would go by it.
-    pub(crate) fn wanted(&self, directory: &Directory, limits: &WalReaderLimits, now: Instant) -> Option<Wanted> {
+    pub(crate) fn wanted(
+        &self,
+        directory: &Directory,
+        limits: &WalReaderLimits,
+        now: Instant,
+    ) -> Option<Wanted> {
         let wal = Wal::of(directory)?;
         let known = self.known.get(&directory.id);
         let read = known.and_then(|known| known.slots_read);
         let notes = known.and_then(|known| known.notes.as_ref());
         let is_open = |entry: &Entry| notes.and_then(|notes| notes.get(&entry.id)) != Some(&Note::Done);
-        let writer = wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence))?.1.sequence;
+        let writer =
+            wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence))?.1.sequence;
         let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
         segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
         segments.truncate(NOTES_MAX);
@@ -221,7 +228,8 @@ impl Wal {
         let is_segment = |entry: &&Entry| matches!(entry.number, Number::WalSegment(_));
         let log = directory.entries.values().find(is_segment)?.log;
         match directory.rule(log) {
-            Rule::ReleaseBehindFollowers { near_files, .. } | Rule::ReleaseBeforeCheckpoint { near_files, .. } => {
+            Rule::ReleaseBehindFollowers { near_files, .. }
+            | Rule::ReleaseBeforeCheckpoint { near_files, .. } => {
                 Some(Self { log, segment_size: directory.logs[&log].segment_size, near_files })
             }
             Rule::Keep
@@ -252,11 +260,17 @@ impl Wal {
         is_open: impl Fn(&Entry) -> bool,
     ) -> impl Iterator<Item = (&'a OsStr, &'a Entry)> {
         let first = writer.saturating_sub(self.near_files.max(self.files_in(limits.archiver)));
-        let near = self.entries(directory).filter(move |(_, entry)| (first..=writer).contains(&entry.sequence));
+        let near =
+            self.entries(directory).filter(move |(_, entry)| (first..=writer).contains(&entry.sequence));
         near.filter(move |(_, entry)| !entry.sample.windows.is_empty() && is_open(entry))
     }
 
-    fn follower(&self, id: FollowerId, (sequence, position): (u64, Position), near_files: u64) -> FollowerFacts {
+    fn follower(
+        &self,
+        id: FollowerId,
+        (sequence, position): (u64, Position),
+        near_files: u64,
+    ) -> FollowerFacts {
         FollowerFacts { id, log: self.log, sequence, position, near_files }
     }
 
@@ -298,7 +312,11 @@ fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> Note {
 }
 
 /// The slots in `pg_replslot`, in the directory that the server works in, or beside that of the WAL.
-fn read_slots(directory: &Directory, proc: &ProcRoot, problems: &mut Vec<(PathBuf, String)>) -> Vec<NamedSlot> {
+fn read_slots(
+    directory: &Directory,
+    proc: &ProcRoot,
+    problems: &mut Vec<(PathBuf, String)>,
+) -> Vec<NamedSlot> {
     let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
     let opened = match directory.owner {
         // WAL may lie elsewhere, behind a link; the server works in its data directory.

@@ -47,10 +47,7 @@ impl ReplicationSlot {
             return Err(CheckpointError::Checksum);
         }
         let restart_lsn = u64::from_le_bytes(array(bytes, RESTART_LSN)?);
-        Ok(Self {
-            restart_lsn: (restart_lsn > 0).then_some(restart_lsn),
-            is_logical: number(DATABASE)? != 0,
-        })
+        Ok(Self { restart_lsn: (restart_lsn > 0).then_some(restart_lsn), is_logical: number(DATABASE)? != 0 })
     }
 }
 
@@ -98,7 +95,8 @@ mod tests {
 
     #[test]
     fn later_versions_have_more_behind_what_is_read() {
-        for (version, is_known) in [(1, false), (2, true), (3, true), (5, true), (6, false), (10_002, false)] {
+        for (version, is_known) in [(1, false), (2, true), (3, true), (5, true), (6, false), (10_002, false)]
+        {
             for len in [184_u32, 192, 256] {
                 let mut bytes = slots()[0].clone();
                 bytes.resize(DATA + usize::try_from(len).unwrap(), 7);
@@ -134,7 +132,10 @@ mod tests {
             let implausible = CheckpointError::Implausible { what: "length" };
             assert_eq!(ReplicationSlot::parse(&bytes), Err(implausible), "{len}");
         }
-        assert!(matches!(ReplicationSlot::parse(&[0; LEN]), Err(CheckpointError::UnknownFormat { format: 0 })));
+        assert!(matches!(
+            ReplicationSlot::parse(&[0; LEN]),
+            Err(CheckpointError::UnknownFormat { format: 0 })
+        ));
     }
 
     proptest! {

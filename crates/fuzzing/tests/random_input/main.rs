@@ -127,6 +127,11 @@ fn random_control_files_end_no_parser() {
 }
 
 #[test]
+fn random_replication_slots_end_no_parser() {
+    random_input_for("pg_slot");
+}
+
+#[test]
 fn random_files_of_a_process_end_no_parser() {
     random_input_for("process");
 }

@@ -204,7 +204,8 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
                 entries.for_each(|entry| entry.sample.replace(&(0..1 << 20), vec![window.clone()]));
             }
             hanging.stop();
-            let facts = guard.decider.facts(&mut guard.watched, &guard.settings, &mut guard.report, Instant::now());
+            let facts =
+                guard.decider.facts(&mut guard.watched, &guard.settings, &mut guard.report, Instant::now());
             give.send(guard.decider.decide(&facts, &mut guard.watched, &guard.settings)).unwrap();
         });
         let decision = take.recv_timeout(Duration::from_secs(60));

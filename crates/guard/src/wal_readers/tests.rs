@@ -242,8 +242,14 @@ fn odd_slots_hold_nothing_and_are_said_once() {
     };
     symlink(slots.join("good/state"), state("link")).unwrap();
     symlink(slots.join("good"), slots.join("linked")).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, state("fifo"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
-        .unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        state("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
     std::fs::File::create(state("huge")).unwrap().set_len(1 << 40).unwrap();
     std::fs::write(state("empty"), "").unwrap();
     std::fs::create_dir(state("directory")).unwrap();
@@ -253,7 +259,8 @@ fn odd_slots_hold_nothing_and_are_said_once() {
     assert_eq!(seen.followers.iter().map(|follower| follower.sequence).collect::<Vec<_>>(), [2]);
     problems.sort();
     let names: Vec<_> = problems.iter().map(|(path, _)| path.strip_prefix(&slots).unwrap()).collect();
-    let odd = ["directory", "empty", "fifo", "huge", "link", "linked"].map(|name| Path::new(name).join("state"));
+    let odd =
+        ["directory", "empty", "fifo", "huge", "link", "linked"].map(|name| Path::new(name).join("state"));
     assert_eq!(names, odd.iter().map(PathBuf::as_path).collect::<Vec<_>>());
 }
 
