@@ -196,10 +196,13 @@ impl Server {
         self.query("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')").parse().expect("a number")
     }
 
-    /// Writes so many MiB of WAL, in as many transactions, which change no table.
-    pub(crate) fn write_records(&self, mib: u32) {
+    /// Writes so many MiB of WAL, in as many transactions, which change no table, with a pause after each.
+    pub(crate) fn write_records(&self, mib: u32, pause: Duration) {
         let one = "PERFORM pg_logical_emit_message(true, 'load', repeat('x', 1048576)); COMMIT;";
-        self.query(&format!("DO $$ BEGIN FOR number IN 1..{mib} LOOP {one} END LOOP; END $$"));
+        let pause = pause.as_secs_f64();
+        self.query(&format!(
+            "DO $$ BEGIN FOR number IN 1..{mib} LOOP {one} PERFORM pg_sleep({pause}); END LOOP; END $$"
+        ));
     }
 
     /// Lets a load write so many bytes of WAL more, and calls `sample` meanwhile. A `rate` is in transactions a second, of
