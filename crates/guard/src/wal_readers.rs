@@ -4,8 +4,9 @@
 //! Invariants:
 //! 1. What was seen a while ago holds too much, never too little: a segment counts as archived once its note says so, and a slot only
 //!    moves on.
-//! 2. In a directory at most [`NOTES_MAX`] segments are asked for at a tick, and at most [`SLOTS_MAX`] slots are read, every
-//!    [`SLOTS_AGAIN`]. Whoever owns the directories may have put any file there: see [`ReplicationSlot::parse`].
+//! 2. A directory is read every [`AGAIN`], at most [`NOTES_MAX`] notes and [`SLOTS_MAX`] slots of it: more would take the processor
+//!    time that its database has for samples. Whoever owns the directories may have put any file there: see
+//!    [`ReplicationSlot::parse`].
 //! 3. Nothing is asked unless the log's rule goes by followers. Only [`Wanted::read`] does I/O, in a thread that may be left behind.
 //!
 //! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Where `archive_status` can't
@@ -31,12 +32,12 @@ use crate::directory::{Directory, DirectoryId};
 use crate::entry::Entry;
 use crate::ids::IdMap;
 
-/// Segments whose notes are looked for at a tick.
+/// The time between two looks.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Segments whose notes are looked for at once.
 const NOTES_MAX: usize = 256;
 /// Slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
 const SLOTS_MAX: usize = 256;
-/// The time between two looks at the slots.
-const SLOTS_AGAIN: Duration = Duration::from_secs(1);
 
 /// What is known of those who read the WAL in each watched directory.
 #[derive(Default)]
@@ -48,9 +49,11 @@ pub(crate) struct WalReaders {
 #[derive(Default)]
 struct KnownReaders {
     slots: Vec<NamedSlot>,
-    slots_read: Option<Instant>,
-    /// The notes of segments, but of none where `archive_status` can't be read.
+    read: Option<Instant>,
+    /// The notes of segments, unless `archive_status` can't be read, or the server has no archiver.
     notes: Option<IdMap<FileId, Note>>,
+    /// Whether the server was last seen to have an archiver.
+    has_archiver: bool,
 }
 
 /// A slot, by the name of its directory.
@@ -68,15 +71,14 @@ enum Note {
 
 /// What is to be read for a directory.
 pub(crate) struct Wanted {
-    slots: bool,
-    /// Segments whose notes are asked for.
-    segments: Vec<(FileId, OsString)>,
+    /// Segments whose notes are asked for, if any are.
+    segments: Option<Vec<(FileId, OsString)>>,
 }
 
 /// What was read for a directory.
 pub(crate) struct FoundReaders {
     directory: DirectoryId,
-    slots: Option<Vec<NamedSlot>>,
+    slots: Vec<NamedSlot>,
     notes: Option<Vec<(FileId, Note)>>,
     problems: Vec<(PathBuf, String)>,
 }
@@ -84,16 +86,14 @@ pub(crate) struct FoundReaders {
 impl Wanted {
     /// Reads the slots of the database.
     pub(crate) fn read_slots(&self, directory: &Directory, proc: &ProcRoot) -> FoundReaders {
-        let mut found =
-            FoundReaders { directory: directory.id, slots: None, notes: None, problems: Vec::new() };
-        if self.slots {
-            found.slots = Some(read_slots(directory, proc, &mut found.problems));
-        }
-        found
+        let mut problems = Vec::new();
+        let slots = read_slots(directory, proc, &mut problems);
+        FoundReaders { directory: directory.id, slots, notes: None, problems }
     }
 
     /// Reads the notes in the directory.
     pub(crate) fn read_notes(self, directory: &Directory, proc: &ProcRoot, found: &mut FoundReaders) {
+        let Some(segments) = self.segments else { return };
         let path = directory.path_of(OsStr::new("archive_status"));
         let opened = directory.find(proc).and_then(|wal| {
             Handle::in_directory(wal.as_fd(), "archive_status", path.clone())?.open_directory(Expected::Any)
@@ -101,7 +101,7 @@ impl Wanted {
         match opened {
             Ok(status) => {
                 let note = |(file, name): (FileId, OsString)| (file, note_of(status.as_fd(), &path, &name));
-                found.notes = Some(self.segments.into_iter().map(note).collect());
+                found.notes = Some(segments.into_iter().map(note).collect());
             }
             Err(error) => note_problem(&mut found.problems, path, &error),
         }
@@ -109,7 +109,7 @@ impl Wanted {
 }
 
 impl WalReaders {
-    /// What is to be read for a directory before [`WalReaders::add`]; nothing where nobody would go by it.
+    /// What is to be read for a directory before [`WalReaders::add`]; nothing where that is not due, or nobody would go by it.
     pub(crate) fn wanted(
         &self,
         directory: &Directory,
@@ -118,26 +118,29 @@ impl WalReaders {
     ) -> Option<Wanted> {
         let wal = Wal::of(directory)?;
         let known = self.known.get(&directory.id);
-        let read = known.and_then(|known| known.slots_read);
-        let notes = known.and_then(|known| known.notes.as_ref());
-        let is_open = |entry: &Entry| notes.and_then(|notes| notes.get(&entry.id)) != Some(&Note::Done);
-        let writer =
-            wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence))?.1.sequence;
-        let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
-        segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
-        segments.truncate(NOTES_MAX);
-        Some(Wanted {
-            slots: read.is_none_or(|read| now.saturating_duration_since(read) >= SLOTS_AGAIN),
-            segments: segments.into_iter().map(|(name, entry)| (entry.id, name.to_owned())).collect(),
-        })
+        let read = known.and_then(|known| known.read);
+        if read.is_some_and(|read| now.saturating_duration_since(read) < AGAIN) {
+            return None;
+        }
+        // Of a directory that was named no process is known.
+        let may_archive = directory.owner.is_none() || known.is_none_or(|known| known.has_archiver);
+        let segments = || {
+            let notes = known.and_then(|known| known.notes.as_ref());
+            let is_open = |entry: &Entry| notes.and_then(|notes| notes.get(&entry.id)) != Some(&Note::Done);
+            let writer = wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence));
+            let writer = writer?.1.sequence;
+            let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
+            segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
+            segments.truncate(NOTES_MAX);
+            Some(segments.into_iter().map(|(name, entry)| (entry.id, name.to_owned())).collect())
+        };
+        Some(Wanted { segments: if may_archive { segments() } else { None } })
     }
 
     /// Takes in what was read at this time.
     pub(crate) fn take(&mut self, found: FoundReaders, now: Instant) {
         let known = self.known.entry(found.directory).or_default();
-        if let Some(slots) = found.slots {
-            (known.slots, known.slots_read) = (slots, Some(now));
-        }
+        (known.slots, known.read) = (found.slots, Some(now));
         match found.notes {
             Some(notes) => known.notes.get_or_insert_default().extend(notes),
             None => known.notes = None,
@@ -182,7 +185,9 @@ impl WalReaders {
                     Some(Note::Done) => false,
                     Some(Note::Ready) => true,
                     // Its note is made once it is full.
-                    Some(Note::Missing) | None => archiver.is_some(),
+                    Some(Note::Missing) => archiver.is_some(),
+                    // It was not asked for since it is full.
+                    None => archiver.is_some() || (directory.owner.is_none() && entry.sequence < writer),
                 };
                 let open = wal.unarchived_near(directory, writer, limits, is_open);
                 open.map(|(_, entry)| (entry.sequence, Position::At(0))).min_by_key(|(sequence, _)| *sequence)
@@ -192,6 +197,7 @@ impl WalReaders {
         let id = FollowerId(hash(&("archiver", wal.log.0)));
         readers.extend(place.map(|place| wal.follower(id, place, wal.files_in(limits.archiver))));
         if let Some(known) = known {
+            known.has_archiver = archiver.is_some();
             readers.extend(wal.followers_of_slots(&known.slots, senders));
             known.forget_files_gone_from(directory);
         }
