@@ -7,7 +7,8 @@
 //! 2. A directory is read every [`AGAIN`], at most [`NOTES_MAX`] notes and [`SLOTS_MAX`] slots of it: more would take the processor
 //!    time that its database has for samples. Whoever owns the directories may have put any file there: see
 //!    [`ReplicationSlot::parse`].
-//! 3. Nothing is asked unless the log's rule goes by followers. Only [`Wanted::read`] does I/O, in a thread that may be left behind.
+//! 3. Nothing is asked unless the log's rule goes by followers. Only [`FoundReaders::of_slots`] and [`Wanted::read_notes`] do
+//!    I/O, in a thread that may be left behind.
 //!
 //! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Where `archive_status` can't
 //! be, the archiver's title alone counts.
@@ -84,13 +85,6 @@ pub(crate) struct FoundReaders {
 }
 
 impl Wanted {
-    /// Reads the slots of the database.
-    pub(crate) fn read_slots(&self, directory: &Directory, proc: &ProcRoot) -> FoundReaders {
-        let mut problems = Vec::new();
-        let slots = read_slots(directory, proc, &mut problems);
-        FoundReaders { directory: directory.id, slots, notes: None, problems }
-    }
-
     /// Reads the notes in the directory.
     pub(crate) fn read_notes(self, directory: &Directory, proc: &ProcRoot, found: &mut FoundReaders) {
         let Some(segments) = self.segments else { return };
@@ -105,6 +99,15 @@ impl Wanted {
             }
             Err(error) => note_problem(&mut found.problems, path, &error),
         }
+    }
+}
+
+impl FoundReaders {
+    /// Reads the slots of the database, and no notes yet.
+    pub(crate) fn of_slots(directory: &Directory, proc: &ProcRoot) -> Self {
+        let mut problems = Vec::new();
+        let slots = read_slots(directory, proc, &mut problems);
+        Self { directory: directory.id, slots, notes: None, problems }
     }
 }
 

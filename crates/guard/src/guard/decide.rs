@@ -165,7 +165,7 @@ impl Decider {
                 for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
                     let Some(wanted) = wanted else { continue };
                     place.elsewhere();
-                    let mut of_directory = wanted.read_slots(directory, &proc);
+                    let mut of_directory = FoundReaders::of_slots(directory, &proc);
                     place.at(index);
                     wanted.read_notes(directory, &proc, &mut of_directory);
                     found.push(of_directory);

@@ -56,7 +56,7 @@ impl Data {
         let (watched, mut readers, now) = (self.watched(), WalReaders::default(), Instant::now());
         let wanted = readers.wanted(&watched, limits, now).unwrap();
         let proc = ProcRoot::default();
-        let mut found = wanted.read_slots(&watched, &proc);
+        let mut found = FoundReaders::of_slots(&watched, &proc);
         wanted.read_notes(&watched, &proc, &mut found);
         readers.take(found, now);
         let titles: Vec<_> = (10..).zip(titles.iter().map(ToString::to_string)).collect();
