@@ -20,6 +20,7 @@ mod metrics;
 mod mysql;
 mod postgresql;
 mod postgresql_readers;
+mod read_back;
 mod recovery;
 mod recycled;
 mod selection;

@@ -423,6 +423,10 @@ impl Printer {
             let s = if tick.followers == 1 { "" } else { "s" };
             let _ = write!(line, ", {} follower{s}", tick.followers);
         }
+        if tick.kept_logs > 0 {
+            let logs = if tick.kept_logs == 1 { "log is" } else { "logs are" };
+            let _ = write!(line, ", {} {logs} read back and kept", tick.kept_logs);
+        }
         self.last_status = Instant::now();
         self.released_at_last_status = self.released;
         self.clear_status()?;
@@ -488,6 +492,9 @@ fn summary_text(summary: &Summary) -> String {
     );
     for (class, bytes) in &summary.released_bytes {
         let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));
+    }
+    for (class, bytes) in &summary.read_back_bytes {
+        let _ = write!(text, "\n  of {class} {} were read back by others", Size(*bytes));
     }
     for (program, bytes) in &summary.released_behind_streams_bytes {
         let _ = write!(text, "\n  behind {} {}", escaped(program), Size(*bytes));

@@ -321,6 +321,10 @@ pub struct Tick {
     pub unwritten_bytes: u64,
     /// Released in this tick.
     pub released_bytes: u64,
+    /// Of what was released, read back by somebody since the tick before.
+    pub read_back_bytes: u64,
+    /// Logs that are kept since they are read back.
+    pub kept_logs: usize,
     /// Acts decided in this tick: releases, and starts of writeback.
     pub acts: usize,
     /// Followers seen.
@@ -352,6 +356,8 @@ pub struct Done {
     pub released_bytes: u64,
     /// What resisted at the time.
     pub kept_bytes: u64,
+    /// Of what was released, read back by somebody.
+    pub read_back_bytes: u64,
 }
 
 /// What a whole run did.
@@ -367,6 +373,8 @@ pub struct Summary {
     pub released_behind_streams_bytes: BTreeMap<String, u64>,
     /// Released in all.
     pub released_total_bytes: u64,
+    /// Of what was released, read back by somebody, by file class.
+    pub read_back_bytes: BTreeMap<FileClass, u64>,
     /// Reclaimed in memory cgroups, by their paths.
     pub reclaimed_in_cgroups_bytes: BTreeMap<String, u64>,
     /// What resisted a release at the time.

@@ -197,6 +197,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
                 rule: directory.rule(log),
                 rewrite,
                 size: entry.size,
+                changed: entry.changed,
                 writer: written.then(|| position(spec, rewrite, entry, by_file)),
                 windows: entry.sample.windows.as_slice().into(),
             });

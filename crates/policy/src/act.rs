@@ -42,6 +42,8 @@ pub enum Warning {
     RecycledSubPages,
     /// The file is meant for direct I/O but has resident pages.
     DirectButResident,
+    /// Released bytes were read back by somebody whose place in the log is not known: it is kept for a while.
+    ReadBack,
 }
 
 impl fmt::Display for Warning {
@@ -49,6 +51,9 @@ impl fmt::Display for Warning {
         f.write_str(match self {
             Self::RecycledSubPages => {
                 "recycled log written in parts of pages: kept, since a released page would be read again before each write"
+            }
+            Self::ReadBack => {
+                "read back after it was released, by a reader whose place in it is not seen: the log is kept until nobody has read it back for some minutes"
             }
             Self::DirectButResident => "used with direct I/O, yet pages of it are resident: another opener is buffered or maps it",
         })

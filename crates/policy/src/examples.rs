@@ -32,6 +32,7 @@ pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> Fi
         rewrite: Rewrite::Never,
         size,
         writer: None,
+        changed: 0,
         windows: windows
             .iter()
             .filter(|window| window.start < size)

@@ -67,6 +67,8 @@ pub struct FileFacts {
     pub rewrite: Rewrite,
     /// Size in bytes.
     pub size: u64,
+    /// When it was written last, by the clock of its file system or as a count: compared only with that of other steps.
+    pub changed: i128,
     /// Where the writer is, if this is the file it writes now.
     pub writer: Option<Position>,
     /// The parts that have resident pages, ascending. Shared: facts are mostly those of the step before.

@@ -1,6 +1,7 @@
 //! The followed logs among the facts of one step.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::allowance::{Follower, Followers};
 use crate::state::FollowerPosition;
@@ -14,6 +15,8 @@ pub(crate) struct FollowedLog {
     /// The largest sequence.
     newest: u64,
     followers: Vec<Follower>,
+    /// The sequences that followers were in since the last step.
+    passed: Vec<RangeInclusive<u64>>,
 }
 
 impl FollowedLog {
@@ -26,13 +29,21 @@ impl FollowedLog {
         let mut logs: BTreeMap<LogId, Self> = BTreeMap::new();
         for follower in &facts.followers {
             let (log, sequence, position) = (follower.log, follower.sequence, follower.position);
-            let moved = past.get(&follower.id) != Some(&FollowerPosition { log, sequence, position });
+            let before = past.get(&follower.id).filter(|before| before.log == log);
+            let moved = before != Some(&FollowerPosition { log, sequence, position });
             let offset = match position {
                 Position::At(offset) => Some(offset),
                 Position::Unknown => None,
             };
             let near_files = follower.near_files;
-            logs.entry(log).or_default().followers.push(Follower { sequence, offset, moved, near_files });
+            let followed = logs.entry(log).or_default();
+            followed.followers.push(Follower { sequence, offset, moved, near_files });
+            // One not seen before may have come from anywhere.
+            let from = before.map_or(0, |before| before.sequence);
+            followed.passed.push(from.min(sequence)..=from.max(sequence));
+        }
+        for (_, before) in past.iter().filter(|(id, _)| facts.followers.iter().all(|now| now.id != **id)) {
+            logs.entry(before.log).or_default().passed.push(before.sequence..=before.sequence);
         }
         if !logs.is_empty() {
             for file in &facts.files {
@@ -45,6 +56,11 @@ impl FollowedLog {
             }
         }
         logs
+    }
+
+    /// Whether a follower may have read of the file with this sequence since the last step.
+    pub(crate) fn is_passed(&self, sequence: u64) -> bool {
+        self.passed.iter().any(|sequences| sequences.contains(&sequence))
     }
 
     pub(crate) fn followers(&self) -> Followers<'_> {

@@ -4,7 +4,8 @@
 //! *Logs* have one rule in two halves. [`allowance`] says what may go, by the places of a log's writer and followers. The exact half is
 //! for those that know the places: an engine's own logs ([`exact`]), and a process whose writes are seen one by one ([`log`], which finds
 //! the writer's place in them). The inferring half is [`step()`], for an observer: it has windows with their resident and dirty bytes, finds a
-//! writer's place by its traces where none is shown, and remembers what it did, since windows may resist or fill again.
+//! writer's place by its traces where none is shown, and remembers what it did, since windows may resist or fill again. What readers
+//! that it does not know of read back it sees, and keeps their logs.
 //!
 //! What crash recovery would read of a log ([`recovery`]) follows from its checkpoint, which only the database knows.
 //!
@@ -56,6 +57,8 @@ pub mod names;
 pub mod once_through;
 #[cfg(feature = "std")]
 pub mod ranges;
+#[cfg(feature = "std")]
+mod read_back;
 pub mod recovery;
 mod rule;
 #[cfg(feature = "std")]
@@ -79,6 +82,8 @@ pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfi
 pub use facts::{
     CheckpointFacts, DatabaseId, Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window,
 };
+#[cfg(feature = "std")]
+pub use read_back::READ_BACK_EVIDENCE;
 pub use recovery::Checkpoint;
 pub use rule::{
     BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rewrite, RewriteSource, Rule,

@@ -1,15 +1,18 @@
 //! What [`crate::step()`] remembers from one step to the next.
 //!
 //! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window
-//! only while it has resident pages, a follower only while it is reported. A lost state does no harm: some
-//! windows are tried once more, and the tail of a writer whose position is unknown has to show itself again.
+//! only while it has resident pages, a follower only while it is reported. The exception is which ranges were released: that is
+//! remembered until [`StepState::retain_files`] says that the file is gone. A lost state does no harm: some windows are tried once
+//! more, the tail of a writer whose position is unknown has to show itself again, and a reader that is not seen has to read back once
+//! more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::history::History;
+use crate::read_back::{LogReadBack, ReleasedFile};
 use crate::tail_inference::TailInference;
-use crate::{FileId, FollowerId, LogId, Position, Warning};
+use crate::{FileFacts, FileId, FollowerId, LogId, Position, Warning, Window};
 
 /// What is remembered between two calls of [`crate::step()`].
 ///
@@ -21,9 +24,38 @@ pub struct StepState {
     pub(crate) files: BTreeMap<FileId, FileHistory>,
     /// Where each follower was in the last step.
     pub(crate) followers: BTreeMap<FollowerId, FollowerPosition>,
+    /// What was released, by file.
+    pub(crate) released: BTreeMap<FileId, ReleasedFile>,
+    /// The logs that are read back, or were.
+    pub(crate) read_back: BTreeMap<LogId, LogReadBack>,
+    /// What was read back in the last step.
+    pub(crate) read_back_now: Vec<(FileId, u64)>,
 }
 
 impl StepState {
+    /// Takes in that a range of a file was released, after the step that had these facts of it, and which windows were left
+    /// resident in it. Whoever does not say so has readers that are not seen go unnoticed.
+    pub fn released(&mut self, file: &FileFacts, range: &Range<u64>, left: &[Window]) {
+        self.released.entry(file.id).or_insert_with(|| ReleasedFile::new(file)).release(range, left);
+    }
+
+    /// Forgets what was released of files that are gone, and how logs were read back of which none is left.
+    pub fn retain_files(&mut self, is_there: impl Fn(FileId) -> bool) {
+        self.released.retain(|id, _| is_there(*id));
+        let logs: BTreeSet<LogId> = self.released.values().map(|file| file.log).collect();
+        self.read_back.retain(|log, _| logs.contains(log));
+    }
+
+    /// What readers read back of released pages, in bytes, as the last step saw it.
+    pub fn read_back(&self) -> &[(FileId, u64)] {
+        &self.read_back_now
+    }
+
+    /// How many logs are kept, since they are read back.
+    pub fn kept_logs(&self) -> usize {
+        self.read_back.values().filter(|log| log.is_kept()).count()
+    }
+
     /// Forgets what was decided of a range of a file and then not done: it is decided anew in the next step.
     pub fn not_done(&mut self, file: FileId, range: &Range<u64>) {
         if let Some(known) = self.files.get_mut(&file) {

@@ -19,11 +19,12 @@ use std::mem;
 use crate::allowance::{Allowance, Verdict, Writer, align_down};
 use crate::followed::FollowedLog;
 use crate::history::{Action, History, ResidentWindow, decide};
+use crate::read_back::{LogReadBack, ReadBack, waits_for_followers};
 use crate::recovery::Needed;
 use crate::shares::shares;
 use crate::state::{FileHistory, FollowerPosition, StepState};
 use crate::tail_inference::TailInference;
-use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, LogId, Position, Rule, WINDOW, Warning};
+use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Position, Rule, WINDOW, Warning};
 
 /// Decides what to do now.
 ///
@@ -53,6 +54,7 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, LogId, Position, Rule
 ///         size,
 ///         writer: Some(Position::At(size)),
 ///         windows: [window(0), window(WINDOW), window(2 * WINDOW)].into(),
+///         changed: 0,
 ///     }],
 ///     ..Facts::default()
 /// };
@@ -93,6 +95,7 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     let newer = resident_in_newer(&busy);
     let shares = shares_of_totals(&busy);
     let checkpoints = checkpoints(facts);
+    let mut seen = observe_read_back(state, facts.retry, &busy, &past, &logs);
     let mut acts = Vec::new();
     for (file, newer) in busy.into_iter().zip(newer) {
         let mut known = past.remove(&file.id).unwrap_or_default();
@@ -104,6 +107,8 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
                 (Rule::Budget { total, .. }, Some(&bytes)) => Rule::Budget { bytes, total },
                 (rule, _) => rule,
             },
+            read_back: state.read_back.get(&file.log),
+            seen: seen.remove(&file.id).unwrap_or_default(),
         };
         step_file(&mut known, file, &log, facts.retry, &mut acts);
         if !known.is_empty() {
@@ -111,6 +116,36 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
         }
     }
     acts
+}
+
+/// Takes in what was read back of these files since the last step, and returns it; which logs are kept for that from now on.
+fn observe_read_back(
+    state: &mut StepState,
+    retry: u64,
+    busy: &[&FileFacts],
+    past: &BTreeMap<FileId, FileHistory>,
+    logs: &BTreeMap<LogId, FollowedLog>,
+) -> BTreeMap<FileId, ReadBack> {
+    let mut evidence: BTreeMap<LogId, u64> = BTreeMap::new();
+    let mut all = BTreeMap::new();
+    state.read_back_now.clear();
+    for file in busy {
+        let Some(released) = state.released.get_mut(&file.id) else { continue };
+        let is_passed = waits_for_followers(file.rule)
+            && logs.get(&file.log).is_some_and(|log| log.is_passed(file.sequence));
+        let tail = past.get(&file.id).and_then(|known| known.tail.as_ref());
+        let seen = released.observe(file, &windows(file), tail, is_passed);
+        if seen.bytes > 0 {
+            state.read_back_now.push((file.id, seen.bytes));
+        }
+        *evidence.entry(file.log).or_default() += seen.evidence;
+        all.insert(file.id, seen);
+    }
+    state.read_back.retain(|log, known| known.observe(evidence.remove(log).unwrap_or(0), retry));
+    for (log, evidence) in evidence.into_iter().filter(|(_, evidence)| *evidence > 0) {
+        state.read_back.entry(log).or_insert_with(|| LogReadBack::new(retry)).observe(evidence, retry);
+    }
+    all
 }
 
 /// Whether the writer's place in the file has to be inferred from its windows.
@@ -174,6 +209,10 @@ struct LogFacts<'a> {
     newer: u64,
     /// Its rule, with its share of a total.
     rule: Rule,
+    /// How it was read back before.
+    read_back: Option<&'a LogReadBack>,
+    /// What was read back of the file in this step.
+    seen: ReadBack,
 }
 
 /// Where recovery of a log starts, and the newest file that its writer may be in.
@@ -243,7 +282,7 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
         known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
         let in_ring = log.checkpoint.is_some_and(|known| matches!(known.at, Checkpoint::InRing { .. }));
-        tail.observe(&windows, &known.history, file, retry, in_ring);
+        tail.observe(&windows, (&known.history, &log.seen.by_reader), file, retry, in_ring);
     }
     let traces = tail.as_ref().and_then(|tail| tail.protected(slack(file.rule), file.size));
     let writer = match file.writer {
@@ -256,10 +295,20 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
         allowance = allowance.followed(file.rule, file.sequence, followed.followers());
     }
     allowance = allowance.recovered(file.rule, needed_by_recovery(file, log, tail.as_ref()));
-    let verdicts = verdicts(&allowance, tail.as_ref(), &windows, log.newer);
+    let mut verdicts = verdicts(&allowance, tail.as_ref(), &windows, log.newer);
 
     if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(Warning::DirectButResident) {
         acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
+    }
+    if let Some(read_back) = log.read_back {
+        for (window, verdict) in windows.iter().zip(&mut verdicts) {
+            if *verdict == Verdict::Release && read_back.keeps(file.sequence, &window.range) {
+                *verdict = Verdict::Flush;
+            }
+        }
+        if read_back.is_kept() && log.seen.evidence > 0 && known.warn_once(Warning::ReadBack) {
+            acts.push(Act::Warn { file: file.id, warning: Warning::ReadBack });
+        }
     }
     let mut history = Vec::new();
     if file.rewrite.needs_old_pages() {

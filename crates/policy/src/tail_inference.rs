@@ -103,16 +103,22 @@ enum Heat {
 }
 
 impl TailInference {
-    /// Takes in the windows of this step, before anything is decided on them. `history` is what was done before.
+    /// Takes in the windows of this step, before anything is decided on them. `history` is what was done before; `by_reader` says which
+    /// windows a reader brought, which are no traces of the writer.
     pub(crate) fn observe(
         &mut self,
         windows: &[ResidentWindow],
-        history: &[History],
+        (history, by_reader): (&[History], &[bool]),
         file: &FileFacts,
         retry: u64,
         in_ring: bool,
     ) {
         let mut heats: Vec<Heat> = windows.iter().map(|now| self.heat(now, history)).collect();
+        for (heat, by_reader) in heats.iter_mut().zip(by_reader) {
+            if *by_reader && *heat == Heat::Fresh {
+                *heat = Heat::Cold;
+            }
+        }
         self.suspect_filled_again(windows, &mut heats, file.size);
         let fresh =
             |(heat, window): (&Heat, &ResidentWindow)| *heat == Heat::Fresh && window.range.start != 0;
@@ -181,6 +187,18 @@ impl TailInference {
                 ranges.push(0..wrapped);
             }
             ranges
+        })
+    }
+
+    /// Where the writer was and may have gone on to, without the header's window; `None` while that is not known.
+    pub(crate) fn places(&self, size: u64) -> Option<Vec<Range<u64>>> {
+        (self.known && !self.idle).then(|| {
+            let data = self.active.iter().filter(|active| active.range.start != 0);
+            let mut places: Vec<Range<u64>> =
+                data.map(|active| active.range.start..active.range.end.saturating_add(AHEAD)).collect();
+            let wrapped = places.iter().map(|place| place.end.saturating_sub(size)).max().unwrap_or(0);
+            places.extend((wrapped > 0).then_some(0..wrapped));
+            places
         })
     }
 

@@ -260,6 +260,14 @@ impl Exposition {
         )?;
         sheet.counter(
             (
+                "read_back",
+                Some(Unit::Bytes),
+                "Bytes that were released, and that somebody read back since: from the device, which would not have been needed.",
+            ),
+            released().map(|(labels, released)| (labels, released.read_back)),
+        )?;
+        sheet.counter(
+            (
                 "stream_released",
                 Some(Unit::Bytes),
                 "Bytes released behind streaming programs, which they brought into the page cache.",

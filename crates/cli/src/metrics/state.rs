@@ -82,6 +82,8 @@ pub(super) struct Released {
     pub(super) bytes: u64,
     /// What resisted.
     pub(super) kept: u64,
+    /// Read back by somebody since.
+    pub(super) read_back: u64,
 }
 
 /// The watching thread's own account.
@@ -372,6 +374,7 @@ impl Known {
             other.acts += done.acts;
             other.released_bytes += done.released_bytes;
             other.kept_bytes += done.kept_bytes;
+            other.read_back_bytes += done.read_back_bytes;
         } else if self.pending.len() < MAX_PENDING {
             self.pending.push(done.clone());
         } else {
@@ -386,6 +389,7 @@ impl Known {
         released.acts += done.acts;
         released.bytes += done.released_bytes;
         released.kept += done.kept_bytes;
+        released.read_back += done.read_back_bytes;
     }
 
     /// Whose files they were, by the last sample.
@@ -478,6 +482,7 @@ mod tests {
             acts: 1,
             released_bytes,
             kept_bytes: 1,
+            read_back_bytes: 2,
         }
     }
 
@@ -519,7 +524,7 @@ mod tests {
         assert_eq!(known.released.len(), 1);
         assert_eq!(
             known.released[&(name("/a"), FileClass::Binlog)],
-            Released { acts: 2, bytes: 11, kept: 2 }
+            Released { acts: 2, bytes: 11, kept: 2, read_back: 4 }
         );
     }
 

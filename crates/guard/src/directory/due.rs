@@ -14,8 +14,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use pagekeeper_kernel::{Error, InspectedFile, Result, stat_of_name};
-use pagekeeper_policy::LogId;
 use pagekeeper_policy::names::Number;
+use pagekeeper_policy::{LogId, Window};
 
 use super::Directory;
 use crate::budget::Turn;
@@ -252,15 +252,21 @@ impl Directory {
         all
     }
 
-    /// Takes a new sample of a range of a file after an act on it.
-    pub(crate) fn take_sample(&mut self, path: &Path, file: &InspectedFile, range: Range<u64>) -> Result<()> {
+    /// Takes a new sample of a range of a file after an act on it, and returns it.
+    pub(crate) fn take_sample(
+        &mut self,
+        path: &Path,
+        file: &InspectedFile,
+        range: Range<u64>,
+    ) -> Result<Vec<Window>> {
         let found = sample_again(file, range.clone())?;
+        let left = found.clone();
         self.touch();
         if let Some(entry) = path.file_name().and_then(|name| self.entries.get_mut(name)) {
             entry.sample.replace(&range, found);
             entry.sample_now();
             entry.due = 1;
         }
-        Ok(())
+        Ok(left)
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, start_writeback};
-use pagekeeper_policy::FileId;
+use pagekeeper_policy::{FileId, Window};
 
 use super::report::Report;
 use super::serve::{Job, Place};
@@ -38,8 +38,19 @@ type Ranges = Vec<(FileId, Range<u64>)>;
 pub(super) struct CarriedOut {
     /// Bytes.
     pub(super) released: u64,
+    /// Which ranges were released.
+    pub(super) ranges: Vec<ReleasedRange>,
     /// What there was no time for, or hangs.
     pub(super) not_done: Ranges,
+}
+
+/// A range that was released.
+#[derive(Debug)]
+pub(super) struct ReleasedRange {
+    pub(super) file: FileId,
+    pub(super) range: Range<u64>,
+    /// What was resident in it right after that.
+    pub(super) left: Vec<Window>,
 }
 
 /// Carries out what was decided, or reports it.
@@ -92,6 +103,7 @@ pub(super) fn carry_out(
         let released = acts.done.iter().map(|done| done.released).sum();
         watched.turns.spend_on_release(key, acts.spent, released);
         carried_out.released += released;
+        carried_out.ranges.extend(acts.ranges);
         carried_out.not_done.extend(acts.not_done);
         for done in acts.done {
             report.act_done(&done.act, &own[done.act.directory], done.released, done.kept);
@@ -110,6 +122,7 @@ pub(super) fn carry_out(
 #[derive(Default)]
 struct Acts {
     done: Vec<DoneAct>,
+    ranges: Vec<ReleasedRange>,
     not_done: Ranges,
     problems: Vec<(PathBuf, Error)>,
     spent: Duration,
@@ -179,8 +192,10 @@ impl Acts {
             }
             Action::Release => {
                 let (released, kept, rest) = release_pieces(file, &act.range, deadline)?;
+                let end = rest.as_ref().map_or(act.range.end, |rest| rest.start);
                 self.not_done.extend(rest.map(|rest| (act.file, rest)));
-                directory.take_sample(&act.path, file, act.range.clone())?;
+                let left = directory.take_sample(&act.path, file, act.range.clone())?;
+                self.ranges.push(ReleasedRange { file: act.file, range: act.range.start..end, left });
                 Ok(Some((released, kept)))
             }
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::process::{Access, thread_cpu_time};
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
+use super::carry_out::ReleasedRange;
 use super::report::Report;
 use super::sampling::descriptors;
 use super::serve::Job;
@@ -63,6 +64,30 @@ impl Decider {
         }
     }
 
+    /// Takes in what was released, after the decision on these facts.
+    pub(super) fn released(&mut self, facts: &Facts, released: &[ReleasedRange]) {
+        let ids: IdSet<FileId> = released.iter().map(|released| released.file).collect();
+        for file in facts.files.iter().filter(|file| !ids.is_empty() && ids.contains(&file.id)) {
+            for released in released.iter().filter(|released| released.file == file.id) {
+                self.policy.released(file, &released.range, &released.left);
+            }
+        }
+    }
+
+    /// Reports what readers read back of what was released, as the last decision saw it. How many bytes, and how many logs are kept
+    /// since they are read back.
+    pub(super) fn report_read_back(&self, watched: &Watched, report: &mut Report) -> (u64, usize) {
+        let read_back = self.policy.read_back();
+        let files = find_files(read_back.iter().map(|(file, _)| *file), watched);
+        for (file, bytes) in read_back {
+            if let Some(&(index, _, entry)) = files.get(file) {
+                let directory = &watched.directories[index];
+                report.read_back(directory, directory.spec(entry.log).class, *bytes);
+            }
+        }
+        (read_back.iter().map(|(_, bytes)| bytes).sum(), self.policy.kept_logs())
+    }
+
     /// What was seen, for the policy.
     pub(super) fn facts(
         &mut self,
@@ -74,6 +99,9 @@ impl Decider {
         if self.is_retry_due(now) {
             self.retry += 1;
             self.retry_due = now + RETRY;
+            let entries = watched.directories.iter().flat_map(|directory| directory.entries.values());
+            let files: IdSet<FileId> = entries.map(|entry| entry.id).collect();
+            self.policy.retain_files(|file| files.contains(&file));
         }
         self.read_checkpoints(watched, now);
         self.read_wal_readers(watched, settings, now);
@@ -207,7 +235,7 @@ impl Decider {
             return Decision::default();
         }
         let leftovers = leftovers(&acts, watched, settings);
-        let files = files(acts.iter(), watched);
+        let files = find_files(acts.iter().map(file_of), watched);
         let mut decision = Decision::default();
         for act in acts {
             let Some(&(index, name, entry)) = files.get(&file_of(&act)) else { continue };
@@ -219,10 +247,12 @@ impl Decider {
                 Act::Warn { warning, .. } => {
                     let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
                     if let Some(mut text) = text_of(warning, leftovers) {
-                        let settings = &directory.logs[&entry.log].settings;
-                        let hint = spec.hint.as_deref().filter(|_| settings.has_setting);
-                        for more in [settings.by.as_deref(), hint].into_iter().flatten() {
-                            text = format!("{text}; {more}");
+                        if warning != Warning::ReadBack {
+                            let settings = &directory.logs[&entry.log].settings;
+                            let hint = spec.hint.as_deref().filter(|_| settings.has_setting);
+                            for more in [settings.by.as_deref(), hint].into_iter().flatten() {
+                                text = format!("{text}; {more}");
+                            }
                         }
                         decision.warnings.push(FileWarning { path, inode, warning, text, directory: index });
                     }
@@ -260,12 +290,15 @@ fn strangers(watched: &Watched) -> HashSet<u32> {
     strangers
 }
 
-/// The files that acts are about: in which directory, by which name.
-fn files<'a, 'b>(
-    acts: impl Iterator<Item = &'a Act>,
-    watched: &'b Watched,
-) -> HashMap<FileId, (usize, &'b OsStr, &'b Entry)> {
-    let wanted: IdSet<FileId> = acts.map(file_of).collect();
+/// Files by their ids: in which directory they are, by which name.
+fn find_files(
+    ids: impl Iterator<Item = FileId>,
+    watched: &Watched,
+) -> HashMap<FileId, (usize, &OsStr, &Entry)> {
+    let wanted: IdSet<FileId> = ids.collect();
+    if wanted.is_empty() {
+        return HashMap::new();
+    }
     let directories = watched.directories.iter().enumerate();
     let theirs = directories.filter(|(_, directory)| directory.remembered.has_any(&wanted));
     let entries = theirs.flat_map(|(index, directory)| {
@@ -278,7 +311,7 @@ fn files<'a, 'b>(
 /// was measured there not known.
 fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMap<usize, Leftovers> {
     let warns = |act: &&Act| matches!(act, Act::Warn { warning: Warning::DirectButResident, .. });
-    let warned = files(acts.iter().filter(warns), watched);
+    let warned = find_files(acts.iter().filter(warns).map(file_of), watched);
     let directories: HashSet<usize> = warned.into_values().map(|(index, _, _)| index).collect();
     let mut found = HashMap::new();
     for index in directories {
@@ -294,7 +327,7 @@ fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMa
 /// A warning, with what was measured of the disk; nothing where that says that there is nothing to warn of.
 fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
     match warning {
-        Warning::RecycledSubPages => return Some(warning.to_string()),
+        Warning::RecycledSubPages | Warning::ReadBack => return Some(warning.to_string()),
         Warning::DirectButResident => {}
     }
     match leftovers {

@@ -249,10 +249,13 @@ impl Guard {
         self.report.resident_before(tick.files, facts.resident());
 
         let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
+        (tick.read_back_bytes, tick.kept_logs) =
+            self.decider.report_read_back(&self.watched, &mut self.report);
         tick.acts = decision.acts.len();
         let idle = !moved && decision == Decision::default();
         self.quiet_ticks = if idle { self.quiet_ticks.saturating_add(1) } else { 0 };
         let done = carry_out(decision, &mut self.watched, &self.settings, &mut self.report);
+        self.decider.released(&facts, &done.ranges);
         self.decider.not_done(&done.not_done);
         tick.postponed_acts = done.not_done.len();
         let (of_removed, acts) =

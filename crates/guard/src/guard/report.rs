@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::following::Following;
 use super::groups::Groups;
 use pagekeeper_kernel::text::unescaped;
+use pagekeeper_policy::FileClass;
 
 use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
@@ -162,24 +163,37 @@ impl Report {
                 self.summary.kept_bytes += kept;
             }
         }
-        let same = |done: &&mut Done| {
-            done.class == act.class && done.pid == directory.owner && done.directory == directory.path
+        let done = self.done_to(directory, act.class);
+        done.acts += 1;
+        done.released_bytes += released;
+        done.kept_bytes += kept;
+    }
+
+    /// Takes in what was read back of released files of a directory.
+    pub(super) fn read_back(&mut self, directory: &Directory, class: FileClass, bytes: u64) {
+        *self.summary.read_back_bytes.entry(class).or_default() += bytes;
+        self.done_to(directory, class).read_back_bytes += bytes;
+    }
+
+    /// What this tick did to the files of a class in a directory.
+    fn done_to(&mut self, directory: &Directory, class: FileClass) -> &mut Done {
+        let same = |done: &Done| {
+            done.class == class && done.pid == directory.owner && done.directory == directory.path
         };
-        if let Some(done) = self.done.iter_mut().find(same) {
-            done.acts += 1;
-            done.released_bytes += released;
-            done.kept_bytes += kept;
-            return;
-        }
-        self.done.push(Done {
-            pid: directory.owner,
-            profile: directory.profile.name.clone(),
-            directory: directory.path.clone(),
-            class: act.class,
-            acts: 1,
-            released_bytes: released,
-            kept_bytes: kept,
+        let at = self.done.iter().position(same).unwrap_or_else(|| {
+            self.done.push(Done {
+                pid: directory.owner,
+                profile: directory.profile.name.clone(),
+                directory: directory.path.clone(),
+                class,
+                acts: 0,
+                released_bytes: 0,
+                kept_bytes: 0,
+                read_back_bytes: 0,
+            });
+            self.done.len() - 1
         });
+        &mut self.done[at]
     }
 
     /// How many ticks there were.

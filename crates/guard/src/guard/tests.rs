@@ -49,6 +49,7 @@ fn what_a_tick_did_is_reported_by_directory_and_class() {
         acts: 2,
         released_bytes: released,
         kept_bytes: 0,
+        read_back_bytes: 0,
     };
     assert_eq!(guard.done(), [done]);
     guard.tick(&mut |_| {});

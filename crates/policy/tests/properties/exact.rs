@@ -95,6 +95,7 @@ impl Log {
             rewrite: Rewrite::Never,
             size,
             writer: writer.map(Position::At),
+            changed: 0,
             windows: windows(size).map(clean).collect(),
         });
         let followers = self.followers.iter().zip(0..).map(|(follower, id)| FollowerFacts {

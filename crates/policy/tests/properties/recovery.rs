@@ -52,6 +52,7 @@ impl Log {
             rewrite: Rewrite::WholePages,
             size: SIZE,
             writer: self.writer.filter(|(at, _)| *at == sequence).map(|(_, offset)| Position::At(offset)),
+            changed: 0,
             windows: (0..WINDOWS)
                 .filter_map(|number| {
                     let (resident, dirty) =

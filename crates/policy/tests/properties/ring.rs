@@ -163,6 +163,7 @@ impl Ring {
             rewrite: self.rewrite,
             size: self.pages.size,
             writer: Some(Position::Unknown),
+            changed: 0,
             windows: self.pages.windows().into(),
         };
         let at = Checkpoint::InRing { offset: self.needed()[0].start };

@@ -222,6 +222,7 @@ impl Log {
             rewrite: self.rewrite,
             size: pages.size,
             writer: (sequence == self.current && !self.stopped).then_some(Position::At(self.position)),
+            changed: 0,
             windows: pages.windows().into(),
         };
         let follower = |(id, (sequence, position)): (u64, (u64, Position))| FollowerFacts {

@@ -1,0 +1,332 @@
+//! The read-back detector: a follower that nobody knows of is seen by what it reads back, and then its log is kept.
+//!
+//! A released page that is resident again was read or written. The writer's place is known, or inferred; what comes back elsewhere
+//! is a reader's. Such a reader may come again, so nothing more of the log is released until nobody has read any of it back for a
+//! while.
+//!
+//! Invariants:
+//! 1. Bytes count as read back where a window that the caller [released](crate::StepState::released) has more resident than ever since
+//!    then. What the release left is not read back, nor what comes back after the kernel took it, or after a sample without it.
+//! 2. What the file's writer may have brought is not counted: in a file that was written since the last step, what lies at its place,
+//!    or joins what is remembered of it, and everything if its place is not known. Nor are dirty pages.
+//! 3. A log of which [`READ_BACK_EVIDENCE`] bytes were read back is *kept* from that very step on: what a rule would release is
+//!    written out instead. So no more than that, and what a reader reads between two steps, is read back twice.
+//! 4. Where the rule waits for followers, what a known one passes does not count the first time: a far follower reads from the disk, by
+//!    its rule. A window that is released, and read back a second time, counts whoever reads it.
+//! 5. After [`PATIENCE`] retries without a byte read back a kept log is *probed*: of [`PROBED`] windows one goes. A byte read back puts
+//!    it back. As many retries later all goes again. So one reader that comes once, as a backup does, keeps a log for a while, and one
+//!    that goes on costs a small part of the log for each [`PATIENCE`] retries, which get twice as many each time that it comes again, up to
+//!    [`PATIENCE_MAX`].
+//! 6. Of one file at most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows are remembered; beyond that the lowest is forgotten.
+//!
+//! How it fails: pages that a reader finds resident leave no trace. What a reader brings at the writer's place, between the writer's
+//! own steps, is taken for the writer's. A lost memory costs one more read of what is released from then on.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::history::ResidentWindow;
+use crate::tail_inference::TailInference;
+use crate::{FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Window};
+
+/// Bytes of a log that are read back before it is kept (2 MiB): more than read-ahead of a reader that looks at the beginning of a file.
+pub const READ_BACK_EVIDENCE: u64 = WINDOW;
+/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: five minutes of a guard.
+const PATIENCE: u64 = 30;
+/// The same of a log that was read back again and again.
+const PATIENCE_MAX: u64 = 16 * PATIENCE;
+/// A log that is not read back for so many times its patience starts anew.
+const FORGIVEN: u64 = 16;
+/// One of so many windows is released of a log that is probed.
+const PROBED: u64 = 16;
+/// Ranges of one file that are remembered.
+const RANGES_MAX: usize = 256;
+/// Windows of one file that are remembered (16 GiB).
+const WINDOWS_MAX: usize = 8192;
+
+/// What was released of one file, and what of that came back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReleasedFile {
+    pub(crate) log: LogId,
+    released: Ranges,
+    /// What a known follower read back once.
+    read: Ranges,
+    /// What was released again after that.
+    again: Ranges,
+    /// The windows of `released` that had resident pages since they were released last, by their starts.
+    known: BTreeMap<u64, KnownWindow>,
+    changed: i128,
+    writer: Option<Position>,
+}
+
+/// A released window that has pages, or had some since.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct KnownWindow {
+    /// The most bytes that were resident since it was released.
+    resident: u64,
+    /// Bytes dirty or under writeback when they were counted last.
+    unwritten: u64,
+}
+
+/// What was read back in one step.
+#[derive(Debug, Default)]
+pub(crate) struct ReadBack {
+    /// For each window, whether it was a reader that brought pages of it.
+    pub(crate) by_reader: Vec<bool>,
+    /// All bytes.
+    pub(crate) bytes: u64,
+    /// Of those, the bytes that no known follower explains.
+    pub(crate) evidence: u64,
+}
+
+impl ReleasedFile {
+    pub(crate) fn new(file: &FileFacts) -> Self {
+        Self {
+            log: file.log,
+            released: Ranges::default(),
+            read: Ranges::default(),
+            again: Ranges::default(),
+            known: BTreeMap::new(),
+            changed: file.changed,
+            writer: file.writer,
+        }
+    }
+
+    /// Takes in that a range was released, and what it left.
+    pub(crate) fn release(&mut self, range: &Range<u64>, left: &[Window]) {
+        for window in windows_of(range).filter(|window| self.read.holds(window)) {
+            self.again.insert(window);
+        }
+        self.released.insert(range.clone());
+        self.known.retain(|start, _| !range.contains(start));
+        for window in left.iter().filter(|window| range.contains(&window.start)) {
+            let known = KnownWindow { resident: window.resident, unwritten: window.unwritten };
+            self.known.insert(window.start, known);
+        }
+    }
+
+    /// Takes in the windows of this step. `tail` is what was inferred of the writer before it; `is_passed` says whether a known follower,
+    /// for which the rule waits, may have read of the file.
+    pub(crate) fn observe(
+        &mut self,
+        file: &FileFacts,
+        windows: &[ResidentWindow],
+        tail: Option<&TailInference>,
+        is_passed: bool,
+    ) -> ReadBack {
+        for ranges in [&mut self.released, &mut self.read, &mut self.again] {
+            ranges.truncate(file.size);
+        }
+        self.known.retain(|start, _| *start < file.size);
+        let grown: Vec<u64> = windows.iter().map(|window| self.take(window)).collect();
+        let by_writer = self.by_writer(file, windows, &grown, tail);
+        let mut seen = ReadBack { by_reader: vec![false; windows.len()], ..ReadBack::default() };
+        for (index, window) in windows.iter().enumerate() {
+            if grown[index] == 0 || by_writer[index] {
+                continue;
+            }
+            seen.by_reader[index] = true;
+            seen.bytes += grown[index];
+            if is_passed && !self.again.holds(&window.range) {
+                self.read.insert(window.range.clone());
+            } else {
+                seen.evidence += grown[index];
+            }
+        }
+        (self.changed, self.writer) = (file.changed, file.writer);
+        seen
+    }
+
+    /// Takes in what a window has now: the bytes of clean pages that came to it, if it was released.
+    fn take(&mut self, now: &ResidentWindow) -> u64 {
+        if !self.released.holds(&now.range) {
+            return 0;
+        }
+        let known = self.known.entry(now.range.start).or_default();
+        let dirtied = now.unwritten.saturating_sub(known.unwritten);
+        let grown = now.resident.saturating_sub(known.resident).saturating_sub(dirtied);
+        *known = KnownWindow { resident: known.resident.max(now.resident), unwritten: now.unwritten };
+        if self.known.len() > WINDOWS_MAX {
+            self.known.pop_first();
+        }
+        grown
+    }
+
+    /// For each window, whether what came to it may be the writer's (invariant 2).
+    fn by_writer(
+        &self,
+        file: &FileFacts,
+        windows: &[ResidentWindow],
+        grown: &[u64],
+        tail: Option<&TailInference>,
+    ) -> Vec<bool> {
+        let all = |by_writer| vec![by_writer; windows.len()];
+        if file.changed == self.changed {
+            return all(false);
+        }
+        match (self.writer, file.writer) {
+            (None, None) => all(file.rewrite != Rewrite::Never),
+            (Some(Position::At(was)), Some(Position::At(now))) if now < was => all(true),
+            (Some(Position::At(was)), Some(Position::At(_)) | None) => {
+                let from = was / WINDOW * WINDOW;
+                windows.iter().map(|window| window.range.end > from).collect()
+            }
+            (None, Some(Position::At(now))) => {
+                let is_its =
+                    |window: &ResidentWindow| file.rewrite != Rewrite::Never || window.range.end > now;
+                windows.iter().map(is_its).collect()
+            }
+            (Some(Position::Unknown), _) | (_, Some(Position::Unknown)) => {
+                match tail.and_then(|tail| tail.places(file.size)) {
+                    Some(places) => joined(windows, grown, &places),
+                    None => all(true),
+                }
+            }
+        }
+    }
+}
+
+/// For each window, whether it is one of a row of grown windows that meets one of these places. The header of a ring is its
+/// writer's in any case.
+fn joined(windows: &[ResidentWindow], grown: &[u64], places: &[Range<u64>]) -> Vec<bool> {
+    let mut by_writer = vec![false; windows.len()];
+    let mut first = 0;
+    for index in 0..windows.len() {
+        let goes_on = index > 0
+            && grown[index - 1] > 0
+            && windows[index - 1].range.start != 0
+            && windows[index - 1].range.end == windows[index].range.start;
+        if !goes_on {
+            first = index;
+        }
+        let range = &windows[index].range;
+        let meets = |place: &Range<u64>| place.start <= range.end && range.start <= place.end;
+        if range.start == 0 || goes_on && by_writer[index - 1] {
+            by_writer[index] = true;
+        } else if places.iter().any(meets) {
+            by_writer[first..=index].fill(true);
+        }
+    }
+    by_writer
+}
+
+/// The windows of a range that begins with one.
+fn windows_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    (range.start / WINDOW..end.div_ceil(WINDOW))
+        .map(move |number| number * WINDOW..end.min((number + 1) * WINDOW))
+}
+
+/// Ranges, ascending and apart.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    fn insert(&mut self, mut range: Range<u64>) {
+        let first = self.0.partition_point(|other| other.end < range.start);
+        let end = self.0.partition_point(|other| other.start <= range.end);
+        if let Some(met) = self.0.get(first..end).filter(|met| !met.is_empty()) {
+            range = range.start.min(met[0].start)..range.end.max(met[met.len() - 1].end);
+        }
+        self.0.splice(first..end.max(first), [range]);
+        if self.0.len() > RANGES_MAX {
+            self.0.remove(0);
+        }
+    }
+
+    fn holds(&self, range: &Range<u64>) -> bool {
+        let at = self.0.partition_point(|other| other.end <= range.start);
+        self.0.get(at).is_some_and(|other| other.start <= range.start && range.end <= other.end)
+    }
+
+    /// Forgets what lies behind the end of the file.
+    fn truncate(&mut self, size: u64) {
+        while let Some(last) = self.0.pop_if(|last| last.end > size) {
+            if last.start < size {
+                self.0.push(last.start..size);
+                break;
+            }
+        }
+    }
+}
+
+/// How much of a log may go, for the sake of those who read it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// All that its rule lets go.
+    Free,
+    /// Nothing.
+    Kept,
+    /// One of [`PROBED`] windows.
+    Probed,
+}
+
+/// A log that is read back, or was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogReadBack {
+    phase: Phase,
+    /// Bytes read back while it was free.
+    evidence: u64,
+    /// [`crate::Facts::retry`] when it was read back last, or its phase began.
+    since: u64,
+    /// Retries without a byte read back after which a phase ends.
+    patience: u64,
+}
+
+impl LogReadBack {
+    pub(crate) fn new(retry: u64) -> Self {
+        Self { phase: Phase::Free, evidence: 0, since: retry, patience: PATIENCE / 2 }
+    }
+
+    /// Takes in what was read back of the log in this step; whether there is something to remember of it.
+    pub(crate) fn observe(&mut self, evidence: u64, retry: u64) -> bool {
+        if evidence > 0 {
+            self.evidence = self.evidence.saturating_add(evidence);
+            self.since = retry;
+            let is_enough = match self.phase {
+                Phase::Free => self.evidence >= READ_BACK_EVIDENCE,
+                Phase::Kept => false,
+                Phase::Probed => true,
+            };
+            if is_enough {
+                self.phase = Phase::Kept;
+                self.patience = (2 * self.patience).min(PATIENCE_MAX);
+            }
+            return true;
+        }
+        let quiet = retry.saturating_sub(self.since);
+        let next = match self.phase {
+            Phase::Free => return quiet < FORGIVEN * self.patience,
+            _ if quiet < self.patience => return true,
+            Phase::Kept => Phase::Probed,
+            Phase::Probed => Phase::Free,
+        };
+        (self.phase, self.since, self.evidence) = (next, retry, 0);
+        true
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.phase != Phase::Free
+    }
+
+    /// Whether a window stays that its rule lets go.
+    pub(crate) fn keeps(&self, sequence: u64, window: &Range<u64>) -> bool {
+        match self.phase {
+            Phase::Free => false,
+            Phase::Kept => true,
+            Phase::Probed => !sequence.wrapping_add(window.start / WINDOW).is_multiple_of(PROBED),
+        }
+    }
+}
+
+/// Whether a rule waits for followers, so that it is by its choice what a far one reads from the disk.
+pub(crate) const fn waits_for_followers(rule: Rule) -> bool {
+    match rule {
+        Rule::ReleaseBehindFollowers { .. } | Rule::ReleaseBeforeCheckpoint { .. } => true,
+        Rule::Keep
+        | Rule::ReleaseBehindWriter { .. }
+        | Rule::ReleaseOnRotation
+        | Rule::Budget { .. }
+        | Rule::Direct => false,
+    }
+}
