@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. Bytes count as read back where a window that the caller [released](crate::StepState::released) has more resident than ever since
 //!    then. What the release left is not read back, nor what comes back after the kernel took it, or after a sample without it.
-//! 2. What the file's writer may have brought is not counted: in a file that was written since the last step, what lies at its place,
-//!    or joins what is remembered of it, and everything if its place is not known. Nor are dirty pages.
+//! 2. What the file's writer may have brought is not counted: in a file that was written since the last step, what it can have reached
+//!    from its place before, and everything if that is not known. Nor are dirty pages.
 //! 3. A log of which [`READ_BACK_EVIDENCE`] bytes were read back is *kept* from that very step on: what a rule would release is
 //!    written out instead. So no more than that, and what a reader reads between two steps, is read back twice.
 //! 4. Where the rule waits for followers, what a known one passes does not count the first time: a far follower reads from the disk, by
@@ -119,7 +119,7 @@ impl ReleasedFile {
         }
         self.known.retain(|start, _| *start < file.size);
         let grown: Vec<u64> = windows.iter().map(|window| self.take(window)).collect();
-        let by_writer = self.by_writer(file, windows, &grown, tail);
+        let by_writer = self.by_writer(file, windows, tail);
         let mut seen = ReadBack { by_reader: vec![false; windows.len()], ..ReadBack::default() };
         for (index, window) in windows.iter().enumerate() {
             if grown[index] == 0 || by_writer[index] {
@@ -157,7 +157,6 @@ impl ReleasedFile {
         &self,
         file: &FileFacts,
         windows: &[ResidentWindow],
-        grown: &[u64],
         tail: Option<&TailInference>,
     ) -> Vec<bool> {
         let all = |by_writer| vec![by_writer; windows.len()];
@@ -178,7 +177,7 @@ impl ReleasedFile {
             }
             (Some(Position::Unknown), _) | (_, Some(Position::Unknown)) => {
                 match tail.and_then(|tail| tail.places(file.size)) {
-                    Some(places) => joined(windows, grown, &places),
+                    Some(places) => reached(windows, &places, file.size),
                     None => all(true),
                 }
             }
@@ -186,28 +185,27 @@ impl ReleasedFile {
     }
 }
 
-/// For each window, whether it is one of a row of grown windows that meets one of these places. The header of a ring is its
-/// writer's in any case.
-fn joined(windows: &[ResidentWindow], grown: &[u64], places: &[Range<u64>]) -> Vec<bool> {
-    let mut by_writer = vec![false; windows.len()];
-    let mut first = 0;
-    for index in 0..windows.len() {
-        let goes_on = index > 0
-            && grown[index - 1] > 0
-            && windows[index - 1].range.start != 0
-            && windows[index - 1].range.end == windows[index].range.start;
-        if !goes_on {
-            first = index;
-        }
-        let range = &windows[index].range;
-        let meets = |place: &Range<u64>| place.start <= range.end && range.start <= place.end;
-        if range.start == 0 || goes_on && by_writer[index - 1] {
-            by_writer[index] = true;
-        } else if places.iter().any(meets) {
-            by_writer[first..=index].fill(true);
+/// For each window of a file of `size` bytes, whether its writer may have been there, who was at one of these places: a writer goes
+/// upwards, and leaves no trace in windows that have pages. At the end of a ring it goes on at the start.
+fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
+    let mut reached = vec![false; windows.len()];
+    let mut end = None;
+    for (window, reached) in windows.iter().zip(&mut reached) {
+        let range = &window.range;
+        let meets = |place: &Range<u64>| place.start < range.end && range.start <= place.end;
+        if end == Some(range.start) || places.iter().any(meets) {
+            (*reached, end) = (true, Some(range.end));
         }
     }
-    by_writer
+    let mut from = if end == Some(size) { Some(0) } else { None };
+    for (window, reached) in windows.iter().zip(&mut reached) {
+        if from == Some(window.range.start) {
+            (*reached, from) = (true, Some(window.range.end));
+        }
+        // The header is written by each checkpoint.
+        *reached |= window.range.start == 0;
+    }
+    reached
 }
 
 /// The windows of a range that begins with one.

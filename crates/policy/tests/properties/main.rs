@@ -4,6 +4,7 @@
 mod exact;
 mod followed;
 mod model;
+mod read_back;
 mod recovery;
 mod ring;
 mod series;

@@ -75,6 +75,8 @@ struct Ring {
     /// How far the writer has gone since the last step.
     gone: u64,
     retry: u64,
+    /// How often the file was written.
+    changed: i128,
     state: StepState,
 }
 
@@ -96,11 +98,13 @@ impl Ring {
             age: 0,
             gone: 0,
             retry: 0,
+            changed: 0,
             state: StepState::default(),
         }
     }
 
     fn dirty(&mut self, offset: u64) {
+        self.changed += 1;
         let cell = offset / CELL;
         self.dirtied.retain(|other| *other != cell);
         self.dirtied.push_back(cell);
@@ -163,7 +167,7 @@ impl Ring {
             rewrite: self.rewrite,
             size: self.pages.size,
             writer: Some(Position::Unknown),
-            changed: 0,
+            changed: self.changed,
             windows: self.pages.windows().into(),
         };
         let at = Checkpoint::InRing { offset: self.needed()[0].start };
@@ -188,9 +192,15 @@ impl Ring {
         for (_, range) in needed {
             prop_assert!(!range.contains(&self.last), "{range:?} released, the writer is at {}", self.last);
         }
+        prop_assert_eq!(self.state.read_back(), &[], "there is a writer, and no reader");
         self.pages.tick();
         for act in &acts {
             self.pages.execute(act, self.slow);
+        }
+        for (_, range) in releases(&acts) {
+            let mut left = self.pages.windows();
+            left.retain(|window| range.contains(&window.start));
+            self.state.released(&facts.files[0], range, &left);
         }
         self.gone = 0;
         Ok(())
@@ -216,6 +226,7 @@ proptest! {
             ring.apply(op)?;
         }
         step(&mut ring.state, &Facts::default());
+        ring.state.retain_files(|_| false);
         prop_assert_eq!(ring.state, StepState::default());
     }
 
@@ -274,6 +285,7 @@ proptest! {
             ring.apply(op)?;
         }
         step(&mut ring.state, &Facts::default());
+        ring.state.retain_files(|_| false);
         prop_assert_eq!(ring.state, StepState::default());
     }
 
