@@ -176,34 +176,40 @@ impl ReleasedFile {
                 windows.iter().map(is_its).collect()
             }
             (Some(Position::Unknown), _) | (_, Some(Position::Unknown)) => {
-                match tail.and_then(|tail| tail.places(file.size)) {
-                    Some(places) => reached(windows, &places, file.size),
-                    None => all(true),
+                let Some(places) = tail.and_then(|tail| tail.places(file.size)) else { return all(true) };
+                let mut by_writer = reached(windows, &places, file.size);
+                // The header of a ring is written by each checkpoint.
+                if let Some((first, _)) =
+                    by_writer.iter_mut().zip(windows).find(|(_, now)| now.range.start == 0)
+                {
+                    *first = true;
                 }
+                by_writer
             }
         }
     }
 }
 
 /// For each window of a file of `size` bytes, whether its writer may have been there, who was at one of these places: a writer goes
-/// upwards, and leaves no trace in windows that have pages. At the end of a ring it goes on at the start.
+/// upwards, and leaves no trace in windows that have pages. At the end of a ring it goes on at the start. It goes no further than half
+/// of the file: all else would be explained by a writer.
 fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
     let mut reached = vec![false; windows.len()];
-    let mut end = None;
-    for (window, reached) in windows.iter().zip(&mut reached) {
-        let range = &window.range;
-        let meets = |place: &Range<u64>| place.start < range.end && range.start <= place.end;
-        if end == Some(range.start) || places.iter().any(meets) {
+    let (mut end, mut gone) = (None, 0);
+    // The second time for who comes from the end.
+    for round in 0..2 {
+        for (window, reached) in windows.iter().zip(&mut reached) {
+            let range = &window.range;
+            let meets = |place: &Range<u64>| place.start < range.end && range.start <= place.end;
+            if round == 0 && places.iter().any(meets) {
+                gone = 0;
+            } else if end != Some(range.start) || gone >= size / 2 {
+                continue;
+            }
+            gone += range.end - range.start;
             (*reached, end) = (true, Some(range.end));
         }
-    }
-    let mut from = if end == Some(size) { Some(0) } else { None };
-    for (window, reached) in windows.iter().zip(&mut reached) {
-        if from == Some(window.range.start) {
-            (*reached, from) = (true, Some(window.range.end));
-        }
-        // The header is written by each checkpoint.
-        *reached |= window.range.start == 0;
+        end = if end == Some(size) { Some(0) } else { None };
     }
     reached
 }

@@ -9,3 +9,4 @@ mod recovery;
 mod ring;
 mod series;
 mod stream;
+mod world;
