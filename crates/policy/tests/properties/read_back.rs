@@ -6,7 +6,12 @@ use pagekeeper_policy::{Facts, READ_BACK_EVIDENCE, Rewrite, Rule, StepState, WIN
 use proptest::prelude::*;
 
 use crate::model::{CELL, MIB, config, releases};
-use crate::world::{FILE, Op, World};
+use crate::world::{Op, World};
+
+/// Bytes of a file of the log.
+const FILE: u64 = 16 * MIB;
+/// Bytes of a ring.
+const RING: u64 = 64 * MIB;
 
 /// Retries in which a reader that was seen may pause: fewer than it takes to try again whether it comes back.
 const PAUSE: u64 = 20;
@@ -43,7 +48,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..120),
     ) {
         let rule = Rule::ReleaseBehindWriter { slack };
-        let mut world = World::new(rule, Rewrite::WholePages, false, false);
+        let mut world = World::new(RING, rule, Rewrite::WholePages, (false, false));
         world.is_ring = true;
         for op in &ops {
             world.apply(op);
@@ -61,7 +66,7 @@ proptest! {
         shown in any::<bool>(),
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        let mut world = World::new(rule, rewrite, shown, false);
+        let mut world = World::new(FILE, rule, rewrite, (shown, false));
         for op in &ops {
             world.apply(op);
             let twice = world.read_more_than(1);
@@ -76,7 +81,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..80),
         more in prop::collection::vec(op(), 1..40),
     ) {
-        let mut world = World::new(rule, Rewrite::Never, true, false);
+        let mut world = World::new(FILE, rule, Rewrite::Never, (true, false));
         for op in &ops {
             world.apply(op);
         }
@@ -105,7 +110,7 @@ proptest! {
         rounds in 1..4_u64,
     ) {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
-        let mut world = World::new(rule, Rewrite::Never, true, true);
+        let mut world = World::new(FILE, rule, Rewrite::Never, (true, true));
         world.reader = (1, 0);
         world.write(10 * FILE);
         world.known = false;
@@ -134,7 +139,7 @@ proptest! {
         shown in any::<bool>(),
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        let mut world = World::new(rule, rewrite, shown, false);
+        let mut world = World::new(FILE, rule, rewrite, (shown, false));
         for op in ops.iter().filter(|op| !matches!(op, Op::Read(_))) {
             world.apply(op);
             prop_assert_eq!(world.state.read_back(), &[]);
@@ -147,7 +152,7 @@ proptest! {
 /// goes as before.
 #[test]
 fn a_log_that_was_read_once_is_released_again() {
-    let mut world = World::new(Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, true, false);
+    let mut world = World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, (true, false));
     world.write(20 * FILE);
     world.step();
     world.step();
@@ -185,7 +190,7 @@ fn a_log_that_was_read_once_is_released_again() {
 /// it is there still, ever more seldom.
 #[test]
 fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
-    let mut world = World::new(Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, true, false);
+    let mut world = World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, (true, false));
     world.write(20 * FILE);
     world.step();
     world.step();

@@ -8,10 +8,7 @@ use pagekeeper_policy::{
     Rewrite, Rule, StepState, Warning, step,
 };
 
-use crate::model::{CELL, Cell, MIB, Pages, releases};
-
-/// Bytes of a file of the log.
-pub(crate) const FILE: u64 = 16 * MIB;
+use crate::model::{CELL, Cell, Pages, releases};
 
 /// What happens.
 #[derive(Debug, Clone)]
@@ -44,6 +41,7 @@ pub(crate) struct World {
     pub(crate) files: BTreeMap<u64, LogFile>,
     pub(crate) current: u64,
     end: u64,
+    file_bytes: u64,
     /// Whether the writer begins its file anew at its end.
     pub(crate) is_ring: bool,
     /// Where the reader goes on.
@@ -58,7 +56,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(rule: Rule, rewrite: Rewrite, shown: bool, known: bool) -> Self {
+    /// Of files of so many bytes; the writer's place and the reader's are shown, or not.
+    pub(crate) fn new(file_bytes: u64, rule: Rule, rewrite: Rewrite, (shown, known): (bool, bool)) -> Self {
         let mut world = Self {
             rule,
             rewrite,
@@ -66,7 +65,8 @@ impl World {
             known,
             files: BTreeMap::new(),
             current: 0,
-            end: FILE,
+            file_bytes,
+            end: file_bytes,
             is_ring: false,
             reader: (1, 0),
             retry: 0,
@@ -81,16 +81,16 @@ impl World {
 
     pub(crate) fn write(&mut self, mut bytes: u64) {
         while bytes > 0 {
-            if self.end == FILE {
+            if self.end == self.file_bytes {
                 self.end = 0;
                 if !self.is_ring || self.current == 0 {
                     self.current += 1;
                     // One that is written over is there at its full length.
-                    let size = if self.rewrite == Rewrite::Never { 0 } else { FILE };
+                    let size = if self.rewrite == Rewrite::Never { 0 } else { self.file_bytes };
                     self.files.insert(self.current, LogFile { pages: Pages::new(size), changed: 0 });
                 }
             }
-            let part = bytes.min(FILE - self.end);
+            let part = bytes.min(self.file_bytes - self.end);
             let file = self.files.get_mut(&self.current).unwrap();
             file.pages.write(self.end..self.end + part);
             file.changed += 1;
@@ -111,7 +111,7 @@ impl World {
                 self.reader = (*self.files.keys().next().unwrap(), 0);
                 return;
             };
-            let end = if sequence == self.current && !self.is_ring { self.end } else { FILE };
+            let end = if sequence == self.current && !self.is_ring { self.end } else { self.file_bytes };
             if offset >= end {
                 self.reader = (sequence + 1, 0);
                 if sequence == self.current {
