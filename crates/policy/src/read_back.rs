@@ -192,26 +192,51 @@ impl ReleasedFile {
 
 /// For each window of a file of `size` bytes, whether its writer may have been there, who was at one of these places: a writer goes
 /// upwards, and leaves no trace in windows that have pages. At the end of a ring it goes on at the start. It goes no further than half
-/// of the file: all else would be explained by a writer.
+/// of the file, or than the last dirty page, if it left any: else all would be explained by a writer.
 fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
     let mut reached = vec![false; windows.len()];
-    let (mut end, mut gone) = (None, 0);
-    // The second time for who comes from the end.
-    for round in 0..2 {
-        for (window, reached) in windows.iter().zip(&mut reached) {
-            let range = &window.range;
-            let meets = |place: &Range<u64>| place.start < range.end && range.start <= place.end;
-            if round == 0 && places.iter().any(meets) {
-                gone = 0;
-            } else if end != Some(range.start) || gone >= size / 2 {
+    let is_place =
+        |range: &Range<u64>| places.iter().any(|place| place.start < range.end && range.start <= place.end);
+    // Windows that join, in the order of the writer.
+    let mut path: Vec<usize> = Vec::new();
+    let mut end = None;
+    let in_order = (0..windows.len()).map(|at| (at, false)).chain((0..windows.len()).map(|at| (at, true)));
+    for (at, again) in in_order {
+        let range = &windows[at].range;
+        if end == Some(size) && again {
+            end = Some(0);
+        }
+        if end != Some(range.start) {
+            mark(&mut reached, &path, windows, is_place, size);
+            path.clear();
+            if again || !is_place(range) {
+                end = None;
                 continue;
             }
-            gone += range.end - range.start;
-            (*reached, end) = (true, Some(range.end));
         }
-        end = if end == Some(size) { Some(0) } else { None };
+        path.push(at);
+        end = Some(range.end);
     }
+    mark(&mut reached, &path, windows, is_place, size);
     reached
+}
+
+/// Marks what of a path a writer may have reached.
+fn mark(
+    reached: &mut [bool],
+    path: &[usize],
+    windows: &[ResidentWindow],
+    is_place: impl Fn(&Range<u64>) -> bool,
+    size: u64,
+) {
+    let is_dirty = |at: &usize| windows[*at].unwritten > 0 && windows[*at].range.start != 0;
+    let dirty = path.iter().rposition(is_dirty);
+    let mut gone = 0;
+    for (step, at) in path.iter().enumerate() {
+        let range = &windows[*at].range;
+        gone = if is_place(range) { 0 } else { gone + (range.end - range.start) };
+        reached[*at] |= gone == 0 || dirty.map_or(gone <= size / 2, |dirty| step <= dirty);
+    }
 }
 
 /// The windows of a range that begins with one.
