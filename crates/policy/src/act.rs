@@ -53,7 +53,7 @@ impl fmt::Display for Warning {
                 "recycled log written in parts of pages: kept, since a released page would be read again before each write"
             }
             Self::ReadBack => {
-                "read back after it was released, by a reader whose place in it is not seen: the log is kept until nobody has read it back for some minutes"
+                "read back after it was released, by a reader whose place in it is not seen: the log is kept until nobody has read it back for a while"
             }
             Self::DirectButResident => "used with direct I/O, yet pages of it are resident: another opener is buffered or maps it",
         })

@@ -1,6 +1,6 @@
 //! The followed logs among the facts of one step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use crate::allowance::{Follower, Followers};
@@ -42,7 +42,8 @@ impl FollowedLog {
             let from = before.map_or(0, |before| before.sequence);
             followed.passed.push(from.min(sequence)..=from.max(sequence));
         }
-        for (_, before) in past.iter().filter(|(id, _)| facts.followers.iter().all(|now| now.id != **id)) {
+        let seen: BTreeSet<FollowerId> = facts.followers.iter().map(|follower| follower.id).collect();
+        for (_, before) in past.iter().filter(|(id, _)| !seen.contains(id)) {
             logs.entry(before.log).or_default().passed.push(before.sequence..=before.sequence);
         }
         if !logs.is_empty() {

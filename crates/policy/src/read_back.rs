@@ -31,12 +31,11 @@ use crate::{FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Window};
 
 /// Bytes of a log that are read back before it is kept (2 MiB): more than read-ahead of a reader that looks at the beginning of a file.
 pub const READ_BACK_EVIDENCE: u64 = WINDOW;
-/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: five minutes of a guard.
-const PATIENCE: u64 = 30;
-/// The same of a log that was read back again and again.
-const PATIENCE_MAX: u64 = 16 * PATIENCE;
-/// A log that is not read back for so many times its patience starts anew.
-const FORGIVEN: u64 = 16;
+/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: 40 seconds of a guard. Recovery and
+/// backups read a log once.
+const PATIENCE: u64 = 4;
+/// The same of a log that was read back again and again (80 minutes), and after which one that is free starts anew.
+const PATIENCE_MAX: u64 = 120 * PATIENCE;
 /// One of so many windows is released of a log that is probed.
 const PROBED: u64 = 16;
 /// Ranges of one file that are remembered.
@@ -325,7 +324,7 @@ impl LogReadBack {
         }
         let quiet = retry.saturating_sub(self.since);
         let next = match self.phase {
-            Phase::Free => return quiet < FORGIVEN * self.patience,
+            Phase::Free => return quiet < PATIENCE_MAX,
             _ if quiet < self.patience => return true,
             Phase::Kept => Phase::Probed,
             Phase::Probed => Phase::Free,

@@ -8,7 +8,7 @@
 //!    writer whose position is known, unless it is used with direct I/O.
 //! 3. The same facts again give no acts, once flushed windows are released and stalled followers known as such:
 //!    the third step on the same facts is always empty.
-//! 4. Files that have no windows cost no memory.
+//! 4. Files that have no windows cost no memory, but for the ranges of them that were released.
 //!
 //! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file;
 //! nothing panics.

@@ -14,7 +14,7 @@ const FILE: u64 = 16 * MIB;
 const RING: u64 = 64 * MIB;
 
 /// Retries in which a reader that was seen may pause: fewer than it takes to try again whether it comes back.
-const PAUSE: u64 = 20;
+const PAUSE: u64 = 3;
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -206,6 +206,6 @@ fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
     }
     let (once, all) = (20 * FILE, world.read_more_than(0));
     assert!(scans > 300 && all >= once - 2 * WINDOW);
-    // The log once, and of the other scans, which would have read it from the device each time, little more.
-    assert!(all - once < once, "{all} bytes of {once}");
+    // The log once, and once more at its second scan; of the other scans, which would have read it each time, little more.
+    assert!(all < 3 * once, "{all} bytes of {once}");
 }
