@@ -11,6 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
 use pagekeeper_kernel::process::Access;
+use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{
     DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
     RewriteSource,
