@@ -9,8 +9,8 @@
 //!
 //! What crash recovery would read of a log ([`recovery`]) follows from its checkpoint, which only the database knows.
 //!
-//! *Bulk output* ([`write_behind`]) is another question: not what may go, but how far a writer may run ahead of its disk ([`lead`]). It shares the form of
-//! what is due ([`exact::Due`]) with the exact half, and no more.
+//! *Bulk output* ([`write_behind`]) is another question: not what may go, but how output goes to its disk so that others
+//! hardly wait for it ([`pacer`]). It shares the form of what is due ([`exact::Due`]) with the exact half, and no more.
 //!
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
 //! ahead of the reader, page by page, in fixed memory, and knows for sure. [`external_stream`] sees a position now and then, or
@@ -51,10 +51,10 @@ mod followed;
 pub mod group;
 #[cfg(feature = "std")]
 mod history;
-pub mod lead;
 pub mod log;
 pub mod names;
 pub mod once_through;
+pub mod pacer;
 #[cfg(feature = "std")]
 pub mod ranges;
 #[cfg(feature = "std")]

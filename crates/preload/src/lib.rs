@@ -23,6 +23,7 @@
 
 pub mod chunks;
 pub mod counters;
+mod disks;
 pub mod followers;
 pub mod helper;
 #[cfg(feature = "interpose")]

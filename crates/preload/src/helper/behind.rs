@@ -2,8 +2,9 @@
 //!
 //! The file's position moves only as the call returns. How far a read has come is seen by the pages that were not there before: what
 //! lies further back from the last of them than read-ahead goes was read. What comes in further ahead than that is somebody else's, and
-//! is left from then on. How far a write has come the file's size says. What it wrote is begun to be written back at each check, and
-//! dropped at later ones. It can't be held up, since it is in the kernel: a disk that is slower than memory falls behind.
+//! is left from then on. How far a write has come the file's size says. What it wrote is written in pieces
+//! ([`crate::writeback`]), and dropped at later checks. It can't be held up, since it is in the kernel: a disk that is slower than memory
+//! falls behind.
 //!
 //! Invariant: a call is forgotten as soon as it is over: the rest is its reader's or writer's to release. One that goes nowhere for
 //! [`PATIENCE`], as one that its program has jumped out of, is forgotten, too.
@@ -18,14 +19,17 @@ use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::HORIZON;
 
 use super::{FileHash, drop_written, first_resident};
+use crate::disks::Share;
 use crate::large::LargeCall;
 use crate::residency::ResidencyProbe;
+use crate::writeback::Outflow;
 use crate::{process, sys};
 
 /// Calls at a time; those beyond are released by who makes them alone.
 const CALLS: usize = 4;
-/// Nanoseconds between two checks.
+/// Nanoseconds between two checks: of a read, and of a write, whose pieces follow each other.
 const SOON: u64 = 4_000_000;
+const SOON_WRITE: u64 = 500_000;
 /// Nanoseconds without a step of a write.
 const PATIENCE: u64 = 60_000_000_000;
 
@@ -73,6 +77,9 @@ struct Followed {
     released: u64,
     reached: u64,
     moved_at: u64,
+    /// What a write wrote, on its way to its disk.
+    outflow: Outflow,
+    share: Share,
 }
 
 /// Calls that are followed.
@@ -83,7 +90,8 @@ impl Behind {
 
     /// Nanoseconds until the next check.
     pub(super) fn due(&self) -> Option<u64> {
-        self.0.iter().any(Option::is_some).then_some(SOON)
+        let due = |followed: &Followed| if followed.call.is_write() { SOON_WRITE } else { SOON };
+        self.0.iter().flatten().map(due).min()
     }
 
     /// Follows the call that was put at that place, in a file of which `file` is our own descriptor.
@@ -96,7 +104,11 @@ impl Behind {
         let mut probe = ResidencyProbe::with(sys::has_counts(file));
         probe.learn(file);
         let (start, moved_at) = (call.range().start, sys::now());
-        *free = Some(Followed { call, file, place, probe, released: start, reached: start, moved_at });
+        let share = Share::of(sys::fstat(file).map_or(0, |stat| stat.st_dev));
+        let mut outflow = Outflow::NONE;
+        outflow.set_step(share.pace(u64::MAX, call.range().end.saturating_sub(start), true).step);
+        let (released, reached) = (start, start);
+        *free = Some(Followed { call, file, place, probe, released, reached, moved_at, outflow, share });
     }
 
     /// Releases what was read or written since.
@@ -161,9 +173,10 @@ impl Followed {
         let begun = self.reached;
         let reached = align_down(size.min(self.call.range().end));
         if reached > begun {
-            let _ = sys::sync_file_range(self.file, begun..reached, libc::SYNC_FILE_RANGE_WRITE);
+            self.outflow.add(self.file, &(begun..reached));
             (self.reached, self.moved_at) = (reached, now);
         }
+        self.outflow.go_on(self.file, &self.share);
         // As far as all is written: to advise of pages that are not has all processors empty their lists of pages.
         while self.released < begun && !self.call.is_over() {
             let window = self.released..self.released + WINDOW;

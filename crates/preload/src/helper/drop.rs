@@ -9,10 +9,11 @@ use libc::c_int;
 use pagekeeper_policy::WINDOW;
 
 use crate::counters::Count;
+use crate::disks::Share;
 use crate::process;
 use crate::residency::{PAGES, resident, resident_pages, sees_pages};
 use crate::sys::{self, Errno};
-use crate::writeback::wait_by_polling;
+use crate::writeback::{wait_by_polling, write_in_pieces};
 
 /// Nanoseconds after which pages that stayed are dropped again, once.
 const AGAIN: u64 = 5_000_000;
@@ -37,19 +38,36 @@ pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: 
     }
 }
 
-/// Has the range be written and drops its pages: how many bytes of it went. As soon as `is_lost` says that nobody needs that, it ends.
+/// Has the range be written in pieces, as its disk takes them, and drops its pages: how many bytes of it went. As soon as `is_lost` says
+/// that nobody needs that, it ends.
 pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64 {
     if is_lost() {
         return 0;
     }
-    let has_counts = sys::has_counts(file);
-    if begin(file, &range, has_counts, true).is_err() {
+    let stat = sys::fstat(file).ok().filter(|_| sys::has_counts(file));
+    let written = stat.and_then(|stat| write_in_pieces(file, &range, &Share::of(stat.st_dev), is_lost));
+    if written.is_none() {
+        if begin(file, &range, false, true).is_err() {
+            process::count(Count::Failures, 1);
+            return 0;
+        }
+        return drop_as_written(file, &range, is_lost).bytes;
+    }
+    drop_twice(file, range, is_lost)
+}
+
+/// The same at once, for a program that waits for it before it goes on with its own file, whose pages are counted.
+pub(crate) fn write_now_and_drop(file: c_int, range: Range<u64>) -> u64 {
+    if begin(file, &range, true, true).is_err() {
         process::count(Count::Failures, 1);
         return 0;
     }
-    if !has_counts || wait_by_polling(file, &range, sys::now(), is_lost).is_none() {
-        return drop_as_written(file, &range, is_lost).bytes;
-    }
+    wait_by_polling(file, &range, sys::now(), &|| false);
+    drop_twice(file, range, &|| false)
+}
+
+/// Drops the pages of a range that is written, twice if some stay.
+fn drop_twice(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64 {
     if is_lost() {
         return 0;
     }

@@ -43,14 +43,14 @@ use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls, Waited};
 use drop::first_resident;
-pub(crate) use drop::{begin, drop_written, is_in_memory, write_and_drop};
+pub(crate) use drop::{begin, drop_written, is_in_memory, write_and_drop, write_now_and_drop};
 pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
 pub use start::{Find, set_up};
 
 /// Nanoseconds that the end of a process waits for the helper, at most: what its writers had in flight is written by then.
-pub const DRAIN_MAX: u64 = pagekeeper_policy::lead::QUEUED_MAX_NS;
+pub const DRAIN_MAX: u64 = 2_000_000_000;
 
 /// Nanoseconds after which who waits for the helper checks whether it is still there.
 const DROP_POLL: u64 = 100_000_000;
@@ -96,8 +96,8 @@ static HELPLESS: AtomicBool = AtomicBool::new(false);
 /// What is done with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Job {
-    /// Begins to write the range now; waits for it, and drops its pages where `release` says so, a little later: when many files
-    /// are in hand, or none came for a while.
+    /// Has the range be written, and drops its pages, where `release` says so, a little later: when many files are in hand, or none
+    /// came for a while. Else it only begins to write it. What is little is begun at once.
     AfterClose {
         /// Bytes; to the end of the file with an end of `u64::MAX`.
         range: Range<u64>,

@@ -7,6 +7,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
+use pagekeeper_policy::pacer::PIECE_MIN;
 
 use super::ahead::Readers;
 use super::behind::Behind;
@@ -18,7 +19,9 @@ use super::later::Later;
 use super::watch::{Subject, Watches};
 use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
+use crate::disks::Share;
 use crate::temporary::Temporary;
+use crate::writeback::write_in_pieces;
 use crate::{noted, process, sys};
 
 /// Closed files that are in hand at a time.
@@ -83,19 +86,50 @@ fn take_own_table(socket: c_int) -> bool {
     true
 }
 
-/// A file that was closed, whose writeback is begun, and whose pages are to go.
+/// A file that was closed, which is to be written, and whose pages are to go, unless they are kept.
 #[derive(Clone, Copy)]
 struct Closed {
     file: c_int,
     start: u64,
     end: u64,
+    is_kept: bool,
+    /// Bytes that were begun to be written as it was taken.
+    begun: u64,
     count: Count,
     place: FileHash,
 }
 
 impl Closed {
     const NONE: Self =
-        Self { file: -1, start: 0, end: 0, count: Count::StreamReleased, place: FileHash::NONE };
+        Self { file: -1, start: 0, end: 0, is_kept: false, begun: 0, count: Count::StreamReleased, place: FileHash::NONE };
+
+    /// Begins to write it, if it is so little that all that was begun so stays within a piece.
+    fn begin(&mut self, begun: u64) {
+        let range = self.start..self.end;
+        let has_counts = sys::has_counts(self.file);
+        if !has_counts {
+            let _ = begin(self.file, &range, false, !self.is_kept);
+        } else if let Ok(seen) = sys::cachestat(self.file, range.clone()) {
+            let bytes = seen.dirty.saturating_mul(sys::page_size());
+            if begun.saturating_add(bytes) <= PIECE_MIN && begin(self.file, &range, true, !self.is_kept).is_ok() {
+                self.begun = bytes;
+            }
+        }
+    }
+
+    /// Has it be written, and its pages go, and gives it up.
+    fn finish(self) {
+        let Self { file, start, end, is_kept, count, place, .. } = self;
+        if !is_kept {
+            return release(file, start..end, count, place);
+        }
+        if sys::has_counts(file)
+            && let Ok(stat) = sys::fstat(file)
+        {
+            write_in_pieces(file, &(start..end), &Share::of(stat.st_dev), &|| is_lost(file, place));
+        }
+        give_up(file, place);
+    }
 }
 
 /// Those in hand, the oldest first.
@@ -106,7 +140,8 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, closed: Closed) {
+    fn push(&mut self, mut closed: Closed) {
+        closed.begin(self.files.iter().cycle().skip(self.first).take(self.length).map(|file| file.begun).sum());
         if self.length == CLOSED_MAX {
             self.finish_oldest();
         }
@@ -122,8 +157,7 @@ impl Queue {
         {
             self.first = (self.first + 1) % CLOSED_MAX;
             self.length -= 1;
-            let Closed { file, start, end, count, place } = closed;
-            release(file, start..end, count, place);
+            closed.finish();
         }
     }
 
@@ -188,11 +222,8 @@ impl Hand<'_> {
             // These are done once their file is given up.
             Job::AfterClose { .. } if is_lost(file, place) => return give_up(file, place),
             Job::AfterClose { range, release, count } => {
-                let _ = begin(file, &range, sys::has_counts(file), release);
-                if !release {
-                    return give_up(file, place);
-                }
-                return self.queue.push(Closed { file, start: range.start, end: range.end, count, place });
+                let Range { start, end } = range;
+                return self.queue.push(Closed { file, start, end, is_kept: !release, begun: 0, count, place });
             }
             Job::Release { range, count } => return release(file, range, count, place),
             Job::Drop { range, count, number } => {

@@ -116,7 +116,7 @@ fn release_all(slot: &Slot, fd: c_int) -> u64 {
         return helper::drop_written(fd, all);
     }
     match sys::cachestat(fd, all.clone()) {
-        Ok(seen) if seen.dirty + seen.writeback > 0 => helper::write_and_drop(fd, all, &|| false),
+        Ok(seen) if seen.dirty + seen.writeback > 0 => helper::write_now_and_drop(fd, all),
         Ok(seen) if seen.cached > 0 => helper::drop_written(fd, all),
         // Nothing there, or nothing that can be seen.
         _ => 0,

@@ -470,7 +470,6 @@ pub fn after_fork() {
 }
 
 pub mod archive;
-mod disks;
 pub mod log;
 pub mod mixed;
 mod pending;

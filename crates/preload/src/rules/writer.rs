@@ -1,7 +1,7 @@
 //! Output of streams and bulk writers: written back behind the writer, which waits for it; then released, or kept.
 //!
-//! The writers to a disk may have as much unwritten as keeps it busy, which is found by timing their writeback (`super::disks`); those
-//! with more than a step share that, and the process's budget.
+//! It goes to its disk in pieces, one at a time, with pauses where others wait (`crate::writeback`). The writers of a process share what
+//! may be unwritten of each disk, and the process's budget; who has more waits in the call that writes.
 //!
 //! Invariants:
 //! 1. A write error stays the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it later.
@@ -15,19 +15,18 @@ use core::sync::atomic::Ordering;
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::exact::Due;
-use pagekeeper_policy::lead::Marks;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 
-use super::disks::{self, Share};
 use super::reader::inside;
 use super::{FILES, small};
 use crate::counters::Count;
+use crate::disks::{self, Share};
 use crate::helper::{self, Job};
 use crate::large::{self, LargeCall};
 use crate::process::{count, plan};
 use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
-use crate::writeback::{WAIT_MAX, wait_by_polling};
+use crate::writeback::{Outflow, WAIT_MAX, write_in_pieces};
 
 /// The file's position is asked for after so many bytes in small writes.
 const ASK: u64 = 64 << 10;
@@ -48,10 +47,7 @@ pub struct Output {
 pub struct Writer {
     behind: WriteBehind,
     share: Share,
-    /// Of its writeback, what is timed.
-    marks: Marks,
-    /// Times that it had to wait.
-    waits: u64,
+    outflow: Outflow,
     begun: bool,
     /// Where the file's position was, and what was written from there since without asking.
     position: u64,
@@ -62,9 +58,8 @@ pub struct Writer {
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
-    /// The large write that is being made, and whether the one that was just made was such.
+    /// The large write that is being made.
     large: Option<LargeCall>,
-    was_large: bool,
     /// A temporary file, that is kept.
     kept: Option<Temporary>,
     /// Whether the helper has one of this number, or had.
@@ -76,8 +71,7 @@ impl Writer {
     pub const NEW: Self = Self {
         behind: WriteBehind::NEW,
         share: Share::NONE,
-        marks: Marks::NONE,
-        waits: 0,
+        outflow: Outflow::NONE,
         begun: false,
         position: 0,
         unasked: 0,
@@ -85,7 +79,6 @@ impl Writer {
         is_hurried: false,
         is_blind: false,
         large: None,
-        was_large: false,
         kept: None,
         was_kept: false,
     };
@@ -121,8 +114,7 @@ impl Writer {
     }
 
     fn end_large(&mut self) {
-        let call = self.large.take().inspect(LargeCall::end);
-        self.was_large = call.is_some();
+        let _ = self.large.take().inspect(LargeCall::end);
     }
 
     /// After a write that returned `done`.
@@ -162,14 +154,13 @@ impl Writer {
         if let (Some(range), Some(released)) = (self.behind.synced(is_released), output.released) {
             inside(|| release(fd, &range, released));
         }
-        self.marks = Marks::NONE;
-        self.share.set_in_flight(0);
+        self.outflow.clear();
     }
 
     /// The file was truncated or lengthened.
     pub fn truncated(&mut self, size: u64) {
         self.behind.truncated(size);
-        self.marks = Marks::NONE;
+        self.outflow.truncated(size);
     }
 
     /// Forgets what was written.
@@ -179,7 +170,8 @@ impl Writer {
         // It is the parent's.
         let _ = self.take_kept().map(Temporary::into_number);
         self.was_kept = false;
-        (self.marks, self.begun, self.unasked) = (Marks::NONE, false, 0);
+        self.outflow.clear();
+        (self.begun, self.unasked) = (false, 0);
         self.large = None;
     }
 
@@ -203,8 +195,7 @@ impl Writer {
             && until.is_none()
             && self.keep(fd, kept)
         {
-            self.share.clear();
-            (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
+            self.forget_output();
             return true;
         }
         let mut goes = true;
@@ -213,9 +204,14 @@ impl Writer {
                 goes &= self.finish(fd, &range, output, until);
             }
         });
-        self.share.clear();
-        (self.behind, self.marks) = (WriteBehind::NEW, Marks::NONE);
+        self.forget_output();
         goes
+    }
+
+    fn forget_output(&mut self) {
+        self.share.clear();
+        self.outflow.clear();
+        self.behind = WriteBehind::NEW;
     }
 
     /// A temporary file is closed: whether it is gone, or the helper keeps it. What is little is released as any small output is.
@@ -255,7 +251,7 @@ impl Writer {
     fn wrote(&mut self, fd: c_int, range: Range<u64>, output: Output) {
         let budget = plan().budget;
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
-            self.share.set_disk(slot.device.load(Ordering::Relaxed));
+            self.share = Share::of(slot.device.load(Ordering::Relaxed));
         }
         let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(range.end, budget));
         if keep == Keep::Unwritten {
@@ -266,89 +262,68 @@ impl Writer {
         if keep == Keep::No {
             self.kept = None;
         }
-        let lead = self.share.lead(budget);
         let length = range.end.saturating_sub(range.start);
-        let length = self.share.bytes(length, budget);
         let is_released = output.released.is_some() && self.kept.is_none();
-        let mut pace = Pace::of(self.share.bytes(lead, budget), length, is_released);
+        let mut pace = self.share.pace(budget, length, is_released);
+        if !FILES.has_counts(fd) {
+            // Nothing shows how far its writeback is but that its pages can be dropped, whole windows of them.
+            pace.budget = pace.budget.min(WINDOW);
+        }
         if self.is_hurried {
             pace.budget = u64::MAX;
         }
         let due = self.behind.wrote(range, pace);
-        if due.is_none() {
-            return;
+        self.outflow.set_step(pace.step);
+        if let Some(start) = due.start.clone().filter(|_| FILES.has_counts(fd)) {
+            self.share.count();
+            self.outflow.add(fd, &start);
         }
-        inside(|| self.act(fd, &due, pace.step, lead, output));
+        inside(|| self.act(fd, &due, pace.step, output));
     }
 
-    fn act(&mut self, fd: c_int, due: &Due, step: u64, lead: u64, output: Output) {
-        if let Some(range) = &due.start {
-            let waited_for = due.wait.as_ref().map_or(0, |wait| wait.end.saturating_sub(wait.start));
-            let in_flight = self.share.set_in_flight(self.behind.in_flight().saturating_add(waited_for));
-            let now = sys::now();
-            // Each by itself: what is written together ends together.
-            let mut begun = range.start;
-            while begun < range.end {
-                let end = begun.saturating_add(step).min(range.end);
-                if !begin(fd, &(begun..end), output) {
-                    return;
-                }
-                begun = end;
+    fn act(&mut self, fd: c_int, due: &Due, step: u64, output: Output) {
+        let is_seen = FILES.has_counts(fd);
+        let mut is_written = is_seen;
+        if is_seen {
+            self.outflow.go_on(fd, &self.share);
+            if let Some(wait) = &due.wait {
+                let start = sys::now();
+                is_written = throttled(start, || self.outflow.wait(fd, wait, &self.share, &|| false));
             }
-            // Most of a large write is written by now: how long that took is not known.
-            if !self.was_large {
-                self.marks.begun(range, lead, in_flight, now, self.waits);
-            }
-        }
-        if output.released.is_some() && !FILES.has_counts(fd) {
-            // What is written there, it alone can see.
-            helper::prepare();
-        }
-        let mut is_seen = due.wait.is_none();
-        let mut wait = due.wait.clone().unwrap_or(0..0);
-        while wait.start < wait.end {
-            let end = self.marks.first_end(&wait);
-            let start = sys::now();
-            is_seen = wait_until_written(fd, &(wait.start..end), start, &|| false);
-            if !is_seen {
-                break;
-            }
-            self.waited(end, start);
-            wait.start = end;
+        } else if let Some(start) = &due.start {
+            self.begin_unseen(fd, start, step, output);
         }
         // Window by window: a page of several parts goes only as a whole.
-        if let (false, Some(range), Some(released)) =
-            (is_seen || self.is_blind, &due.release, output.released)
-        {
-            let start = sys::now();
-            if throttled(start, || helper::wait_dropped(fd, range, released, WAIT_MAX)) {
-                self.waited(range.end, start);
-            } else {
-                self.is_blind = true;
-            }
+        if let (false, Some(range), Some(released)) = (is_written || self.is_blind, &due.release, output.released) {
+            self.is_blind = !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX));
         }
-        self.share.set_in_flight(self.behind.in_flight());
         // What is dirty all the same stays: it isn't dropped.
         if let (Some(range), Some(released)) = (&due.release, output.released) {
             release(fd, range, released);
         }
     }
 
-    /// All up to `end` was seen to be written, after a wait from `start` on.
-    fn waited(&mut self, end: u64, start: u64) {
-        let now = sys::now();
-        if now.saturating_sub(start) > PAUSE {
-            self.waits += 1;
+    /// Begins to write what is not seen to be written.
+    fn begin_unseen(&mut self, fd: c_int, range: &Range<u64>, step: u64, output: Output) {
+        if output.released.is_some() {
+            // What is written there, it alone can see.
+            helper::prepare();
         }
-        for timed in self.marks.written(end, now, self.waits) {
-            self.share.timed(timed, plan().budget);
+        let mut begun = range.start;
+        while begun < range.end {
+            let end = begun.saturating_add(step).min(range.end);
+            if !begin(fd, &(begun..end), output) {
+                return;
+            }
+            begun = end;
         }
     }
 
     /// What is left when the file is closed, or the process ends. Whether it is gone, or soon will be.
     fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
-            if !self.is_synced {
+            let job = Job::AfterClose { range: range.clone(), release: false, count: Count::BulkReleased };
+            if !self.is_synced && !(until.is_none() && helper::prepare() && helper::send(fd, &job)) {
                 begin(fd, range, output);
             }
             return true;
@@ -371,8 +346,12 @@ impl Writer {
         if helper::send(fd, &job) {
             return true;
         }
-        begin(fd, range, output);
-        wait_until_written(fd, range, sys::now(), &|| until.is_some_and(|until| sys::now() > until));
+        let is_late = || until.is_some_and(|until| sys::now() > until);
+        let is_written = FILES.has_counts(fd)
+            && throttled(sys::now(), || write_in_pieces(fd, range, &self.share, &is_late) == Some(true));
+        if !is_written {
+            begin(fd, range, output);
+        }
         // What isn't written stays.
         release(fd, range, released);
         true
@@ -412,11 +391,6 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
         count(Count::Failures, 1);
     }
     begun.is_ok()
-}
-
-/// Waits from `start` on until the range is written, as long as there is hope, or it is late. `false`: where that can't be seen.
-fn wait_until_written(fd: c_int, range: &Range<u64>, start: u64, is_late: &dyn Fn() -> bool) -> bool {
-    FILES.has_counts(fd) && throttled(start, || wait_by_polling(fd, range, start, is_late).is_some())
 }
 
 /// Counts the pause that a writer makes from `start` on.

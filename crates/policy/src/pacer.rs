@@ -1,0 +1,327 @@
+//! How the output of streams goes to one disk: in pieces, of which one is on its way at a time, and with a pause after a piece that took
+//! longer than it costs when nobody else waits.
+//!
+//! A commit of a database waits behind everything that is in the device's queue, and on ext4 and XFS behind the data that the file
+//! system's journal orders before it. A short piece makes that wait short, and the pause leaves the device to those who wait.
+//!
+//! The price of a piece is a low quantile of what recent pieces took. A piece that took longer than its price is evidence that somebody
+//! else waits, and is followed by a pause of twice its time. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that takes
+//! long for each request but serves many at once ("wide") gets longer pieces, as far as these make it faster.
+//!
+//! Invariants: a piece is never shorter than [`PIECE_MIN`], nor longer than [`WIDE_PIECE_MAX`]; no pause is longer than [`PAUSE_MAX_NS`].
+//! Any mixture of the words of two pacers is a pacer. Nothing here fails.
+
+use crate::write_behind::Pace;
+
+/// Nanoseconds of a disk's work that are on their way at once.
+pub const PIECE_NS: u64 = 3_000_000;
+/// Bytes of the shortest piece, and the unit of its length: smaller requests make most disks slower.
+pub const PIECE_MIN: u64 = 256 << 10;
+/// Bytes of the longest piece of a disk that gains nothing by more.
+pub const PIECE_MAX: u64 = 4 << 20;
+/// Bytes of the longest piece of a wide disk: all that a writer has unwritten.
+pub const WIDE_PIECE_MAX: u64 = BACKLOG_MAX;
+/// Nanoseconds of the longest pause.
+pub const PAUSE_MAX_NS: u64 = 100_000_000;
+/// Bytes that writers may have unwritten: less than makes the kernel's own flusher start.
+pub const BACKLOG_MAX: u64 = 16 << 20;
+/// Bytes that they may have unwritten on the slowest disk.
+pub const BACKLOG_MIN: u64 = 1 << 20;
+/// Nanoseconds of a disk's work that writers may have unwritten: a process that ends waits until that is written, with its pauses.
+const BACKLOG_NS: u64 = 500_000_000;
+/// Bytes of the largest folio that a write of so many bytes makes, beyond which steps do not grow with the calls.
+const STEP_BY_CALL_MAX: u64 = 1 << 20;
+/// The least step that shares of a backlog are cut to.
+const STEP_MIN: u64 = 64 << 10;
+/// Nanoseconds by which a piece may be later than half its price without evidence: a thread gets its processor that late.
+const SLACK_NS: u64 = 1_000_000;
+/// A window, after which the rate is judged: nanoseconds, and parts of pieces, at least.
+const WINDOW_NS: u64 = 100_000_000;
+const WINDOW_PARTS: u64 = 4;
+/// Windows between two trials of another length: first, after one that gained nothing, and at most.
+const REST_FIRST: u64 = 1;
+const REST: u64 = 16;
+const REST_MAX: u64 = 1024;
+const SECOND: u64 = 1_000_000_000;
+
+impl Pace {
+    /// The pace of a writer that may have `backlog` bytes unwritten and writes `length` bytes in a call, on a disk whose pieces are of
+    /// `piece` bytes. Two steps are a piece: the disk has the second one when it is done with the first.
+    pub fn of(piece: u64, backlog: u64, length: u64, release: bool) -> Self {
+        // A folio goes as a whole.
+        let folio = length.clamp(1, STEP_BY_CALL_MAX).next_power_of_two();
+        let step = (piece / 2).max(folio).min((backlog / 4).max(STEP_MIN));
+        let step = (step - step % STEP_MIN).max(STEP_MIN);
+        Self { step, budget: backlog.saturating_sub(step).max(step), release }
+    }
+}
+
+/// A part of a piece that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenPart {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes that were on their way as it was begun, its own among them.
+    pub in_flight: u64,
+    /// Nanoseconds after which it was last seen to be on its way: it took longer than that.
+    pub took_min: u64,
+    /// Nanoseconds after which it was seen to be written: it took no longer than that.
+    pub took_max: u64,
+    /// Nanoseconds since the part before was written, if the writer waited for the disk all that time; or `None`.
+    pub busy: Option<u64>,
+}
+
+impl WrittenPart {
+    /// Whether the two times are near enough to each other to learn from.
+    fn is_exact(&self) -> bool {
+        self.took_max.saturating_sub(self.took_min) <= self.took_max / 4 + SLACK_NS / 5
+    }
+}
+
+/// What is being found out about the length of pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    /// Nothing, for some windows.
+    Rest,
+    /// Whether the disk is faster with pieces of twice the length: the window that has both lengths, and the next one.
+    LongerBegun,
+    Longer,
+    /// Whether a wide disk is as fast with pieces of half the length.
+    ShorterBegun,
+    Shorter,
+}
+
+impl Trial {
+    const fn of(number: u64) -> Self {
+        match number & 7 {
+            1 => Self::LongerBegun,
+            2 => Self::Longer,
+            3 => Self::ShorterBegun,
+            4 => Self::Shorter,
+            _ => Self::Rest,
+        }
+    }
+}
+
+/// The number of words of a pacer.
+pub const WORDS: usize = 6;
+
+/// What is known of one disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pacer {
+    /// Nanoseconds that a part of a whole piece takes when nobody else waits; 0: unknown.
+    price: u64,
+    /// Bytes a second, of all that was written, pauses included; 0: unknown.
+    rate: u64,
+    /// Bytes of a piece of a wide disk; 0: it is none.
+    wide: u64,
+    /// The window: bytes, nanoseconds, parts, and whether one of these was late.
+    bytes: u64,
+    ns: u64,
+    parts: u64,
+    is_late: bool,
+    trial: Trial,
+    /// Windows until the next trial, and how many there were before.
+    rest: u64,
+    last_rest: u64,
+    /// Whether the last trial of a wide disk was one of shorter pieces.
+    tried_shorter: bool,
+}
+
+impl Default for Pacer {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+impl Pacer {
+    /// Nothing known: all words are zero.
+    pub const NEW: Self = Self {
+        price: 0,
+        rate: 0,
+        wide: 0,
+        bytes: 0,
+        ns: 0,
+        parts: 0,
+        is_late: false,
+        trial: Trial::Rest,
+        rest: 0,
+        last_rest: 0,
+        tried_shorter: false,
+    };
+
+    /// Bytes that may be on their way at once.
+    pub fn piece(&self) -> u64 {
+        let length = self.length();
+        match self.trial {
+            Trial::Rest => length,
+            Trial::LongerBegun | Trial::Longer => length.saturating_mul(2).min(WIDE_PIECE_MAX),
+            Trial::ShorterBegun | Trial::Shorter => (length / 2).max(PIECE_MIN),
+        }
+    }
+
+    /// The same without the trial.
+    fn length(&self) -> u64 {
+        let by_rate = self.rate / 1000 * (PIECE_NS / 1_000_000);
+        let whole = by_rate - by_rate % PIECE_MIN;
+        whole.clamp(PIECE_MIN, PIECE_MAX).max(self.wide.min(WIDE_PIECE_MAX))
+    }
+
+    /// Bytes that all writers to the disk may have unwritten.
+    pub fn backlog(&self) -> u64 {
+        if self.rate == 0 {
+            return BACKLOG_MAX / 2;
+        }
+        let by_rate = self.rate / 1000 * (BACKLOG_NS / 1_000_000);
+        by_rate.clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX)
+    }
+
+    /// Nanoseconds that a part of a whole piece is expected to take; 0 if that is unknown.
+    pub fn price(&self) -> u64 {
+        self.price
+    }
+
+    /// The same with so many bytes on their way, which may be more than a piece: a trial, or what is left of one.
+    fn price_of(&self, in_flight: u64) -> u64 {
+        let price = u128::from(self.price) * u128::from(in_flight.max(self.length())) / u128::from(self.length());
+        u64::try_from(price).unwrap_or(u64::MAX)
+    }
+
+    /// A part was written. Nanoseconds for which nothing is to be begun.
+    ///
+    /// ```
+    /// use pagekeeper_policy::pacer::{Pacer, WrittenPart};
+    ///
+    /// let mut pacer = Pacer::NEW;
+    /// let quick = WrittenPart {
+    ///     bytes: 128 << 10,
+    ///     in_flight: 256 << 10,
+    ///     took_min: 2_500_000,
+    ///     took_max: 2_600_000,
+    ///     busy: Some(1_300_000),
+    /// };
+    /// assert_eq!(pacer.written(quick), 0);
+    /// let late = WrittenPart { took_min: 20_000_000, took_max: 20_100_000, ..quick };
+    /// assert_eq!(pacer.written(late), 40_000_000);
+    /// ```
+    pub fn written(&mut self, part: WrittenPart) -> u64 {
+        let price = self.price_of(part.in_flight);
+        let is_late = price > 0 && part.took_min > price.saturating_add(price / 2).saturating_add(SLACK_NS);
+        let is_whole = part.in_flight >= self.length() / 8 * 5;
+        if is_whole && part.is_exact() && self.trial == Trial::Rest {
+            self.learn_price(part.took_max, is_late);
+        }
+        if let Some(ns) = part.busy {
+            self.ns = self.ns.saturating_add(ns);
+            self.bytes = self.bytes.saturating_add(part.bytes);
+            self.parts = self.parts.saturating_add(1);
+        }
+        self.is_late |= is_late;
+        if self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS {
+            self.end_window();
+        }
+        if is_late { part.took_min.saturating_mul(2).min(PAUSE_MAX_NS) } else { 0 }
+    }
+
+    /// Follows a low quantile of what parts took, and what late ones took very slowly: a disk may have become slower for good.
+    fn learn_price(&mut self, took: u64, is_late: bool) {
+        let took = took.max(1);
+        if self.price == 0 {
+            self.price = took;
+        } else if took < self.price {
+            self.price -= (self.price - took).div_ceil(4);
+        } else {
+            let more = (took - self.price).min(self.price);
+            self.price += more / if is_late { 256 } else { 32 };
+        }
+    }
+
+    /// Judges the rate of the window, and what is tried.
+    fn end_window(&mut self) {
+        let rate = u128::from(self.bytes) * u128::from(SECOND) / u128::from(self.ns.max(1));
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
+        let was_late = core::mem::replace(&mut self.is_late, false);
+        (self.bytes, self.ns, self.parts) = (0, 0, 0);
+        // Beside somebody else a rate says nothing of the length of pieces.
+        match self.trial {
+            Trial::LongerBegun if !was_late => return self.trial = Trial::Longer,
+            Trial::ShorterBegun if !was_late => return self.trial = Trial::Shorter,
+            Trial::Longer if !was_late && rate >= self.rate.saturating_add(self.rate / 3) => {
+                self.wide = self.piece();
+                (self.rate, self.rest, self.last_rest) = (rate, REST_FIRST, 0);
+                // The next trial is one of still longer pieces.
+                self.tried_shorter = true;
+                self.change_length(|price| price.saturating_mul(2));
+            }
+            Trial::Shorter if !was_late && rate >= self.rate - self.rate / 8 => {
+                let shorter = self.piece();
+                self.wide = if shorter <= PIECE_MIN { 0 } else { shorter };
+                (self.rate, self.rest) = (rate, REST);
+                self.change_length(|price| price);
+            }
+            Trial::LongerBegun | Trial::Longer | Trial::ShorterBegun | Trial::Shorter => {
+                self.last_rest = self.last_rest.saturating_mul(2).clamp(REST, REST_MAX);
+                self.rest = self.last_rest;
+                self.change_length(|price| price);
+            }
+            Trial::Rest => self.rested(rate, was_late),
+        }
+    }
+
+    /// A window without a trial.
+    fn rested(&mut self, rate: u64, was_late: bool) {
+        let length = self.length();
+        let is_first = self.rate == 0;
+        self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
+        if self.length() > length {
+            // One doubling at a time, and its price is not the one of today.
+            let by_rate = length.saturating_mul(2).saturating_mul(1_000_000) / PIECE_NS * 1000;
+            self.rate = self.rate.min(by_rate.max(rate / 8));
+            self.price = self.price.saturating_mul(2);
+        }
+        self.rest = self.rest.saturating_sub(1);
+        if is_first {
+            self.rest = REST_FIRST;
+        } else if self.rest == 0 && !was_late {
+            self.tried_shorter = self.wide > 0 && !self.tried_shorter;
+            self.trial = if self.tried_shorter { Trial::ShorterBegun } else { Trial::LongerBegun };
+            if self.piece() == self.length() {
+                (self.trial, self.rest) = (Trial::Rest, REST);
+            }
+        }
+    }
+
+    /// Ends a trial.
+    fn change_length(&mut self, price: impl FnOnce(u64) -> u64) {
+        self.trial = Trial::Rest;
+        self.price = price(self.price);
+    }
+
+    /// As words, for who keeps them in atomics: all zero of [`Pacer::NEW`].
+    pub fn to_words(self) -> [u64; WORDS] {
+        let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
+        let counts = self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
+        [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts]
+    }
+
+    /// From these words.
+    pub fn from_words([price, rate, wide, bytes, ns, small]: [u64; WORDS]) -> Self {
+        let count = |at: u64| small >> at & 0xffff;
+        Self {
+            price,
+            rate,
+            wide,
+            bytes,
+            ns,
+            parts: count(8),
+            is_late: small & 8 != 0,
+            trial: Trial::of(small),
+            rest: count(24),
+            last_rest: count(40),
+            tried_shorter: small & 16 != 0,
+        }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests;
