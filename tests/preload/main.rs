@@ -12,6 +12,7 @@ mod ends;
 mod group;
 mod hot;
 mod other_root;
+mod pieces;
 mod programs;
 mod reach;
 mod report;

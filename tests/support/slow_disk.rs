@@ -49,6 +49,11 @@ impl SlowDisk {
     /// One of `size` bytes (sparse) that writes `rate` bytes a second. `None`, with a sentence, where the machine can't hold
     /// a device to a rate, also where `PAGEKEEPER_REQUIRE_ALL=1`: no package brings that to a kernel.
     pub(crate) fn new(test: &str, size: u64, rate: u64) -> Option<Self> {
+        Self::of_kind("ext4", test, size, rate)
+    }
+
+    /// The same of another file system.
+    pub(crate) fn of_kind(kind: &str, test: &str, size: u64, rate: u64) -> Option<Self> {
         let Some(root) = blkio_root() else {
             // Version 2 holds back no group but those below its root, whose limits on dirty pages are others.
             println!(
@@ -61,14 +66,14 @@ impl SlowDisk {
         let mount = directory.path().join("mount");
         std::fs::create_dir(&mount).expect("make a mount point");
         File::create(&image).and_then(|file| file.set_len(size)).expect("make an image");
-        run(Command::new("mkfs.ext4").arg("-q").arg(&image));
+        run(Command::new(format!("mkfs.{kind}")).arg("-q").arg(&image));
         let node = run(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(&image));
         let node = PathBuf::from(node.trim());
         let number = device_number(&node);
         let throttle = root.join(THROTTLE);
         let words: [&OsStr; 4] = [throttle.as_os_str(), number.as_ref(), mount.as_os_str(), node.as_os_str()];
         let undo = Undo::new(TAKE_DISK_BACK, &words);
-        run(Command::new("mount").args(["-t", "ext4", "-o", "noatime"]).arg(&node).arg(&mount));
+        run(Command::new("mount").args(["-t", kind, "-o", "noatime"]).arg(&node).arg(&mount));
         std::fs::write(&throttle, format!("{number} {rate}")).expect("throttle a device");
         Some(Self { _undo: undo, mount, number, throttle, _directory: directory })
     }

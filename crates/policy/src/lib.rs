@@ -19,6 +19,7 @@
 //! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
 //! of files too much, and growing lists can't be kept in a signal handler.
 //!
+//! Both kinds of streams stand back where others wait for their disk: writers by [`pacer`], readers by [`read_pace`].
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
@@ -59,6 +60,7 @@ pub mod pacer;
 pub mod ranges;
 #[cfg(feature = "std")]
 mod read_back;
+pub mod read_pace;
 pub mod recovery;
 mod rule;
 #[cfg(feature = "std")]

@@ -34,7 +34,7 @@ const STEP_BY_CALL_MAX: u64 = 1 << 20;
 /// The least step that shares of a backlog are cut to.
 const STEP_MIN: u64 = 64 << 10;
 /// Nanoseconds by which a piece may be later than half its price without evidence: a thread gets its processor that late.
-const SLACK_NS: u64 = 1_000_000;
+const SLACK_NS: u64 = 2_000_000;
 /// A window, after which the rate is judged: nanoseconds, and parts of pieces, at least.
 const WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
@@ -74,7 +74,7 @@ pub struct WrittenPart {
 impl WrittenPart {
     /// Whether the two times are near enough to each other to learn from.
     fn is_exact(&self) -> bool {
-        self.took_max.saturating_sub(self.took_min) <= self.took_max / 4 + SLACK_NS / 5
+        self.took_max.saturating_sub(self.took_min) <= self.took_max / 4 + SLACK_NS / 10
     }
 }
 

@@ -70,11 +70,14 @@ fn make(
     parts: Option<(*const iovec, c_int)>,
     plain: &dyn Fn() -> isize,
 ) -> isize {
-    let result = match (rules::before_read(slot, fd, at, length), parts) {
-        (How::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
-        _ => None,
-    };
-    let result = result.unwrap_or_else(plain);
+    let how = rules::before_read(slot, fd, at, length);
+    let result = rules::pace_read(slot, || {
+        let result = match (how, parts) {
+            (How::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
+            _ => None,
+        };
+        result.unwrap_or_else(plain)
+    });
     rules::after_read(slot, fd, at, result);
     result
 }

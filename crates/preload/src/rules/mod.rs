@@ -10,6 +10,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::c_int;
+use pagekeeper_policy::read_pace::ReadPace;
 use pagekeeper_policy::{BulkPages, names};
 
 use crate::counters::Count;
@@ -32,6 +33,8 @@ pub struct FileState {
     pub reader: reader::Reader,
     /// Other parts that other threads read.
     pub more: together::More,
+    /// When its reader stands back.
+    pub read_pace: ReadPace,
     /// Its part that is written.
     pub writer: writer::Writer,
     /// What of it is a log's.
@@ -60,6 +63,7 @@ impl Fresh for FileState {
     const FRESH: Self = Self {
         reader: reader::Reader::NEW,
         more: together::More::NEW,
+        read_pace: ReadPace::NEW,
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
         mixed: mixed::Mixed::NEW,
@@ -269,6 +273,25 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
         )
         | None => {}
     }
+}
+
+/// Makes a read, and has a stream stand back behind it where others seem to wait for its disk.
+pub fn pace_read(slot: &Slot, make: impl FnOnce() -> isize) -> isize {
+    if slot.role() != Some(FileRole::Stream) {
+        return make();
+    }
+    let start = sys::now();
+    let done = make();
+    let now = sys::now();
+    if let Ok(bytes) = u64::try_from(done)
+        && let Some(pause) = slot.with(|state| state.read_pace.read(bytes, now.saturating_sub(start), now))
+        && pause > 0
+    {
+        count(Count::Pauses, 1);
+        count(Count::ThrottledNs, pause);
+        sys::sleep(pause);
+    }
+    done
 }
 
 /// Before a large write ([`crate::large::LEAST`]) of `length` bytes, at `at` or at the file's position.

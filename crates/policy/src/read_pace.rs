@@ -1,0 +1,114 @@
+//! When a stream that reads stands back: after a read that waited far longer than its bytes take.
+//!
+//! A stream under the rules reads faster than a plain one, since it finds free memory at once. On a device that gives out its rate in
+//! portions, as a throttle does, it would so use up each portion sooner, and others would wait longer for the next one. So it does
+//! nothing for half as long as it waited.
+//!
+//! Invariant: no pause is longer than [`READ_PAUSE_MAX_NS`], nor than half of the read before it.
+
+/// Nanoseconds of the longest pause.
+pub const READ_PAUSE_MAX_NS: u64 = 50_000_000;
+/// A read is late that takes so many times what its bytes take, and so many nanoseconds more: a disk that turns may seek meanwhile, and
+/// a thread may wait for its processor.
+const LATE_TIMES: u64 = 8;
+const LATE_NS: u64 = 10_000_000;
+/// Nanoseconds after which the rate is taken anew.
+const WINDOW_NS: u64 = 100_000_000;
+
+/// What is known of one reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadPace {
+    /// Nanoseconds that a MiB takes, pauses and the program's own time included; 0: unknown.
+    ns_per_mib: u64,
+    /// Of the window: when it began, and bytes that were read since.
+    since: u64,
+    bytes: u64,
+}
+
+impl Default for ReadPace {
+    fn default() -> Self {
+        Self::NEW
+    }
+}
+
+impl ReadPace {
+    /// Nothing known.
+    pub const NEW: Self = Self { ns_per_mib: 0, since: 0, bytes: 0 };
+
+    /// A read of `bytes` ended at `now`, and took so many nanoseconds. Nanoseconds for which to read nothing.
+    ///
+    /// ```
+    /// use pagekeeper_policy::read_pace::ReadPace;
+    ///
+    /// let (mut pace, ms) = (ReadPace::NEW, 1_000_000);
+    /// // 100 MiB/s, then a read that waits.
+    /// for nth in 1..20 {
+    ///     assert_eq!(pace.read(1 << 20, 10 * ms, nth * 10 * ms), 0);
+    /// }
+    /// assert_eq!(pace.read(128 << 10, 80 * ms, 280 * ms), 40 * ms);
+    /// ```
+    pub fn read(&mut self, bytes: u64, took: u64, now: u64) -> u64 {
+        let expected = u128::from(self.ns_per_mib) * u128::from(bytes) / (1 << 20);
+        let expected = u64::try_from(expected).unwrap_or(u64::MAX);
+        let is_late = self.ns_per_mib > 0
+            && took > expected.saturating_mul(LATE_TIMES).saturating_add(LATE_NS);
+        if self.since == 0 {
+            self.since = now.saturating_sub(took);
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        let ns = now.saturating_sub(self.since);
+        if ns >= WINDOW_NS && self.bytes > 0 {
+            let taken = u128::from(ns) * (1 << 20) / u128::from(self.bytes);
+            self.ns_per_mib = u64::try_from(taken).unwrap_or(u64::MAX).max(1);
+            (self.since, self.bytes) = (now, 0);
+        }
+        if is_late { (took / 2).min(READ_PAUSE_MAX_NS) } else { 0 }
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Reads of 128 KiB that take so many nanoseconds each: how many were followed by a pause.
+    fn pauses(took: impl Fn(u64) -> u64) -> usize {
+        let (mut pace, mut now) = (ReadPace::NEW, 5);
+        let paused = |nth| {
+            now += took(nth);
+            let pause = pace.read(128 << 10, took(nth), now);
+            now += pause;
+            pause > 0
+        };
+        (0..1000).map(paused).filter(|&paused| paused).count()
+    }
+
+    #[test]
+    fn a_slow_disk_is_no_reason_to_stand_back() {
+        assert_eq!(pauses(|_| MS), 0);
+        assert_eq!(pauses(|_| 13 * MS), 0);
+        assert_eq!(pauses(|_| 400 * MS), 0);
+        // Nor is one that others read, too.
+        assert_eq!(pauses(|nth| if nth % 3 == 0 { 9 * MS } else { MS }), 0);
+    }
+
+    #[test]
+    fn a_portion_that_is_used_up_is() {
+        let seen = pauses(|nth| if nth % 80 == 79 { 85 * MS } else { 150_000 });
+        assert!((8..=12).contains(&seen), "{seen}");
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_are_bounded(reads in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 1..50)) {
+            let mut pace = ReadPace::NEW;
+            for (bytes, took, now) in reads {
+                let pause = pace.read(bytes, took, now);
+                prop_assert!(pause <= READ_PAUSE_MAX_NS.min(took / 2));
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How output goes to its disk under `pagekeeper run`: in pieces, one on its way at a time, and no more unwritten than keeps the kernel's own
+//! flusher away. What is on its way is seen from outside, by cachestat(2); pieces by strace(1).
+
+use std::path::Path;
+use std::process::{Child, Command};
+
+use pagekeeper_kernel::{InspectedFile, Links, residency};
+
+use crate::support;
+use crate::support::command::{finish, pagekeeper};
+use crate::support::slow_disk::{PROGRAMS, SlowDisk};
+use crate::support::{MIB, scratch};
+
+/// Bytes of the file that is written, and bytes a second of its disk.
+const SIZE: u64 = 96 * MIB;
+const RATE: u64 = 100_000_000;
+/// Bytes on their way at once: 3 ms of such a disk are 0.3 MB, and what a device of the machine takes before its throttle holds it is
+/// more.
+const ON_THEIR_WAY_MAX: u64 = MIB;
+/// Bytes unwritten: 16 MiB, and what one call and one step add.
+const UNWRITTEN_MAX: u64 = 17 * MIB;
+
+/// What was seen of a file while it was written, at most.
+#[derive(Debug, Default)]
+struct Seen {
+    writeback: u64,
+    unwritten: u64,
+}
+
+/// Looks at a file again and again until the command has ended.
+fn watch(command: &mut Child, path: &Path) -> Seen {
+    let mut seen = Seen::default();
+    while command.try_wait().expect("wait for a command").is_none() {
+        if let Ok(file) = InspectedFile::open(path, Links::Follow) {
+            let counts = residency(&file, 0..u64::MAX).expect("root may read it");
+            seen.writeback = seen.writeback.max(counts.writeback.expect("cachestat is there"));
+            seen.unwritten = seen.unwritten.max(counts.unwritten());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    seen
+}
+
+/// The lengths of the ranges that were begun to be written, as strace wrote them.
+fn pieces(log: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(log).expect("read what strace wrote");
+    let calls = text.lines().filter_map(|line| line.split_once("sync_file_range(")?.1.split(", ").nth(2));
+    calls.map(|length| length.parse().expect("a length")).collect()
+}
+
+/// A stream and bulk output, on the file systems that order data before their journal's commits.
+#[test]
+fn output_goes_to_its_disk_in_pieces() {
+    let needed = [&PROGRAMS[..], &["mkfs.xfs", "strace", "cp"]].concat();
+    if !support::can_run("output in pieces", &needed) {
+        return;
+    }
+    let scratch = scratch();
+    let source = scratch.path().join("source");
+    std::fs::write(&source, vec![0x5a; SIZE as usize]).expect("write");
+    for kind in ["ext4", "xfs"] {
+        let Some(disk) = SlowDisk::of_kind(kind, "output in pieces", 1 << 30, RATE) else { return };
+        for role in ["stream", "bulk"] {
+            let (copy, log) = (disk.path().join(role), scratch.path().join("calls"));
+            let run = pagekeeper();
+            let mut command = Command::new("strace");
+            command.args(["-f", "-qq", "-e", "trace=sync_file_range", "-o"]).arg(&log);
+            command.arg(run.get_program()).args(run.get_args()).args(["run", "--as", role, "--", "cp"]);
+            let mut child = command.arg(&source).arg(&copy).spawn().expect("start strace");
+            let seen = watch(&mut child, &copy);
+            assert!(child.wait().expect("wait for strace").success(), "{kind} {role}");
+            let pieces = pieces(&log);
+            eprintln!("{kind} {role}: {seen:?}, {} pieces", pieces.len());
+            // It was looked at while it was written, and its pages were written by the rules.
+            assert!(seen.unwritten > MIB && pieces.iter().sum::<u64>() >= SIZE / 2, "{kind} {role}: {pieces:?}");
+            assert!(seen.writeback <= ON_THEIR_WAY_MAX, "{kind} {role}: {seen:?}");
+            assert!(seen.unwritten <= UNWRITTEN_MAX, "{kind} {role}: {seen:?}");
+            assert!(pieces.iter().all(|&length| length <= ON_THEIR_WAY_MAX), "{kind} {role}: {pieces:?}");
+            finish(Command::new("cmp").arg(&source).arg(&copy)).fine();
+            std::fs::remove_file(&copy).expect("remove a file");
+        }
+    }
+}
