@@ -183,7 +183,8 @@ impl Pacer {
 
     /// The same with so many bytes on their way, which may be more than a piece: a trial, or what is left of one.
     fn price_of(&self, in_flight: u64) -> u64 {
-        let price = u128::from(self.price) * u128::from(in_flight.max(self.length())) / u128::from(self.length());
+        let price =
+            u128::from(self.price) * u128::from(in_flight.max(self.length())) / u128::from(self.length());
         u64::try_from(price).unwrap_or(u64::MAX)
     }
 
@@ -300,7 +301,8 @@ impl Pacer {
     /// As words, for who keeps them in atomics: all zero of [`Pacer::NEW`].
     pub fn to_words(self) -> [u64; WORDS] {
         let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
-        let counts = self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
+        let counts =
+            self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
         [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts]
     }
 

@@ -50,8 +50,8 @@ impl ReadPace {
     pub fn read(&mut self, bytes: u64, took: u64, now: u64) -> u64 {
         let expected = u128::from(self.ns_per_mib) * u128::from(bytes) / (1 << 20);
         let expected = u64::try_from(expected).unwrap_or(u64::MAX);
-        let is_late = self.ns_per_mib > 0
-            && took > expected.saturating_mul(LATE_TIMES).saturating_add(LATE_NS);
+        let is_late =
+            self.ns_per_mib > 0 && took > expected.saturating_mul(LATE_TIMES).saturating_add(LATE_NS);
         if self.since == 0 {
             self.since = now.saturating_sub(took);
         }

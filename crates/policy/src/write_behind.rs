@@ -153,11 +153,6 @@ impl WriteBehind {
         Some(range)
     }
 
-    /// How much of the run was started, and not waited for yet.
-    pub fn in_flight(&self) -> u64 {
-        self.started.saturating_sub(self.waited)
-    }
-
     /// What is left at the end: to be written, waited for and released. To the end of the file with an end of `u64::MAX`.
     pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
         let from = self.with_again(if release { self.release_from() } else { self.waited });

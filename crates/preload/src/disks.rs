@@ -130,7 +130,8 @@ impl Share {
             return true;
         }
         let seen = disk.turn_until.load(Ordering::Relaxed);
-        seen <= now && disk.turn_until.compare_exchange(seen, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        seen <= now
+            && disk.turn_until.compare_exchange(seen, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// A part was written; `is_last`: and nothing of this writer is on its way.
@@ -217,7 +218,9 @@ mod tests {
         one.written(part(3_000_000), true, now + 1);
         assert!(other.may_begin(MIB / 8, MIB / 8, now + 1));
         // One that never says that it is done has its turn for a while.
-        assert!(!one.may_begin(MIB / 8, MIB / 8, now + 2) && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX + 2));
+        assert!(
+            !one.may_begin(MIB / 8, MIB / 8, now + 2) && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX + 2)
+        );
     }
 
     #[test]

@@ -130,7 +130,9 @@ impl Outflow {
             return;
         }
         let is_left = |pending: &(u64, u64)| pending.0 < pending.1;
-        if let Some(last) = self.pending.iter_mut().find(|pending| is_left(pending) && pending.1 == range.start) {
+        if let Some(last) =
+            self.pending.iter_mut().find(|pending| is_left(pending) && pending.1 == range.start)
+        {
             last.1 = range.end;
             return;
         }
@@ -213,7 +215,8 @@ impl Outflow {
     fn begin(&mut self, fd: c_int, share: &Share) -> bool {
         let in_flight = self.in_flight();
         let Some(place) = self.parts.iter_mut().find(|part| part.is_none()) else { return false };
-        let Some((from, end)) = self.pending.iter_mut().find(|pending| pending.0 < pending.1).map(|(from, end)| (from, *end))
+        let Some((from, end)) =
+            self.pending.iter_mut().find(|pending| pending.0 < pending.1).map(|(from, end)| (from, *end))
         else {
             return false;
         };
@@ -243,7 +246,13 @@ impl Outflow {
     }
 
     /// Goes on until nothing of the range is to be written or on its way, or `is_late` says that it is too late: whether it is written.
-    pub(crate) fn wait(&mut self, fd: c_int, range: &Range<u64>, share: &Share, is_late: &dyn Fn() -> bool) -> bool {
+    pub(crate) fn wait(
+        &mut self,
+        fd: c_int,
+        range: &Range<u64>,
+        share: &Share,
+        is_late: &dyn Fn() -> bool,
+    ) -> bool {
         let mut moved_at = sys::now();
         loop {
             let before = self.done_at;

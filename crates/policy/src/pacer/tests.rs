@@ -68,13 +68,16 @@ impl Writer {
             self.written += bytes;
             let took = done - begun;
             let busy = Some(done - self.last_done);
-            let pause = self.pacer.written(WrittenPart { bytes, in_flight, took_min: took, took_max: took, busy });
+            let pause =
+                self.pacer.written(WrittenPart { bytes, in_flight, took_min: took, took_max: took, busy });
             self.last_done = done;
             self.longest_pause = self.longest_pause.max(pause);
             self.not_before = self.not_before.max(done + pause);
         }
         let pace = Pace::of(self.pacer.piece(), self.pacer.backlog(), 128 << 10, true);
-        while now >= self.not_before && (self.parts.is_empty() || self.in_flight() + pace.step <= self.pacer.piece()) {
+        while now >= self.not_before
+            && (self.parts.is_empty() || self.in_flight() + pace.step <= self.pacer.piece())
+        {
             let in_flight = self.in_flight() + pace.step;
             self.parts.push_back((pace.step, in_flight, now, disk.submit(now, pace.step)));
             self.longest_piece = self.longest_piece.max(in_flight);
@@ -93,7 +96,12 @@ struct Outcome {
 
 /// Runs the writer for `seconds` in steps of 50 µs. `commits`: how many requests, one after the other, a commit makes, of 8 KiB each,
 /// and the nanoseconds until the next one; `is_on` says when the database is at work.
-fn simulate(mut disk: Disk, seconds: u64, commit: Option<(u32, u64)>, is_on: impl Fn(u64) -> bool) -> Outcome {
+fn simulate(
+    mut disk: Disk,
+    seconds: u64,
+    commit: Option<(u32, u64)>,
+    is_on: impl Fn(u64) -> bool,
+) -> Outcome {
     let mut writer = Writer::new();
     let (mut commits, mut longest_commit) = (0, 0);
     let (mut begun, mut wake, mut requests) = (0, 0, 0);
@@ -213,7 +221,10 @@ fn a_disk_that_became_slower_is_not_waited_for_forever() {
 #[test]
 fn steps_follow_the_piece_and_the_calls() {
     let of = |piece, backlog, length| Pace::of(piece, backlog, length, true);
-    assert_eq!(of(PIECE_MIN, 16 * MIB, 4096), Pace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true });
+    assert_eq!(
+        of(PIECE_MIN, 16 * MIB, 4096),
+        Pace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true }
+    );
     // A write of a MiB makes folios of that size, which go as a whole.
     assert_eq!(of(PIECE_MIN, 16 * MIB, MIB).step, MIB);
     assert_eq!(of(PIECE_MIN, 16 * MIB, 64 * MIB).step, MIB);

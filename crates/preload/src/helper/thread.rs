@@ -100,8 +100,15 @@ struct Closed {
 }
 
 impl Closed {
-    const NONE: Self =
-        Self { file: -1, start: 0, end: 0, is_kept: false, begun: 0, count: Count::StreamReleased, place: FileHash::NONE };
+    const NONE: Self = Self {
+        file: -1,
+        start: 0,
+        end: 0,
+        is_kept: false,
+        begun: 0,
+        count: Count::StreamReleased,
+        place: FileHash::NONE,
+    };
 
     /// Begins to write it, if it is so little that all that was begun so stays within a piece.
     fn begin(&mut self, begun: u64) {
@@ -111,7 +118,9 @@ impl Closed {
             let _ = begin(self.file, &range, false, !self.is_kept);
         } else if let Ok(seen) = sys::cachestat(self.file, range.clone()) {
             let bytes = seen.dirty.saturating_mul(sys::page_size());
-            if begun.saturating_add(bytes) <= PIECE_MIN && begin(self.file, &range, true, !self.is_kept).is_ok() {
+            if begun.saturating_add(bytes) <= PIECE_MIN
+                && begin(self.file, &range, true, !self.is_kept).is_ok()
+            {
                 self.begun = bytes;
             }
         }
@@ -141,7 +150,8 @@ struct Queue {
 
 impl Queue {
     fn push(&mut self, mut closed: Closed) {
-        closed.begin(self.files.iter().cycle().skip(self.first).take(self.length).map(|file| file.begun).sum());
+        closed
+            .begin(self.files.iter().cycle().skip(self.first).take(self.length).map(|file| file.begun).sum());
         if self.length == CLOSED_MAX {
             self.finish_oldest();
         }
@@ -223,7 +233,15 @@ impl Hand<'_> {
             Job::AfterClose { .. } if is_lost(file, place) => return give_up(file, place),
             Job::AfterClose { range, release, count } => {
                 let Range { start, end } = range;
-                return self.queue.push(Closed { file, start, end, is_kept: !release, begun: 0, count, place });
+                return self.queue.push(Closed {
+                    file,
+                    start,
+                    end,
+                    is_kept: !release,
+                    begun: 0,
+                    count,
+                    place,
+                });
             }
             Job::Release { range, count } => return release(file, range, count, place),
             Job::Drop { range, count, number } => {

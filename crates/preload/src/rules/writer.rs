@@ -15,6 +15,7 @@ use core::sync::atomic::Ordering;
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::exact::Due;
+use pagekeeper_policy::pacer::PIECE_MIN;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 
 use super::reader::inside;
@@ -294,7 +295,9 @@ impl Writer {
             self.begin_unseen(fd, start, step, output);
         }
         // Window by window: a page of several parts goes only as a whole.
-        if let (false, Some(range), Some(released)) = (is_written || self.is_blind, &due.release, output.released) {
+        if let (false, Some(range), Some(released)) =
+            (is_written || self.is_blind, &due.release, output.released)
+        {
             self.is_blind = !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX));
         }
         // What is dirty all the same stays: it isn't dropped.
@@ -323,7 +326,8 @@ impl Writer {
     fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
             let job = Job::AfterClose { range: range.clone(), release: false, count: Count::BulkReleased };
-            if !self.is_synced && !(until.is_none() && helper::prepare() && helper::send(fd, &job)) {
+            let is_long = self.behind.length() > PIECE_MIN && until.is_none();
+            if !self.is_synced && !(is_long && helper::prepare() && helper::send(fd, &job)) {
                 begin(fd, range, output);
             }
             return true;
