@@ -245,8 +245,8 @@ impl Pacer {
         (self.bytes, self.ns, self.parts) = (0, 0, 0);
         // Beside somebody else a rate says nothing of the length of pieces.
         match self.trial {
-            Trial::LongerBegun if !was_late => return self.trial = Trial::Longer,
-            Trial::ShorterBegun if !was_late => return self.trial = Trial::Shorter,
+            Trial::LongerBegun if !was_late => self.trial = Trial::Longer,
+            Trial::ShorterBegun if !was_late => self.trial = Trial::Shorter,
             Trial::Longer if !was_late && rate >= self.rate.saturating_add(self.rate / 3) => {
                 self.wide = self.piece();
                 (self.rate, self.rest, self.last_rest) = (rate, REST_FIRST, 0);

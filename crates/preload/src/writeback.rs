@@ -145,13 +145,10 @@ impl Outflow {
             self.pending[0] = (0, 0);
         }
         // Those that are left, in order.
-        let mut at = 0;
         let mut kept = [(0, 0); PENDING];
-        for pending in self.pending.into_iter().filter(is_left).chain([(range.start, range.end)]) {
-            if let Some(place) = kept.get_mut(at) {
-                *place = pending;
-            }
-            at += 1;
+        let left = self.pending.into_iter().filter(is_left).chain([(range.start, range.end)]);
+        for (place, pending) in kept.iter_mut().zip(left) {
+            *place = pending;
         }
         self.pending = kept;
     }

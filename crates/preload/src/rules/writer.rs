@@ -292,7 +292,7 @@ impl Writer {
                 is_written = throttled(start, || self.outflow.wait(fd, wait, &self.share, &|| false));
             }
         } else if let Some(start) = &due.start {
-            self.begin_unseen(fd, start, step, output);
+            begin_unseen(fd, start, step, output);
         }
         // Window by window: a page of several parts goes only as a whole.
         if let (false, Some(range), Some(released)) =
@@ -306,28 +306,13 @@ impl Writer {
         }
     }
 
-    /// Begins to write what is not seen to be written.
-    fn begin_unseen(&mut self, fd: c_int, range: &Range<u64>, step: u64, output: Output) {
-        if output.released.is_some() {
-            // What is written there, it alone can see.
-            helper::prepare();
-        }
-        let mut begun = range.start;
-        while begun < range.end {
-            let end = begun.saturating_add(step).min(range.end);
-            if !begin(fd, &(begun..end), output) {
-                return;
-            }
-            begun = end;
-        }
-    }
-
     /// What is left when the file is closed, or the process ends. Whether it is gone, or soon will be.
     fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
             let job = Job::AfterClose { range: range.clone(), release: false, count: Count::BulkReleased };
             let is_long = self.behind.length() > PIECE_MIN && until.is_none();
-            if !self.is_synced && !(is_long && helper::prepare() && helper::send(fd, &job)) {
+            let is_sent = || is_long && helper::prepare() && helper::send(fd, &job);
+            if !self.is_synced && !is_sent() {
                 begin(fd, range, output);
             }
             return true;
@@ -395,6 +380,22 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
         count(Count::Failures, 1);
     }
     begun.is_ok()
+}
+
+/// Begins to write what is not seen to be written.
+fn begin_unseen(fd: c_int, range: &Range<u64>, step: u64, output: Output) {
+    if output.released.is_some() {
+        // What is written there, it alone can see.
+        helper::prepare();
+    }
+    let mut begun = range.start;
+    while begun < range.end {
+        let end = begun.saturating_add(step).min(range.end);
+        if !begin(fd, &(begun..end), output) {
+            return;
+        }
+        begun = end;
+    }
 }
 
 /// Counts the pause that a writer makes from `start` on.
