@@ -62,7 +62,7 @@ fn output_goes_to_its_disk_in_pieces() {
     }
     let scratch = scratch();
     let source = scratch.path().join("source");
-    std::fs::write(&source, vec![0x5a; SIZE as usize]).expect("write");
+    std::fs::write(&source, vec![0x5a; usize::try_from(SIZE).expect("not that much")]).expect("write");
     for kind in ["ext4", "xfs"] {
         let Some(disk) = SlowDisk::of_kind(kind, "output in pieces", 1 << 30, RATE) else { return };
         for role in ["stream", "bulk"] {
