@@ -3,7 +3,7 @@
 //!
 //! A mark in a page of its own: the kernel clears that page in a forked child (`MADV_WIPEONFORK`), however it was forked, and the child
 //! takes a new number. Where the kernel can't, a handler of `pthread_atfork(3)` clears it, which `_Fork` and a raw clone(2) don't call.
-//! A child of vfork(2) or `posix_spawn(3)` shares the parent's memory until it executes another program, and isn't told apart.
+//! A child of vfork(2) or `posix_spawn(3)` shares the parent's memory until it executes another program, and looks like it.
 
 use std::fmt;
 use std::sync::OnceLock;

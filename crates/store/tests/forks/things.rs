@@ -34,7 +34,7 @@ pub(crate) enum Act {
 pub(crate) const ACTS: [Act; 7] =
     [Act::Drop, Act::Close, Act::CloseAndSync, Act::Sync, Act::Commit, Act::Read, Act::Backup];
 
-/// What the child was told.
+/// What the child was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Nothing,
