@@ -174,6 +174,7 @@ impl World {
             log: LogId(1),
             sequence: self.reader.0.min(self.current),
             position: Position::At(self.reader.1),
+            near_files: 0,
         };
         Facts {
             files: self.files.iter().map(file).collect(),
