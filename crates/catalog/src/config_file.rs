@@ -21,7 +21,13 @@ const QUOTED_CHARACTERS_MAX: usize = 160;
 /// Reads a configuration file whole.
 pub fn read_config(path: &Path) -> Result<String, ProfileError> {
     let bytes = read_named(path, CONFIG_BYTES_MAX).map_err(|error| refusal(path, error))?;
-    String::from_utf8(bytes).map_err(|_| text_error(path, "not UTF-8 text".to_owned()))
+    utf8(bytes).map_err(|message| text_error(path, message))
+}
+
+/// Takes the bytes of a configuration file as text.
+#[allow(clippy::disallowed_methods, reason = "the text of a configuration, no name of a file")]
+pub(crate) fn utf8(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|_| "not UTF-8 text".to_owned())
 }
 
 /// Parses TOML; `path` is used in errors.

@@ -14,7 +14,7 @@ use pagekeeper_kernel::{FileSystem, Links, file_system_id, open_directory, read_
 use pagekeeper_policy::DiskProfile;
 use serde::Deserialize;
 
-use crate::config_file::{CONFIG_BYTES_MAX, quoted};
+use crate::config_file::{CONFIG_BYTES_MAX, quoted, utf8};
 
 /// Where profiles are saved, each as the number of its file system and ".toml".
 pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
@@ -96,8 +96,7 @@ struct Versioned {
 /// Fails with the line and the key where it is no profile, or of a version that this code does not know.
 pub fn read(path: &Path) -> Result<DiskProfile> {
     let refused = |message: String| Error::Text { path: path.to_path_buf(), message };
-    let text = String::from_utf8(read_named(path, CONFIG_BYTES_MAX)?)
-        .map_err(|_| refused("it is not UTF-8 text".to_owned()))?;
+    let text = utf8(read_named(path, CONFIG_BYTES_MAX)?).map_err(refused)?;
     let refuse = |error: &toml::de::Error| refused(quoted(error));
     let Versioned { version } = toml::from_str(&text).map_err(|error| refuse(&error))?;
     if !(1..=u64::from(DiskProfile::VERSION)).contains(&version) {

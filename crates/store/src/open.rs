@@ -96,7 +96,8 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
                     .write(newest.clone())?;
             }
             let wanted = resize::wanted(options, newest)?;
-            let mut core = recover(options, io, directory, held, (&read, newest, slot), began)?;
+            let mut core = recover(options, io, directory, held, (&read, newest, slot), began)
+                .map_err(Error::or_lost)?;
             if let Some(bytes) = wanted {
                 core.resize_journal(bytes)?;
             }
@@ -128,7 +129,7 @@ fn recover(
     let max_journal_bytes = newest.max_journal_bytes;
     let path = resize::journal_path(&io, directory, newest.journal)?;
     let use_of = options.files;
-    let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size).map_err(Error::or_lost)?;
+    let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
     let cache = cache(options, &io, page_size)?;
     // What does not depend on the journal is made ready while it is read.
@@ -138,8 +139,7 @@ fn recover(
             sync_names(&*io, directory, newest.number <= MADE)?;
         }
         let of = (newest.store, newest.checkpoint_seq, newest.meta.pages);
-        let map =
-            PageMap::open(&io, directory, use_of, of, map_share(options.memory)).map_err(Error::or_lost)?;
+        let map = PageMap::open(&io, directory, use_of, of, map_share(options.memory))?;
         #[cfg(test)]
         let map = map.with_injected_fault(options.injected_fault);
         let map = Arc::new(map);
@@ -157,7 +157,7 @@ fn recover(
         (found, prepared)
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cached)) =
-        (found.map_err(Error::or_lost)?, prepared?);
+        (found?, prepared?);
     check_data(options, &mut data, &found, newest, directory)?;
     for (page, crcs) in found.index.diffed() {
         map.accept(crcs.into_iter().map(|crc| (page, crc)));
