@@ -74,7 +74,7 @@ proptest! {
         }
     }
 
-    /// From the step on in which the evidence is there nothing is released, and the operator is told once of each file.
+    /// From the step on in which the evidence is there nothing is released, and the operator is warned once of each file.
     #[test]
     fn a_log_that_was_read_back_is_kept(
         rule in prop_oneof![8 => rule(), 1 => Just(Rule::Direct)],

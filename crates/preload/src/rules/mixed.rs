@@ -22,7 +22,7 @@ static DIRECT_OPENS: AtomicU32 = AtomicU32::new(0);
 /// Files whose pages are being dropped, by a hash that is not 0, each in its place.
 static RELEASING: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// Bytes at the start of a file by which it is told whether it has resident pages that are kept: a count of all would take milliseconds
+/// Bytes at the start of a file that show whether it has resident pages that are kept: a count of all would take milliseconds
 /// for each GiB in small pages, at each open.
 const SAMPLED_BYTES: u64 = 16 << 20;
 

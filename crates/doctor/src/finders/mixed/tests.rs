@@ -61,7 +61,7 @@ fn each_kind_of_use_is_distinguished() {
 }
 
 #[test]
-fn a_database_that_uses_both_is_not_told_to_stop() {
+fn a_database_that_uses_both_is_not_asked_to_stop() {
     let after = |profile: &str, path: &str, others: Vec<Opener>| {
         let mut file = file(path, FileClass::Data, 64 * MIB, 32 * MIB);
         file.openers.push(opener(100, profile, OpenerKind::Direct(Access::ReadOnly)));
@@ -94,7 +94,7 @@ fn a_database_that_uses_both_is_not_told_to_stop() {
     let found = find_in(&after("opensearch", "/d/indices/U/0/index/_1.vec", mapped), None);
     let evidence = &found[0].evidence[0].text;
     assert!(evidence.contains("mapped by itself (process 100, the database itself); "), "{evidence}");
-    // Others are told apart from it.
+    // Others are distinguished from it.
     let mut both = own(OpenerKind::Buffered(Access::ReadOnly));
     both.push(opener(7, "scrub", OpenerKind::Buffered(Access::WriteOnly)));
     let found = find_in(&after("clickhouse", part, both), None);
