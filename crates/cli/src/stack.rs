@@ -27,6 +27,11 @@ pub(crate) fn has_waiting_thread() -> bool {
     IS_WAITED_FOR.load(Ordering::Relaxed)
 }
 
+/// Says, in a child of fork, that its one thread is the one that works.
+pub(crate) fn leave_waiting_thread() {
+    IS_WAITED_FOR.store(false, Ordering::Relaxed);
+}
+
 /// Does the work with enough stack, if there is any way to have it.
 pub(crate) fn with_room(work: fn() -> ExitCode) -> ExitCode {
     let limit = getrlimit(Resource::Stack);

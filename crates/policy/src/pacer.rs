@@ -230,7 +230,7 @@ impl Pacer {
         if self.price == 0 {
             self.price = took;
         } else if took < self.price {
-            self.price -= (self.price - took).div_ceil(4);
+            self.price -= (self.price - took).div_ceil(16);
         } else {
             let more = (took - self.price).min(self.price);
             self.price += more / if is_late { 256 } else { 32 };

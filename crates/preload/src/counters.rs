@@ -142,9 +142,12 @@ impl Mapped {
     }
 }
 
+/// The longest path of a report, in bytes, with its end: it stands on the stack, which may be a signal handler's.
+const REPORT_PATH_MAX: usize = 1024;
+
 /// Maps the report of that path.
 pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
-    let mut name = [0_u8; libc::PATH_MAX as usize];
+    let mut name = [0_u8; REPORT_PATH_MAX];
     // One byte is left for the null behind it.
     name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
     let fd = sys::open(core::ffi::CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;

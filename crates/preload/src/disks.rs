@@ -2,7 +2,8 @@
 //! writer's.
 //!
 //! Invariants: what a writer counted here it takes off again ([`Share`]); nobody waits. A turn ends by itself, since its writer may not
-//! come back to say so. What is known of a disk is a few words that two threads may change at once: any mixture of them is valid
+//! come back to say so; only its holder ends it earlier or prolongs it, and a holder that another writer waits for does not prolong it and
+//! lets the other one begin next. What is known of a disk is a few words that two threads may change at once: any mixture of them is valid
 //! ([`Pacer`]).
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,21 +11,49 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use pagekeeper_policy::pacer::{Pacer, WORDS, WrittenPart};
 use pagekeeper_policy::write_behind::Pace;
 
+use crate::sys;
+
 /// Disks at a time; further ones share the last place.
 const DISKS: usize = 8;
 /// Nanoseconds of a turn at least, and at most; in between, some prices of a part.
 const TURN_MIN: u64 = 20_000_000;
 const TURN_MAX: u64 = 1_000_000_000;
 const TURN_PRICES: u64 = 4;
+/// Nanoseconds for which a writer counts as waiting after it asked in vain: some polls of its.
+const WAITING_NS: u64 = 2_000_000;
+
+/// A writer and a time, in one word: the holder of a turn and its end, or who waits for one and until when that counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Claim {
+    writer: u64,
+    until: u64,
+}
+
+impl Claim {
+    const WRITER_BITS: u32 = 16;
+    /// Times are kept in microseconds, rounded up.
+    const UNIT_NS: u64 = 1000;
+
+    fn to_word(self) -> u64 {
+        self.until.div_ceil(Self::UNIT_NS) << Self::WRITER_BITS | self.writer
+    }
+
+    fn of_word(word: u64) -> Self {
+        let writer = word & ((1 << Self::WRITER_BITS) - 1);
+        Self { writer, until: (word >> Self::WRITER_BITS) * Self::UNIT_NS }
+    }
+}
 
 struct Disk {
     /// One more than the device's number; 0 where there is none.
     device: AtomicU64,
     /// Writers that have more than a step.
     writers: AtomicU64,
-    /// Until when nothing is to be begun, and until when it is one writer's turn.
+    /// Until when nothing is to be begun.
     pause_until: AtomicU64,
-    turn_until: AtomicU64,
+    /// Whose turn it is, and who waits for one: [`Claim`]s.
+    turn: AtomicU64,
+    waiting: AtomicU64,
     pacer: [AtomicU64; WORDS],
 }
 
@@ -33,12 +62,15 @@ static DISKS_WRITTEN: [Disk; DISKS] = [const {
         device: AtomicU64::new(0),
         writers: AtomicU64::new(0),
         pause_until: AtomicU64::new(0),
-        turn_until: AtomicU64::new(0),
+        turn: AtomicU64::new(0),
+        waiting: AtomicU64::new(0),
         pacer: [const { AtomicU64::new(0) }; WORDS],
     }
 }; DISKS];
 /// Writers of all disks that have more than a step.
 static WRITERS: AtomicU64 = AtomicU64::new(0);
+/// The number of the next share.
+static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
 
 impl Disk {
     fn of(device: u64) -> Option<&'static Self> {
@@ -57,6 +89,22 @@ impl Disk {
         }
         Pacer::from_words(words)
     }
+
+    fn turn(&self) -> Claim {
+        Claim::of_word(self.turn.load(Ordering::Relaxed))
+    }
+
+    /// Gives a turn another end, unless somebody changed it since `seen`.
+    fn change_turn(&self, seen: Claim, to: Claim) -> bool {
+        let (seen, to) = (seen.to_word(), to.to_word());
+        self.turn.compare_exchange(seen, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether another writer than this waits for its turn.
+    fn is_wanted_beside(&self, writer: u64, now: u64) -> bool {
+        let waiting = Claim::of_word(self.waiting.load(Ordering::Relaxed));
+        waiting.writer != writer && waiting.until > now
+    }
 }
 
 /// A writer's share of its disk.
@@ -64,15 +112,19 @@ pub(crate) struct Share {
     disk: Option<&'static Disk>,
     /// Whether it is counted as a writer.
     is_counted: bool,
+    /// Its number among the writers of this process, by which a turn is its own.
+    writer: u64,
 }
 
 impl Share {
     /// None yet.
-    pub(crate) const NONE: Self = Self { disk: None, is_counted: false };
+    pub(crate) const NONE: Self = Self { disk: None, is_counted: false, writer: 0 };
 
     /// The share of a writer to that device.
     pub(crate) fn of(device: u64) -> Self {
-        Self { disk: Disk::of(device), ..Self::NONE }
+        let number = NEXT_WRITER.fetch_add(1, Ordering::Relaxed);
+        let writer = number % ((1 << Claim::WRITER_BITS) - 1) + 1;
+        Self { disk: Disk::of(device), is_counted: false, writer }
     }
 
     /// Whether it is known which disk.
@@ -124,14 +176,29 @@ impl Share {
             return false;
         }
         let turn = pacer.price().saturating_mul(TURN_PRICES).saturating_add(TURN_MIN).min(TURN_MAX);
-        let until = now.saturating_add(turn);
-        if !is_first {
-            disk.turn_until.fetch_max(until, Ordering::Relaxed);
-            return true;
+        let mine = Claim { writer: self.writer, until: now.saturating_add(turn) };
+        let held = disk.turn();
+        let is_wanted = disk.is_wanted_beside(self.writer, now);
+        if held.writer != self.writer && held.until > now {
+            let waiting = Claim { writer: self.writer, until: now.saturating_add(WAITING_NS) };
+            disk.waiting.store(waiting.to_word(), Ordering::Relaxed);
+            return false;
         }
-        let seen = disk.turn_until.load(Ordering::Relaxed);
-        seen <= now
-            && disk.turn_until.compare_exchange(seen, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        if held.writer == self.writer && is_wanted {
+            // The turn goes on to its end while parts are on their way; the next one is the other writer's.
+            return !is_first && held.until > now;
+        }
+        disk.change_turn(held, mine)
+    }
+
+    /// Ends this writer's turn, if it has it.
+    pub(crate) fn end_turn(&self, now: u64) {
+        if let Some(disk) = self.disk {
+            let held = disk.turn();
+            if held.writer == self.writer && held.until > now {
+                disk.change_turn(held, Claim { until: 0, ..held });
+            }
+        }
     }
 
     /// A part was written; `is_last`: and nothing of this writer is on its way.
@@ -144,17 +211,17 @@ impl Share {
         }
         disk.pause_until.fetch_max(now.saturating_add(pause), Ordering::Relaxed);
         if is_last {
-            disk.turn_until.store(now, Ordering::Relaxed);
+            self.end_turn(now);
         }
     }
 
-    /// It is no writer any more, until it writes again.
+    /// Ends its part as a writer, and its turn, until it writes again.
     pub(crate) fn clear(&mut self) {
-        if core::mem::take(&mut self.is_counted)
-            && let Some(disk) = self.disk
-        {
-            disk.writers.fetch_sub(1, Ordering::Relaxed);
-            WRITERS.fetch_sub(1, Ordering::Relaxed);
+        let Some(disk) = self.disk else { return };
+        self.end_turn(sys::now());
+        if core::mem::take(&mut self.is_counted) {
+            decrease(&disk.writers);
+            decrease(&WRITERS);
         }
     }
 
@@ -162,6 +229,12 @@ impl Share {
     pub(crate) fn forget(&mut self) {
         self.is_counted = false;
     }
+}
+
+/// Counts one writer less. Not below 0: a child of fork begins at 0, and a writer of its parent may not have been forgotten.
+fn decrease(writers: &AtomicU64) {
+    let less = |count: u64| count.checked_sub(1);
+    let _ = writers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 impl Drop for Share {
@@ -174,7 +247,7 @@ impl Drop for Share {
 /// In a child of fork, whose writers have forgotten all.
 pub(crate) fn after_fork() {
     for disk in &DISKS_WRITTEN {
-        for word in [&disk.writers, &disk.pause_until, &disk.turn_until] {
+        for word in [&disk.writers, &disk.pause_until, &disk.turn, &disk.waiting] {
             word.store(0, Ordering::Relaxed);
         }
     }
@@ -221,6 +294,38 @@ mod tests {
         assert!(
             !one.may_begin(MIB / 8, MIB / 8, now + 2) && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX + 2)
         );
+    }
+
+    #[test]
+    fn a_writer_lets_the_one_that_waits_begin_next() {
+        let [one, other] = [13, 13].map(|number| Share::of(u64::MAX - number));
+        let (step, mut now) = (MIB / 8, 1_000_000_000);
+        for _ in 0..10 {
+            assert!(one.may_begin(step, step, now) && !other.may_begin(step, step, now));
+            assert!(one.may_begin(2 * step, step, now), "the rest of the piece");
+            now += 3_000_000;
+            assert!(!other.may_begin(step, step, now));
+            one.written(part(3_000_000), true, now);
+            assert!(!one.may_begin(step, step, now) && other.may_begin(step, step, now));
+            now += 3_000_000;
+            other.written(part(3_000_000), true, now);
+        }
+        // One that asked in vain and went away is not waited for.
+        assert!(one.may_begin(step, step, now) && !other.may_begin(step, step, now));
+        one.written(part(3_000_000), true, now);
+        assert!(!one.may_begin(step, step, now) && one.may_begin(step, step, now + WAITING_NS + 1000));
+        // A turn that is not used up ends with its writer.
+        one.end_turn(now + WAITING_NS + 2000);
+        assert!(other.may_begin(step, step, now + WAITING_NS + 2000));
+    }
+
+    #[test]
+    fn the_turn_of_another_writer_is_not_ended() {
+        let [one, other, third] = [14, 14, 14].map(|number| Share::of(u64::MAX - number));
+        let now = 1_000_000_000;
+        assert!(one.may_begin(1, 1, now) && other.may_begin(1, 1, now + TURN_MAX + 1000));
+        one.written(part(3_000_000), true, now + TURN_MAX + 2000);
+        assert!(!third.may_begin(1, 1, now + TURN_MAX + 3000));
     }
 
     #[test]

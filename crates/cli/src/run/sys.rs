@@ -279,6 +279,7 @@ fn fork<T: Outcome>(work: impl FnOnce() -> T) -> io::Result<libc::pid_t> {
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
+            stack::leave_waiting_thread();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             let code = outcome.map_or(101, Outcome::code);
             // SAFETY: ends the process at once.

@@ -156,6 +156,7 @@ impl Writer {
             inside(|| release(fd, &range, released));
         }
         self.outflow.clear();
+        self.share.end_turn(sys::now());
     }
 
     /// The file was truncated or lengthened.
