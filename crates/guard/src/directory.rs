@@ -292,7 +292,7 @@ impl Directory {
     /// The log that a file of this name, which is in it no more, would be one of.
     pub(crate) fn log_like(&self, path: &Path) -> Option<LogId> {
         let (spec, matched) = self.profile.log_of(path)?;
-        self.by_stem.get(&(spec, matched.log().concat())).copied()
+        self.by_stem.get(&(spec, matched.log())).copied()
     }
 
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {

@@ -386,6 +386,28 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn text_logs_of_different_names_are_different_logs() {
+        let dir = pagekeeper_testing::disk_dir();
+        for name in ["error.log.1", "error.log", "general.log", "slow.log"] {
+            std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
+        }
+        let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+        directory.owner = Some(1);
+        let writers = ["error.log", "general.log", "slow.log"]
+            .map(|name| descriptor(&directory, name, Access::WriteOnly, 9000));
+        let shipper =
+            Descriptor { pid: STRANGER, ..descriptor(&directory, "error.log", Access::ReadOnly, 4096) };
+        let descriptors = [writers.as_slice(), &[shipper]].concat();
+        let seen = facts(&directory, &descriptors);
+        let log = |name: &str| directory.entries[std::ffi::OsStr::new(name)].log;
+        let logs: std::collections::BTreeSet<LogId> = seen.files.iter().map(|file| file.log).collect();
+        assert_eq!((seen.files.len(), logs.len()), (4, 3));
+        assert_eq!(log("error.log"), log("error.log.1"), "a rotated file");
+        // It holds no page of the others, and what is read back of one keeps no other.
+        assert_eq!((seen.followers.len(), seen.followers[0].log), (1, log("error.log")));
+    }
+
+    #[test]
     fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
         let dir = pagekeeper_testing::disk_dir();
         for (name, len) in

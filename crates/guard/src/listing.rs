@@ -5,7 +5,8 @@
 //! missed, and is in the next listing.
 //!
 //! Invariants: no more names are kept than the limit, whatever the directory holds. Where there are more, the largest logs
-//! lose those with the lowest numbers: what is written and followed now has high ones.
+//! lose those with the lowest numbers, or of names without one those changed first: files that are written and followed now are the
+//! last of their log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -35,7 +36,8 @@ pub(crate) struct Listing {
     limit: usize,
     /// The kernel's position behind the last name that was read.
     position: u64,
-    logs: Vec<BTreeSet<(u64, OsString)>>,
+    /// The names of each log, with the number of each, or the time of its last change where no number orders them.
+    logs: Vec<BTreeSet<(i128, OsString)>>,
     by_stem: HashMap<(usize, Box<[u8]>), usize>,
     /// The logs by how many names they have.
     by_len: BTreeSet<(usize, usize)>,
@@ -101,7 +103,7 @@ impl Listing {
             if matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown) {
                 whole.truncate(above);
                 whole.extend_from_slice(entry.file_name().to_bytes());
-                self.take(Path::new(OsStr::from_bytes(&whole)), profile);
+                self.take(fd, Path::new(OsStr::from_bytes(&whole)), profile);
             }
             if turn.step() {
                 return Ok(false);
@@ -110,7 +112,7 @@ impl Listing {
         Ok(true)
     }
 
-    fn take(&mut self, path: &Path, profile: &Profile) {
+    fn take(&mut self, fd: BorrowedFd<'_>, path: &Path, profile: &Profile) {
         let Some(name) = path.file_name() else { return };
         for (log, newest) in profile.logs.iter().zip(&mut self.settings) {
             let Some(recycled) = &log.recycled_if else { continue };
@@ -125,8 +127,12 @@ impl Listing {
             return;
         }
         let Some((spec, matched)) = profile.log_of(path) else { return };
-        let key = (spec, matched.log().concat().into_boxed_slice());
-        let name = (matched.number.sequence(None), name.to_os_string());
+        let key = (spec, matched.log().into_boxed_slice());
+        let order = match matched.number {
+            Number::None => last_change(fd, name),
+            Number::Counted(_) | Number::WalSegment(_) => matched.number.sequence(None).into(),
+        };
+        let name = (order, name.to_os_string());
         let full = self.kept >= self.limit;
         if full {
             self.left_out += 1;
@@ -149,10 +155,10 @@ impl Listing {
     }
 
     /// Drops a name for another of the log `of`, if any; not where the other is the one to go without.
-    fn make_room(&mut self, of: Option<usize>, other: &(u64, OsString)) -> bool {
+    fn make_room(&mut self, of: Option<usize>, other: &(i128, OsString)) -> bool {
         let Some(&(len, largest)) = self.by_len.last() else { return true };
         let own = of.map_or(0, |log| self.logs[log].len());
-        // A log is not emptied for another, and in the largest one the numbers decide.
+        // A log is not emptied for another, and in the largest one its order decides.
         let from = if own + 1 >= len { of } else { Some(largest) };
         let Some(from) = from else { return false };
         if Some(from) == of && self.logs[from].first().is_none_or(|lowest| *lowest > *other) {
@@ -178,6 +184,12 @@ impl Listing {
             left_out: self.left_out,
         }
     }
+}
+
+/// Returns when a file was changed last, in nanoseconds of the epoch; the least value if it is gone.
+fn last_change(fd: BorrowedFd<'_>, name: &OsStr) -> i128 {
+    let stat = rustix::fs::statx(fd, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MTIME);
+    stat.map_or(i128::MIN, |stat| ownership::nanoseconds(stat.stx_mtime))
 }
 
 /// A log file that is new in its directory.
@@ -277,7 +289,7 @@ impl Inspection<'_> {
         Some(NewFile {
             name: name.to_os_string(),
             spec,
-            stem: matched.log().concat(),
+            stem: matched.log(),
             number: matched.number,
             inode,
             user: stat.stx_uid,
@@ -325,5 +337,34 @@ impl Inspection<'_> {
         let mut start = [0; 4];
         file.file().read_exact_at(&mut start, 0).ok()?;
         innodb::unknown_format(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Slice;
+    use pagekeeper_catalog::find_profile;
+    use std::os::fd::AsFd;
+    use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn a_full_listing_keeps_the_text_logs_that_were_changed_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let rotated = (1..8).map(|number| format!("slow.log.{number}"));
+        for (age, name) in (0..).zip(["slow.log".to_owned()].into_iter().chain(rotated)) {
+            let file = std::fs::File::create(dir.path().join(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 - age)).unwrap();
+        }
+        let profiles = Profile::built_in();
+        let mariadb = find_profile(&profiles, "mariadb").unwrap();
+        let endless = Duration::from_secs(3600);
+        let turn = Turn::begin(Slice { cpu: endless, wall: endless });
+        let fd = std::fs::File::open(dir.path()).unwrap();
+        let mut listing = Listing::new(2);
+        assert!(listing.read(fd.as_fd(), dir.path(), mariadb, &turn).unwrap());
+        let names = listing.finish();
+        assert_eq!(names.logs.iter().collect::<Vec<_>>(), ["slow.log", "slow.log.1"]);
+        assert_eq!(names.left_out, 6);
     }
 }

@@ -11,9 +11,9 @@
 //! | `{_}` | hexadecimal digits of either case that neither order files nor distinguish logs; at most once      |
 //!
 //! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its *stem*: files
-//! with equal stems in one directory are one log. All names of one pattern that has none of these are one log, too, as
-//! `error-2026-11-29.csv` and `error-2026-11-30.csv` are of `error-*.csv`. Names of directories may stand before the file's,
-//! separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
+//! with equal stems in one directory are one log. Where a pattern has none of these, files are one log if their names differ only in
+//! dates or in the number of a rotated file, as `error.csv`, `error-2026-11-29.csv` and `error.csv.1` do. Names of directories may
+//! stand before the file's, separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
 //!
 //! Invariants:
 //! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]), so a difference of two
@@ -25,6 +25,8 @@
 mod number;
 #[cfg(feature = "std")]
 mod pattern;
+#[cfg(feature = "std")]
+mod rotation;
 
 pub use number::{Number, SegmentSize, WalSegment};
 #[cfg(feature = "std")]
@@ -71,22 +73,6 @@ impl<'n> Matched<'n> {
         };
         let piece = |from: usize, to: usize| self.name.get(from..to).unwrap_or_default();
         [piece(0, first.0), piece(first.1, second.0), piece(second.1, self.name.len())]
-    }
-
-    /// What the names of one log have in common, in three pieces: the stem; nothing where no number orders them.
-    ///
-    /// ```
-    /// use pagekeeper_policy::names::matches_name;
-    ///
-    /// let log = |pattern: &[u8], name| matches_name(pattern, name).unwrap().log().concat();
-    /// assert_eq!(log(b"error-*.csv", b"error-Mon.csv"), log(b"error-*.csv", b"error-Tue.csv"));
-    /// assert_ne!(log(b"*.{n}", b"relay.000001"), log(b"*.{n}", b"binlog.000001"));
-    /// ```
-    pub fn log(&self) -> [&'n [u8]; 3] {
-        match self.number {
-            Number::None => [b"", b"", b""],
-            Number::Counted(_) | Number::WalSegment(_) => self.stem(),
-        }
     }
 
     /// From where to where `rest` stands, which ends as the name does, up to its own end `after`.

@@ -7,6 +7,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{Access, thread_cpu_time};
+use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::carry_out::ReleasedRange;
@@ -124,11 +125,8 @@ impl Decider {
             passed.entry(log).or_default().push(sequences);
         }
         if !passed.is_empty() {
-            let is_passed = |entry: &Entry| {
-                let of = passed.get(&entry.log);
-                of.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
-            };
-            watched.directories.iter_mut().for_each(|directory| directory.sample_now(is_passed));
+            let is_wanted = |entry: &Entry| is_passed(&passed, entry);
+            watched.directories.iter_mut().for_each(|directory| directory.sample_now(is_wanted));
         }
         facts
     }
@@ -340,9 +338,37 @@ fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
     }
 }
 
+/// Whether followers passed a file. The places of files without a number change with each write, so a range of them says nothing.
+fn is_passed(passed: &HashMap<LogId, Vec<RangeInclusive<u64>>>, entry: &Entry) -> bool {
+    let of_log = passed.get(&entry.log).filter(|_| entry.number != Number::None);
+    of_log.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
+}
+
 /// The file that an act is about.
 fn file_of(act: &Act) -> FileId {
     match *act {
         Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => file,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Ids;
+    use crate::facts::tests::directory;
+
+    #[test]
+    fn only_files_that_a_number_orders_are_passed() {
+        let dir = pagekeeper_testing::disk_dir();
+        for name in ["general.log", "general.log.1", "binlog.index", "binlog.000003", "binlog.000004"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        let directory = directory(dir.path(), "mariadb", &Ids::default());
+        let passed = |name: &str, sequences: RangeInclusive<u64>| {
+            let entry = &directory.entries[OsStr::new(name)];
+            is_passed(&HashMap::from([(entry.log, vec![sequences])]), entry)
+        };
+        assert!(passed("binlog.000003", 1..=3) && !passed("binlog.000004", 1..=3));
+        assert!(!passed("general.log", 0..=1) && !passed("general.log.1", 0..=1));
     }
 }

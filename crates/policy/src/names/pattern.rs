@@ -6,7 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::str::FromStr;
 
-use super::{Matched, check, directories, matches, matches_name, split_last};
+use super::rotation::without_rotation;
+use super::{Matched, Number, check, directories, matches, matches_name, split_last};
 
 /// A pattern that was checked.
 ///
@@ -85,6 +86,25 @@ impl FromStr for Pattern {
 }
 
 impl Matched<'_> {
+    /// Returns what the names of one log have in common: the stem, and where no number orders the files, that without dates and the
+    /// numbers of rotated files.
+    ///
+    /// ```
+    /// use pagekeeper_policy::names::matches_name;
+    ///
+    /// let log = |pattern: &[u8], name| matches_name(pattern, name).unwrap().log();
+    /// assert_eq!(log(b"*.log*", b"slow.log"), log(b"*.log*", b"slow.log.1"));
+    /// assert_ne!(log(b"*.log*", b"slow.log"), log(b"*.log*", b"general.log"));
+    /// assert_ne!(log(b"*.{n}", b"relay.000001"), log(b"*.{n}", b"binlog.000001"));
+    /// ```
+    pub fn log(&self) -> Vec<u8> {
+        let stem = self.stem().concat();
+        match self.number {
+            Number::None => without_rotation(&stem),
+            Number::Counted(_) | Number::WalSegment(_) => stem,
+        }
+    }
+
     /// The name of the log's index: the stem, with `index` at its end.
     pub fn index_name(&self) -> OsString {
         let mut name = self.stem().concat();
