@@ -361,7 +361,7 @@ mod tests {
         process(proc.path(), 72, "mysqld", 1, &[]);
         process(proc.path(), 73, "alone", 1, &[]);
         let own = "name = \"own\"\nprocesses = [\"postgres\", \"mariadbd\", \"alone\"]\ndirectories = [\"log\"]\n\
-                   [[log]]\nclass = \"wal\"\nfiles = \"audit-{n}.log\"\nrule = \"release-behind-writer\"\n";
+                   [[log]]\nclass = \"wal\"\nfiles = \"audit-{n}.own\"\nrule = \"release-behind-writer\"\n";
         let own = Arc::new(Profile::parse(own, Path::new("own.toml")).unwrap());
         let all: Vec<_> = [own].into_iter().chain(profiles()).collect();
         let found = |pid| recognise(&ProcRoot::at(proc.path()), pid, &all).unwrap();
@@ -372,8 +372,8 @@ mod tests {
             (vec!["own".into(), "postgresql".into()], vec!["mariadb".into(), "own".into()])
         );
         assert_eq!((names(72), names(73)), (vec!["mariadb".to_owned()], vec!["own".to_owned()]));
-        assert!(knows(70, "/d/pg_wal/00000001000000000000000A") && knows(70, "/d/log/audit-7.log"));
-        assert!(knows(71, "/d/ib_logfile0") && knows(71, "/d/audit-7.log") && !knows(72, "/d/audit-7.log"));
+        assert!(knows(70, "/d/pg_wal/00000001000000000000000A") && knows(70, "/d/log/audit-7.own"));
+        assert!(knows(71, "/d/ib_logfile0") && knows(71, "/d/audit-7.own") && !knows(72, "/d/audit-7.own"));
         let both = found(70).profile;
         assert!(both.postgresql_titles);
         assert_eq!(both.directories, [Path::new("log"), Path::new("pg_wal")]);

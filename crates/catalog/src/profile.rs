@@ -599,7 +599,7 @@ mod tests {
 
     #[test]
     fn all_files_of_real_servers_have_their_class() {
-        use FileClass::{Binlog, Data, Redo, Temp, Text, Wal};
+        use FileClass::{Binlog, Data, Redo, Relay, Temp, Text, Wal};
         let profiles = Profile::built_in();
         let class = |profile: &str, path: &str| {
             find_profile(&profiles, profile).unwrap().class_of(&Path::new("/d").join(path))
@@ -654,6 +654,20 @@ mod tests {
             ("mariadb", "host-slow.log", Some(Text)),
             ("mariadb", "server_audit.log.1", Some(Text)),
             ("mariadb", "host.err", Some(Text)),
+            ("mariadb", "host.err.1", Some(Text)),
+            ("mariadb", "general.log", Some(Text)),
+            ("mariadb", "slow.log", Some(Text)),
+            ("mariadb", "db1.logistics.example-relay-bin.000002", Some(Relay)),
+            ("mariadb", "db1.log.example-relay-bin-channel1.000002", Some(Relay)),
+            ("mariadb", "a.logs-bin.000001", Some(Binlog)),
+            ("mariadb", "db1.errands.example-bin.000001", Some(Binlog)),
+            ("mariadb", "received-relay.000001", Some(Relay)),
+            ("mysql", "general.log", Some(Text)),
+            ("mysql", "host-slow.log.1", Some(Text)),
+            ("mysql", "host.err", Some(Text)),
+            ("mysql", "db1.logistics.example-relay-bin.000002", Some(Relay)),
+            ("mysql", "a.logs-bin.000001", Some(Binlog)),
+            ("mysql", "binlog.000001", Some(Binlog)),
             ("mariadb", "aria_log.00000001", Some(Redo)),
             ("mysql", "#rocksdb/000012.log", Some(Wal)),
             ("mysql", "#rocksdb/LOG", Some(Text)),
