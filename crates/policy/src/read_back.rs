@@ -17,7 +17,8 @@
 //!    it back. As many retries later all goes again. So one reader that comes once, as a backup does, keeps a log for a while, and one
 //!    that goes on costs a small part of the log for each [`PATIENCE`] retries, which get twice as many each time that it comes again, up to
 //!    [`PATIENCE_MAX`].
-//! 6. Of one file at most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows are remembered; beyond that the lowest is forgotten.
+//! 6. At most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows of one file are remembered, and [`ALL_WINDOWS_MAX`] windows of all files.
+//!    Beyond that the lowest windows of a file are forgotten: nothing up to them counts until it is released again.
 //!
 //! How it fails: pages that a reader finds resident leave no trace. What a reader brings at the writer's place, between the writer's
 //! own steps, is taken for the writer's. A lost memory costs one more read of what is released from then on.
@@ -26,8 +27,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::history::ResidentWindow;
+use crate::shares::shares_by_party;
 use crate::tail_inference::TailInference;
-use crate::{FileFacts, LogId, Position, Rewrite, Rule, WINDOW, Window};
+use crate::{DatabaseId, FileFacts, FileId, LogId, Position, Rewrite, Rule, WINDOW, Window};
 
 /// Bytes of a log that are read back before it is kept (2 MiB): more than read-ahead of a reader that looks at the beginning of a file.
 pub const READ_BACK_EVIDENCE: u64 = WINDOW;
@@ -42,11 +44,14 @@ const PROBED: u64 = 16;
 const RANGES_MAX: usize = 256;
 /// Windows of one file that are remembered (16 GiB).
 const WINDOWS_MAX: usize = 8192;
+/// Windows of all files that are remembered (128 GiB). Each database has a fair share.
+const ALL_WINDOWS_MAX: usize = 65_536;
 
 /// What was released of one file, and what of that came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReleasedFile {
     pub(crate) log: LogId,
+    database: DatabaseId,
     released: Ranges,
     /// What a known follower read back once.
     read: Ranges,
@@ -82,6 +87,7 @@ impl ReleasedFile {
     pub(crate) fn new(file: &FileFacts) -> Self {
         Self {
             log: file.log,
+            database: file.database,
             released: Ranges::default(),
             read: Ranges::default(),
             again: Ranges::default(),
@@ -102,6 +108,7 @@ impl ReleasedFile {
             let known = KnownWindow { resident: window.resident, unwritten: window.unwritten };
             self.known.insert(window.start, known);
         }
+        self.forget_windows_beyond(WINDOWS_MAX);
     }
 
     /// Takes in the windows of this step. `tail` is what was inferred of the writer before it; `is_passed` says whether a known follower,
@@ -118,6 +125,7 @@ impl ReleasedFile {
         }
         self.known.retain(|start, _| *start < file.size);
         let grown: Vec<u64> = windows.iter().map(|window| self.take(window)).collect();
+        self.forget_windows_beyond(WINDOWS_MAX);
         let by_writer = self.by_writer(file, windows, tail);
         let mut seen = ReadBack { by_reader: vec![false; windows.len()], ..ReadBack::default() };
         for (index, window) in windows.iter().enumerate() {
@@ -145,10 +153,19 @@ impl ReleasedFile {
         let dirtied = now.unwritten.saturating_sub(known.unwritten);
         let grown = now.resident.saturating_sub(known.resident).saturating_sub(dirtied);
         *known = KnownWindow { resident: known.resident.max(now.resident), unwritten: now.unwritten };
-        if self.known.len() > WINDOWS_MAX {
-            self.known.pop_first();
-        }
         grown
+    }
+
+    /// Forgets the lowest windows until at most `windows_max` are left. Nothing up to them is released any more: a window that is
+    /// released but not known would count as read back in each step.
+    fn forget_windows_beyond(&mut self, windows_max: usize) {
+        let mut forgotten = None;
+        while self.known.len() > windows_max {
+            forgotten = self.known.pop_first();
+        }
+        if let Some((start, _)) = forgotten {
+            self.released.remove_below(start.saturating_add(WINDOW));
+        }
     }
 
     /// For each window, whether what came to it may be the writer's (invariant 2).
@@ -186,6 +203,18 @@ impl ReleasedFile {
                 by_writer
             }
         }
+    }
+}
+
+/// Forgets windows of files that have more than their share of [`ALL_WINDOWS_MAX`].
+pub(crate) fn forget_windows_beyond_shares(released: &mut BTreeMap<FileId, ReleasedFile>) {
+    let all: usize = released.values().map(|file| file.known.len()).sum();
+    if all <= ALL_WINDOWS_MAX {
+        return;
+    }
+    let wanted: Vec<_> = released.values().map(|file| (file.database, file.known.len())).collect();
+    for (file, share) in released.values_mut().zip(shares_by_party(ALL_WINDOWS_MAX, &wanted)) {
+        file.forget_windows_beyond(share);
     }
 }
 
@@ -265,6 +294,14 @@ impl Ranges {
     fn holds(&self, range: &Range<u64>) -> bool {
         let at = self.0.partition_point(|other| other.end <= range.start);
         self.0.get(at).is_some_and(|other| other.start <= range.start && range.end <= other.end)
+    }
+
+    /// Forgets what lies below an offset.
+    fn remove_below(&mut self, offset: u64) {
+        self.0.retain_mut(|range| {
+            range.start = range.start.max(offset);
+            range.start < range.end
+        });
     }
 
     /// Forgets what lies behind the end of the file.
@@ -356,5 +393,57 @@ pub(crate) const fn waits_for_followers(rule: Rule) -> bool {
         | Rule::ReleaseOnRotation
         | Rule::Budget { .. }
         | Rule::Direct => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples::{clean, file, log_of};
+    use crate::{StepState, step};
+
+    const RULE: Rule = Rule::ReleaseBehindWriter { slack: 0 };
+
+    /// A file whose pages are all resident.
+    fn resident_file(id: u64, database: u64, windows: usize) -> FileFacts {
+        let all: Vec<Window> = (0..windows as u64).map(clean).collect();
+        let facts = file(id, RULE, windows as u64 * WINDOW, &all);
+        FileFacts { database: DatabaseId(database), ..facts }
+    }
+
+    /// The state after all pages of these files were released and read back.
+    fn read_back(files: &[FileFacts]) -> StepState {
+        let mut state = StepState::default();
+        for file in files {
+            state.released(file, &(0..file.size), &[]);
+        }
+        let facts = log_of(files.to_vec());
+        step(&mut state, &facts);
+        let all: u64 = files.iter().map(|file| file.size).sum();
+        assert_eq!(state.read_back().iter().map(|(_, bytes)| bytes).sum::<u64>(), all);
+        step(&mut state, &facts);
+        assert_eq!(state.read_back(), &[], "no window counts twice");
+        state
+    }
+
+    #[test]
+    fn a_file_of_more_windows_than_are_remembered_is_read_back_once() {
+        let file = resident_file(1, 1, WINDOWS_MAX + 3);
+        let mut state = read_back(std::slice::from_ref(&file));
+        assert_eq!(state.released[&FileId(1)].known.len(), WINDOWS_MAX);
+        // What was forgotten counts again once it is released again.
+        state.released(&file, &(0..WINDOW), &[]);
+        step(&mut state, &log_of([file]));
+        assert_eq!(state.read_back(), &[(FileId(1), WINDOW)]);
+    }
+
+    #[test]
+    fn all_files_share_what_is_remembered_and_a_small_database_keeps_its_part() {
+        let large = (1..=9).map(|id| resident_file(id, 1, WINDOWS_MAX));
+        let files: Vec<FileFacts> = large.chain([resident_file(10, 2, 100)]).collect();
+        let state = read_back(&files);
+        let remembered = |id| state.released[&FileId(id)].known.len();
+        assert!((1..=10).map(remembered).sum::<usize>() <= ALL_WINDOWS_MAX);
+        assert_eq!(remembered(10), 100);
     }
 }

@@ -19,7 +19,7 @@ use std::mem;
 use crate::allowance::{Allowance, Verdict, Writer, align_down};
 use crate::followed::FollowedLog;
 use crate::history::{Action, History, ResidentWindow, decide};
-use crate::read_back::{LogReadBack, ReadBack, waits_for_followers};
+use crate::read_back::{LogReadBack, ReadBack, forget_windows_beyond_shares, waits_for_followers};
 use crate::recovery::Needed;
 use crate::shares::shares;
 use crate::state::{FileHistory, FollowerPosition, StepState};
@@ -141,6 +141,7 @@ fn observe_read_back(
         *evidence.entry(file.log).or_default() += seen.evidence;
         all.insert(file.id, seen);
     }
+    forget_windows_beyond_shares(&mut state.released);
     state.read_back.retain(|log, known| known.observe(evidence.remove(log).unwrap_or(0), retry));
     for (log, evidence) in evidence.into_iter().filter(|(_, evidence)| *evidence > 0) {
         state.read_back.entry(log).or_insert_with(|| LogReadBack::new(retry)).observe(evidence, retry);
