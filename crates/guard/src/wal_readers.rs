@@ -164,14 +164,11 @@ impl WalReaders {
         let files = facts.files.iter().filter(|file| file.log == wal.log && file.writer.is_some());
         let writer = files.map(|file| file.sequence).max();
         let mut readers = Vec::new();
-        let (mut senders, mut archiver) = (0, None);
+        let mut archiver = None;
         for (pid, title) in titles {
             let Some(reader) = wal_reader(title, wal.segment_size) else { continue };
             let near_files = match reader.kind {
-                WalReaderKind::Sender => {
-                    senders += usize::from(reader.place.is_some());
-                    0
-                }
+                WalReaderKind::Sender => 0,
                 WalReaderKind::Replay => wal.files_in(limits.standby),
                 WalReaderKind::Archiver => {
                     archiver = Some(reader.place);
@@ -201,7 +198,7 @@ impl WalReaders {
         readers.extend(place.map(|place| wal.follower(id, place, wal.files_in(limits.archiver))));
         if let Some(known) = known {
             known.has_archiver = archiver.is_some();
-            readers.extend(wal.followers_of_slots(&known.slots, senders));
+            readers.extend(wal.followers_of_slots(&known.slots));
             known.forget_files_gone_from(directory);
         }
         facts.followers.extend(readers);
@@ -283,18 +280,17 @@ impl Wal {
         FollowerFacts { id, log: self.log, sequence, position, near_files }
     }
 
-    /// Where the readers of slots may begin. A physical slot's reader is a WAL sender, whose title says better where it is than
-    /// the slot, which is saved at a checkpoint: where there are as many senders as such slots, these say nothing.
-    fn followers_of_slots(&self, slots: &[NamedSlot], senders: usize) -> Vec<FollowerFacts> {
-        let physical = slots.iter().filter(|(_, slot)| !slot.is_logical).count();
+    /// Returns a follower for each slot, where its reader may begin. A physical slot counts beside any WAL senders: no title says
+    /// whether a sender uses a slot. Its file lags behind its sender until the next checkpoint, which holds `near_files` segments more
+    /// at most.
+    fn followers_of_slots(&self, slots: &[NamedSlot]) -> Vec<FollowerFacts> {
         let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
-        let counted = slots.iter().filter(|(_, slot)| slot.is_logical || senders < physical);
         let follower = |(name, slot): &NamedSlot| {
             let (sequence, offset) = size.place_of(slot.restart_lsn?);
             let id = FollowerId(hash(&("slot", name, self.log.0)));
             Some(self.follower(id, (sequence, Position::At(offset)), 0))
         };
-        counted.filter_map(follower).collect()
+        slots.iter().filter_map(follower).collect()
     }
 }
 

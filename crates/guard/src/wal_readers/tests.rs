@@ -217,18 +217,15 @@ fn a_slot_is_a_reader_at_its_place() {
 }
 
 #[test]
-fn a_physical_slot_counts_unless_its_wal_sender_says_where_it_is() {
+fn a_physical_slot_counts_beside_wal_senders_that_may_use_no_slot() {
     let data = series(8);
     data.slot("standby", 0, 5 * 2 * MIB);
     let sender = "postgres: walsender replicator [local] streaming 0/E00010";
     assert_eq!(data.places(&[], &LIMITS), [start_of(5)]);
-    assert_eq!(data.places(&[sender], &LIMITS), [(7, Position::At(16))]);
+    assert_eq!(data.places(&[sender], &LIMITS), [(7, Position::At(16)), start_of(5)]);
+    assert_eq!(data.released(&[sender], &LIMITS), [1, 2, 3, 4], "the standby is away, and near");
     let starting = "postgres: walsender replicator [local] START_REPLICATION";
     assert_eq!(data.places(&[starting], &LIMITS), [start_of(5)]);
-    data.slot("gone", 0, 6 * 2 * MIB);
-    let mut places = data.places(&[sender], &LIMITS);
-    places.sort_unstable_by_key(|(sequence, _)| *sequence);
-    assert_eq!(places, [start_of(5), start_of(6), (7, Position::At(16))]);
 }
 
 #[test]
