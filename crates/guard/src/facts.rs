@@ -33,7 +33,7 @@ pub(crate) fn see(
     strangers: &HashSet<u32>,
     facts: &mut Facts,
 ) {
-    if cfg!(debug_assertions) || !directory.remembered.is_of(directory.tight, descriptors) {
+    if cfg!(debug_assertions) || !directory.remembered.is_of(directory.tight, descriptors, strangers) {
         let by_file = by_file(descriptors.iter().copied());
         for log in overwritten_logs(directory, &by_file) {
             directory.overwrites(log);
@@ -41,7 +41,7 @@ pub(crate) fn see(
         recognise_relay_logs(directory, &by_file);
         let mut seen = Facts::default();
         add(directory, &by_file, strangers, &mut seen);
-        directory.remembered.take(directory.tight, descriptors, seen);
+        directory.remembered.take(directory.tight, descriptors, strangers, seen);
     }
     directory.remembered.add_to(facts);
 }
@@ -478,6 +478,24 @@ pub(crate) mod tests {
         directory.changed(Some(log(1).file_name().unwrap()));
         assert_eq!(seen(&mut directory, &moved[..1]).files.len(), 1);
         assert_eq!(directory.sums().resident, resident_of(&[log(2)]));
+    }
+
+    /// In builds with assertions facts that were remembered in spite of the change are found out.
+    #[test]
+    fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
+        let dir = pagekeeper_testing::disk_dir();
+        std::fs::write(dir.path().join("host-slow.log"), vec![1; 9000]).unwrap();
+        let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+        directory.owner = Some(1);
+        let writer = descriptor(&directory, "host-slow.log", Access::WriteOnly, 9000);
+        let descriptors = [Descriptor { pid: STRANGER, ..writer }];
+        let mut files = |strangers: &[u32]| {
+            let mut facts = Facts::default();
+            let strangers = strangers.iter().copied().collect();
+            see(&mut directory, &descriptors.iter().collect::<Vec<_>>(), &strangers, &mut facts);
+            facts.files.len()
+        };
+        assert_eq!((files(&[]), files(&[STRANGER]), files(&[])), (1, 0, 1));
     }
 
     /// Resident bytes of files of which all pages are.

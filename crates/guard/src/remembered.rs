@@ -1,9 +1,10 @@
 //! What the policy was given of a directory, kept while nothing of it changes: of thousands of directories most are so at a tick.
 //!
 //! Invariant: what is kept is what would be seen. Its directory [forgets](Remembered::forget) it where a file of it, or what is known of
-//! one, changes; and it is not given where a descriptor, or how tight its logs are kept, is another than before. Builds with assertions
+//! one, changes; and it is not given where a descriptor, which of its writers are strangers, or how tight its logs are kept is another than before. Builds with assertions
 //! compare it with what is seen at each tick.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
@@ -46,11 +47,21 @@ pub(crate) struct Remembered {
     followers: Vec<FollowerFacts>,
 }
 
-/// What of a descriptor matters to the policy.
-type DescriptorState = (u32, RawFd, FileId, Access, u64);
+/// The part of a descriptor that matters to the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DescriptorState {
+    pid: u32,
+    fd: RawFd,
+    file: FileId,
+    access: Access,
+    position: u64,
+    /// Whether its process neither is a database nor was started by one.
+    is_strangers: bool,
+}
 
-fn state(descriptor: &Descriptor) -> DescriptorState {
-    (descriptor.pid, descriptor.fd, descriptor.file, descriptor.access, descriptor.position)
+fn state(descriptor: &Descriptor, strangers: &HashSet<u32>) -> DescriptorState {
+    let &Descriptor { pid, fd, file, access, position, .. } = descriptor;
+    DescriptorState { pid, fd, file, access, position, is_strangers: strangers.contains(&pid) }
 }
 
 impl Remembered {
@@ -64,22 +75,29 @@ impl Remembered {
         self.files.iter().any(|file| files.contains(&file.id))
     }
 
-    /// Whether it was given of these descriptors and logs kept so tight.
-    pub(crate) fn is_of(&self, tight: bool, descriptors: &[&Descriptor]) -> bool {
+    /// Whether it was given of these descriptors, with these `strangers` among their processes, and logs kept so tight.
+    pub(crate) fn is_of(&self, tight: bool, descriptors: &[&Descriptor], strangers: &HashSet<u32>) -> bool {
         self.of.as_ref().is_some_and(|(was_tight, states)| {
             *was_tight == tight
                 && states.len() == descriptors.len()
-                && states.iter().zip(descriptors).all(|(before, now)| *before == state(now))
+                && states.iter().zip(descriptors).all(|(before, now)| *before == state(now, strangers))
         })
     }
 
     /// Takes in what was seen of these.
-    pub(crate) fn take(&mut self, tight: bool, descriptors: &[&Descriptor], seen: Facts) {
+    pub(crate) fn take(
+        &mut self,
+        tight: bool,
+        descriptors: &[&Descriptor],
+        strangers: &HashSet<u32>,
+        seen: Facts,
+    ) {
         debug_assert!(
-            !self.is_of(tight, descriptors) || self.files == seen.files && self.followers == seen.followers,
+            !self.is_of(tight, descriptors, strangers)
+                || self.files == seen.files && self.followers == seen.followers,
             "{self:?} is remembered, and seen is {seen:?}"
         );
-        self.of = Some((tight, descriptors.iter().map(|one| state(one)).collect()));
+        self.of = Some((tight, descriptors.iter().map(|one| state(one, strangers)).collect()));
         (self.files, self.followers) = (seen.files, seen.followers);
     }
 
