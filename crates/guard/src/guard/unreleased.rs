@@ -1,5 +1,5 @@
 //! A directory that goes by the profile `generic`, and of which nothing was released for minutes: that is said once. Its patterns fit many
-//! names, and a log that they do not fit is left alone without another word.
+//! names, and a log that they do not fit is left alone without another word. A directory counts from when the guard acts on it.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,10 @@ impl Watched {
     /// Says of which directories nothing was released.
     pub(super) fn report_unreleased(&mut self, report: &mut Report, now: Instant) {
         for directory in self.directories.iter_mut().filter(|directory| directory.profile.name == GENERIC) {
+            if !directory.acts {
+                directory.unreleased_since = directory.unreleased_since.map(|_| now);
+                continue;
+            }
             let is_of = |done: &&crate::event::Done| {
                 done.pid == directory.owner && done.directory == directory.path && done.released_bytes > 0
             };
@@ -48,6 +52,42 @@ mod tests {
     use crate::event::Event;
     use crate::guard::Guard;
     use pagekeeper_kernel::process::ProcRoot;
+
+    /// The paths of which the guard says at this time that nothing was released.
+    fn said(guard: &mut Guard, now: Instant) -> Vec<std::path::PathBuf> {
+        let Guard { watched, report, .. } = guard;
+        watched.report_unreleased(report, now);
+        let mut said = Vec::new();
+        report.pass_on(&mut |event| {
+            if let Event::Warning { path, warning } = event
+                && warning.contains("nothing of it was released")
+            {
+                said.push(path.clone());
+            }
+        });
+        said
+    }
+
+    #[test]
+    fn a_directory_that_is_only_reported_on_is_not_named() {
+        let dir = pagekeeper_testing::disk_dir();
+        std::fs::write(dir.path().join("000003.log"), vec![1; 9000]).unwrap();
+        let options = Options {
+            find: false,
+            directories: vec![dir.path().to_path_buf()],
+            profile: Some(GENERIC.to_owned()),
+            ..Options::default()
+        };
+        let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+        guard.tick(&mut |_| ());
+        let acts = |guard: &mut Guard, acts| guard.watched.directories[0].acts = acts;
+        acts(&mut guard, false);
+        let later = Instant::now() + SILENT_FOR;
+        assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0]);
+        acts(&mut guard, true);
+        assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0], "it acts since now");
+        assert_eq!(said(&mut guard, later + SILENT_FOR), [dir.path().canonicalize().unwrap()]);
+    }
 
     #[test]
     fn a_generic_directory_of_which_nothing_is_released_is_named_once() {
