@@ -42,28 +42,28 @@ impl ControlFile {
     /// Fails for versions other than 13 to 18, and for a file of a machine of the other byte order, with
     /// [`CheckpointError::UnknownFormat`].
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let format = u32::from_le_bytes(array(bytes, 8)?);
+        let format = u32::from_ne_bytes(array(bytes, 8)?);
         let known = CHECKSUMS.iter().find(|(number, _)| *number == format);
         let &(_, end) = known.ok_or(CheckpointError::UnknownFormat { format })?;
-        let sum = u32::from_le_bytes(array(bytes, end)?);
+        let sum = u32::from_ne_bytes(array(bytes, end)?);
         if crc32c::crc32c(bytes.get(..end).unwrap_or_default()) != sum {
             return Err(CheckpointError::Checksum);
         }
-        let word = |at| array(bytes, at).map(u64::from_le_bytes);
+        let word = |at| array(bytes, at).map(u64::from_ne_bytes);
         let (checkpoint, redo) = (word(32)?, word(40)?);
         if redo > checkpoint {
             return Err(CheckpointError::Implausible { what: "redo position" });
         }
-        let segment_bytes = u32::from_le_bytes(array(bytes, 228)?);
+        let segment_bytes = u32::from_ne_bytes(array(bytes, 228)?);
         Ok(Self {
             format,
             system_identifier: word(0)?,
             checkpoint,
             redo,
-            timeline: u32::from_le_bytes(array(bytes, 48)?),
+            timeline: u32::from_ne_bytes(array(bytes, 48)?),
             segment_size: SegmentSize::of_file(segment_bytes.into())
                 .ok_or(CheckpointError::Implausible { what: "segment size" })?,
-            clean: CLEAN.contains(&u32::from_le_bytes(array(bytes, 16)?)),
+            clean: CLEAN.contains(&u32::from_ne_bytes(array(bytes, 16)?)),
         })
     }
 
@@ -90,22 +90,23 @@ mod tests {
     fn file(format: u32, redo: u64, segment_bytes: u32) -> Vec<u8> {
         let mut bytes = vec![0; 8192];
         let end = CHECKSUMS.iter().find(|(number, _)| *number == format).map_or(288, |known| known.1);
-        bytes[..8].copy_from_slice(&7_711_394_114_605_313_163_u64.to_le_bytes());
-        bytes[8..12].copy_from_slice(&format.to_le_bytes());
-        bytes[32..40].copy_from_slice(&(redo + 56).to_le_bytes());
-        bytes[40..48].copy_from_slice(&redo.to_le_bytes());
-        bytes[48..52].copy_from_slice(&3_u32.to_le_bytes());
-        bytes[228..232].copy_from_slice(&segment_bytes.to_le_bytes());
+        bytes[..8].copy_from_slice(&7_711_394_114_605_313_163_u64.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&format.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&(redo + 56).to_ne_bytes());
+        bytes[40..48].copy_from_slice(&redo.to_ne_bytes());
+        bytes[48..52].copy_from_slice(&3_u32.to_ne_bytes());
+        bytes[228..232].copy_from_slice(&segment_bytes.to_ne_bytes());
         seal(&mut bytes, end);
         bytes
     }
 
     fn seal(bytes: &mut [u8], end: usize) {
         let sum = crc32c::crc32c(&bytes[..end]);
-        bytes[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+        bytes[end..end + 4].copy_from_slice(&sum.to_ne_bytes());
     }
 
     /// `pg_control` after `initdb` of PostgreSQL 15.18: its 292 bytes that are not zero.
+    #[cfg(target_endian = "little")]
     const INITDB_15: &str = "8b6c162c1760046b140500002577 0d0c0100000000000000 1860046b00000000 1807500100000000 \
         1807500100000000 0100000001000000 0100000000000000 d402000000000000 0435000001000000 00000000cc020000 \
         0100000001000000 0100000000000000 1860046b00000000 0000000000000000 0000000000000000 e803000000000000 \
@@ -114,11 +115,14 @@ mod tests {
         4000000020000000 cc07000000080000 0100000000000000 71844c6c14f6abf0e3cff a13c307245aa29d5dff1edaaee62330 \
         63d213cf54e2 6b066005";
 
+    #[cfg(target_endian = "little")]
     fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
         digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
     }
 
+    /// The file is in the byte order of the machine that wrote it.
+    #[cfg(target_endian = "little")]
     #[test]
     fn what_initdb_wrote_is_read() {
         let control = ControlFile::parse(&hex(INITDB_15)).unwrap();
@@ -166,7 +170,7 @@ mod tests {
     #[test]
     fn figures_that_cannot_be_are_refused() {
         let mut late = file(1300, 0x100_0000, 1 << 24);
-        late[32..40].copy_from_slice(&0xff_ffff_u64.to_le_bytes());
+        late[32..40].copy_from_slice(&0xff_ffff_u64.to_ne_bytes());
         seal(&mut late, 288);
         assert_eq!(ControlFile::parse(&late), Err(CheckpointError::Implausible { what: "redo position" }));
         for size in [0, 1 << 19, (16 << 20) + 1, 1 << 31] {
@@ -186,7 +190,7 @@ mod tests {
         #[test]
         fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
             if seals && bytes.len() >= 292 {
-                bytes[8..12].copy_from_slice(&1300_u32.to_le_bytes());
+                bytes[8..12].copy_from_slice(&1300_u32.to_ne_bytes());
                 seal(&mut bytes, 288);
             }
             if let Ok(control) = ControlFile::parse(&bytes) {

@@ -31,7 +31,7 @@ pub struct ReplicationSlot {
 impl ReplicationSlot {
     /// Reads the first [`LEN`] bytes of the file, or more.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let number = |at| array(bytes, at).map(u32::from_le_bytes);
+        let number = |at| array(bytes, at).map(u32::from_ne_bytes);
         let (magic, checksum, version, len) = (number(0)?, number(4)?, number(8)?, number(12)?);
         if magic != MAGIC {
             return Err(CheckpointError::UnknownFormat { format: magic });
@@ -46,7 +46,7 @@ impl ReplicationSlot {
         if crc32c::crc32c(bytes.get(8..end).ok_or(too_short)?) != checksum {
             return Err(CheckpointError::Checksum);
         }
-        let restart_lsn = u64::from_le_bytes(array(bytes, RESTART_LSN)?);
+        let restart_lsn = u64::from_ne_bytes(array(bytes, RESTART_LSN)?);
         Ok(Self { restart_lsn: (restart_lsn > 0).then_some(restart_lsn), is_logical: number(DATABASE)? != 0 })
     }
 }
@@ -59,29 +59,34 @@ mod tests {
     /// A slot as PostgreSQL 15.18 wrote it (a name of one byte, then zeros), for `test_decoding` or physical.
     fn written_by_15(name: u8, database: u32, catalog_xmin: u32, lsns: [u64; 2], plugin: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 200];
-        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[8..12].copy_from_slice(&2_u32.to_le_bytes());
-        bytes[12..16].copy_from_slice(&184_u32.to_le_bytes());
+        bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&2_u32.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&184_u32.to_ne_bytes());
         bytes[16] = name;
-        bytes[80..84].copy_from_slice(&database.to_le_bytes());
-        bytes[92..96].copy_from_slice(&catalog_xmin.to_le_bytes());
-        bytes[96..104].copy_from_slice(&lsns[0].to_le_bytes());
-        bytes[112..120].copy_from_slice(&lsns[1].to_le_bytes());
+        bytes[80..84].copy_from_slice(&database.to_ne_bytes());
+        bytes[92..96].copy_from_slice(&catalog_xmin.to_ne_bytes());
+        bytes[96..104].copy_from_slice(&lsns[0].to_ne_bytes());
+        bytes[112..120].copy_from_slice(&lsns[1].to_ne_bytes());
         bytes[129..129 + plugin.len()].copy_from_slice(plugin);
         bytes
     }
 
     fn seal(bytes: &mut [u8]) {
         let checksum = crc32c::crc32c(&bytes[8..]);
-        bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
+        bytes[4..8].copy_from_slice(&checksum.to_ne_bytes());
     }
 
-    /// The two slots of one server, with the checksums that it wrote.
+    /// The two slots of one server, with the checksums that it wrote on a little-endian machine.
     fn slots() -> [Vec<u8>; 2] {
         let mut logical = written_by_15(b'l', 5, 0x2d4, [0x150_07c8, 0x150_0800], b"test_decoding");
         let mut physical = written_by_15(b'p', 0, 0, [0x150_0718, 0], b"");
-        logical[4..8].copy_from_slice(&[0xd3, 0x12, 0x65, 0xab]);
-        physical[4..8].copy_from_slice(&[0xbc, 0x30, 0x00, 0x0b]);
+        if cfg!(target_endian = "little") {
+            logical[4..8].copy_from_slice(&[0xd3, 0x12, 0x65, 0xab]);
+            physical[4..8].copy_from_slice(&[0xbc, 0x30, 0x00, 0x0b]);
+        } else {
+            seal(&mut logical);
+            seal(&mut physical);
+        }
         [logical, physical]
     }
 
@@ -100,8 +105,8 @@ mod tests {
             for len in [184_u32, 192, 256] {
                 let mut bytes = slots()[0].clone();
                 bytes.resize(DATA + usize::try_from(len).unwrap(), 7);
-                bytes[8..12].copy_from_slice(&u32::to_le_bytes(version));
-                bytes[12..16].copy_from_slice(&len.to_le_bytes());
+                bytes[8..12].copy_from_slice(&u32::to_ne_bytes(version));
+                bytes[12..16].copy_from_slice(&len.to_ne_bytes());
                 seal(&mut bytes);
                 let unknown = CheckpointError::UnknownFormat { format: version };
                 let read = ReplicationSlot { restart_lsn: Some(0x150_07c8), is_logical: true };
@@ -127,7 +132,7 @@ mod tests {
         }
         for len in [0, 87, 497, u32::MAX] {
             let mut bytes = whole.clone();
-            bytes[12..16].copy_from_slice(&u32::to_le_bytes(len));
+            bytes[12..16].copy_from_slice(&u32::to_ne_bytes(len));
             seal(&mut bytes);
             let implausible = CheckpointError::Implausible { what: "length" };
             assert_eq!(ReplicationSlot::parse(&bytes), Err(implausible), "{len}");
@@ -150,9 +155,9 @@ mod tests {
         fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
             if seals && bytes.len() >= 104 {
                 let len = u32::try_from(bytes.len() - DATA).unwrap();
-                bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-                bytes[8..12].copy_from_slice(&5_u32.to_le_bytes());
-                bytes[12..16].copy_from_slice(&len.to_le_bytes());
+                bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+                bytes[8..12].copy_from_slice(&5_u32.to_ne_bytes());
+                bytes[12..16].copy_from_slice(&len.to_ne_bytes());
                 seal(&mut bytes);
                 prop_assert_eq!(ReplicationSlot::parse(&bytes).is_ok(), bytes.len() <= LEN);
             }
