@@ -10,7 +10,8 @@
 //! 3. Nothing is asked unless the log's rule goes by followers. Only [`FoundReaders::of_slots`] and [`Wanted::read_notes`] do
 //!    I/O, in a thread that may be left behind.
 //!
-//! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Where `archive_status` can't
+//! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Of the slots in a directory
+//! one is named, and always the same: their owner may make ever new ones. Where `archive_status` can't
 //! be, the archiver's title alone counts.
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
 use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, Expected, Handle, InspectedFile, Links, Result, first_names};
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{Facts, FileId, FollowerFacts, FollowerId, LogId, Position, Rule};
@@ -53,6 +55,8 @@ struct KnownReaders {
     read: Option<Instant>,
     /// The notes of segments, unless `archive_status` can't be read, or the server has no archiver.
     notes: Option<IdMap<FileId, Note>>,
+    /// The report of the first slot that could not be read.
+    odd_slot: Option<(PathBuf, String)>,
     /// Whether the server was last seen to have an archiver.
     has_archiver: bool,
 }
@@ -81,6 +85,8 @@ pub(crate) struct FoundReaders {
     directory: DirectoryId,
     slots: Vec<NamedSlot>,
     notes: Option<Vec<(FileId, Note)>>,
+    /// The report of a slot that could not be read.
+    odd_slot: Option<(PathBuf, String)>,
     problems: Vec<(PathBuf, String)>,
 }
 
@@ -105,9 +111,52 @@ impl Wanted {
 impl FoundReaders {
     /// Reads the slots of the database, and no notes yet.
     pub(crate) fn of_slots(directory: &Directory, proc: &ProcRoot) -> Self {
-        let mut problems = Vec::new();
-        let slots = read_slots(directory, proc, &mut problems);
-        Self { directory: directory.id, slots, notes: None, problems }
+        let mut found = Self {
+            directory: directory.id,
+            slots: Vec::new(),
+            notes: None,
+            odd_slot: None,
+            problems: Vec::new(),
+        };
+        found.read_slots(directory, proc);
+        found
+    }
+
+    /// Reads the slots in `pg_replslot`, in the directory that the server works in, or beside that of the WAL.
+    fn read_slots(&mut self, directory: &Directory, proc: &ProcRoot) {
+        let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
+        let opened = match directory.owner {
+            // WAL may lie elsewhere, behind a link; the server works in its data directory.
+            Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
+            None => Handle::at(&path, Links::Refuse).and_then(|handle| handle.open_directory(Expected::Any)),
+        };
+        let names =
+            opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
+        let (mut names, opened) = match names {
+            Ok(found) => found,
+            Err(error) => return note_problem(&mut self.problems, path, &error),
+        };
+        if names.len() > SLOTS_MAX {
+            let problem =
+                format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
+            self.problems.push((path.clone(), problem));
+            names.truncate(SLOTS_MAX);
+        }
+        for name in names {
+            let state = path.join(&name).join("state");
+            let reason = match read_slot(opened.as_fd(), &name, state.clone()) {
+                Ok(Ok(slot)) => {
+                    self.slots.push((name, slot));
+                    continue;
+                }
+                Ok(Err(reason)) => format!("{}: {reason}", escaped(&state)),
+                Err(error) if error.is_gone() => continue,
+                Err(error) => error.to_string(),
+            };
+            self.odd_slot.get_or_insert_with(|| {
+                (path.clone(), format!("the readers of some of its slots are not waited for: {reason}"))
+            });
+        }
     }
 }
 
@@ -149,6 +198,7 @@ impl WalReaders {
             None => known.notes = None,
         }
         self.problems.extend(found.problems);
+        self.problems.extend(found.odd_slot.map(|odd| known.odd_slot.get_or_insert(odd).clone()));
     }
 
     /// Adds the readers of the WAL in a directory, whose files are among the facts already. `titles` are those of the server's
@@ -314,45 +364,6 @@ fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> Note {
     } else {
         Note::Missing
     }
-}
-
-/// The slots in `pg_replslot`, in the directory that the server works in, or beside that of the WAL.
-fn read_slots(
-    directory: &Directory,
-    proc: &ProcRoot,
-    problems: &mut Vec<(PathBuf, String)>,
-) -> Vec<NamedSlot> {
-    let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
-    let opened = match directory.owner {
-        // WAL may lie elsewhere, behind a link; the server works in its data directory.
-        Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
-        None => Handle::at(&path, Links::Refuse).and_then(|handle| handle.open_directory(Expected::Any)),
-    };
-    let names = opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
-    let (mut names, opened) = match names {
-        Ok(found) => found,
-        Err(error) => {
-            note_problem(problems, path, &error);
-            return Vec::new();
-        }
-    };
-    if names.len() > SLOTS_MAX {
-        let problem = format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
-        problems.push((path.clone(), problem));
-        names.truncate(SLOTS_MAX);
-    }
-    let mut slots = Vec::new();
-    for name in names {
-        let path = path.join(&name).join("state");
-        match read_slot(opened.as_fd(), &name, path.clone()) {
-            Ok(Ok(slot)) => slots.push((name, slot)),
-            Ok(Err(reason)) => {
-                problems.push((path, format!("its slot's reader is not waited for: {reason}")));
-            }
-            Err(error) => note_problem(problems, path, &error),
-        }
-    }
-    slots
 }
 
 fn read_slot(

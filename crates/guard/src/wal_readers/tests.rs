@@ -38,11 +38,11 @@ impl Data {
     fn slot(&self, name: &str, database: u32, restart_lsn: u64) {
         let mut bytes = vec![0; 200];
         for (at, number) in [(0, 0x105_1ca1), (8, 2), (12, 184), (80, database)] {
-            bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(number));
+            bytes[at..at + 4].copy_from_slice(&u32::to_ne_bytes(number));
         }
-        bytes[96..104].copy_from_slice(&restart_lsn.to_le_bytes());
+        bytes[96..104].copy_from_slice(&restart_lsn.to_ne_bytes());
         let checksum = crc32c::crc32c(&bytes[8..]);
-        bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
+        bytes[4..8].copy_from_slice(&checksum.to_ne_bytes());
         std::fs::create_dir_all(self.path("pg_replslot").join(name)).unwrap();
         std::fs::write(self.path("pg_replslot").join(name).join("state"), bytes).unwrap();
     }
@@ -229,7 +229,7 @@ fn a_physical_slot_counts_beside_wal_senders_that_may_use_no_slot() {
 }
 
 #[test]
-fn odd_slots_hold_nothing_and_are_said_once() {
+fn odd_slots_hold_nothing_and_one_of_them_is_reported() {
     let data = series(3);
     data.slot("good", 5, 2 * 2 * MIB);
     let slots = data.path("pg_replslot");
@@ -252,13 +252,24 @@ fn odd_slots_hold_nothing_and_are_said_once() {
     std::fs::create_dir(state("directory")).unwrap();
     // Made or dropped at this moment.
     std::fs::create_dir(slots.join("dropped")).unwrap();
-    let (seen, mut problems) = data.read(&[], &LIMITS);
-    assert_eq!(seen.followers.iter().map(|follower| follower.sequence).collect::<Vec<_>>(), [2]);
-    problems.sort();
-    let names: Vec<_> = problems.iter().map(|(path, _)| path.strip_prefix(&slots).unwrap()).collect();
-    let odd =
-        ["directory", "empty", "fifo", "huge", "link", "linked"].map(|name| Path::new(name).join("state"));
-    assert_eq!(names, odd.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    let read = || FoundReaders::of_slots(&data.watched(), &ProcRoot::default());
+    let (watched, mut readers) = (data.watched(), WalReaders::default());
+    let mut take = |found: FoundReaders| {
+        readers.take(FoundReaders { directory: watched.id, ..found }, Instant::now());
+        std::mem::take(&mut readers.problems)
+    };
+    let found = read();
+    assert_eq!(found.slots.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), ["good"]);
+    let problems = take(found);
+    assert_eq!(problems.iter().map(|(path, _)| path).collect::<Vec<_>>(), [&slots]);
+    // Their owner makes others in their place.
+    for name in ["link", "fifo", "huge", "empty"] {
+        std::fs::rename(slots.join(name), slots.join(format!("another_{name}"))).unwrap();
+    }
+    std::fs::remove_file(slots.join("linked")).unwrap();
+    std::fs::remove_dir_all(slots.join("directory")).unwrap();
+    assert_eq!(take(read()), problems);
+    assert_eq!(readers.problems, []);
 }
 
 #[test]
