@@ -304,8 +304,8 @@ impl Evidence {
             (u32::from(by_name) + 2 * u32::from(by_files), profile)
         });
         let fits: Vec<(u32, &Arc<Profile>)> = scored.filter(|(score, _)| *score > 0).collect();
-        let certain = fits.iter().any(|(score, _)| *score >= 2);
-        Profile::of_those_that_fit(&fits).map(|profile| Recognised { profile, certain })
+        let (profile, score) = Profile::of_those_that_fit(&fits)?;
+        Some(Recognised { profile, certain: score >= 2 })
     }
 }
 
@@ -378,6 +378,28 @@ mod tests {
         assert!(both.postgresql_titles);
         assert_eq!(both.directories, [Path::new("log"), Path::new("pg_wal")]);
         assert!(found(71).certain && !found(70).certain);
+    }
+
+    #[test]
+    fn a_profile_in_the_place_of_a_built_in_one_competes_with_the_others() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 80, "mysqld", 1, &["/d/#innodb_redo/#ib_redo3"]);
+        process(proc.path(), 81, "mysqld", 1, &["/d/aria_log_control"]);
+        process(proc.path(), 82, "mysqld", 1, &["/d/audit.mark"]);
+        let edited = "name = \"mariadb\"\nprocesses = [\"mysqld\"]\nmarkers = [\"aria_log_control\"]\n\
+                      [[log]]\nclass = \"wal\"\nfiles = \"edited.{n}\"\nrule = \"keep\"\n";
+        let audit = "name = \"audit\"\nmarkers = [\"audit.mark\"]\nprocesses = [\"mysqld\"]\n\
+                     [[log]]\nclass = \"wal\"\nfiles = \"audit.{n}\"\nrule = \"keep\"\n";
+        let own = |text| Arc::new(Profile::parse(text, Path::new("own.toml")).unwrap());
+        let others = profiles().into_iter().filter(|profile| profile.name != "mariadb");
+        let mut all: Vec<_> = [own(edited)].into_iter().chain(others).collect();
+        let found = |pid, all: &[Arc<Profile>]| recognise(&ProcRoot::at(proc.path()), pid, all).unwrap();
+        let names = |pid: u32| found(pid, &all).profile.names().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!((names(80), names(81)), (vec!["mysql".to_owned()], vec!["mariadb".to_owned()]));
+        // The files of another profile do not show which database it is.
+        all.push(own(audit));
+        assert_eq!(found(82, &all).profile.name, "audit");
+        assert!(!found(82, &all).certain);
     }
 
     #[test]

@@ -296,9 +296,15 @@ impl Profile {
             .collect()
     }
 
-    /// The profile of a process that several fit: of those that are built in the best one, with the operator's own before it, so
-    /// that the files of each are known. It is called as the best of them all. `fits` has how well each fits.
-    pub(crate) fn of_those_that_fit(fits: &[(u32, &Arc<Self>)]) -> Option<Arc<Self>> {
+    /// Whether it is a built-in profile, or stands in the place of one.
+    fn has_built_in_name(&self) -> bool {
+        self.is_built_in || BUILT_IN.iter().any(|(name, _)| *name == self.name)
+    }
+
+    /// Returns the profile of a process that several fit, and how well the database itself is known. It joins the best profile of a
+    /// built-in name with all others of the operator before it, so that the files of each are known, and has the name of the best of
+    /// them all. `fits` has how well each fits.
+    pub(crate) fn of_those_that_fit(fits: &[(u32, &Arc<Self>)]) -> Option<(Arc<Self>, u32)> {
         let best_of = |wanted: &dyn Fn(&Self) -> bool| {
             let mut best: Option<(u32, &Arc<Self>)> = None;
             for (score, profile) in fits.iter().filter(|(_, profile)| wanted(profile)) {
@@ -306,13 +312,15 @@ impl Profile {
                     best = Some((*score, profile));
                 }
             }
-            best.map(|(_, profile)| profile)
+            best
         };
-        let best = best_of(&|_| true)?;
-        let own = fits.iter().map(|(_, profile)| *profile).filter(|profile| !profile.is_built_in);
-        let parts: Vec<&Arc<Self>> = own.chain(best_of(&|profile| profile.is_built_in)).collect();
+        let (best_score, best) = best_of(&|_| true)?;
+        let own = fits.iter().map(|(_, profile)| *profile).filter(|profile| !profile.has_built_in_name());
+        let built_in = best_of(&Self::has_built_in_name);
+        let score = built_in.map_or(best_score, |(score, _)| score);
+        let parts: Vec<&Arc<Self>> = own.chain(built_in.map(|(_, profile)| profile)).collect();
         if parts.len() < 2 {
-            return Some(Arc::clone(best));
+            return Some((Arc::clone(best), score));
         }
         let others = parts.iter().filter(|part| !Arc::ptr_eq(part, best));
         let mut directories: Vec<PathBuf> = Vec::new();
@@ -321,7 +329,7 @@ impl Profile {
                 directories.push(directory.clone());
             }
         }
-        Some(Arc::new(Self {
+        let joined = Self {
             also: others.map(|other| other.name.clone()).collect(),
             processes: parts.iter().flat_map(|part| part.processes.iter().cloned()).collect(),
             directories,
@@ -329,7 +337,8 @@ impl Profile {
             logs: parts.iter().flat_map(|part| part.logs.iter().cloned()).collect(),
             files: parts.iter().flat_map(|part| part.files.iter().cloned()).collect(),
             ..Self::clone(best)
-        }))
+        };
+        Some((Arc::new(joined), score))
     }
 
     /// Whether it knows the same files as another, by their names.
