@@ -2,7 +2,8 @@
 //!
 //! The files of one directory count together, since a log that is rotated has ever new files, each of them small. A file that was
 //! open when its directory was looked at first may have any size: from there on its growth counts. One that comes in the place of
-//! another was written from its start meanwhile, and counts whole.
+//! another was written from its start meanwhile, and counts whole. After a look that did not show all files, a file may be new to
+//! the caller alone: there its growth counts.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +19,8 @@ const DIRECTORIES_MAX: usize = 16;
 #[derive(Debug, Clone)]
 pub struct AppendedFiles<D, F> {
     directories: BTreeMap<D, Directory<F>>,
+    /// Whether the last look showed all files.
+    was_complete: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -30,23 +33,25 @@ struct Directory<F> {
 
 impl<D, F> Default for AppendedFiles<D, F> {
     fn default() -> Self {
-        Self { directories: BTreeMap::new() }
+        Self { directories: BTreeMap::new(), was_complete: false }
     }
 }
 
 impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
-    /// Takes in all files that the server has open for writing now and that no pattern names, each with its size in bytes. Returns
-    /// a file of each directory that has become worth a word, once for each.
+    /// Takes in the files that the server has open for writing now and that no pattern names, each with its size in bytes.
+    /// `is_complete` says whether these are all such files. Returns a file of each directory that has become worth a word, once for
+    /// each.
     ///
     /// ```
     /// use pagekeeper_policy::unnamed::{APPENDED_MUCH, AppendedFiles};
     ///
     /// let mut appended = AppendedFiles::default();
-    /// assert_eq!(appended.see([("/var/log", 1, 5 << 30)]), [], "what it had before does not count");
-    /// assert_eq!(appended.see([("/var/log", 1, (5 << 30) + APPENDED_MUCH)]), [1]);
-    /// assert_eq!(appended.see([("/var/log", 1, 9 << 30)]), [], "it was reported");
+    /// assert_eq!(appended.see([("/var/log", 1, 5 << 30)], true), [], "what it had before does not count");
+    /// assert_eq!(appended.see([("/var/log", 1, (5 << 30) + APPENDED_MUCH)], true), [1]);
+    /// assert_eq!(appended.see([("/var/log", 1, 9 << 30)], true), [], "it was reported");
     /// ```
-    pub fn see(&mut self, open: impl IntoIterator<Item = (D, F, u64)>) -> Vec<F> {
+    pub fn see(&mut self, open: impl IntoIterator<Item = (D, F, u64)>, is_complete: bool) -> Vec<F> {
+        let was_complete = std::mem::replace(&mut self.was_complete, is_complete);
         let mut now: BTreeMap<D, BTreeMap<F, u64>> = BTreeMap::new();
         for (directory, file, size) in open {
             now.entry(directory).or_default().insert(file, size);
@@ -54,7 +59,7 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
         let mut much = Vec::new();
         for (directory, sizes) in now {
             if let Some(known) = self.directories.get_mut(&directory) {
-                much.extend(known.take(sizes));
+                much.extend(known.take(sizes, was_complete));
             } else if self.directories.len() < DIRECTORIES_MAX {
                 self.directories.insert(directory, Directory { sizes, appended: 0, is_reported: false });
             }
@@ -64,9 +69,10 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
 }
 
 impl<F: Ord + Copy> Directory<F> {
-    /// Takes in what is open now; the file that grew by most, if all have become worth a word by it.
-    fn take(&mut self, sizes: BTreeMap<F, u64>) -> Option<F> {
-        let is_rotated = self.sizes.keys().any(|file| !sizes.contains_key(file));
+    /// Takes in the files that are open now. `was_complete` says whether the last look showed all files. Returns the file that grew by
+    /// most, if all together have become worth a word by it.
+    fn take(&mut self, sizes: BTreeMap<F, u64>, was_complete: bool) -> Option<F> {
+        let is_rotated = was_complete && self.sizes.keys().any(|file| !sizes.contains_key(file));
         let growth = |(file, size): (&F, &u64)| {
             let before = match self.sizes.get(file) {
                 Some(before) => *before,
@@ -156,7 +162,7 @@ mod tests {
         let mut reported = Vec::new();
         for file in 0..20 {
             // Each is seen once, grown to its full size.
-            reported.extend(appended.see([("/log", file, 10 * MIB)]));
+            reported.extend(appended.see([("/log", file, 10 * MIB)], true));
         }
         assert_eq!(reported, [7], "the seventh after the first: 70 MiB");
     }
@@ -164,15 +170,24 @@ mod tests {
     #[test]
     fn files_that_come_beside_others_count_from_then_on() {
         let mut appended = AppendedFiles::default();
-        assert_eq!(appended.see([("/d", 1, 0)]), []);
+        assert_eq!(appended.see([("/d", 1, 0)], true), []);
         // A table that was opened, of any size.
-        assert_eq!(appended.see([("/d", 1, 0), ("/d", 2, 900 * MIB)]), []);
-        assert_eq!(appended.see([("/d", 1, 40 * MIB), ("/d", 2, 930 * MIB)]), [1]);
+        assert_eq!(appended.see([("/d", 1, 0), ("/d", 2, 900 * MIB)], true), []);
+        assert_eq!(appended.see([("/d", 1, 40 * MIB), ("/d", 2, 930 * MIB)], true), [1]);
         // Cut, and written anew: what goes is not counted.
         let mut appended = AppendedFiles::default();
-        assert_eq!(appended.see([("/d", 1, 50 * MIB)]), []);
-        assert_eq!(appended.see([("/d", 1, 0)]), []);
-        assert_eq!(appended.see([("/d", 1, 50 * MIB)]), []);
+        assert_eq!(appended.see([("/d", 1, 50 * MIB)], true), []);
+        assert_eq!(appended.see([("/d", 1, 0)], true), []);
+        assert_eq!(appended.see([("/d", 1, 50 * MIB)], true), []);
+    }
+
+    #[test]
+    fn a_file_that_comes_into_sight_for_another_counts_from_then_on() {
+        let mut appended = AppendedFiles::default();
+        let files = |files: std::ops::Range<u32>| files.map(|file| ("/d", file, 900 * MIB));
+        assert_eq!(appended.see(files(0..64), false), []);
+        assert_eq!(appended.see(files(1..65), true), [], "the last was left out before");
+        assert_eq!(appended.see(files(2..66), true), [65]);
     }
 
     proptest! {
@@ -197,7 +212,7 @@ mod tests {
             for look in looks {
                 // A file lies in one directory.
                 let open = look.into_iter().map(|(directory, file, size)| (directory, (directory, file), size));
-                reported.extend(appended.see(open).into_iter().map(|(directory, _)| directory));
+                reported.extend(appended.see(open, true).into_iter().map(|(directory, _)| directory));
             }
             let count = reported.len();
             reported.sort_unstable();

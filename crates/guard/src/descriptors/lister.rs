@@ -45,6 +45,7 @@ pub(crate) struct Listing {
     unnamed: Vec<OpenFile>,
     /// How many descriptors of unnamed files were looked at.
     looked_at: usize,
+    has_more_unnamed: bool,
     left_out: bool,
 }
 
@@ -60,6 +61,8 @@ pub(crate) struct ListedProcess {
     pub(crate) open: Vec<OpenFile>,
     /// Files that it has open for writing and that no pattern names, as far as they are looked at.
     pub(crate) unnamed: Vec<OpenFile>,
+    /// Whether it may have more of those.
+    pub(crate) has_more_unnamed: bool,
     /// Whether it has more of them than are kept in mind.
     pub(crate) left_out: bool,
     /// Whether all could be read.
@@ -111,7 +114,8 @@ impl FdVisitor for Lister<'_> {
     fn begin(&mut self, pid: u32) -> Option<Listing> {
         let (began, count) = (Instant::now(), self.proc.fd_count(pid));
         let (open, unnamed) = (Vec::new(), Vec::new());
-        Some(Listing { pid, began, count, open, unnamed, looked_at: 0, left_out: false })
+        let (has_more_unnamed, left_out) = (false, false);
+        Some(Listing { pid, began, count, open, unnamed, looked_at: 0, has_more_unnamed, left_out })
     }
 
     fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
@@ -122,10 +126,9 @@ impl FdVisitor for Lister<'_> {
             }
             let file = self.proc.open_file_at(listing.pid, fd, target);
             listing.open.extend(file.filter(|file| (self.kept)(file)));
-        } else if listing.looked_at < UNNAMED.0
-            && listing.unnamed.len() < UNNAMED.1
-            && (self.unnamed)(listing.pid, target)
-        {
+        } else if listing.looked_at >= UNNAMED.0 || listing.unnamed.len() >= UNNAMED.1 {
+            listing.has_more_unnamed = true;
+        } else if (self.unnamed)(listing.pid, target) {
             listing.looked_at += 1;
             let file = self.proc.open_file_at(listing.pid, fd, target);
             listing.unnamed.extend(file.filter(|file| is_written(file) && !file.direct && !file.deleted));
@@ -133,7 +136,17 @@ impl FdVisitor for Lister<'_> {
     }
 
     fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        let Listing { open, unnamed, left_out, began, count, .. } = listing;
-        self.done.push(ListedProcess { pid, began, count, open, unnamed, left_out, read, cost });
+        let Listing { open, unnamed, has_more_unnamed, left_out, began, count, .. } = listing;
+        self.done.push(ListedProcess {
+            pid,
+            began,
+            count,
+            open,
+            unnamed,
+            has_more_unnamed,
+            left_out,
+            read,
+            cost,
+        });
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_catalog::{Party, Profile};
-use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
@@ -206,7 +206,7 @@ impl Watched {
                 self.take_logger(listed, report);
                 continue;
             };
-            self.report_unnamed(index, listed.pid, &listed.unnamed, report);
+            self.report_unnamed(index, &listed, report);
             self.databases[index].descriptors.listed(listed.cost, listed.count);
             if let Err(error) = &listed.read
                 && !error.is_gone()
@@ -266,7 +266,7 @@ impl Watched {
     fn take_logger(&mut self, listed: ListedProcess, report: &mut Report) {
         let is_its = |database: &Database| database.loggers.contains(&listed.pid);
         let Some(index) = self.databases.iter().position(is_its) else { return };
-        self.report_unnamed(index, listed.pid, &listed.unnamed, report);
+        self.report_unnamed(index, &listed, report);
         let database = &mut self.databases[index];
         let profile = Arc::clone(&database.profile);
         let mut open = listed.open;
@@ -277,13 +277,15 @@ impl Watched {
     }
 
     /// Reports the files that a process of a database appends much to and that no pattern names.
-    fn report_unnamed(&mut self, index: usize, pid: u32, open: &[OpenFile], report: &mut Report) {
+    fn report_unnamed(&mut self, index: usize, listed: &ListedProcess, report: &mut Report) {
+        let (pid, open) = (listed.pid, &listed.unnamed);
+        let is_complete = listed.read.is_ok() && !listed.has_more_unnamed;
         let database = &mut self.databases[index];
         let (own, loggers) = (database.pid, &database.loggers);
         database.appended.retain(|pid, _| *pid == own || loggers.contains(pid));
         let seen =
             open.iter().filter_map(|file| Some((file.path.parent()?.to_path_buf(), file.inode, file.size)));
-        let much = database.appended.entry(pid).or_default().see(seen);
+        let much = database.appended.entry(pid).or_default().see(seen, is_complete);
         // A server has one file open as its standard output and its standard error.
         for file in much.iter().filter_map(|much| open.iter().find(|file| file.inode == *much)) {
             let warning = format!(
