@@ -57,8 +57,7 @@ impl ServerSettings {
 
     /// Whether a log of a profile asks for them, and they were not read yet.
     pub(crate) fn are_wanted(&self, profile: &Profile) -> bool {
-        let asks =
-            || profile.logs.iter().any(|log| log.block_option.is_some() || !log.overwritten_if.is_empty());
+        let asks = || profile.logs.iter().any(|log| names_asked_by(log).next().is_some());
         self.whose.is_some() && self.read.get().is_none() && asks()
     }
 
@@ -119,7 +118,7 @@ mod tests {
         std::fs::write(data.join("OPTIONS-000007"), options).unwrap();
         let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
         let settings = ServerSettings::of_directory(&ProcRoot::default(), data, &profile);
-        assert!(!settings.are_wanted(&profile), "these are read only where no file stands beside the log");
+        assert!(settings.are_wanted(&profile), "the log may lie apart from its options");
         let names: Vec<&str> = settings.get().all().iter().map(|setting| setting.name.as_str()).collect();
         assert_eq!(names, ["recycle_log_file_num"]);
         assert_eq!(ServerSettings::default().get().all(), []);

@@ -11,6 +11,8 @@ use super::Engine;
 
 /// No more databases of one process are looked for.
 const MANIFESTS_MAX: usize = 64;
+/// Descriptors of one process that are looked at for them: a server opens a database's manifest before its tables.
+const DESCRIPTORS_MAX: usize = 16_384;
 
 /// A server whose settings are to be read.
 #[derive(Debug, Clone)]
@@ -39,7 +41,7 @@ impl Server {
         let mut files = Vec::new();
         if matches!(engine, Engine::RocksDb | Engine::TiKv) {
             // What can't be listed shows nothing.
-            let _ = proc.fd_links(pid, |_, path| {
+            let _ = proc.first_fd_links(pid, DESCRIPTORS_MAX, |_, path| {
                 let name = path.file_name().unwrap_or_default().as_bytes();
                 if name.starts_with(b"MANIFEST-") && files.len() < MANIFESTS_MAX {
                     files.push(ServerFile { path: path.to_path_buf(), opened: vec![Opened::Buffered] });

@@ -130,6 +130,30 @@ impl ProcRoot {
         Ok(())
     }
 
+    /// Calls `each` as [`ProcRoot::fd_links`] does, and stops soon after `max` descriptors: at most a few hundred more are read.
+    ///
+    /// ```
+    /// # use pagekeeper_kernel::process::ProcRoot;
+    /// let mut count = 0;
+    /// ProcRoot::default().first_fd_links(std::process::id(), 1, |_, _| count += 1)?;
+    /// assert!((1..1000).contains(&count));
+    /// # Ok::<(), pagekeeper_kernel::Error>(())
+    /// ```
+    pub fn first_fd_links(&self, pid: u32, max: usize, mut each: impl FnMut(RawFd, &Path)) -> Result<()> {
+        let mut pieces = FdPieces::of(self, pid);
+        let mut seen = 0;
+        loop {
+            let mut count = |fd, target: &Path| {
+                seen += 1;
+                each(fd, target);
+            };
+            let has_more = pieces.next(self, &mut count)?;
+            if !has_more || seen >= max {
+                return Ok(());
+            }
+        }
+    }
+
     /// How many descriptors a process has open, by one stat and without a look at any: since Linux 6.2 that is the size of
     /// `/proc/PID/fd`. `None` before, and where it can't be known.
     ///
