@@ -41,13 +41,13 @@ pub(super) fn without_rotation(name: &[u8]) -> Vec<u8> {
     while let Some((part, after)) = split_part(rest) {
         let is_count = after.is_empty() && kept.ends_with(b".") && part.iter().all(u8::is_ascii_digit);
         if is_count || is_date(part, is_in_date) {
-            while kept.last().is_some_and(is_separator) {
+            while kept.last().is_some_and(|byte| is_separator(*byte)) {
                 kept.pop();
             }
             is_in_date = true;
         } else {
             kept.extend_from_slice(part);
-            is_in_date &= part.iter().all(is_separator);
+            is_in_date &= part.iter().all(|byte| is_separator(*byte));
         }
         rest = after;
     }
@@ -76,7 +76,7 @@ fn is_date(part: &[u8], is_in_date: bool) -> bool {
     }
 }
 
-const fn is_separator(byte: &u8) -> bool {
+const fn is_separator(byte: u8) -> bool {
     matches!(byte, b'-' | b'_' | b'.' | b':' | b'+')
 }
 
