@@ -540,6 +540,26 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_redo_log_whose_unknown_format_is_seen_later_is_kept_from_then_on() {
+        let dir = pagekeeper_testing::disk_dir();
+        let redo = dir.path().join("#innodb_redo");
+        std::fs::create_dir(&redo).unwrap();
+        // Holes: nothing of them is in memory.
+        for name in ["#ib_redo1", "#ib_redo2"] {
+            std::fs::File::create(redo.join(name)).unwrap().set_len(1 << 20).unwrap();
+        }
+        let ids = Ids::default();
+        let mut directory = directory(&redo, "mysql", &ids);
+        let is_kept =
+            |directory: &Directory| directory.logs.values().all(|log| log.rewrite.needs_old_pages());
+        assert!(!is_kept(&directory) && directory.logs.len() == 1);
+        let file = std::fs::File::options().write(true).open(redo.join("#ib_redo1")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"Tape", 0).unwrap();
+        take_samples(&mut directory, &ids);
+        assert!(is_kept(&directory));
+    }
+
+    #[test]
     fn a_wal_written_short_of_its_end_is_recycled() {
         let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();

@@ -223,8 +223,40 @@ pub(crate) struct LogSettings {
     pub(crate) has_setting: bool,
     /// The settings that decide how it is written, each with its place.
     pub(crate) by: Option<Arc<str>>,
-    /// The number of a format that is not known, which its files have.
-    pub(crate) unknown_format: Option<u32>,
+    pub(crate) format: LogFormat,
+}
+
+/// What the files of a log say of their format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Not seen yet: the start of no file was in memory.
+    Unseen,
+    /// One that is known, or none that a file would say.
+    Known,
+    /// One that is not known, with its number.
+    Unknown(u32),
+}
+
+impl LogFormat {
+    /// Returns the format that a file says. Reads only the formats of InnoDB's redo log, and only where that is in memory: a file in
+    /// direct I/O is left out of the page cache.
+    pub(crate) fn of_file(fd: BorrowedFd<'_>, directory: &Path, spec: &LogSpec, name: &OsStr) -> Self {
+        if spec.checkpoint != CheckpointSpec::Innodb {
+            return Self::Known;
+        }
+        Self::read(fd, directory, name).unwrap_or(Self::Unseen)
+    }
+
+    fn read(fd: BorrowedFd<'_>, directory: &Path, name: &OsStr) -> Option<Self> {
+        let file = InspectedFile::open_in(fd, name, Expected::Any, directory.join(name)).ok()?;
+        if residency(&file, 0..page_size()).ok()?.resident == 0 {
+            return None;
+        }
+        let _asking = file.asking().ok()?;
+        let mut start = [0; 4];
+        file.file().read_exact_at(&mut start, 0).ok()?;
+        Some(innodb::unknown_format(start).map_or(Self::Known, Self::Unknown))
+    }
 }
 
 impl NewFile {
@@ -284,8 +316,14 @@ impl Inspection<'_> {
             return None;
         }
         let inode = ownership::inode(&stat);
-        let known = at_first.entry(spec).or_insert_with(|| self.known_at_first(log, name, inode.dev));
+        let known = at_first.entry(spec).or_insert_with(|| self.known_at_first(log, inode.dev));
+        if known.1.format == LogFormat::Unseen {
+            known.1.format = LogFormat::of_file(self.fd, self.path, log, name);
+        }
         let (rewrite, settings) = known.clone();
+        // The file itself counts more than any setting.
+        let is_unknown = matches!(settings.format, LogFormat::Unknown(_));
+        let rewrite = if is_unknown { Rewrite::SubPages } else { rewrite };
         Some(NewFile {
             name: name.to_os_string(),
             spec,
@@ -303,7 +341,7 @@ impl Inspection<'_> {
     }
 
     /// What is known of a log before anything was seen of its writer, and what the database's settings say of it.
-    fn known_at_first(&self, spec: &LogSpec, name: &OsStr, dev: u64) -> (Rewrite, LogSettings) {
+    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =
             recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled, || self.server.get()));
@@ -317,26 +355,7 @@ impl Inspection<'_> {
             _ => Rewrite::Never,
         });
         let has_setting = recycled != Some(None);
-        // What the file itself says counts more than what any setting does.
-        let unknown_format = self.unknown_format(spec, name);
-        let rewrite = if unknown_format.is_some() { Rewrite::SubPages } else { rewrite };
-        (rewrite, LogSettings { has_setting, by: decided.by.map(Into::into), unknown_format })
-    }
-
-    /// The number of the format of a redo log file of InnoDB, if that is not known. Read only where it is in memory: one in direct
-    /// I/O is left out of the page cache.
-    fn unknown_format(&self, spec: &LogSpec, name: &OsStr) -> Option<u32> {
-        if spec.checkpoint != CheckpointSpec::Innodb {
-            return None;
-        }
-        let file = InspectedFile::open_in(self.fd, name, Expected::Any, self.path.join(name)).ok()?;
-        if residency(&file, 0..page_size()).ok()?.resident == 0 {
-            return None;
-        }
-        let _asking = file.asking().ok()?;
-        let mut start = [0; 4];
-        file.file().read_exact_at(&mut start, 0).ok()?;
-        innodb::unknown_format(start)
+        (rewrite, LogSettings { has_setting, by: decided.by.map(Into::into), format: LogFormat::Unseen })
     }
 }
 

@@ -17,12 +17,15 @@ use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
 use super::{Directory, Ids, Log, new_version};
 use crate::budget::Turn;
 use crate::entry::Entry;
-use crate::listing::{Inspection, Listing, NewFile};
+use crate::listing::{Inspection, Listing, LogFormat, NewFile};
 use crate::ownership::{Identity, Right};
 use crate::sample::Sample;
 
 /// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
 const LIST_SHARE: u32 = 50;
+
+/// Files whose format is read in a listing: no ring of redo logs has more.
+const FORMATS_READ_MAX: usize = 32;
 
 /// What came of going on with a listing.
 #[derive(Debug, Default)]
@@ -148,10 +151,9 @@ impl Directory {
         let held = self.logs_held(fd, &found);
         for file in found {
             if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
-                let name = file.name.clone();
-                let unknown = file.settings.unknown_format;
-                listed.unknown.extend(unknown.map(|format| (name.clone(), of_unknown_format(format))));
+                let (name, format) = (file.name.clone(), file.settings.format);
                 let (log, decided) = self.add(file, ids);
+                listed.unknown.extend(self.take_format(log, &name, format));
                 grown.insert(log);
                 listed.decided.extend(decided.map(|by| (name, by)));
             } else if self.profile.logs[file.spec].class != FileClass::Text {
@@ -164,6 +166,7 @@ impl Directory {
         self.recognise_recycling(&grown);
         if self.new_names.is_empty() {
             self.forget_empty_logs();
+            listed.unknown.extend(self.read_formats(fd));
         }
         listed.grown = self.last_files_of(&grown);
         Ok(listed)
@@ -228,6 +231,29 @@ impl Directory {
         self.version = new_version();
         self.touch();
         (log, decided)
+    }
+
+    /// Reads the formats of logs of which none was seen yet. Returns what is to be said of unknown ones, each with a file.
+    fn read_formats(&mut self, fd: BorrowedFd<'_>) -> Vec<(OsString, String)> {
+        let is_unseen = |log: &LogId| self.logs[log].settings.format == LogFormat::Unseen;
+        let files = self.entries.iter().filter(|(_, entry)| is_unseen(&entry.log)).take(FORMATS_READ_MAX);
+        let of_file = |name: &OsString, log: LogId| LogFormat::of_file(fd, &self.path, self.spec(log), name);
+        let read = files.map(|(name, entry)| (name.clone(), entry.log, of_file(name, entry.log)));
+        let read: Vec<_> = read.collect();
+        read.into_iter().filter_map(|(name, log, format)| self.take_format(log, &name, format)).collect()
+    }
+
+    /// Takes in the format that a file of a log says. A log of an unknown one is kept, whatever settings say. Returns what is to be said
+    /// of it.
+    fn take_format(&mut self, log: LogId, name: &OsStr, format: LogFormat) -> Option<(OsString, String)> {
+        let known = self.logs.get_mut(&log)?;
+        if format != LogFormat::Unseen {
+            known.settings.format = format;
+        }
+        let LogFormat::Unknown(number) = format else { return None };
+        known.rewrite = Rewrite::SubPages;
+        self.touch();
+        Some((name.to_os_string(), of_unknown_format(number)))
     }
 
     /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its
