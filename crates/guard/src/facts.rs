@@ -560,6 +560,32 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_log_of_a_named_directory_is_kept_once_settings_read_anew_say_so() {
+        let dir = pagekeeper_testing::disk_dir();
+        let (data, wal) = (dir.path().join("data"), dir.path().join("wal"));
+        std::fs::create_dir(&data).unwrap();
+        std::fs::create_dir(&wal).unwrap();
+        let set = |files: u32| {
+            let options = format!("[DBOptions]\n  recycle_log_file_num={files}\n");
+            std::fs::write(data.join("OPTIONS-000005"), options).unwrap();
+        };
+        set(0);
+        std::fs::write(wal.join("000003.log"), b"x").unwrap();
+        let ids = Ids::default();
+        let mut directory = directory(&wal, "rocksdb", &ids);
+        let proc = pagekeeper_kernel::process::ProcRoot::default();
+        directory.server =
+            crate::server_settings::ServerSettings::of_directory(&proc, data.clone(), &directory.profile);
+        let is_kept =
+            |directory: &Directory| directory.logs.values().all(|log| log.rewrite.needs_old_pages());
+        for (files, expected) in [(0, false), (2, true), (0, true)] {
+            set(files);
+            take_samples(&mut directory, &ids);
+            assert_eq!(is_kept(&directory), expected, "{files}");
+        }
+    }
+
+    #[test]
     fn a_wal_written_short_of_its_end_is_recycled() {
         let dir = pagekeeper_testing::disk_dir();
         std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();

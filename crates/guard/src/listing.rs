@@ -341,7 +341,7 @@ impl Inspection<'_> {
     }
 
     /// What is known of a log before anything was seen of its writer, and what the database's settings say of it.
-    fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
+    pub(crate) fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =
             recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled, || self.server.get()));

@@ -1,7 +1,8 @@
 //! The settings of the server that a directory's logs are of, as far as they decide how its logs are written.
 //!
-//! Invariant: they are read once for each database, by the catalog's reader within its limits, in the thread that serves the
-//! database. Never fails: what can't be read is not set, or doubtful.
+//! Invariant: they are read once for each process, and at each listing of a directory that was named, since its server may be another
+//! by then; by the catalog's reader within its limits, in the thread that serves the database. Never fails: what can't be read is not
+//! set, or doubtful.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use pagekeeper_kernel::text::unescaped;
 /// The settings of one server.
 #[derive(Debug, Default)]
 pub(crate) struct ServerSettings {
-    whose: Option<Whose>,
+    whose: Option<Arc<Whose>>,
     read: OnceLock<Settings>,
 }
 
@@ -52,7 +53,12 @@ impl ServerSettings {
         directory: PathBuf,
     ) -> Arc<Self> {
         let whose = Whose { proc: proc.clone(), pid, profile: Arc::clone(profile), is_certain, directory };
-        Arc::new(Self { whose: Some(whose), read: OnceLock::new() })
+        Arc::new(Self { whose: Some(Arc::new(whose)), read: OnceLock::new() })
+    }
+
+    /// Returns the settings of the same server, to be read anew.
+    pub(crate) fn unread(&self) -> Arc<Self> {
+        Arc::new(Self { whose: self.whose.clone(), read: OnceLock::new() })
     }
 
     /// Whether a log of a profile asks for them, and they were not read yet.

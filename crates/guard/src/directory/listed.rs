@@ -84,6 +84,10 @@ impl Directory {
         if !self.is_listed_now() && due && now >= self.list_earliest {
             self.stale = false;
             self.listing = Some(Listing::new(limit));
+            // Its server may have been restarted since, which no process shows.
+            if self.owner.is_none() {
+                self.server = self.server.unread();
+            }
             self.list_cost = Duration::ZERO;
         }
         self.is_listed_now()
@@ -167,6 +171,7 @@ impl Directory {
         if self.new_names.is_empty() {
             self.forget_empty_logs();
             listed.unknown.extend(self.read_formats(fd));
+            self.keep_by_settings(fd);
         }
         listed.grown = self.last_files_of(&grown);
         Ok(listed)
@@ -231,6 +236,39 @@ impl Directory {
         self.version = new_version();
         self.touch();
         (log, decided)
+    }
+
+    /// Keeps the logs of a named directory that by the settings read last are overwritten in parts of pages. Does not release a log that
+    /// is kept: whether its server was restarted with these settings is not known.
+    fn keep_by_settings(&mut self, fd: BorrowedFd<'_>) {
+        if self.owner.is_some() {
+            return;
+        }
+        let inspection = Inspection {
+            fd,
+            path: &self.path,
+            profile: &self.profile,
+            server: &self.server,
+            settings: &self.settings,
+        };
+        let devices: BTreeMap<LogId, u64> =
+            self.entries.values().map(|entry| (entry.log, entry.inode.dev)).collect();
+        let mut by_spec = BTreeMap::new();
+        let mut kept = Vec::new();
+        for (id, log) in self.logs.iter().filter(|(_, log)| !log.rewrite.needs_old_pages()) {
+            let Some(device) = devices.get(id) else { continue };
+            let now = || inspection.known_at_first(&self.profile.logs[log.spec], *device);
+            let (rewrite, settings) = by_spec.entry(log.spec).or_insert_with(now);
+            if rewrite.needs_old_pages() {
+                kept.push((*id, *rewrite, settings.by.clone()));
+            }
+        }
+        for (id, rewrite, by) in kept {
+            if let Some(log) = self.logs.get_mut(&id) {
+                (log.rewrite, log.settings.by) = (rewrite, by);
+                self.touch();
+            }
+        }
     }
 
     /// Reads the formats of logs of which none was seen yet. Returns what is to be said of unknown ones, each with a file.
