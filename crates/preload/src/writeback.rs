@@ -6,6 +6,7 @@
 //! Invariants: no wait is longer than [`WAIT_MAX`]; what is on its way is bounded by the pacer's piece, but for a folio that is larger.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::pacer::WrittenPart;
@@ -33,6 +34,19 @@ const PENDING: usize = 4;
 const PARTS: usize = 4;
 /// Steps that are passed over in one go since nothing of them is dirty.
 const CLEAN_STEPS: usize = 64;
+
+/// Whether what is unwritten of a file can be counted, on a file system that counts: kernels before 6.5 and some sandboxes have no
+/// cachestat(2).
+pub(crate) fn can_count(fd: c_int) -> bool {
+    static IS_THERE: AtomicBool = AtomicBool::new(false);
+    IS_THERE.load(Ordering::Relaxed) || {
+        let is_there = sys::cachestat(fd, 0..1).is_ok();
+        if is_there {
+            IS_THERE.store(true, Ordering::Relaxed);
+        }
+        is_there
+    }
+}
 
 /// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
 /// be had.

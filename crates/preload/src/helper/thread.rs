@@ -21,7 +21,7 @@ use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
 use crate::disks::Share;
 use crate::temporary::Temporary;
-use crate::writeback::write_in_pieces;
+use crate::writeback::{can_count, write_in_pieces};
 use crate::{noted, process, sys};
 
 /// Closed files that are in hand at a time.
@@ -114,8 +114,8 @@ impl Closed {
     fn begin(&mut self, begun: u64) {
         let range = self.start..self.end;
         let has_counts = sys::has_counts(self.file);
-        if !has_counts {
-            let _ = begin(self.file, &range, false, !self.is_kept);
+        if !has_counts || !can_count(self.file) {
+            let _ = begin(self.file, &range, has_counts, !self.is_kept);
         } else if let Ok(seen) = sys::cachestat(self.file, range.clone()) {
             let bytes = seen.dirty.saturating_mul(sys::page_size());
             if begun.saturating_add(bytes) <= PIECE_MIN

@@ -27,7 +27,7 @@ use crate::large::{self, LargeCall};
 use crate::process::{count, plan};
 use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
-use crate::writeback::{Outflow, WAIT_MAX, write_in_pieces};
+use crate::writeback::{Outflow, WAIT_MAX, can_count, write_in_pieces};
 
 /// The file's position is asked for after so many bytes in small writes.
 const ASK: u64 = 64 << 10;
@@ -267,7 +267,7 @@ impl Writer {
         let length = range.end.saturating_sub(range.start);
         let is_released = output.released.is_some() && self.kept.is_none();
         let mut pace = self.share.pace(budget, length, is_released);
-        if !FILES.has_counts(fd) {
+        if !is_counted(fd) {
             // Nothing shows how far its writeback is but that its pages can be dropped, whole windows of them.
             pace.budget = pace.budget.min(WINDOW);
         }
@@ -276,7 +276,7 @@ impl Writer {
         }
         let due = self.behind.wrote(range, pace);
         self.outflow.set_step(pace.step);
-        if let Some(start) = due.start.clone().filter(|_| FILES.has_counts(fd)) {
+        if let Some(start) = due.start.clone().filter(|_| is_counted(fd)) {
             self.share.count();
             self.outflow.add(fd, &start);
         }
@@ -284,7 +284,7 @@ impl Writer {
     }
 
     fn act(&mut self, fd: c_int, due: &Due, step: u64, output: Output) {
-        let is_seen = FILES.has_counts(fd);
+        let is_seen = is_counted(fd);
         let mut is_written = is_seen;
         if is_seen {
             self.outflow.go_on(fd, &self.share);
@@ -371,6 +371,11 @@ pub fn after_fork() {
     disks::after_fork();
     small::after_fork();
     temporary::after_fork();
+}
+
+/// Whether it can be seen how much of a file is unwritten.
+fn is_counted(fd: c_int) -> bool {
+    FILES.has_counts(fd) && can_count(fd)
 }
 
 /// Begins to write the range.
