@@ -1,7 +1,7 @@
 //! Reads the configuration files that a user names: profiles, the guard's options, disk profiles.
 //!
-//! Invariants: nothing but a regular file is read, without waiting, of at most [`CONFIG_BYTES_MAX`]; an error quotes
-//! each line in at most [`QUOTED_CHARACTERS_MAX`], with control characters escaped.
+//! Invariants: nothing but a regular file is read, without waiting, of at most [`CONFIG_BYTES_MAX`]; an error quotes at
+//! most [`QUOTED_CHARACTERS_MAX`] of a line, and says at most [`SAID_CHARACTERS_MAX`] about it, both escaped.
 //! Fails with a [`ProfileError`] that names the file.
 
 use std::path::Path;
@@ -17,6 +17,9 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Characters of a line that an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 160;
+
+/// Characters of an error about a line: room for the names of all keys that there are.
+const SAID_CHARACTERS_MAX: usize = 1000;
 
 /// Reads a configuration file whole.
 pub fn read_config(path: &Path) -> Result<String, ProfileError> {
@@ -38,10 +41,14 @@ pub fn parse_config<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, P
 /// Words an error of TOML, with the lines that it quotes cut and escaped.
 pub(crate) fn quoted(error: &toml::de::Error) -> String {
     let text = error.to_string();
-    let lines = text.lines().map(|line| match line.char_indices().nth(QUOTED_CHARACTERS_MAX) {
-        Some((end, _)) => format!("{}…", escaped(&line[..end])),
-        None => escaped(line).to_string(),
-    });
+    let cut = |line: &str| {
+        let characters_max = if line.contains(" | ") { QUOTED_CHARACTERS_MAX } else { SAID_CHARACTERS_MAX };
+        match line.char_indices().nth(characters_max) {
+            Some((end, _)) => format!("{}…", escaped(&line[..end])),
+            None => escaped(line).to_string(),
+        }
+    };
+    let lines = text.lines().map(cut);
     lines.collect::<Vec<_>>().join("\n")
 }
 
