@@ -75,6 +75,7 @@ mod lines;
 mod locked;
 mod machine;
 mod options;
+pub mod page_events;
 mod pipe;
 mod polling;
 mod programs;

@@ -1,0 +1,163 @@
+//! Streams: programs that read or write much data once, followed by events of the kernel. The pages that they bring into the page
+//! cache are released behind them.
+//!
+//! # Invariants
+//!
+//! A page that no followed process brought in is never released, nor one that another process has used since. No file is held open
+//! between two steps. Only reads, asks for writeback, and gives advice.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use pagekeeper_policy::stream_pages::StreamTotals;
+
+/// What may be done with a stream's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Its pages are released.
+    Release,
+    /// What would be released is reported, and left.
+    Report,
+    /// It is left alone.
+    Leave,
+}
+
+/// Decides about a file of a followed process: the process, and the file's path as far as it is known.
+pub type Decide = Box<dyn FnMut(u32, Option<&Path>) -> Verdict + Send>;
+
+/// What is to be followed, and how.
+pub struct StreamOptions {
+    /// Names of processes (`comm`) that are followed from their start on, with their children; `*` may stand at the end.
+    pub names: Vec<String>,
+    /// Names of processes that are never followed: databases.
+    pub never: Vec<String>,
+    /// What may be done with each file.
+    pub decide: Decide,
+}
+
+/// Why streams can't be followed by events: a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(String);
+
+/// What happened in a step, for who reports it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StreamEvent {
+    /// A process is followed that has brought in pages of a file (the first 1 MiB of it).
+    Began {
+        /// The process.
+        pid: u32,
+        /// What it is called.
+        program: String,
+    },
+    /// A followed process has ended, and nothing of what it brought in is left to be released.
+    Ended {
+        /// The process.
+        pid: u32,
+        /// What it was called.
+        program: String,
+        /// How long it ran.
+        seconds: f64,
+        /// Files that it brought pages in of.
+        files: u64,
+        /// What became of its pages.
+        totals: StreamTotals,
+    },
+    /// What would have been released ([`Verdict::Report`]).
+    Would {
+        /// The file, as far as its path is known.
+        path: PathBuf,
+        /// First and last byte.
+        start: u64,
+        /// Behind the last.
+        end: u64,
+    },
+    /// Something could not be done.
+    Problem {
+        /// The file, as far as its path is known.
+        path: PathBuf,
+        /// What, and how it can be cured.
+        sentence: String,
+    },
+}
+
+/// Why pages of a file stayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StayReason {
+    /// Not on disk yet.
+    Unwritten,
+    /// Mapped by a process.
+    Mapped,
+    /// The file could not be opened.
+    NotOpened,
+    /// Its file system did not answer.
+    Hung,
+    /// The verdict was to leave it.
+    Left,
+    /// Locked, in flight, or unknown.
+    Other,
+}
+
+/// What became of a file's pages.
+#[derive(Debug, Clone)]
+pub struct FileReport {
+    /// Its path, as far as it is known.
+    pub path: PathBuf,
+    /// What became of its pages.
+    pub totals: StreamTotals,
+    /// Why some stayed.
+    pub why: Option<StayReason>,
+}
+
+/// What became of all.
+#[derive(Debug, Clone, Default)]
+pub struct StreamReport {
+    /// Of all files together.
+    pub totals: StreamTotals,
+    /// The files of which something stayed, the most first, at most 64.
+    pub stayed: Vec<FileReport>,
+    /// Released so far, by program.
+    pub released_by_program: BTreeMap<String, u64>,
+    /// Pages whose additions were not seen, for want of room in the kernel's buffer, in bytes.
+    pub lost_bytes: u64,
+}
+
+/// Follows streams, from when it is made until it is dropped.
+pub struct Streams {}
+
+impl Streams {
+    /// Begins to follow.
+    pub fn start(_options: StreamOptions) -> Result<Self, Unavailable> {
+        Err(Unavailable("not there yet".to_owned()))
+    }
+
+    /// Follows a process and the children that it starts from now on, whatever they are called.
+    pub fn follow(&mut self, _pid: u32) -> Result<(), Unavailable> {
+        Ok(())
+    }
+
+    /// Takes the events that have come, decides, and releases. To be called each 10 ms while [`Self::is_busy`], else after
+    /// [`Self::wait`].
+    pub fn step(&mut self) -> Vec<StreamEvent> {
+        Vec::new()
+    }
+
+    /// Waits until something is to be done, or for so long.
+    pub fn wait(&self, _at_most: Duration) {}
+
+    /// Whether events have come lately, or pages are to be released.
+    pub fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// How many followed processes run.
+    pub fn running(&self) -> usize {
+        0
+    }
+
+    /// What became of all so far.
+    pub fn report(&self) -> StreamReport {
+        StreamReport::default()
+    }
+}
