@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{Expected, Handle, Inode, InspectedFile, Links, require_regular};
+use crate::block::{device_name, is_device_in_use};
 use crate::hang::asking_device;
 use crate::process::{Leases, Mount, ProcRoot};
 use crate::sys::file_handle::{FileHandle, handle_of, open_by_handle};
@@ -158,9 +159,8 @@ impl InspectedFile {
     ///
     /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] where `/dev` leads to another.
     pub fn open_device_by_number(proc: &ProcRoot, sys: &Path, device: u64) -> Result<Self> {
-        let name = crate::block::device_name(sys, device)?;
-        let path = Path::new("/dev").join(&name);
-        if !proc.mount_points_of(device)?.is_empty() || crate::block::is_in_use(sys, device, &name) {
+        let path = Path::new("/dev").join(device_name(sys, device)?);
+        if is_device_in_use(proc, sys, device)? {
             let reason = "a block device that is mounted or in use: its pages are left alone";
             return Err(Error::Unsupported { path, reason });
         }
