@@ -98,7 +98,7 @@ impl OpenMount {
         let reason = "its file system is not mounted where it could be opened by number";
         let mut failed = Error::Unsupported { path: PathBuf::from(device_text(dev)), reason };
         for mount in of_device(own).into_iter().chain(of_device(theirs()).into_iter().map(below_their_root)) {
-            match Self::open_mount(mount) {
+            match Self::at_mount(mount) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => failed = error,
             }
@@ -106,7 +106,7 @@ impl OpenMount {
         Err(failed)
     }
 
-    fn open_mount(mount: Mount) -> Result<Self> {
+    fn at_mount(mount: Mount) -> Result<Self> {
         let path = mount.point;
         let form = match mount.kind.as_str() {
             "ext2" | "ext3" | "ext4" => INO32_GENERATION,
