@@ -70,6 +70,7 @@ mod state;
 #[cfg(feature = "std")]
 mod step;
 pub mod stream;
+#[cfg(feature = "std")]
 pub mod stream_pages;
 #[cfg(feature = "std")]
 mod tail_inference;
