@@ -20,15 +20,16 @@ const AT_MOST: Duration = Duration::from_secs(3);
 
 /// A file system of its own, opened.
 struct Place {
-    mounted: Mounted,
+    // Before what it keeps from being unmounted.
     mount: OpenMount,
+    mounted: Mounted,
 }
 
 impl Place {
     fn new(kind: &str) -> Option<Self> {
         let mounted = Mounted::new(kind)?;
         let mount = opened_mount(mounted.path());
-        Some(Self { mounted, mount })
+        Some(Self { mount, mounted })
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -265,18 +266,18 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    if !is_removed.load(Ordering::Relaxed) {
-                        // Its name is another's for a moment.
-                        std::fs::rename(&path, place.at("aside")).unwrap();
-                        std::fs::write(&path, "other").unwrap();
-                        std::fs::rename(place.at("aside"), &path).unwrap();
-                    } else {
-                        // Its number, too.
+                    if is_removed.load(Ordering::Relaxed) {
+                        // Its number is another's, too.
                         std::fs::remove_file(&path).unwrap();
                         let mode = Mode::from_raw_mode(0o600);
                         rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
                         std::fs::remove_file(&path).unwrap();
                         std::fs::write(&path, "other").unwrap();
+                    } else {
+                        // Its name is another's for a moment.
+                        std::fs::rename(&path, place.at("aside")).unwrap();
+                        std::fs::write(&path, "other").unwrap();
+                        std::fs::rename(place.at("aside"), &path).unwrap();
                     }
                 }
             });
