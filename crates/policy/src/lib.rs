@@ -15,9 +15,10 @@
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
 //! ahead of the reader, page by page, in fixed memory, and knows for sure. [`external_stream`] sees a position now and then, or
 //! none: it keeps extents of what was resident before, explains what came since by what the process is charged with, and has its
-//! releases confirmed. They share the promises (what was resident before the stream came near stays, the reader's own window stays, what
-//! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
-//! of files too much, and growing lists can't be kept in a signal handler.
+//! releases confirmed. [`stream_pages`] is told by the kernel which pages streams add, and keeps bits of those alone.
+//! They share the promises (what was resident before the stream came near stays, the reader's own window stays, what
+//! resisted is tried again) and the arithmetic of windows. Their memories are not one: per-page bits of whole files cost an observer of
+//! hundreds of them too much, and growing lists can't be kept in a signal handler.
 //!
 //! Both kinds of streams stand back where others wait for their disk: writers by [`pacer`], readers by [`read_pace`].
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
@@ -70,6 +71,7 @@ mod state;
 #[cfg(feature = "std")]
 mod step;
 pub mod stream;
+#[cfg(feature = "std")]
 pub mod stream_pages;
 #[cfg(feature = "std")]
 mod tail_inference;
