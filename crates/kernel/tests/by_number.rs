@@ -292,7 +292,8 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
                         is_removed.store(opened >= ENOUGH, Ordering::Relaxed);
                     }
                     Err(error) => {
-                        assert!(error.is_gone(), "{error}");
+                        // ENOMEM: ext4 makes an inode of that number.
+                        assert!(error.is_gone() || error.errno() == Some(12), "{error}");
                         gone += 1;
                     }
                 }
