@@ -33,6 +33,8 @@ pub(crate) struct Job {
     pub(crate) ranges: Vec<DueRange>,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) path: Option<PathBuf>,
+    /// Whether pages of it stayed before because one of its users maps them.
+    pub(crate) is_mapped: bool,
 }
 
 /// What became of a range.
@@ -42,6 +44,8 @@ pub(crate) struct RangeResult {
     pub(crate) outcome: ReleaseOutcome,
     /// Why pages of it stayed, if some did.
     pub(crate) why: Option<StayReason>,
+    /// Whether it was paged out of the memory of a process.
+    pub(crate) was_mapped: bool,
 }
 
 /// What became of a job, or of its first part.
@@ -174,12 +178,12 @@ fn do_job(
     let mut dirty = Vec::new();
     for range in std::mem::take(&mut job.ranges) {
         let tried = match verdict {
-            Verdict::Release => release(&file, &range, &job.users),
-            Verdict::Report => look(&file, &range),
+            Verdict::Release => release(&file, &range, &job),
+            Verdict::Report => look(&file, &range).map(Some),
             Verdict::Leave => Ok(Some(left(&range))),
         };
         match tried {
-            Ok(Some((outcome, why))) => done.push(RangeResult { range, outcome, why }),
+            Ok(Some(result)) => done.push(result),
             Ok(None) => dirty.push(range),
             Err(error) => {
                 job.ranges.push(range);
@@ -203,7 +207,7 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
         let length = range.bytes.end - range.bytes.start;
         let (gone, stays) = if is_gone { (length, 0) } else { (0, length) };
         let outcome = ReleaseOutcome { released: 0, gone, stays };
-        RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened) }
+        RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened), was_mapped: false }
     };
     JobResult {
         file: job.file,
@@ -221,15 +225,13 @@ fn failed_to_start(job: Job) -> JobResult {
     failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
 }
 
-type Tried = (ReleaseOutcome, Option<StayReason>);
-
 /// Releases a range whose pages are clean; `None` if some are not.
-fn release(file: &InspectedFile, range: &DueRange, users: &[u32]) -> Result<Option<Tried>, Error> {
+fn release(file: &InspectedFile, range: &DueRange, job: &Job) -> Result<Option<RangeResult>, Error> {
     let before = residency(file, range.bytes.clone())?;
     if before.unwritten() > 0 {
         return Ok(None);
     }
-    Ok(Some(drop_clean(file, range, before.resident, users)?))
+    drop_clean(file, range, before.resident, job).map(Some)
 }
 
 /// Drops the pages of a range, of which so many bytes are resident, and says what stayed.
@@ -237,45 +239,46 @@ pub(crate) fn drop_clean(
     file: &InspectedFile,
     range: &DueRange,
     resident: u64,
-    users: &[u32],
-) -> Result<Tried, Error> {
+    job: &Job,
+) -> Result<RangeResult, Error> {
     let bytes = range.bytes.clone();
-    let mut is_mapped = false;
-    let mut stays = 0;
-    if resident > 0 {
-        advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
-        let mut after = residency(file, bytes.clone())?;
-        if after.resident > 0 && range.attempts >= ATTEMPTS_BEFORE_PAGE_OUT {
-            let proc = ProcRoot::default();
-            let advised = users.iter().filter_map(|pid| proc.page_out(*pid, file.inode(), &bytes).ok());
-            is_mapped = advised.sum::<u64>() > 0;
-            after = residency(file, bytes.clone())?;
-        }
-        stays = after.resident;
-        if after.unwritten() > 0 {
-            return Ok(tried(&bytes, resident, stays, StayReason::Unwritten));
-        }
+    if resident == 0 {
+        return Ok(result(range, 0, 0, StayReason::Other));
     }
-    let why = if is_mapped { StayReason::Mapped } else { StayReason::Other };
-    Ok(tried(&bytes, resident, stays, why))
+    advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
+    let mut after = residency(file, bytes.clone())?;
+    let mut was_mapped = false;
+    if after.resident > 0 && (job.is_mapped || range.attempts >= ATTEMPTS_BEFORE_PAGE_OUT) {
+        let proc = ProcRoot::default();
+        let advised = job.users.iter().filter_map(|pid| proc.page_out(*pid, file.inode(), &bytes).ok());
+        was_mapped = advised.sum::<u64>() > 0;
+        after = residency(file, bytes)?;
+    }
+    let why = match (after.unwritten() > 0, was_mapped) {
+        (true, _) => StayReason::Unwritten,
+        (false, true) => StayReason::Mapped,
+        (false, false) => StayReason::Other,
+    };
+    Ok(RangeResult { was_mapped, ..result(range, resident, after.resident, why) })
 }
 
-fn tried(bytes: &std::ops::Range<u64>, resident: u64, stays: u64, why: StayReason) -> Tried {
+fn result(range: &DueRange, resident: u64, stays: u64, why: StayReason) -> RangeResult {
+    let length = range.bytes.end - range.bytes.start;
     let outcome = ReleaseOutcome {
         released: resident.saturating_sub(stays),
-        gone: (bytes.end - bytes.start).saturating_sub(resident.max(stays)),
+        gone: length.saturating_sub(resident.max(stays)),
         stays,
     };
-    (outcome, (stays > 0).then_some(why))
+    RangeResult { range: range.clone(), outcome, why: (stays > 0).then_some(why), was_mapped: false }
 }
 
 /// Looks at a range that is not to be released.
-fn look(file: &InspectedFile, range: &DueRange) -> Result<Option<Tried>, Error> {
+fn look(file: &InspectedFile, range: &DueRange) -> Result<RangeResult, Error> {
     let resident = residency(file, range.bytes.clone())?.resident;
-    Ok(Some(tried(&range.bytes, resident, resident, StayReason::Left)))
+    Ok(result(range, resident, resident, StayReason::Left))
 }
 
-fn left(range: &DueRange) -> Tried {
+fn left(range: &DueRange) -> RangeResult {
     let length = range.bytes.end - range.bytes.start;
-    tried(&range.bytes, length, length, StayReason::Left)
+    result(range, length, length, StayReason::Left)
 }

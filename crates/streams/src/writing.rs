@@ -189,11 +189,12 @@ impl OpenJob {
     fn drop_first(&mut self) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
         let before = residency(&self.file, range.bytes.clone())?;
-        let (outcome, why) = drop_clean(&self.file, range, before.resident, &self.job.users)?;
-        let why = why.map(|why| if before.unwritten() > 0 { StayReason::Unwritten } else { why });
-        if let Some(range) = self.ranges.pop_front() {
-            self.done.push(RangeResult { range, outcome, why });
+        let mut result = drop_clean(&self.file, range, before.resident, &self.job)?;
+        if before.unwritten() > 0 {
+            result.why = result.why.map(|_| StayReason::Unwritten);
         }
+        self.done.push(result);
+        self.ranges.pop_front();
         self.begun_to = self.ranges.front().map_or(0, |range| range.bytes.start);
         Ok(())
     }
