@@ -1,7 +1,7 @@
 //! Workers that release pages, one for each device.
 //!
 //! Invariants: a device that hangs stalls its own worker alone, or those that share it once there are more than [`WORKERS_MAX`]; the
-//! caller never waits. A worker has a file open only while it works on it, and a mount only during a batch of jobs.
+//! caller never waits. A worker has a file open only while it works on it, and a mount only while it has work.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -65,7 +65,9 @@ pub(crate) struct JobResult {
 struct Worker {
     /// The device that it works for; others may share it.
     dev: u64,
-    jobs: Sender<Job>,
+    jobs: Sender<Vec<Job>>,
+    /// Jobs that are handed over together.
+    batch: Vec<Job>,
     queued: usize,
 }
 
@@ -83,15 +85,20 @@ impl Devices {
         Self { workers: Vec::new(), results, sender, decide: Arc::new(Mutex::new(decide)) }
     }
 
-    /// Hands a job over. Gives its result where no thread can be had.
+    /// Takes a job, to be handed over by [`Self::send`]. Gives its result where no thread can be had.
     pub(crate) fn push(&mut self, job: Job) -> Option<JobResult> {
         let Some(index) = self.worker_for(job.file.dev) else { return Some(failed_to_start(job)) };
-        let worker = &mut self.workers[index];
-        if let Err(refused) = worker.jobs.send(job) {
-            return Some(failed_to_start(refused.0));
-        }
-        worker.queued += 1;
+        self.workers[index].queued += 1;
+        self.workers[index].batch.push(job);
         None
+    }
+
+    /// Hands the jobs over, all of a device together: a worker looks at leases and mounts once for them.
+    pub(crate) fn send(&mut self) {
+        for worker in self.workers.iter_mut().filter(|worker| !worker.batch.is_empty()) {
+            // It ends only with this value.
+            let _ = worker.jobs.send(std::mem::take(&mut worker.batch));
+        }
     }
 
     /// Jobs that are not done.
@@ -117,7 +124,7 @@ impl Devices {
         }
         let count = self.workers.len();
         if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count)).flatten() {
-            self.workers.push(Worker { dev, jobs, queued: 0 });
+            self.workers.push(Worker { dev, jobs, batch: Vec::new(), queued: 0 });
             return Some(count);
         }
         let least = (0..self.workers.len()).min_by_key(|index| self.workers[*index].queued)?;
@@ -127,7 +134,7 @@ impl Devices {
         Some(least)
     }
 
-    fn start(&self, index: usize) -> Option<Sender<Job>> {
+    fn start(&self, index: usize) -> Option<Sender<Vec<Job>>> {
         let (jobs, work) = channel();
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
         let run = move || {
@@ -140,17 +147,19 @@ impl Devices {
 }
 
 /// Does jobs until there will be no more.
-fn work_on(jobs: &Receiver<Job>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
+fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
     let mut writing = Writing::default();
+    let mut opener = Opener::new();
     loop {
-        let first = match writing.next_poll() {
-            None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(pause) => jobs.recv_timeout(pause),
+        let batch = if let Some(pause) = writing.next_poll() {
+            jobs.recv_timeout(pause)
+        } else {
+            opener.rest();
+            jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
-        let mut opener = Opener::new();
-        match first {
-            Ok(job) => {
-                for job in std::iter::once(job).chain(jobs.try_iter()) {
+        match batch {
+            Ok(batch) => {
+                for job in batch {
                     do_job(job, &mut opener, decide, &mut writing, say);
                 }
             }

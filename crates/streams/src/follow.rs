@@ -98,6 +98,7 @@ impl Follower {
                 FileStep::Done | FileStep::GiveUp => self.retire(&name, now),
             }
         }
+        self.devices.send();
         std::mem::take(&mut self.events)
     }
 
