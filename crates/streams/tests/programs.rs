@@ -234,7 +234,11 @@ fn programs_are_followed_by_their_names() {
     while std::fs::read_to_string(&comm).unwrap() != "pkshell\n" {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let Some(mut streams) = streams(&["pkshell", "pkread*"]) else { return };
+    let Some(mut streams) = streams(&["pkshell", "pkread*"]) else {
+        drop(shell.stdin.take());
+        let _ = shell.wait();
+        return;
+    };
     assert!(streams.running() > 0, "the shell runs");
     shell.stdin.take().unwrap().write_all(b"\n").unwrap();
     let reader = |name: &Path, file: &Path| {
