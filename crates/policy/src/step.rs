@@ -69,7 +69,7 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Positi
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
 /// ```
 pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
-    let logs = FollowedLog::survey(facts, &state.followers);
+    let logs = FollowedLog::survey(facts, &state.followers, &mut state.passed);
     state.followers = facts
         .followers
         .iter()
