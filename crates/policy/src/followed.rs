@@ -24,6 +24,11 @@ impl PassedFiles {
         });
     }
 
+    /// Forgets the files of logs of which nothing was released: their pages are no evidence of a reader.
+    pub(crate) fn retain_logs(&mut self, is_released: impl Fn(LogId) -> bool) {
+        self.0.retain(|(log, _, _), _| is_released(*log));
+    }
+
     fn insert(&mut self, log: LogId, one: u64, other: u64) {
         self.0.insert((log, one.min(other), one.max(other)), 0);
     }

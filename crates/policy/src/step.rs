@@ -13,7 +13,7 @@
 //! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file;
 //! nothing panics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use crate::allowance::{Allowance, Verdict, Writer, align_down};
@@ -70,6 +70,8 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Positi
 /// ```
 pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     let logs = FollowedLog::survey(facts, &state.followers, &mut state.passed);
+    let released: BTreeSet<LogId> = state.released.values().map(|file| file.log).collect();
+    state.passed.retain_logs(|log| released.contains(&log));
     state.followers = facts
         .followers
         .iter()
