@@ -1,7 +1,7 @@
-//! Streaming programs, followed by events of the kernel in a thread of its own, and what that thread tells the loop.
+//! Streaming programs, followed by events of the kernel in a thread of its own, which reports to the loop.
 //!
-//! Invariants: the loop never waits for the thread while it ticks, and keeps what it is told within bounds; a program that a
-//! profile names as a database is not followed; where streams can't be followed that is reported once, and all else goes on.
+//! Invariants: the loop never waits for the thread while it ticks, and reports of the thread have a bound; a program that a
+//! profile names as a database is not followed; if streams can't be followed, the guard reports that once and all else goes on.
 
 mod rules;
 
@@ -32,7 +32,7 @@ const UPDATE_EVERY: Duration = Duration::from_millis(100);
 const UPDATES_MAX: usize = 16;
 /// Events in one update; more are dropped, and a problem says so.
 const EVENTS_MAX: usize = 1024;
-/// Longest wait for the kernel to take the programs for that.
+/// Longest wait for the kernel to load the programs.
 const START_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
 const STOP_MAX: Duration = Duration::from_secs(2);
@@ -47,8 +47,8 @@ struct FollowedNames {
 }
 
 impl FollowedNames {
-    /// The names of the configuration, unless it wants no streams; a name of a profile can't be told to the kernel if it is a glob
-    /// of another form, and is left to [`StreamRules`].
+    /// The names of the configuration, unless it wants no streams. Globs of profiles that the kernel can't compare are left to
+    /// [`StreamRules`].
     fn of(options: &Options) -> Option<Self> {
         let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
         let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();
@@ -82,7 +82,7 @@ fn is_called(name: &OsStr, pattern: &str) -> bool {
     }
 }
 
-/// What the thread tells the loop.
+/// A report of the thread to the loop.
 #[derive(Debug, Default)]
 struct StreamUpdate {
     events: Vec<StreamEvent>,
@@ -168,7 +168,7 @@ impl StreamWatch {
         Ok(StreamThread { names, stop, updates })
     }
 
-    /// Stops the thread, and takes in the last that it has to tell.
+    /// Stops the thread, and takes in its last updates.
     pub(super) fn stop(&mut self, report: &mut Report) {
         let Some(StreamThread { stop, updates, .. }) = self.thread.take() else { return };
         drop(stop);
@@ -179,7 +179,7 @@ impl StreamWatch {
         self.kept_before += std::mem::take(&mut self.last).totals.resident;
     }
 
-    /// Takes in what the thread has told since the last tick.
+    /// Takes in the thread's updates since the last tick.
     pub(super) fn look(&mut self, report: &mut Report) {
         let Some(thread) = &self.thread else { return };
         let mut updates = Vec::new();
