@@ -35,8 +35,8 @@ pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{
-    Expected, Handle, Inode, InspectedFile, Links, first_names, open_directory, open_directory_in,
-    read_named, stat_in, stat_of_name, status_changed,
+    Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, first_names, open_directory,
+    open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
