@@ -59,9 +59,9 @@ pub enum Count {
     Failures,
     /// Files whose end is not checked: there was no place to note them.
     NotNoted,
-    /// 1 in a process that has a memory cgroup of its own, which is not counted.
-    InGroups,
-    /// 1 in a process that was started without the rules, since neither library nor group reach it.
+    /// 1 in a process that is followed by events, which are not counted here.
+    Followed,
+    /// 1 in a process that was started without the rules, since neither library nor events reach it.
     NotReached,
     /// 1 in a process whose rules were left off, since a filter of system calls ends who makes theirs.
     Filtered,

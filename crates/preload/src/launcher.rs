@@ -1,6 +1,6 @@
 //! What a process starts that would be without the rules: a program that no library can be loaded into, one that is given an environment
 //! without the library, one that starts others elsewhere, or a stream that maps what it reads. Its place is taken by the launcher
-//! (`pagekeeper run`), which becomes the program: with the library, in a memory cgroup, or with a line that says that neither is to be had.
+//! (`pagekeeper run`), which becomes the program: with the library, followed by events of the kernel, or with a line that says that neither is to be had.
 //!
 //! Invariants: what is started is the program that was named, with its words, environment, descriptors and process id; where the launcher
 //! can't be started, it is the program itself, unless all are required to have the rules. Nothing is allocated but for more words than

@@ -291,7 +291,7 @@ pub struct FileRule {
 
 #[cfg(not(feature = "interpose"))]
 impl Settings {
-    /// What a text says of streams and of the report, without profiles. `None`: not understood.
+    /// What a text says of streams, of the report, and of the processes of profiles, without their files. `None`: not understood.
     pub fn decode(text: &[u8]) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt as _;
 
@@ -314,7 +314,7 @@ impl Settings {
             budget: plan.budget,
             report: plan.report.map(path),
             launcher: None,
-            profiles: Vec::new(),
+            profiles: profiles(lines),
         })
     }
 
@@ -376,6 +376,23 @@ impl Settings {
         }
         text
     }
+}
+
+/// The profiles of a text, by its lines' first words and the rest of each.
+#[cfg(not(feature = "interpose"))]
+fn profiles<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<ProfileRules> {
+    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    let mut profiles: Vec<ProfileRules> = Vec::new();
+    for (word, rest) in lines {
+        match (word, profiles.last_mut()) {
+            (b"profile", _) => {
+                profiles.push(ProfileRules { name: text(rest), processes: Vec::new(), files: Vec::new() });
+            }
+            (b"process", Some(profile)) => profile.processes.push(text(rest)),
+            _ => {}
+        }
+    }
+    profiles
 }
 
 #[cfg(all(test, not(feature = "interpose")))]
@@ -460,11 +477,13 @@ mod tests {
     fn the_launcher_reads_what_it_needs() {
         let own = settings();
         let read = Settings::decode(own.encode().as_bytes()).unwrap();
-        assert_eq!(read, Settings { launcher: None, profiles: Vec::new(), ..own });
+        let profiles =
+            own.profiles.iter().map(|profile| ProfileRules { files: Vec::new(), ..profile.clone() });
+        assert_eq!(read, Settings { launcher: None, profiles: profiles.collect(), ..own.clone() });
         assert_eq!(Settings::decode(b"as stream\n").unwrap().role, Role::Stream);
         assert_eq!(Settings::decode(b"as king"), None);
-        let grouped = settings().encode() + NO_LAUNCHER;
-        assert_eq!(Plan::decode(grouped.as_bytes(), b"sh").unwrap().launcher, None);
+        let followed = settings().encode() + NO_LAUNCHER;
+        assert_eq!(Plan::decode(followed.as_bytes(), b"sh").unwrap().launcher, None);
     }
 
     #[test]

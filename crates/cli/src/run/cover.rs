@@ -1,6 +1,6 @@
-//! By what means the rules reach a command: the library, a [`Group`](super::group::Group) of its own, both, or neither.
+//! By what means the rules reach a command: the library, events of the kernel ([`Follower`](super::follower::Follower)), both, or neither.
 //!
-//! A group keeps the file pages of everything in it few, so only streams get one: a database in it would lose its cache. What a command
+//! All that a followed process brings in is released, so only streams are followed: a database would lose its cache. What a command
 //! streams is known by its name, by `--as stream`, or by a word of a command line that starts something else (`sudo -u db tar …`).
 //! Invariant: what neither reaches is said, before it starts. Never fails.
 
@@ -75,8 +75,8 @@ impl std::fmt::Display for Hindrance {
 pub(crate) struct Cover {
     /// Why the library alone is not enough.
     pub(crate) hindrance: Option<Hindrance>,
-    /// Whether it is a stream that a group does for.
-    pub(crate) wants_group: bool,
+    /// Whether it is a stream that is to be followed by events.
+    pub(crate) wants_events: bool,
 }
 
 /// How the command is reached whose program is this file.
@@ -146,13 +146,13 @@ fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover 
         || is_streaming(name, settings)
         || (is_one_of(&MANY_IN_ONE) && rest.first().is_some_and(|word| is_streaming(base(word), settings)))
         || (is_wrapper && rest.iter().any(|word| starts_stream(word, settings)));
-    let wants_group = match hindrance {
+    let wants_events = match hindrance {
         Some(Hindrance::Elsewhere(_)) => false,
         Some(Hindrance::Program(_) | Hindrance::Wrapper(_)) => is_stream,
         // It may use io_uring or mappings, or start what no library can be loaded into.
         None => settings.role == Role::Stream || is_stream && is_one_of(&MAPPING),
     };
-    Cover { hindrance, wants_group }
+    Cover { hindrance, wants_events }
 }
 
 pub(super) fn base(word: &OsStr) -> &OsStr {
@@ -234,19 +234,19 @@ mod tests {
         {
             assert_eq!(
                 covered(Role::Auto, words),
-                Cover { hindrance: None, wants_group: false },
+                Cover { hindrance: None, wants_events: false },
                 "{words:?}"
             );
         }
-        assert!(covered(Role::Stream, &["sh"]).wants_group);
-        let mapping = Cover { hindrance: None, wants_group: true };
+        assert!(covered(Role::Stream, &["sh"]).wants_events);
+        let mapping = Cover { hindrance: None, wants_events: true };
         assert_eq!(covered(Role::Auto, &["nice", "b3sum"]), mapping);
-        assert!(!covered(Role::Bulk, &["b3sum-of-others"]).wants_group);
+        assert!(!covered(Role::Bulk, &["b3sum-of-others"]).wants_events);
     }
 
     #[test]
-    fn what_loses_the_library_gets_a_group_where_it_streams() {
-        for (words, wants_group) in [
+    fn what_loses_the_library_is_followed_where_it_streams() {
+        for (words, wants_events) in [
             (&["sudo", "-u", "db", "/usr/bin/tar", "-c"][..], true),
             (&["/usr/bin/sudo", "pg_dump"], true),
             (&["su", "-", "db", "-c", "cd /d; tar -c ."], true),
@@ -262,7 +262,7 @@ mod tests {
         ] {
             let cover = covered(Role::Auto, words);
             assert!(matches!(cover.hindrance, Some(Hindrance::Wrapper(_))), "{words:?}");
-            assert_eq!(cover.wants_group, wants_group, "{words:?}");
+            assert_eq!(cover.wants_events, wants_events, "{words:?}");
         }
     }
 
@@ -284,7 +284,7 @@ mod tests {
         for words in [&["docker", "exec", "db", "tar"][..], &["systemd-run", "tar"]] {
             let cover = covered(Role::Stream, words);
             assert!(
-                matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))) && !cover.wants_group,
+                matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))) && !cover.wants_events,
                 "{words:?}"
             );
         }

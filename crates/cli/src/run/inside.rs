@@ -29,7 +29,7 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
     program.arg0(name).args(arguments);
     // Without settings that are understood the command would have no rules either.
     if let Some(settings) = Settings::decode(text.as_bytes()) {
-        let Means { library, group, problem } = Means::of(path, command, &settings, false);
+        let Means { library, follower, problem } = Means::of(path, command, &settings);
         if let Some(problem) = &problem {
             if matches!(problem, Problem::All(_)) {
                 note(&settings, path, Count::NotReached);
@@ -45,15 +45,17 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
             }
         }
         let mut text = text.clone();
-        if matches!(group, Some(Ok(_))) {
-            note(&settings, path, Count::InGroups);
+        let follower = follower.and_then(Result::ok);
+        if follower.is_some() {
+            note(&settings, path, Count::Followed);
             text.push(NO_LAUNCHER);
         }
         prepare(&mut program, &library, text);
         found.pass_on(&mut program);
-        let error = program.exec();
-        drop(group);
-        return refuse(&NotFound::of(file, &error));
+        if let Some(follower) = &follower {
+            follower.attach(&mut program);
+        }
+        return refuse(&NotFound::of(file, &program.exec()));
     }
     found.pass_on(&mut program);
     refuse(&NotFound::of(file, &program.exec()))

@@ -12,7 +12,7 @@ mod counting;
 mod cover;
 mod elf;
 mod find;
-mod group;
+mod follower;
 mod inside;
 mod left;
 mod library;
@@ -30,13 +30,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
+use pagekeeper_preload::settings::{Launcher, Role, Settings, VARIABLE};
 
 use crate::output;
 use choice::{As, Choice};
 use cover::{Cover, Hindrance};
 use find::NotFound;
-use group::{Governed, Governor, Group, Refusal};
+use follower::{Follower, Refusal};
 use obstacle::Why;
 
 pub(crate) use sys::hold_all as hold_all_signals;
@@ -53,9 +53,9 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// list and no profile knows is taken for a stream, and one line says so; what it starts becomes one once it has gone
 /// through 64 MiB of files without coming back.
 ///
-/// A stream that no library can be loaded into (statically linked, written in Go, under sudo) gets a memory cgroup of its
-/// own, in which its pages are reclaimed. Where that can't be made, and for other programs, a message says that the command
-/// runs without the rules.
+/// A stream that no library can be loaded into (statically linked, written in Go, under sudo) is followed by events of the
+/// kernel, by a process beside it that releases its pages: as root, on Linux 5.16 and later. Without events, and for other
+/// programs, a message says that the command runs without the rules.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
@@ -70,7 +70,7 @@ Exit codes: the command's own; if a signal ended the command, the same signal en
 127: not found, 126: can't be executed, 1: refused by --require, 2: wrong usage.
 
 io_uring and io_submit bypass the C library: files used that way are watched by their size and residency, and with --as stream all that the command brings in is
-reclaimed from outside. For programs that can't be restarted, or can't load the library, use
+released by events. For programs that can't be restarted, or can't load the library, use
 pagekeeper guard --streams, which releases from outside, with less effect."
 )]
 pub(crate) struct Args {
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let settings = Settings { command: typed::unlisted(&args.command, &settings), ..settings };
     let report = args.report.as_deref().or(args.json.then_some(Path::new(report::STANDARD_ERROR)));
-    let Means { library, group, problem } = Means::of(&file, &args.command, &settings, report.is_some());
+    let Means { library, follower, problem } = Means::of(&file, &args.command, &settings);
     if let Some(problem) = &problem {
         if args.require {
             problem.refuse();
@@ -132,24 +132,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
         counting::remove_left(directory);
     }
-    let (governor, refusal) = match group {
-        Some(Ok(governor)) => (Some(governor), None),
+    let (follower, refusal) = match follower {
+        Some(Ok(follower)) => (Some(follower), None),
         Some(Err(refusal)) => (None, Some(refusal.to_string())),
         None => (None, None),
     };
-    // All of a group is covered already.
-    let launcher = governor.is_none().then(|| launcher(args.require)).flatten();
+    // What a followed command starts is followed, too.
+    let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
     let settings = Settings { launcher, ..settings };
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);
+    if let Some(follower) = &follower {
+        follower.attach(&mut command);
+    }
     if let Some(to) = report {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         prepare(&mut command, &library, Settings { report: report.path(), ..settings }.encode());
-        let mut governed = None;
-        return match parent::run(&mut command, || governed = governor.map(Governor::begin)) {
+        return match parent::run(&mut command) {
             Ok(ended) => {
-                report.end(governed.map(Governed::end), refusal);
+                let (pages, refusal) = match follower.map(Follower::end) {
+                    Some(Ok(pages)) => (Some(pages), refusal),
+                    Some(Err(why)) => (None, Some(why.to_owned())),
+                    None => (None, refusal),
+                };
+                report.end(pages, refusal);
                 Ok(ended.pass_on())
             }
             Err(error) => Ok(refuse(&NotFound::of(name, &error))),
@@ -163,8 +170,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 struct Means {
     /// The library, laid out.
     library: Result<PathBuf, NoLibrary>,
-    /// A group, where the command is to have one. This process is in it.
-    group: Option<Result<Governor, Refusal>>,
+    /// A process that follows it by events, where it is to have one.
+    follower: Option<Result<Follower, Refusal>>,
     /// What they do not reach, and why.
     problem: Option<Problem>,
 }
@@ -183,7 +190,7 @@ enum NoLibrary {
 enum Problem {
     /// All: a sentence.
     All(String),
-    /// What the library does not see, of a command that there is no group for: a sentence.
+    /// What the library does not see, of a command that can't be followed by events: a sentence.
     Unseen(String),
 }
 
@@ -209,9 +216,9 @@ impl Problem {
 }
 
 impl Means {
-    /// Lays out and makes what the command is to have. This process `stays` as its parent, or becomes it.
-    fn of(file: &Path, command: &[OsString], settings: &Settings, stays: bool) -> Self {
-        let Cover { hindrance, wants_group } = cover::cover(file, command, settings);
+    /// Lays out and starts what the command is to have.
+    fn of(file: &Path, command: &[OsString], settings: &Settings) -> Self {
+        let Cover { hindrance, wants_events } = cover::cover(file, command, settings);
         let library = match &hindrance {
             // It may yet reach what a wrapper starts.
             None | Some(Hindrance::Wrapper(_)) => {
@@ -220,22 +227,23 @@ impl Means {
             Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
         };
         let reaches = hindrance.is_none() && library.is_ok();
-        let kept = if reaches { group::KEPT_BESIDE_LIBRARY } else { group::KEPT };
-        let group = wants_group.then(|| in_group(kept, stays));
-        let problem = match (&hindrance, &group) {
+        let follower = wants_events.then(|| Follower::start(&never_followed(settings)));
+        let problem = match (&hindrance, &follower) {
             (_, Some(Ok(_))) => None,
-            (None, Some(Err(refusal))) if reaches => {
-                let name = escaped(file);
-                Some(Problem::Unseen(format!("what {name} uses by io_uring or mappings stays ({refusal})")))
-            }
+            (None, Some(Err(refusal))) if reaches => Some(Problem::Unseen(format!(
+                "what {} uses by io_uring or mappings stays, and can't be followed by events: {refusal}",
+                escaped(file)
+            ))),
             (None, None | Some(Err(_))) => match &library {
                 Err(NoLibrary::Nowhere(sentence)) => Some(Problem::All(sentence.clone())),
                 Ok(_) | Err(NoLibrary::Unused | NoLibrary::Hidden) => None,
             },
-            (Some(hindrance), Some(Err(refusal))) => Some(Problem::All(format!("{hindrance} ({refusal})"))),
+            (Some(hindrance), Some(Err(refusal))) => Some(Problem::All(format!(
+                "{hindrance}, and its pages can't be followed by events: {refusal}"
+            ))),
             (Some(hindrance), None) => Some(Problem::All(format!("{hindrance} ({})", instead(hindrance)))),
         };
-        Self { library, group, problem }
+        Self { library, follower, problem }
     }
 }
 
@@ -250,17 +258,16 @@ fn launcher(is_required: bool) -> Option<Launcher> {
     std::env::current_exe().ok().map(|path| Launcher { path, is_required })
 }
 
-/// Has this process join a group of its own, with a governor beside it. It `stays` where the command is its child.
-fn in_group(kept: u64, stays: bool) -> Result<Governor, Refusal> {
-    let group = Group::make(kept)?;
-    let governor = group.step_aside().and_then(|()| Governor::start(&group, stays));
-    match governor.and_then(|governor| group.join().map(|()| governor)) {
-        Ok(governor) => Ok(governor),
-        Err(error) => {
-            group.abandon();
-            Err(Refusal::Denied(error))
-        }
+/// The programs that a followed command may start, and that are not followed: databases, by their profiles.
+fn never_followed(settings: &Settings) -> Vec<String> {
+    if settings.role == Role::Stream {
+        return Vec::new();
     }
+    let names = settings.profiles.iter().flat_map(|profile| &profile.processes);
+    // Of a pattern its begin is taken. One that has none is for every process that is no stream, by --profile.
+    let names =
+        names.map(|name| name.split_once('*').map_or_else(|| name.clone(), |(begin, _)| format!("{begin}*")));
+    names.filter(|name| name != "*").collect()
 }
 
 /// The library, laid out; or a sentence.
@@ -327,6 +334,18 @@ fn refuse(error: &NotFound) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn databases_are_not_followed() {
+        let names = |choice: Choice| never_followed(&choice.settings(1 << 20).unwrap());
+        let all = names(Choice::default());
+        assert!(
+            ["mariadbd", "postgres", "mongod"].iter().all(|&name| all.contains(&name.to_owned())),
+            "{all:?}"
+        );
+        assert_eq!(names(Choice { profile: Some("mariadb".to_owned()), ..Choice::default() }), [""; 0]);
+        assert_eq!(names(Choice { role: Some(As::Stream), ..Choice::default() }), [""; 0]);
+    }
 
     #[test]
     fn what_was_preloaded_stays_and_the_library_comes_once() {

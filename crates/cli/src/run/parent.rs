@@ -45,11 +45,10 @@ impl Ended {
     }
 }
 
-/// Runs the command to its end, with `started` called once it was started. Fails where it could not be.
-pub(crate) fn run(command: &mut Command, started: impl FnOnce()) -> io::Result<Ended> {
+/// Runs the command to its end. Fails where it could not be started.
+pub(crate) fn run(command: &mut Command) -> io::Result<Ended> {
     let held = Held::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
     let child = command.spawn()?;
-    started();
     let pid = Pid::from_child(&child);
     // Only the leader of its session is notified of the terminal's end.
     let leads_session = sys::leads_session();

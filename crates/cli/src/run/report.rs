@@ -15,7 +15,7 @@ use pagekeeper_preload::counters::{Count, ProcessCounts, RECORDS};
 use serde::Serialize;
 
 use super::counting::Counting;
-use super::group::GroupEnd;
+use super::follower::FollowedPages;
 use super::left::Left;
 use super::report_file::Destination;
 use crate::output;
@@ -68,7 +68,7 @@ struct Sums {
     files_not_checked: u64,
     failures: u64,
     filtered_processes: u64,
-    processes_in_groups: u64,
+    processes_followed: u64,
     processes_not_reached: u64,
 }
 
@@ -81,53 +81,13 @@ struct OfProcess {
     sums: Sums,
 }
 
-/// What was released from outside: file pages that were charged to the command's group.
-#[derive(Debug, Serialize)]
-struct OfGroup {
-    released_bytes: u64,
-    peak_bytes: u64,
-    left_bytes: u64,
-    /// Whether some of the command's processes go on, so that nothing was counted yet.
-    goes_on: bool,
-}
-
-impl OfGroup {
-    fn of(end: GroupEnd) -> Self {
-        match end {
-            GroupEnd::Totals(totals) => Self {
-                released_bytes: totals.released,
-                peak_bytes: totals.peak,
-                left_bytes: totals.left,
-                goes_on: false,
-            },
-            GroupEnd::GoesOn => Self { released_bytes: 0, peak_bytes: 0, left_bytes: 0, goes_on: true },
-        }
-    }
-}
-
-impl std::fmt::Display for OfGroup {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.goes_on {
-            return writeln!(f, "  group       some of its processes go on, and are released from outside");
-        }
-        let (released, peak) = (Size(self.released_bytes), Size(self.peak_bytes));
-        write!(f, "  group       released {released} from outside, at most {peak} at a time")?;
-        if self.left_bytes > 0 {
-            let left = Size(self.left_bytes);
-            // What a group is charged for names no file.
-            write!(f, ", {left} stayed (being written, mapped or in use; of which files is not known)")?;
-        }
-        f.write_str("\n")
-    }
-}
-
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// Where the command had a memory cgroup of its own.
-    group: Option<OfGroup>,
-    /// Why it had none, where it was to have one.
-    no_group: Option<String>,
+    /// What became of the pages that the command brought in, where it was followed by events.
+    events: Option<FollowedPages>,
+    /// Why that is not known, where it was to be followed.
+    no_events: Option<String>,
     /// Whether the library was there at all.
     rules: bool,
     /// Whether the processes had something to count in.
@@ -159,9 +119,9 @@ impl Pending {
         self.counting.as_ref().map(Counting::path)
     }
 
-    /// Prints it; `group` is what the governor of the command's group counted, where it had one, and `no_group` why it had none.
-    pub(crate) fn end(mut self, group: Option<GroupEnd>, no_group: Option<String>) {
-        let text = match self.text(group.map(OfGroup::of), no_group) {
+    /// Prints it; `events` is what became of the command's pages, where it was followed, and `no_events` why that is not known.
+    pub(crate) fn end(mut self, events: Option<FollowedPages>, no_events: Option<String>) {
+        let text = match self.text(events, no_events) {
             Ok(text) => text,
             Err(error) => {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
@@ -178,14 +138,14 @@ impl Pending {
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
-    fn text(&self, group: Option<OfGroup>, no_group: Option<String>) -> io::Result<String> {
+    fn text(&self, events: Option<FollowedPages>, no_events: Option<String>) -> io::Result<String> {
         let summary = match &self.counting {
             Some(Counting { report, .. }) => {
                 Summary::of(&report.processes()?, report.claimed()?).with(Left::now(report.files()?))
             }
             None => Summary { rules: self.rules, counted: false, ..Summary::of(&[], 0) },
         };
-        let summary = Summary { group, no_group, ..summary };
+        let summary = Summary { events, no_events, ..summary };
         Ok(if self.json { output::json::text(&summary)? + "\n" } else { summary.to_string() })
     }
 }
@@ -208,8 +168,8 @@ impl Summary {
             OfProcess { pid: process.pid, name: process.comm.clone(), sums }
         });
         Self {
-            group: None,
-            no_group: None,
+            events: None,
+            no_events: None,
             rules: true,
             counted: true,
             total,
@@ -249,7 +209,7 @@ impl Sums {
         self.files_not_checked += process.get(Count::NotNoted);
         self.failures += process.get(Count::Failures);
         self.filtered_processes += process.get(Count::Filtered);
-        self.processes_in_groups += process.get(Count::InGroups);
+        self.processes_followed += process.get(Count::Followed);
         self.processes_not_reached += process.get(Count::NotReached);
     }
 
@@ -319,11 +279,11 @@ impl Sums {
             line(INSIDE, &[Some(format!("{:.3} s spent in the rules", self.inside_seconds))]);
         }
         line(
-            "group",
+            "events",
             &[times(
-                self.processes_in_groups,
-                "process released from outside, in a memory cgroup of its own",
-                "processes released from outside, in memory cgroups of their own",
+                self.processes_followed,
+                "process followed, and what it brought in released",
+                "processes followed, and what they brought in released",
             )],
         );
         line(
@@ -355,18 +315,23 @@ fn seconds(nanoseconds: u64) -> f64 {
 
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(group) = &self.group {
+        if let Some(events) = &self.events {
             if self.processes.is_empty() {
-                writeln!(f, "pagekeeper: the command ran in a memory cgroup of its own")?;
+                writeln!(f, "pagekeeper: the command was followed by events of the kernel")?;
             } else {
                 self.fmt_rules(f)?;
             }
-            return group.fmt(f);
+            return events.fmt(f);
         }
         self.fmt_rules(f)?;
-        match &self.no_group {
+        match &self.no_events {
             Some(why) => {
-                writeln!(f, "  not covered what the library does not see, as io_uring and mappings ({why})")
+                let what = if self.rules {
+                    "what the library does not see, as io_uring and mappings"
+                } else {
+                    "what the command brought in"
+                };
+                writeln!(f, "  not covered {what} ({why})")
             }
             None => Ok(()),
         }
@@ -486,18 +451,6 @@ mod tests {
              \x20 throttled   1 pause, 1.500 s in all\n\
              \x20 inside      2.000 s spent in the rules\n\
              \x20 not covered residency not seen of 2 MiB, 1 file not followed\n"
-        );
-    }
-
-    #[test]
-    fn what_stays_of_a_group_is_said_without_names() {
-        let group = |left_bytes| {
-            OfGroup { released_bytes: 9 << 20, peak_bytes: 8 << 20, left_bytes, goes_on: false }.to_string()
-        };
-        assert_eq!(group(0), "  group       released 9 MiB from outside, at most 8 MiB at a time\n");
-        assert!(
-            group(1 << 20)
-                .ends_with(", 1 MiB stayed (being written, mapped or in use; of which files is not known)\n")
         );
     }
 

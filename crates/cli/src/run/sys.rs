@@ -1,5 +1,5 @@
 //! The unsafe part of the command: signals and standard descriptors as they were found at the start, signals waited for one by one, and
-//! died of; processes beside the command; and a try whether a file's bytes may be executed.
+//! died of; a process beside the command, and word to it; and a try whether a file's bytes may be executed.
 //!
 //! Facts: Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in what it starts; and opens /dev/null where
 //! one of the descriptors 0 to 2 is closed. A program must find all as if nothing had stood before it: services have SIGPIPE ignored
@@ -10,14 +10,16 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::{Pid, Resource, WaitOptions, waitpid};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Pid, Resource, WaitOptions, getpid, waitpid};
 
 use crate::stack;
 
@@ -237,40 +239,37 @@ pub(crate) fn apart(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<
         // SAFETY: it takes nothing and touches no memory.
         unsafe { libc::setsid() };
         // The one that is forked here is left to init as this one ends.
-        stand_apart(kept).is_ok() && fork(work).is_ok()
+        stand_apart(kept).is_ok()
+            && fork(|| {
+                work();
+                true
+            })
+            .is_ok()
     })?;
     wait(child)
         .and_then(|is_fine| if is_fine { Ok(()) } else { Err(io::Error::other("no process can be started")) })
 }
 
-/// Has a child do `work`, and waits for it: whether it ended by itself.
-///
-/// # Errors
-///
-/// Where it can't be started.
-pub(crate) fn in_child(work: impl FnOnce()) -> io::Result<bool> {
-    wait(fork(work)?)
+/// Has the process that becomes the command send its number, as an `u32`, and wait for an answer, as long as the socket's timeout says.
+/// No answer is no reason not to become it.
+pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
+    let announce = move || {
+        let pid = getpid().as_raw_pid().to_ne_bytes();
+        // Whoever reads may have ended, which is to end nobody here.
+        if send(&*socket, &pid, SendFlags::NOSIGNAL).is_ok() {
+            let _ = recv(&*socket, &mut [0; ANSWER_MAX], RecvFlags::empty());
+        }
+        Ok(())
+    };
+    // SAFETY: the closure allocates nothing, takes no lock and makes three system calls.
+    unsafe { command.pre_exec(announce) };
 }
 
-/// What a piece of work in a child comes to.
-trait Outcome {
-    fn code(self) -> libc::c_int;
-}
+/// Bytes that an answer has at most, or whose rest nobody reads.
+const ANSWER_MAX: usize = 256;
 
-impl Outcome for () {
-    fn code(self) -> libc::c_int {
-        0
-    }
-}
-
-impl Outcome for bool {
-    fn code(self) -> libc::c_int {
-        libc::c_int::from(!self)
-    }
-}
-
-/// Forks a child that does `work` and ends. It runs nothing else of this process: no destructor, no `atexit`.
-fn fork<T: Outcome>(work: impl FnOnce() -> T) -> io::Result<libc::pid_t> {
+/// Forks a child that does `work`, and ends by whether that succeeded. It runs nothing else of this process: no destructor, no `atexit`.
+fn fork(work: impl FnOnce() -> bool) -> io::Result<libc::pid_t> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 + usize::from(stack::has_waiting_thread()) {
         return Err(io::Error::other("this process has other threads"));
     }
@@ -281,7 +280,7 @@ fn fork<T: Outcome>(work: impl FnOnce() -> T) -> io::Result<libc::pid_t> {
         0 => {
             stack::leave_waiting_thread();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            let code = outcome.map_or(101, Outcome::code);
+            let code = outcome.map_or(101, |is_fine| libc::c_int::from(!is_fine));
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(code) }
         }
@@ -300,35 +299,6 @@ fn wait(child: libc::pid_t) -> io::Result<bool> {
             Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// Does what a signal interrupts, and has one come after that time, and again and again: whether it was interrupted.
-pub(crate) fn interrupted_after(time: Duration, work: impl FnOnce() -> io::Result<()>) -> bool {
-    extern "C" fn nothing(_: libc::c_int) {}
-    let part = |time: Duration| libc::timeval {
-        tv_sec: time.as_secs().cast_signed(),
-        tv_usec: time.subsec_micros().into(),
-    };
-    let mut set = empty_set();
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    let timer = |time| {
-        // The first may come before the work has begun.
-        let timer = libc::itimerval { it_value: part(time), it_interval: part(time) };
-        // SAFETY: only reads `timer`.
-        unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
-    };
-    // SAFETY: zeroes are a value of `action`: no flags, so calls are not begun anew, and no signal held back. The handler has the form
-    // that is called without SA_SIGINFO, and does nothing. `set` is a set.
-    unsafe {
-        (*action.as_mut_ptr()).sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
-        libc::sigaction(libc::SIGALRM, action.as_ptr(), std::ptr::null_mut());
-        libc::sigaddset(&raw mut set, libc::SIGALRM);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
-    }
-    timer(time);
-    let result = work();
-    timer(Duration::ZERO);
-    result.is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
 }
 
 /// The nice value of what is to act before others have the processor again.

@@ -1,0 +1,86 @@
+//! The process beside the command: follows it, and releases what it brings in.
+//!
+//! Invariants: it ends when nobody whom it follows runs and nothing is left to be released, or after [`GIVEN_UP_AFTER`]. Never fails:
+//! what can't be released stays, and is counted.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use pagekeeper_streams::{StreamOptions, Streams, Verdict};
+
+use super::{FollowedPages, READY, REPORTED_AFTER};
+
+/// How often it looks where something comes in.
+const BUSY_INTERVAL: Duration = Duration::from_millis(10);
+/// How often it looks whether somebody asks for a report, where nothing comes in.
+const IDLE_INTERVAL: Duration = Duration::from_millis(200);
+/// How long it goes on for what is left behind: the kernel writes what is dirty after 30 seconds (`dirty_expire_centisecs`), and looks
+/// every 5.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(40);
+
+/// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
+pub(super) fn run(never: &[String], socket: &UnixStream) {
+    let options =
+        StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(|_, _| Verdict::Release) };
+    let mut streams = match Streams::start(options) {
+        Ok(streams) => streams,
+        Err(unavailable) => return answer(socket, &unavailable.to_string()),
+    };
+    answer(socket, READY);
+    let mut pid = [0; size_of::<u32>()];
+    if (&*socket).read_exact(&mut pid).is_err() {
+        return;
+    }
+    match streams.follow(u32::from_ne_bytes(pid)) {
+        Ok(()) => {
+            answer(socket, "followed");
+            follow(&mut streams, socket);
+        }
+        // Whoever waits starts the command.
+        Err(unavailable) => answer(socket, &unavailable.to_string()),
+    }
+}
+
+/// Nobody reads it where the other end has ended or become the command.
+fn answer(mut socket: &UnixStream, line: &str) {
+    let _ = socket.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
+}
+
+fn follow(streams: &mut Streams, socket: &UnixStream) {
+    let (mut asked, mut ended): (Option<Instant>, Option<Instant>) = (None, None);
+    let mut is_reported = false;
+    loop {
+        drop(streams.step());
+        let is_running = streams.running() > 0;
+        if is_running {
+            ended = None;
+        } else {
+            ended.get_or_insert_with(Instant::now);
+        }
+        if asked.is_none() && is_asked(socket) {
+            asked = Some(Instant::now());
+        }
+        let is_past = |moment: Option<Instant>, time| moment.is_some_and(|moment| moment.elapsed() > time);
+        let is_over = !is_running && (!streams.is_busy() || is_past(ended, GIVEN_UP_AFTER));
+        if !is_reported && (is_over || is_past(asked, REPORTED_AFTER)) {
+            is_reported = true;
+            let pages = FollowedPages::of(&streams.report(), is_running);
+            answer(socket, &serde_json::to_string(&pages).unwrap_or_default());
+        }
+        if is_over {
+            return;
+        }
+        streams.wait(if streams.is_busy() { BUSY_INTERVAL } else { IDLE_INTERVAL });
+    }
+}
+
+/// Whether the other end says no more: it wants the report, or has become the command.
+fn is_asked(socket: &UnixStream) -> bool {
+    let received = socket.set_nonblocking(true).and_then(|()| (&*socket).read(&mut [0]));
+    let _ = socket.set_nonblocking(false);
+    match received {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}

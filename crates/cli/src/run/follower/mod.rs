@@ -1,0 +1,141 @@
+//! Follows a command by events of the kernel: for a stream that no library can be loaded into, and for what a library does not see (Go,
+//! static programs, programs under sudo, `io_uring`, mappings).
+//!
+//! A process [`beside`] the command follows it and all that it starts, and releases the pages that they bring into the page cache
+//! (`pagekeeper_streams`). The process that becomes the command names itself to that process just before it is executed, and waits for
+//! the answer: so no page of the command's is missed.
+//!
+//! Invariants: the process beside the command is no child of the command's, holds none of its descriptors, and ends by itself. The command
+//! waits for it for [`ANSWERED_AFTER`] at most, and is started all the same. If it is killed, nothing is held: the command goes on
+//! without the rules. Fails, before anything is started, where the command can't be followed ([`Refusal`]).
+
+mod beside;
+mod pages;
+
+use std::fmt;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) use pages::FollowedPages;
+
+use crate::run::sys;
+
+/// How long the process beside the command may take for an answer: to load its programs into the kernel takes some 10 ms.
+const ANSWERED_AFTER: Duration = Duration::from_secs(2);
+/// How long whoever reports waits for what is still being written.
+const REPORTED_AFTER: Duration = Duration::from_secs(2);
+/// The answer that it can follow.
+const READY: &str = "ready";
+
+/// Why a command can't be followed by events.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The kernel or this process's permissions don't allow it: a sentence.
+    Unavailable(String),
+    /// The process beside the command does not answer.
+    Silent,
+    /// Processes whose parent has ended become this one's children, which the command would not know.
+    Inherits,
+    /// No process can be started.
+    Failed(io::Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unavailable(sentence) => f.write_str(sentence),
+            Self::Silent => {
+                let seconds = ANSWERED_AFTER.as_secs();
+                write!(f, "the process that follows it did not answer in {seconds} s")
+            }
+            Self::Inherits => f.write_str(
+                "the process that follows it would be a child of it, as in the first process of a container",
+            ),
+            Self::Failed(error) => write!(f, "no process that follows it can be started: {error}"),
+        }
+    }
+}
+
+/// A process beside the command, which is ready to follow it.
+pub(crate) struct Follower {
+    socket: Arc<UnixStream>,
+}
+
+impl Follower {
+    /// Starts the process; those of the processes to follow that become one of the programs `never` named are not followed.
+    pub(crate) fn start(never: &[String]) -> Result<Self, Refusal> {
+        if std::process::id() == 1
+            || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
+        {
+            return Err(Refusal::Inherits);
+        }
+        let follower = Self::begin(never).map_err(Refusal::Failed)?;
+        match follower.answer() {
+            Some(answer) if answer == READY => Ok(follower),
+            Some(sentence) => Err(Refusal::Unavailable(sentence)),
+            None => Err(Refusal::Silent),
+        }
+    }
+
+    fn begin(never: &[String]) -> io::Result<Self> {
+        let (socket, other) = UnixStream::pair()?;
+        socket.set_read_timeout(Some(ANSWERED_AFTER))?;
+        sys::apart(&[other.as_fd()], || beside::run(never, &other))?;
+        Ok(Self { socket: Arc::new(socket) })
+    }
+
+    /// Its next answer. `None`: it has ended, or takes too long.
+    fn answer(&self) -> Option<String> {
+        let mut line = String::new();
+        // Its next answer comes once it was asked again: nothing of it is in the reader's buffer.
+        BufReader::new(&*self.socket).read_line(&mut line).ok()?;
+        Some(line).filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned())
+    }
+
+    /// Has it follow the process that becomes the command, and what that starts.
+    pub(crate) fn attach(&self, command: &mut Command) {
+        sys::announce(command, Arc::clone(&self.socket));
+    }
+
+    /// What became of the pages, as the command has ended; or why that is not known.
+    pub(crate) fn end(self) -> Result<FollowedPages, &'static str> {
+        // This asks for them.
+        let _ = self.socket.shutdown(Shutdown::Write);
+        let _ = self.socket.set_read_timeout(Some(2 * REPORTED_AFTER));
+        let lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
+        lines.filter_map(|line| serde_json::from_str(&line).ok()).next().ok_or(
+            "the process that followed it has ended or does not answer: what it brought in since then stays",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_answers(answers: &str) -> Follower {
+        let (socket, other) = UnixStream::pair().unwrap();
+        io::Write::write_all(&mut &other, answers.as_bytes()).unwrap();
+        Follower { socket: Arc::new(socket) }
+    }
+
+    #[test]
+    fn the_pages_come_behind_answers_that_nobody_waited_for() {
+        let pages = FollowedPages { released_bytes: 4096, ..FollowedPages::default() };
+        let text = serde_json::to_string(&pages).unwrap();
+        let read = with_answers(&format!("followed\n{text}\n")).end().unwrap();
+        assert_eq!(read.released_bytes, 4096);
+        assert!(with_answers("followed\n").end().is_err());
+    }
+
+    #[test]
+    fn an_answer_is_a_whole_line() {
+        assert_eq!(with_answers("no BTF here\n").answer().as_deref(), Some("no BTF here"));
+        assert_eq!(with_answers("no B").answer(), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! What became of the pages that a followed command brought in: sent by the process beside it as JSON, and shown in the report.
+
+use std::fmt;
+use std::path::Path;
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::{escaped, unescaped};
+use pagekeeper_streams::{FileReport, StayReason, StreamReport};
+use serde::{Deserialize, Serialize};
+
+/// Files that are named: their paths have room in a socket's buffer.
+const NAMED_MAX: usize = 16;
+
+/// What became of the pages, in bytes: what was added was released, used by others, has gone or is left.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FollowedPages {
+    /// Brought in; a page that came twice counts twice.
+    pub(crate) added_bytes: u64,
+    pub(crate) released_bytes: u64,
+    /// Used by other processes since, and left to them.
+    pub(crate) used_by_others_bytes: u64,
+    /// Dropped by the kernel or by the library, or with their file.
+    pub(crate) gone_bytes: u64,
+    pub(crate) left_bytes: u64,
+    /// Brought in without being seen: no room was in the kernel's buffer.
+    pub(crate) lost_bytes: u64,
+    /// Whether some of the command's processes go on, and are followed.
+    pub(crate) goes_on: bool,
+    /// The files that most is left of.
+    pub(crate) left: Vec<LeftOfFile>,
+}
+
+/// What is left of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeftOfFile {
+    path: String,
+    left_bytes: u64,
+    why: Why,
+}
+
+/// Why pages of a file are left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Why {
+    Unwritten,
+    Mapped,
+    NotOpened,
+    Hung,
+    InUse,
+}
+
+impl Why {
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::Unwritten => "being written",
+            Self::Mapped => "mapped",
+            Self::NotOpened => "the file can't be opened",
+            Self::Hung => "its file system does not answer",
+            Self::InUse => "in use or in flight",
+        }
+    }
+}
+
+impl FollowedPages {
+    /// What is known so far; whether some of the processes `goes_on`.
+    pub(super) fn of(report: &StreamReport, goes_on: bool) -> Self {
+        let totals = report.totals;
+        Self {
+            added_bytes: totals.added,
+            released_bytes: totals.released,
+            used_by_others_bytes: totals.handed_on,
+            gone_bytes: totals.gone,
+            left_bytes: totals.resident,
+            lost_bytes: report.lost_bytes,
+            goes_on,
+            left: report.stayed.iter().take(NAMED_MAX).map(LeftOfFile::of).collect(),
+        }
+    }
+}
+
+impl LeftOfFile {
+    fn of(FileReport { path, totals, why }: &FileReport) -> Self {
+        let why = match why {
+            Some(StayReason::Unwritten) => Why::Unwritten,
+            Some(StayReason::Mapped) => Why::Mapped,
+            Some(StayReason::NotOpened) => Why::NotOpened,
+            Some(StayReason::Hung) => Why::Hung,
+            Some(StayReason::Left | StayReason::Other) | None => Why::InUse,
+        };
+        Self { path: unescaped(path).into_owned(), left_bytes: totals.resident, why }
+    }
+}
+
+impl fmt::Display for FollowedPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            ("added", self.added_bytes),
+            ("released", self.released_bytes),
+            ("used by others", self.used_by_others_bytes),
+            ("gone by themselves", self.gone_bytes),
+            ("left", self.left_bytes),
+            ("not seen", self.lost_bytes),
+        ];
+        let parts: Vec<String> = counts
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(what, bytes)| format!("{what} {}", Size(*bytes)))
+            .collect();
+        let text = if parts.is_empty() { "nothing was brought in".to_owned() } else { parts.join(", ") };
+        writeln!(f, "  events      {text}")?;
+        for LeftOfFile { path, left_bytes, why } in &self.left {
+            let path = escaped(Path::new(path));
+            writeln!(f, "  left        {} of {path} ({})", Size(*left_bytes), why.sentence())?;
+        }
+        if self.goes_on {
+            writeln!(f, "  goes on     some of its processes run, and are followed")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_none_is_not_said() {
+        let pages =
+            FollowedPages { added_bytes: 9 << 20, released_bytes: 9 << 20, ..FollowedPages::default() };
+        assert_eq!(pages.to_string(), "  events      added 9 MiB, released 9 MiB\n");
+        assert_eq!(FollowedPages::default().to_string(), "  events      nothing was brought in\n");
+    }
+
+    #[test]
+    fn what_is_left_is_named_with_its_reason() {
+        let left = LeftOfFile { path: "/b/a\n".to_owned(), left_bytes: 1 << 20, why: Why::Unwritten };
+        let pages = FollowedPages {
+            added_bytes: 2 << 20,
+            used_by_others_bytes: 1 << 20,
+            left_bytes: 1 << 20,
+            goes_on: true,
+            left: vec![left],
+            ..FollowedPages::default()
+        };
+        assert_eq!(
+            pages.to_string(),
+            "  events      added 2 MiB, used by others 1 MiB, left 1 MiB\n\
+             \x20 left        1 MiB of /b/a\\n (being written)\n\
+             \x20 goes on     some of its processes run, and are followed\n"
+        );
+        let text = serde_json::to_string(&pages).unwrap();
+        assert_eq!(serde_json::from_str::<FollowedPages>(&text).unwrap(), pages);
+    }
+}
