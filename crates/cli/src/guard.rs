@@ -361,21 +361,13 @@ impl Printer {
             Event::InPart { pid: _, profile: _, path, budget } => {
                 return self.complain(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
             }
-            Event::Hung { pid: _, profile: _, program: None, path, seconds } => {
+            Event::Hung { pid: _, profile: _, path, seconds } => {
                 return self.complain(&format!(
                     "{}: the file system has not answered for {seconds:.0} s: the logs there are left alone until it does, all others are served",
                     escaped(path)
                 ));
             }
-            Event::Hung { pid, profile: _, program: Some(program), path, seconds } => {
-                return self.complain(&format!(
-                    "{}: the file system has not answered for {seconds:.0} s: the stream {} (process {}) is not followed until it does, all others are",
-                    escaped(path),
-                    escaped(program),
-                    pid.unwrap_or_default()
-                ));
-            }
-            Event::Answers { pid: _, profile: _, program: _, path, seconds } => {
+            Event::Answers { pid: _, profile: _, path, seconds } => {
                 format!("{}: the file system answers again after {seconds:.0} s", escaped(path))
             }
             Event::VisibilityGap { gap } => return self.complain(&escaped(gap).to_string()),

@@ -6,15 +6,13 @@
 mod rules;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_streams::{StreamEvent, StreamOptions, StreamReport, Streams};
+use pagekeeper_streams::{StayReason, StreamEvent, StreamOptions, StreamReport, Streams};
 
 use self::rules::StreamRules;
 use super::report::Report;
@@ -36,8 +34,6 @@ const EVENTS_MAX: usize = 1024;
 const START_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
 const STOP_MAX: Duration = Duration::from_secs(2);
-/// Programs that are counted by name; those beyond are counted together.
-const NAMES_MAX: usize = 64;
 
 /// Names of the processes that are followed, and of those that never are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,30 +51,6 @@ impl FollowedNames {
         never.sort_unstable();
         never.dedup();
         options.streams.on.then(|| Self { streams: options.streams.processes.clone(), never })
-    }
-
-    /// Whether a process that is called so is followed.
-    fn has(&self, name: &OsStr) -> bool {
-        let is_in = |names: &[String]| names.iter().any(|pattern| is_called(name, pattern));
-        is_in(&self.streams) && !is_in(&self.never)
-    }
-
-    /// Follows the processes that run already; what has ended meanwhile is no stream.
-    fn follow_running(&self, streams: &mut Streams, proc: &ProcRoot) {
-        let pids = proc.pids().unwrap_or_default().into_iter().filter(|pid| *pid != std::process::id());
-        for pid in pids {
-            if proc.name(pid).is_ok_and(|name| self.has(&name)) {
-                let _ = streams.follow(pid);
-            }
-        }
-    }
-}
-
-/// Whether a name is the pattern, in which `*` may stand at the end.
-fn is_called(name: &OsStr, pattern: &str) -> bool {
-    match pattern.strip_suffix('*') {
-        Some(start) => name.as_bytes().starts_with(start.as_bytes()),
-        None => name.as_bytes() == pattern.as_bytes(),
     }
 }
 
@@ -148,13 +120,11 @@ impl StreamWatch {
         };
         let ((stop, stopped), (say, updates)) = (channel(), sync_channel(UPDATES_MAX));
         let (started, outcome) = sync_channel(1);
-        let (proc, followed) = (self.proc.clone(), names.clone());
         let run = move || {
-            let mut streams = match Streams::start(options) {
+            let streams = match Streams::start(options) {
                 Ok(streams) => streams,
                 Err(error) => return drop(started.send(Err(error.to_string()))),
             };
-            followed.follow_running(&mut streams, &proc);
             // Whoever started the thread may have given up.
             if started.send(Ok(())).is_ok() {
                 follow(streams, &stopped, &say);
@@ -229,13 +199,17 @@ impl StreamWatch {
                 "streams brought in pages faster than the kernel's events are read: some of these pages stay";
             report.problem(self.proc.path().to_path_buf(), &problem);
         }
+        for file in &update.report.stayed {
+            if file.why == Some(StayReason::Hung) {
+                let problem = "its file system does not answer: pages that a stream brought in of it stay until it does";
+                report.problem(file.path.clone(), &problem);
+            }
+        }
         for (program, bytes) in &update.report.released_by_program {
             let before = self.last.released_by_program.get(program).copied().unwrap_or(0);
             let released = bytes.saturating_sub(before);
             if released > 0 {
-                let is_counted = self.released.contains_key(program) || self.released.len() < NAMES_MAX;
-                let name = if is_counted { program } else { "other" };
-                *self.released.entry(name.to_owned()).or_default() += released;
+                *self.released.entry(program.clone()).or_default() += released;
                 report.behind_streams(released);
             }
         }
