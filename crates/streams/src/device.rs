@@ -6,13 +6,12 @@
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency};
 use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
-use pagekeeper_trace::EventFile;
+use pagekeeper_trace::page_events::EventFile;
 
 use crate::open::Opener;
 use crate::writing::Writing;
@@ -215,6 +214,12 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
     }
 }
 
+/// The result of a job for which there is no thread.
+pub(crate) fn failed_to_start(job: Job) -> JobResult {
+    let path = job.path.clone().unwrap_or_default();
+    failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
+}
+
 type Tried = (ReleaseOutcome, Option<StayReason>);
 
 /// Releases a range whose pages are clean; `None` if some are not.
@@ -273,6 +278,3 @@ fn left(range: &DueRange) -> Tried {
     let length = range.bytes.end - range.bytes.start;
     tried(&range.bytes, length, length, StayReason::Left)
 }
-
-/// How long a worker may be at one job before its device counts as one that does not answer.
-pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(10);

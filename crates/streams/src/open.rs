@@ -8,7 +8,7 @@ use std::path::Path;
 
 use pagekeeper_kernel::process::{Leases, ProcRoot};
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, Result};
-use pagekeeper_trace::EventFile;
+use pagekeeper_trace::page_events::EventFile;
 
 /// Descriptors of a process that are looked at to find a file.
 const DESCRIPTORS_MAX: usize = 4096;
@@ -27,7 +27,12 @@ impl Opener {
     }
 
     /// Opens a file that these processes use; `known` is the path that it was opened by before.
-    pub(crate) fn open(&mut self, file: &EventFile, users: &[u32], known: Option<&Path>) -> Result<InspectedFile> {
+    pub(crate) fn open(
+        &mut self,
+        file: &EventFile,
+        users: &[u32],
+        known: Option<&Path>,
+    ) -> Result<InspectedFile> {
         if file.is_block_device {
             return InspectedFile::open_device_by_number(&self.proc, Path::new("/sys"), file.dev);
         }

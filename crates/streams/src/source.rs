@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pagekeeper_trace::{EventFile, PageEvent, PageEvents, TraceError};
+use pagekeeper_trace::TraceError;
+use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents};
 
 /// Events of followed processes.
 pub(crate) trait EventSource: Send {
@@ -16,8 +17,8 @@ pub(crate) trait EventSource: Send {
     fn drain(&mut self, take: &mut dyn FnMut(PageEvent));
     /// Waits until an event comes, or for so long.
     fn wait(&self, timeout: Duration);
-    /// Pages whose additions were not seen.
-    fn lost_pages(&self) -> u64;
+    /// Events that found no room since the start.
+    fn lost(&self) -> LostEvents;
 }
 
 impl EventSource for PageEvents {
@@ -42,7 +43,7 @@ impl EventSource for PageEvents {
         self.wait(timeout);
     }
 
-    fn lost_pages(&self) -> u64 {
-        self.lost().map_or(0, |lost| lost.pages)
+    fn lost(&self) -> LostEvents {
+        self.lost().unwrap_or_default()
     }
 }
