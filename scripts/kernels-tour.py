@@ -8,7 +8,6 @@ Prints lines as Rust's tests do, with what the commands said between them, and f
 """
 
 import ctypes
-import glob
 import json
 import mmap
 import os
