@@ -104,10 +104,9 @@ impl Follower {
         // This asks for them.
         let _ = self.socket.shutdown(Shutdown::Write);
         let _ = self.socket.set_read_timeout(Some(2 * REPORTED_AFTER));
-        let lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
+        let mut lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
         lines
-            .filter_map(|line| serde_json::from_str(&line).ok())
-            .next()
+            .find_map(|line| serde_json::from_str(&line).ok())
             .ok_or("the process that followed it does not answer: what it brought in since then stays")
     }
 }
