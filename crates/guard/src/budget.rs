@@ -1,4 +1,4 @@
-//! What one database may cost the guard: names, windows and processor time; and what a streaming program may.
+//! What one database may cost the guard: names, windows and processor time.
 //!
 //! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each window of
 //! large sparse files, renames without end. None of that may cost more than a small share of a core and of memory,
@@ -7,7 +7,7 @@
 //! Invariants:
 //! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`], and one more for
 //!    each directory, of which there are at most [`ALL_DIRECTORIES`]. A database that has more is served in part.
-//! 2. In the long run all databases together take no more processor time than their [`Rate`], beside what they earn by
+//! 2. In the long run all databases together take no more processor time than [`TIME_OF_ALL`], beside what they earn by
 //!    bytes that were released ([`EARNED`]).
 //! 3. Of all that there is for all each user has a share, and of that each of its databases. What one does not need is the
 //!    others'.
@@ -40,22 +40,10 @@ pub(crate) const DESCRIPTORS: usize = 2048;
 /// And of all processes together that are no databases.
 pub(crate) const DESCRIPTORS_OF_OTHERS: usize = 16_384;
 
-/// Processor time that is given out in the long run, each as (parts, of so many).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rate {
-    /// For one.
-    one: (u32, u32),
-    /// And for all together.
-    all: (u32, u32),
-}
-
-/// For databases.
-pub(crate) const TIME: Rate = Rate { one: (1, 100), all: (3, 200) };
-/// For streaming programs: a real one takes less than 1 % of a core, and its releases pay for themselves. One that samples
-/// many files at a short tick takes more.
-pub(crate) const STREAM_TIME: Rate = Rate { one: (1, 20), all: (1, 10) };
-/// Streaming programs that are followed of one user, and of all together.
-pub(crate) const STREAMS: (usize, usize) = (64, 256);
+/// Processor time that is given out to one database in the long run, as (parts, of so many).
+const TIME_OF_ONE: (u32, u32) = (1, 100);
+/// And to all together.
+const TIME_OF_ALL: (u32, u32) = (3, 200);
 /// What a database can save up.
 const SAVED: Duration = Duration::from_secs(1);
 /// What a new one starts with at most; it comes out of what others did not need.
@@ -157,7 +145,6 @@ pub(crate) struct Slice {
 /// Gives out processor time to the databases.
 #[derive(Debug)]
 pub(crate) struct Purse {
-    rate: Rate,
     /// What nobody needed, for new ones.
     reserve: i64,
     earnings: i64,
@@ -165,8 +152,8 @@ pub(crate) struct Purse {
 }
 
 impl Purse {
-    pub(crate) fn new(rate: Rate, now: Instant) -> Self {
-        Self { rate, reserve: nanoseconds(2 * AT_FIRST), earnings: nanoseconds(SLICE), filled: now }
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { reserve: nanoseconds(2 * AT_FIRST), earnings: nanoseconds(SLICE), filled: now }
     }
 
     /// The credit of a new database. Whoever starts one after another gets ever less.
@@ -182,7 +169,7 @@ impl Purse {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
         let part = |(parts, of): (u32, u32)| nanoseconds(passed * parts / of);
-        let (each, mut pool) = (part(self.rate.one), part(self.rate.all));
+        let (each, mut pool) = (part(TIME_OF_ONE), part(TIME_OF_ALL));
         let mut credits: Vec<(Party, &mut Credit)> = credits.collect();
         let lack = |credit: &Credit| (nanoseconds(SAVED) - credit.left).clamp(0, each);
         let lacking: Vec<(Party, usize)> =
@@ -310,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_one_does_not_need_is_the_others() {
-        let mut purse = Purse::new(TIME, Instant::now());
+        let mut purse = Purse::new(Instant::now());
         let idle = Credit { left: nanoseconds(SAVED) };
         let mut credits = [Credit { left: 0 }, idle, Credit { left: 0 }, idle];
         filled(&mut purse, &mut credits, 10);
@@ -324,7 +311,7 @@ mod tests {
 
     #[test]
     fn who_has_very_many_databases_takes_no_time_of_another_user() {
-        let mut purse = Purse::new(TIME, Instant::now());
+        let mut purse = Purse::new(Instant::now());
         let mut credits = [Credit { left: 0 }; 101];
         let until = purse.filled + Duration::from_secs(10);
         let of = |at| Party::User(if at == 100 { 2 } else { 1 });
@@ -337,7 +324,7 @@ mod tests {
 
     #[test]
     fn all_together_never_get_more_than_their_share() {
-        let mut purse = Purse::new(TIME, Instant::now());
+        let mut purse = Purse::new(Instant::now());
         let reserve = purse.reserve;
         let mut credits = Vec::new();
         // One after another starts, and spends what it has.
@@ -357,7 +344,7 @@ mod tests {
 
     #[test]
     fn debts_are_paid_back_and_bytes_earn() {
-        let mut purse = Purse::new(TIME, Instant::now());
+        let mut purse = Purse::new(Instant::now());
         let mut credit = purse.open();
         credit.spend(Duration::from_secs(1));
         assert_eq!(credit.slice(Duration::ZERO), None);

@@ -9,11 +9,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use globset::{Glob, GlobBuilder, GlobMatcher};
+use globset::{GlobBuilder, GlobMatcher};
 use pagekeeper_catalog::units::{Period, Size};
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
-    streaming_programs,
+    LogSpec, Profile, ProfileError, Rules, STREAMING_PROGRAMS, Spelled, disks, find_profile, parse_config,
+    read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
@@ -171,15 +171,53 @@ impl GroupsText {
 pub struct Streams {
     /// Whether they are followed.
     pub on: bool,
-    /// Names of the processes, as globs; [`streaming_programs`] unless others are given.
-    pub processes: Vec<GlobMatcher>,
-    /// Time between samples while such a process runs.
-    pub tick: Duration,
+    /// Names of the processes (`/proc/PID/comm`), in which `*` may stand at the end; [`STREAMING_PROGRAMS`] unless others are given.
+    pub processes: Vec<String>,
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        Self { on: false, processes: streaming_programs(), tick: Duration::from_millis(250) }
+        Self { on: false, processes: STREAMING_PROGRAMS.map(str::to_owned).to_vec() }
+    }
+}
+
+/// Bytes that the kernel keeps of a process's name.
+const NAME_MAX: usize = 15;
+
+/// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, `*` at its end. Fails with a sentence for
+/// any other glob.
+pub(crate) fn stream_name(text: &str) -> Result<String, String> {
+    let (name, star) = text.strip_suffix('*').map_or((text, ""), |start| (start, "*"));
+    if text.is_empty() || name.contains(['*', '?', '[', ']', '{', '}', '\\']) {
+        return Err(format!(
+            "\"{text}\" can't be compared by the kernel, which follows streams by their names: give a whole name, or the beginning of one \
+             and * at the end"
+        ));
+    }
+    let ends = name.char_indices().map(|(at, character)| at + character.len_utf8());
+    let end = ends.take_while(|end| *end <= NAME_MAX).last().unwrap_or(0);
+    Ok(if end < name.len() { name[..end].to_owned() } else { format!("{name}{star}") })
+}
+
+/// One name of `processes`.
+struct StreamName(String);
+
+impl FromStr for StreamName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        stream_name(text).map(Self)
+    }
+}
+
+/// The time between samples of streams, which are not sampled any more.
+struct RemovedTick;
+
+impl FromStr for RemovedTick {
+    type Err = String;
+
+    fn from_str(_: &str) -> Result<Self, String> {
+        Err("streams are followed by events of the kernel, not by samples: remove this key".to_owned())
     }
 }
 
@@ -224,22 +262,18 @@ impl TargetsText {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StreamsText {
-    processes: Option<Vec<Spelled<Glob>>>,
-    tick: Option<Spelled<Period>>,
+    processes: Option<Vec<Spelled<StreamName>>>,
+    /// Reading it fails.
+    #[serde(rename = "tick", default)]
+    _tick: Option<Spelled<RemovedTick>>,
 }
 
 impl StreamsText {
     /// A section turns streams on, unless it names no process.
     fn streams(self) -> Streams {
-        let defaults = Streams::default();
-        let matchers =
-            |globs: Vec<Spelled<Glob>>| globs.iter().map(|glob| glob.0.compile_matcher()).collect();
-        let processes: Vec<GlobMatcher> = self.processes.map_or(defaults.processes, matchers);
-        Streams {
-            on: !processes.is_empty(),
-            processes,
-            tick: self.tick.map_or(defaults.tick, |period| period.0.0),
-        }
+        let given = |names: Vec<Spelled<StreamName>>| names.into_iter().map(|name| name.0.0).collect();
+        let processes: Vec<String> = self.processes.map_or_else(|| Streams::default().processes, given);
+        Streams { on: !processes.is_empty(), processes }
     }
 }
 
@@ -369,7 +403,6 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_catalog::STREAMING_PROGRAMS;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))
@@ -438,7 +471,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 17, "keys with defaults");
+        assert_eq!(checked, 16, "keys with defaults");
     }
 
     #[test]
@@ -459,7 +492,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 17, "keys with defaults");
+        assert_eq!(checked, 16, "keys with defaults");
     }
 
     #[test]
@@ -480,22 +513,27 @@ mod tests {
 
     #[test]
     fn streams_are_off_unless_asked_for() {
-        let names = |options: &Options| -> Vec<String> {
-            options.streams.processes.iter().map(|matcher| matcher.glob().glob().to_owned()).collect()
-        };
-        let default = parse("").unwrap();
-        assert!(!default.streams.on);
-        assert_eq!(names(&default), STREAMING_PROGRAMS);
-        let on = parse("[streams]\n").unwrap();
-        assert!(on.streams.on && names(&on) == STREAMING_PROGRAMS);
-        assert_eq!(on.streams.tick, Duration::from_millis(250));
-        let own = parse("[streams]\nprocesses = [\"tar\", \"my-*\"]\ntick = \"1s\"\n").unwrap();
-        assert!(own.streams.on && own.streams.processes[1].is_match("my-backup"));
+        let default = parse("").unwrap().streams;
+        assert!(!default.on);
+        assert_eq!(default.processes, STREAMING_PROGRAMS);
+        let on = parse("[streams]\n").unwrap().streams;
+        assert!(on.on && on.processes == STREAMING_PROGRAMS);
+        let own = "[streams]\nprocesses = [\"tar\", \"my-*\", \"pg_combinebackup\", \"0123456789abcdef*\"]\n";
+        let own = parse(own).unwrap().streams;
+        assert!(own.on);
         assert_eq!(
-            (names(&own), own.streams.tick),
-            (vec!["tar".into(), "my-*".into()], Duration::from_secs(1))
+            own.processes,
+            ["tar", "my-*", "pg_combinebacku", "0123456789abcde"],
+            "as the kernel keeps them"
         );
         assert!(!parse("[streams]\nprocesses = []\n").unwrap().streams.on);
+    }
+
+    #[test]
+    fn usual_names_are_such_that_the_kernel_compares() {
+        for name in STREAMING_PROGRAMS {
+            assert_eq!(stream_name(name).as_deref(), Ok(name));
+        }
     }
 
     #[test]
@@ -530,6 +568,9 @@ mod tests {
             ("[rules.wal]\nrule = \"keep\"\nslack = \"x\"\n", "line 3", "not a size"),
             ("[rules.wal]\nrule = \"budget\"\n", "[rules.wal]", "needs the key"),
             ("[streams]\nprocesses = [\"a[\"]\n", "line 2", "a["),
+            ("[streams]\nprocesses = [\"tar\", \"*dump\"]\n", "line 2", "\"*dump\" can't be compared"),
+            ("[streams]\nprocesses = [\"\"]\n", "line 2", "\"\" can't be compared"),
+            ("[streams]\ntick = \"1s\"\n", "line 2", "remove this key"),
             ("[streams]\ntick = 5\n", "line 2", "string"),
             ("[streams]\nprogram = \"tar\"\n", "line 2", "processes"),
             ("[cgroup]\nshare = \"10%\"\n", "line 1", "groups"),

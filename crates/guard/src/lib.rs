@@ -27,7 +27,6 @@ mod remembered;
 mod sample;
 mod server_settings;
 mod shares;
-mod streams;
 mod targets;
 mod usage;
 mod visibility;

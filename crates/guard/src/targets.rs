@@ -200,6 +200,15 @@ impl Targets {
         self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
     }
 
+    /// The same of a file of a streaming program, whose directory may not be known.
+    pub(crate) fn never_in(&self, process: &ProcessTraits, directory: Option<&Path>) -> bool {
+        let is_directory = |selector: &Selector| matches!(selector, Selector::Directory(_));
+        match directory {
+            Some(directory) => self.never(Some(process), directory),
+            None => self.never.iter().any(is_directory) || self.never(Some(process), Path::new("")),
+        }
+    }
+
     /// Whether a directory may be watched, of a process that was found or `named`: for what looks on beside the guard.
     pub fn watches(&self, proc: &ProcRoot, pid: Option<u32>, directory: &Path, named: bool) -> bool {
         let process = pid.map(|pid| self.traits_of(proc, pid));

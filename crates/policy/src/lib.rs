@@ -13,11 +13,9 @@
 //! hardly wait for it ([`pacer`]). It shares the form of what is due ([`exact::Due`]) with the exact half, and no more.
 //!
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
-//! ahead of the reader, page by page, in fixed memory, and knows for sure. [`external_stream`] sees a position now and then, or
-//! none: it keeps extents of what was resident before, explains what came since by what the process is charged with, and has its
-//! releases confirmed. They share the promises (what was resident before the stream came near stays, the reader's own window stays, what
-//! resisted is tried once more) and the arithmetic of windows. Their memories are not one: per-page bits cost an observer of hundreds
-//! of files too much, and growing lists can't be kept in a signal handler.
+//! ahead of the reader, page by page, in fixed memory, for the preloaded library. [`stream_pages`] is told by the kernel which pages a program
+//! added and who used them since, and keeps bits of these, for observers. Both leave pages that others use, and the pages around the
+//! reader.
 //!
 //! Both kinds of streams stand back where others wait for their disk: writers by [`pacer`], readers by [`read_pace`].
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
@@ -43,8 +41,6 @@ mod disk;
 pub mod exact;
 #[cfg(all(test, feature = "std"))]
 mod examples;
-#[cfg(feature = "std")]
-pub mod external_stream;
 #[cfg(feature = "std")]
 mod facts;
 #[cfg(feature = "std")]

@@ -1,20 +1,61 @@
 //! The pages of one file that streams brought in: which of them may be released, and when.
+//!
+//! Events of the kernel name each page that a stream adds to the page cache, and on kernels that have such events each page that
+//! somebody uses. [`StreamPages`] keeps the pages as bits in windows of 2 MiB ([`WINDOW`]). The kernel's folios are aligned and no
+//! larger than a window, so pages of a window that are released together are whole folios.
+//!
+//! # Invariants
+//!
+//! A page that no stream added is never due. A page that others used is not due until a stream adds it again. The page that a reader or
+//! writer is at is not due while it goes on. `added == released + handed_on + gone + resident` at all times.
+//!
+//! # Cost
+//!
+//! An event costs O(log n) in the number of windows, and a few instructions for each window that it touches. [`StreamPages::due`] looks
+//! at each window once. At most [`WINDOWS_MAX`] windows are kept.
 
+mod due;
+mod positions;
+mod window_pages;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What became of a range that was tried to be released, in bytes.
+pub use due::DueRange;
+
+use crate::WINDOW;
+use positions::Positions;
+use window_pages::{PAGES, WindowPages, mask};
+
+/// The smallest page of all kernels, in bytes.
+const PAGE: u64 = 4096;
+/// Windows that are kept of one file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are given up beyond this.
+pub const WINDOWS_MAX: usize = 65_536;
+/// Windows that are given up at once, so that looking for the oldest is rare.
+const GIVEN_UP_TOGETHER: usize = WINDOWS_MAX / 16;
+/// Pause after the first attempt to release pages that stay; each further pause is twice as long. Two steps of the caller: pages that
+/// were in flight or locked are free by then.
+const RETRY_FIRST: Duration = Duration::from_millis(20);
+/// Longest pause between two attempts: pages that wait for a slow disk cost next to nothing, and still go within a second of their
+/// writeback.
+const RETRY_LONGEST: Duration = Duration::from_secs(1);
+
+/// The result of an attempt to release a range, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReleaseOutcome {
     /// Released.
     pub released: u64,
-    /// Were not resident any more before.
+    /// Not resident any more before the attempt.
     pub gone: u64,
     /// Still resident.
     pub stays: u64,
 }
 
-/// Bytes, as they add up: `added == released + handed_on + gone + resident`.
+/// Sums of a file's pages, in bytes: `added == released + handed_on + gone + resident`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamTotals {
     /// Brought in by streams; a page that comes twice counts twice.
@@ -30,47 +71,205 @@ pub struct StreamTotals {
 }
 
 /// The pages of one file that streams brought in.
+///
+/// Times are those since any fixed moment, and never go back. Bytes are whole pages; a part of a page counts as the page.
+///
+/// ```
+/// use pagekeeper_policy::stream_pages::{ReleaseOutcome, StreamPages};
+/// use std::time::Duration;
+///
+/// let at = Duration::from_millis;
+/// let mut pages = StreamPages::default();
+/// pages.added(0..1 << 20, at(0));
+/// pages.used(0..65_536, at(1));
+/// assert!(pages.due(at(10), true, false).is_empty());
+///
+/// // The reader pauses: the pages that it has read go, those ahead of it stay.
+/// let due = pages.due(at(51), true, false);
+/// assert_eq!(due.len(), 1);
+/// assert_eq!(due[0].bytes, 0..65_536);
+/// pages.tried(&due[0], ReleaseOutcome { released: 65_536, gone: 0, stays: 0 }, at(52));
+///
+/// assert_eq!(pages.totals().released, 65_536);
+/// assert_eq!(pages.totals().resident, (1 << 20) - 65_536);
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct StreamPages {
-    totals: StreamTotals,
+    /// The windows that hold pages, by their number in the file. In boxes, since most files have one window, and a node of the map has
+    /// room for eleven.
+    windows: BTreeMap<u64, Box<WindowPages>>,
+    /// Where streams add pages.
+    additions: Positions,
+    /// Where streams use pages.
+    uses: Positions,
+    /// The window of the newest use.
+    newest_use: Option<u64>,
+    /// The newest addition or use.
+    last_event: Duration,
+    added: u64,
+    released: u64,
+    handed_on: u64,
+    gone: u64,
 }
 
 impl StreamPages {
-    /// Takes note of pages that a stream brought in. `now` is a time since any fixed moment.
-    pub fn added(&mut self, _bytes: Range<u64>, _now: Duration) {}
-
-    /// Takes note of pages that a stream has used: read or mapped.
-    pub fn used(&mut self, _bytes: Range<u64>, _now: Duration) {}
-
-    /// Takes note of pages that another process has used: they are its own from now on.
-    pub fn used_by_others(&mut self, _bytes: Range<u64>) {}
-
-    /// The ranges that are to be released now, ascending and disjoint. `sees_use`: whether uses are seen at all. `ended`: all streams
-    /// that used the file have ended.
-    pub fn due(&self, _now: Duration, _sees_use: bool, _ended: bool) -> Vec<Range<u64>> {
-        Vec::new()
+    /// Takes note of pages that a stream brought in at `now`. A page that is still kept was dropped by the kernel meanwhile: it is gone
+    /// once, and added once more.
+    pub fn added(&mut self, bytes: Range<u64>, now: Duration) {
+        let pages = pages_of(&bytes);
+        if pages.is_empty() {
+            return;
+        }
+        self.last_event = now;
+        self.additions.note(&pages, now);
+        self.added = self.added.saturating_add((pages.end - pages.start).saturating_mul(PAGE));
+        // Of a range that is larger than all windows that are kept, the start would be given up at once.
+        let from = pages.start.max(pages.end.saturating_sub(WINDOWS_MAX as u64 * u64::from(PAGES)));
+        for (index, part) in parts(&(from..pages.end)) {
+            let again = self.windows.entry(index).or_default().add(&mask(part), now);
+            self.gone += u64::from(again) * PAGE;
+            if self.windows.len() > WINDOWS_MAX {
+                self.give_up_oldest();
+            }
+        }
     }
 
-    /// When [`Self::due`] may have more to say, if no event comes before.
-    pub fn next_due(&self, _now: Duration, _sees_use: bool, _ended: bool) -> Option<Duration> {
-        None
+    /// Takes note of pages that a stream read or mapped at `now`.
+    pub fn used(&mut self, bytes: Range<u64>, now: Duration) {
+        let pages = pages_of(&bytes);
+        if pages.is_empty() {
+            return;
+        }
+        self.last_event = now;
+        self.uses.note(&pages, now);
+        self.newest_use = Some((pages.end - 1) / u64::from(PAGES));
+        for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
+            window.use_pages(&mask(part_of(&pages, *index)), now);
+        }
     }
 
-    /// Takes note of what became of a range that was due.
-    pub fn tried(&mut self, _bytes: Range<u64>, _outcome: ReleaseOutcome, _now: Duration) {}
+    /// Takes note of pages that another process used: they are no longer the streams'.
+    pub fn used_by_others(&mut self, bytes: Range<u64>) {
+        let pages = pages_of(&bytes);
+        if pages.is_empty() {
+            return;
+        }
+        let mut handed_on = 0;
+        let mut empty = Vec::new();
+        for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
+            handed_on += u64::from(window.hand_on(&mask(part_of(&pages, *index))));
+            if window.is_empty() {
+                empty.push(*index);
+            }
+        }
+        self.handed_on += handed_on * PAGE;
+        self.remove(&empty);
+    }
 
-    /// Gives up what is left: it stays. Returns how much that is, in bytes.
+    /// Takes note of the result of an attempt to release `range`, which [`Self::due`] gave, or a part of it. If pages stay, the range is
+    /// due again after a pause: 20 ms at first, twice as long each time, up to 1 s. An addition or a first use in a window ends its
+    /// pause.
+    ///
+    /// Windows with additions since the range was asked for are left as they are, since the attempt may have come before the addition.
+    pub fn tried(&mut self, range: &DueRange, outcome: ReleaseOutcome, now: Duration) {
+        let pages = pages_of(&range.bytes);
+        if pages.is_empty() {
+            return;
+        }
+        let goes = outcome.stays == 0;
+        let mut stays = outcome.stays.div_ceil(PAGE);
+        let mut left = 0;
+        let mut empty = Vec::new();
+        // From the end: a stream's newest pages are the likeliest to stay.
+        for (index, window) in self.windows.range_mut(window_numbers(&pages)).rev() {
+            if window.added_at > range.asked {
+                continue;
+            }
+            let part = mask(part_of(&pages, *index));
+            if goes {
+                left += u64::from(window.release(&part));
+                if window.is_empty() {
+                    empty.push(*index);
+                }
+            } else {
+                let kept = window.keep(&part, u32::try_from(stays).unwrap_or(u32::MAX));
+                stays -= u64::from(kept.resident);
+                left += u64::from(kept.left);
+                window.attempts = window.attempts.saturating_add(1);
+                window.retry_at = now.saturating_add(pause_after(window.attempts));
+            }
+        }
+        let left = left * PAGE;
+        let released = outcome.released.min(left);
+        self.released += released;
+        self.gone += left - released;
+        self.remove(&empty);
+    }
+
+    /// Gives up all pages that are left: they stay resident. Returns their size in bytes.
     pub fn give_up(&mut self) -> u64 {
-        0
+        let resident: u64 = self.windows.values().map(|window| u64::from(window.resident())).sum();
+        self.windows.clear();
+        resident * PAGE
     }
 
     /// Whether nothing is left to be released.
     pub fn is_done(&self) -> bool {
-        true
+        self.windows.is_empty()
     }
 
-    /// What became of all.
+    /// Returns the sums so far.
     pub fn totals(&self) -> StreamTotals {
-        self.totals
+        let Self { added, released, handed_on, gone, .. } = *self;
+        StreamTotals { added, released, handed_on, gone, resident: added - released - handed_on - gone }
+    }
+
+    fn remove(&mut self, windows: &[u64]) {
+        for index in windows {
+            self.windows.remove(index);
+        }
+    }
+
+    /// Gives up the windows whose newest additions are the oldest.
+    fn give_up_oldest(&mut self) {
+        let mut by_age: Vec<_> =
+            self.windows.iter().map(|(index, window)| (window.added_at, *index)).collect();
+        let (oldest, ..) = by_age.select_nth_unstable(GIVEN_UP_TOGETHER);
+        for (_, index) in oldest {
+            self.windows.remove(index);
+        }
     }
 }
+
+/// Returns the pause after so many attempts that left pages.
+fn pause_after(attempts: u32) -> Duration {
+    let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
+    RETRY_FIRST.saturating_mul(doubled).min(RETRY_LONGEST)
+}
+
+/// Returns the numbers of the pages that bytes touch.
+fn pages_of(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / PAGE..if bytes.is_empty() { bytes.start / PAGE } else { bytes.end.div_ceil(PAGE) }
+}
+
+/// Returns the numbers of the windows that pages touch. There is at least one page.
+fn window_numbers(pages: &Range<u64>) -> std::ops::RangeInclusive<u64> {
+    pages.start / u64::from(PAGES)..=(pages.end - 1) / u64::from(PAGES)
+}
+
+/// Returns the part of `pages` that lies in a window, as numbers of pages inside the window.
+fn part_of(pages: &Range<u64>, window: u64) -> Range<u32> {
+    let first = window * u64::from(PAGES);
+    let inside = |page: u64| {
+        u32::try_from(page.clamp(first, first + u64::from(PAGES)) - first).expect("at most a window's pages")
+    };
+    inside(pages.start)..inside(pages.end)
+}
+
+/// Returns each window that pages touch, with the part that lies in it.
+fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, Range<u32>)> {
+    window_numbers(pages).map(|window| (window, part_of(pages, window)))
+}
+
+/// A window's pages are those of [`WINDOW`].
+const _: () = assert!(PAGES as u64 * PAGE == WINDOW);

@@ -79,6 +79,10 @@ pub(crate) enum Helper {
     Processor = 8,
     ProcessAndThread = 14,
     TaskName = 16,
+    /// Linux 5.5.
+    ReadKernel = 113,
+    /// Linux 5.8.
+    RingOutput = 130,
 }
 
 /// A place in the program, to jump to.

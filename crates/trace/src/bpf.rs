@@ -20,7 +20,7 @@ use super::record::{
 };
 use super::tracefs::Tracepoint;
 use super::{TraceError, TraceOptions, record};
-use crate::sys::{Attachment, LoadError, Map, MapKind, Program};
+use crate::sys::{Attachment, LoadError, Map, MapKind, Program, ProgramKind};
 
 /// How many entries are read with one call.
 const BATCH: usize = 512;
@@ -231,7 +231,7 @@ impl BpfSource {
             epoch: self.epoch.raw_fd(),
         };
         let code = program(point, tables, choice)?;
-        Program::load(name, &code).map_err(|LoadError { errno, log }| {
+        Program::load(ProgramKind::Tracepoint, name, &code).map_err(|LoadError { errno, log }| {
             if log.is_empty() {
                 failed("bpf(PROG_LOAD)", name, errno)
             } else {

@@ -77,6 +77,30 @@ pub enum TraceError {
         #[source]
         source: io::Error,
     },
+    /// The kernel was built without a description of its types (`CONFIG_DEBUG_INFO_BTF`).
+    #[error("the kernel does not describe its types (no {})", escaped(path))]
+    NoTypes {
+        /// Where the description would be.
+        path: PathBuf,
+    },
+    /// The kernel's description of its types lacks something.
+    #[error("{}: {source}", escaped(path))]
+    Types {
+        /// The description.
+        path: PathBuf,
+        /// What it lacks.
+        #[source]
+        source: crate::page_events::BtfError,
+    },
+    /// Processes have other numbers here than the kernel's events have.
+    #[error("this is not the first pid namespace, whose numbers the kernel's events have")]
+    OtherNamespace,
+    /// A name that the kernel can't compare with.
+    #[error("the process name \"{name}\": at most 15 bytes, and * only at the end")]
+    Name {
+        /// The name.
+        name: String,
+    },
     /// More files or devices to choose from than a filter holds.
     #[error("{given} files or devices to trace, at most {max} are possible")]
     TooMany {

@@ -24,6 +24,13 @@
 //! the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain counters. [`Tracer::source`]
 //! says which it is, and why not a better one.
 //!
+//! # Events of single processes
+//!
+//! [`page_events`] hands on each event of a few followed processes instead of counting those of all: which pages they add, who uses
+//! these, when they end. It needs fields that no tracepoint's record has (an inode's generation), so it reads the kernel's BTF, by a
+//! reader of its own: of the crates that read BTF one is under the LGPL (btf-rs), the other keeps the fields of structs to itself
+//! (aya-obj).
+//!
 //! # To add an event
 //!
 //! 1. In `tracefs`: a variant of `Event`, with its category and name.

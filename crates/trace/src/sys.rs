@@ -7,7 +7,8 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use pagekeeper_kernel::text::unescaped_bytes;
 
@@ -32,9 +33,32 @@ pub(crate) enum MapKind {
     Hash = 1,
     /// An array of values, all zero at first, that are never deleted.
     Array = 2,
+    /// Values by the longest prefix of a key: its length in bits (4 bytes), then its bytes.
+    LongestPrefix = 11,
+    /// A ring buffer of so many bytes (Linux 5.8), without keys and values.
+    Ring = 27,
 }
 
-const PROG_TYPE_TRACEPOINT: u32 = 5;
+impl MapKind {
+    fn flags(self) -> u32 {
+        match self {
+            Self::Hash | Self::Array | Self::Ring => 0,
+            // The kernel makes such tables in no other way.
+            Self::LongestPrefix => BPF_F_NO_PREALLOC,
+        }
+    }
+}
+
+/// At what a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProgramKind {
+    /// A tracepoint, with its record.
+    Tracepoint = 5,
+    /// A tracepoint, with the arguments of the kernel's own call.
+    RawTracepoint = 17,
+}
+
+const BPF_F_NO_PREALLOC: u32 = 1;
 const PERF_TYPE_TRACEPOINT: u32 = 2;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: u32 = 0x2400;
@@ -47,10 +71,12 @@ enum Command {
     MapCreate = 0,
     MapLookup = 1,
     MapUpdate = 2,
+    MapDelete = 3,
     ProgLoad = 5,
     #[cfg(test)]
     ProgFdById = 13,
     ObjectInfo = 15,
+    RawTracepointOpen = 17,
     MapTake = 21,
     MapLookupBatch = 24,
 }
@@ -205,7 +231,7 @@ impl Map {
             key_size: length(key_size)?,
             value_size: length(value_size)?,
             max_entries: entries,
-            flags: 0,
+            flags: kind.flags(),
             inner_map_fd: 0,
             numa_node: 0,
             name: object_name(name),
@@ -222,6 +248,11 @@ impl Map {
         self.fd.as_raw_fd()
     }
 
+    /// The descriptor, to wait at and to map.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
     /// The size of a key, and of a value, in bytes.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.key_size, self.value_size)
@@ -232,9 +263,9 @@ impl Map {
         assert_eq!(key.len(), self.key_size, "a key of the map's size");
         let mut attributes =
             MapElement { map_fd: raw(&self.fd), padding: 0, key: address(key), value, flags: 0 };
-        // SAFETY: the attributes are those of the three commands this is called with; the key has the size the kernel
+        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the kernel
         // reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively borrowed where
-        // the command writes it, as each of the callers below asserts.
+        // the command writes it, as each of the callers below asserts (a deletion uses no value).
         unsafe { bpf(command, &mut attributes).map(drop) }
     }
 
@@ -254,6 +285,11 @@ impl Map {
     pub(crate) fn update(&self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
         self.element(Command::MapUpdate, key, address(value))
+    }
+
+    /// Deletes an entry; false where there is none.
+    pub(crate) fn delete(&self, key: &[u8]) -> Result<bool, Errno> {
+        found(self.element(Command::MapDelete, key, 0))
     }
 
     /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6): how many, and whether those were
@@ -315,24 +351,29 @@ pub(crate) struct LoadError {
 }
 
 impl Program {
-    /// Loads a program for tracepoints.
-    pub(crate) fn load(name: &str, code: &[Instruction]) -> Result<Self, LoadError> {
+    /// Loads a program.
+    pub(crate) fn load(kind: ProgramKind, name: &str, code: &[Instruction]) -> Result<Self, LoadError> {
         // The verifier's log is asked for only after a failure: writing it makes loading slower.
-        let errno = match Self::load_logging(name, code, &mut []) {
+        let errno = match Self::load_logging(kind, name, code, &mut []) {
             Ok(program) => return Ok(program),
             Err(errno) => errno,
         };
         let mut log = vec![0_u8; 256 * 1024];
-        if let Ok(program) = Self::load_logging(name, code, &mut log) {
+        if let Ok(program) = Self::load_logging(kind, name, code, &mut log) {
             return Ok(program);
         }
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
         Err(LoadError { errno, log: unescaped_bytes(&log[..end]).trim_end().to_owned() })
     }
 
-    fn load_logging(name: &str, code: &[Instruction], log: &mut [u8]) -> Result<Self, Errno> {
+    fn load_logging(
+        kind: ProgramKind,
+        name: &str,
+        code: &[Instruction],
+        log: &mut [u8],
+    ) -> Result<Self, Errno> {
         let mut attributes = ProgLoad {
-            kind: PROG_TYPE_TRACEPOINT,
+            kind: kind as u32,
             instructions: length(code.len())?,
             code: address(code),
             // Some helpers are for programs that declare a licence the kernel counts as GPL-compatible.
@@ -420,6 +461,26 @@ impl Program {
         ioctl(&event, PERF_EVENT_IOC_ENABLE, 0)
             .map_err(|errno| AttachError { call: "ioctl(PERF_EVENT_IOC_ENABLE)", errno })?;
         Ok(Attachment { _event: event })
+    }
+}
+
+/// Where the kernel is to run a program at a tracepoint's own call.
+#[repr(C)]
+struct RawTracepoint {
+    name: u64,
+    program_fd: u32,
+    padding: u32,
+}
+
+impl Program {
+    /// Has a program of [`ProgramKind::RawTracepoint`] run at each event of a tracepoint, until the result is dropped.
+    pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<Attachment, AttachError> {
+        let mut attributes =
+            RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw(&self.fd), padding: 0 };
+        // SAFETY: the attributes are those of the command: the name is a string with its end, which lives through the call.
+        let fd = unsafe { bpf(Command::RawTracepointOpen, &mut attributes) }
+            .map_err(|errno| AttachError { call: "bpf(RAW_TRACEPOINT_OPEN)", errno })?;
+        Ok(Attachment { _event: own(fd) })
     }
 }
 

@@ -538,7 +538,9 @@ fn the_verifiers_words_are_in_the_error() {
     let mut asm = asm::Assembler::new();
     asm.set(asm::Reg::R0, asm::Reg::R7);
     asm.exit();
-    let error = crate::sys::Program::load("pk_wrong", &asm.finish().unwrap()).unwrap_err();
+    let error =
+        crate::sys::Program::load(crate::sys::ProgramKind::Tracepoint, "pk_wrong", &asm.finish().unwrap())
+            .unwrap_err();
     if error.errno == rustix::io::Errno::PERM {
         return skip("programs may not be loaded");
     }

@@ -67,7 +67,7 @@ impl Choice {
         }
         // Reading the built-in profiles takes most of a start, and is not needed above.
         let options = given.unwrap_or_default();
-        settings.streams = streams(&options)?;
+        settings.streams = streams(&options);
         settings.profiles = match self.profile.as_ref().or(options.profile.as_ref()) {
             Some(name) => {
                 let profile =
@@ -94,11 +94,11 @@ impl Choice {
 }
 
 /// The names of streaming programs.
-fn streams(options: &Options) -> Result<Vec<String>, UsageError> {
-    let given: Vec<String> = options.streams.processes.iter().map(comm).collect::<Result<_, _>>()?;
-    let own = given != STREAMING_PROGRAMS;
+fn streams(options: &Options) -> Vec<String> {
+    let given = &options.streams.processes;
+    let own = *given != STREAMING_PROGRAMS;
     let more = MORE_STREAMS.iter().filter(|_| !own).map(|&name| name.to_owned());
-    Ok(given.into_iter().chain(more).collect())
+    given.iter().cloned().chain(more).collect()
 }
 
 /// The profiles by the names of processes. A name that several have (both MySQL and MariaDB are called `mysqld`) gets the files of all of

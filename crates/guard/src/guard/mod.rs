@@ -14,7 +14,6 @@ mod carry_out;
 mod claim_tests;
 mod claims;
 mod decide;
-mod following;
 mod group_sight;
 mod groups;
 #[cfg(test)]
@@ -36,6 +35,7 @@ mod serve;
 mod silence;
 #[cfg(test)]
 mod stranger_tests;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -53,9 +53,9 @@ use pagekeeper_policy::Facts;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;
-use self::following::Following;
 use self::groups::Groups;
 use self::report::Report;
+use self::streams::StreamWatch;
 use self::watched::Watched;
 use crate::config::{Options, Settings};
 use crate::decision::Decision;
@@ -82,12 +82,10 @@ pub struct Guard {
     settings: Settings,
     watched: Watched,
     decider: Decider,
-    streams: Following,
+    streams: StreamWatch,
     groups: Groups,
     report: Report,
     quiet_ticks: u32,
-    /// Whether the last sample was a whole tick, not one of the streams alone.
-    ticked: bool,
 }
 
 impl Guard {
@@ -105,23 +103,23 @@ impl Guard {
     /// ```
     pub fn new(options: Options, proc: ProcRoot) -> Result<Self, ProfileError> {
         let now = Instant::now();
+        let settings = Settings::new(options)?;
+        let mut report = Report::new(now);
+        report.events.push(Event::Start {
+            version: env!("CARGO_PKG_VERSION"),
+            tick_ms: u64::try_from(settings.options.tick.as_millis()).unwrap_or(u64::MAX),
+            dry_run: settings.options.dry_run,
+        });
+        report.events.extend(visibility::gaps().into_iter().map(|gap| Event::VisibilityGap { gap }));
         let mut guard = Self {
-            settings: Settings::new(options)?,
+            streams: StreamWatch::new(proc.clone(), &settings, &mut report),
+            settings,
             watched: Watched::new(proc, now),
             decider: Decider::new(now),
-            streams: Following::new(now),
             groups: Groups::new(now),
-            report: Report::new(now),
+            report,
             quiet_ticks: 0,
-            ticked: false,
         };
-        let options = &guard.settings.options;
-        guard.report.events.push(Event::Start {
-            version: env!("CARGO_PKG_VERSION"),
-            tick_ms: u64::try_from(options.tick.as_millis()).unwrap_or(u64::MAX),
-            dry_run: options.dry_run,
-        });
-        guard.report.events.extend(visibility::gaps().into_iter().map(|gap| Event::VisibilityGap { gap }));
         guard.watched.watch_named_directories(&guard.settings, &mut guard.report);
         Ok(guard)
     }
@@ -132,7 +130,7 @@ impl Guard {
         let now = Instant::now();
         self.watched.forget(now);
         self.report.forget_problems();
-        self.streams.forget_names(now);
+        self.streams.apply(&self.settings, &mut self.report);
         self.groups.forget(&mut self.watched);
         self.watched.watch_named_directories(&self.settings, &mut self.report);
         Ok(())
@@ -150,35 +148,12 @@ impl Guard {
             self.tick(report);
             let options = &self.settings.options;
             let pause = if self.quiet_ticks >= IDLE_AFTER { options.idle_tick } else { options.tick };
-            loop {
-                let left = pause.saturating_sub(began.elapsed());
-                let on = self.settings.options.streams.on;
-                let until = if on { self.streams.pause(Instant::now()).min(left) } else { left };
-                if wait(self, until) == Control::Stop {
-                    return self.summary();
-                }
-                if until == left {
-                    break;
-                }
-                self.tick_streams(report);
+            if wait(self, pause.saturating_sub(began.elapsed())) == Control::Stop {
+                self.streams.stop(&mut self.report);
+                self.report.pass_on(report);
+                return self.summary();
             }
         }
-    }
-
-    /// Follows the streams between two ticks.
-    fn tick_streams(&mut self, report: &mut dyn FnMut(&Event)) {
-        self.ticked = false;
-        self.report.done.clear();
-        self.follow_streams();
-        self.report.pass_on(report);
-    }
-
-    /// Follows the streams, if that is asked for.
-    fn follow_streams(&mut self) {
-        if !self.settings.options.streams.on {
-            return;
-        }
-        self.streams.follow(&self.watched, &self.settings, &mut self.report);
     }
 
     /// Whether all processes that were named have ended, and nothing else is to be watched.
@@ -233,7 +208,6 @@ impl Guard {
 
     /// Takes a sample of everything, and acts.
     pub fn tick(&mut self, report: &mut dyn FnMut(&Event)) {
-        self.ticked = true;
         self.report.done.clear();
         let (facts, moved) = self.sample(true, Instant::now());
         let directories = &self.watched.directories;
@@ -271,7 +245,7 @@ impl Guard {
             tick.resident_bytes += sums.resident;
             tick.unwritten_bytes += sums.unwritten;
         }
-        self.follow_streams();
+        self.streams.look(&mut self.report);
         tick.released_bytes = done.released + of_removed + std::mem::take(&mut self.report.streamed);
         tick.seconds = self.report.seconds();
         self.report.resident_after(tick.resident_bytes);
@@ -301,11 +275,6 @@ impl Guard {
     /// How long the last tick took for each database's process: listing, sampling and acts.
     pub fn tick_by_process(&self) -> BTreeMap<u32, Duration> {
         self.watched.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
-    }
-
-    /// Whether the last sample was a whole tick, and not one of streaming processes between two ticks.
-    pub fn ticked(&self) -> bool {
-        self.ticked
     }
 
     /// Released behind streaming processes so far, in bytes, by what they are called.

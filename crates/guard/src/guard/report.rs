@@ -5,8 +5,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::following::Following;
 use super::groups::Groups;
+use super::streams::StreamWatch;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
 
@@ -202,7 +202,7 @@ impl Report {
     }
 
     /// What the run did so far.
-    pub(super) fn summary(&self, streams: &Following, groups: &Groups) -> Summary {
+    pub(super) fn summary(&self, streams: &StreamWatch, groups: &Groups) -> Summary {
         let seconds = self.seconds();
         let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Summary {

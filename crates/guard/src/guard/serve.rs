@@ -5,7 +5,7 @@
 //! served again. Databases on the file system that its job is at are left alone until then.
 //!
 //! What is not done so: the first sight of a process (its names, descriptors and root), which is asked of `/proc` alone. Streams
-//! have workers of their own (`following`).
+//! have a thread and workers of their own (`streams`).
 //!
 //! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
 //! directory is not opened while [`MOST_HUNG`] of its user are hung, whose they stay when their processes have ended.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 
-use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, TIME, WINDOWS};
+use crate::budget::{ALL_NAMES, ALL_WINDOWS, Credit, NAMES, Purse, Slice, WINDOWS};
 use crate::directory::{DatabaseKey, Directory};
 use crate::shares::Databases;
 
@@ -43,7 +43,7 @@ struct Account {
 
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
-        let (purse, accounts, first) = (Purse::new(TIME, now), BTreeMap::new(), None);
+        let (purse, accounts, first) = (Purse::new(now), BTreeMap::new(), None);
         let (names, windows) = (Databases::new(ALL_NAMES, NAMES), Databases::new(ALL_WINDOWS, WINDOWS));
         Self { purse, accounts, first, present: BTreeMap::new(), names, windows }
     }

@@ -21,7 +21,6 @@ mod cgroups;
 mod deleted;
 mod fd_rounds;
 mod fds;
-mod io;
 mod maps;
 mod mounts;
 mod namespace;
@@ -35,7 +34,6 @@ use std::path::{Path, PathBuf};
 pub use cgroups::CgroupPath;
 pub use fd_rounds::{FdRounds, FdVisitor, thread_cpu_time};
 pub use fds::{Access, FdInfo, OpenFile};
-pub use io::IoCounters;
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
 pub use namespace::View;
@@ -148,7 +146,6 @@ mod tests {
         assert!(proc.stat(pid).unwrap_err().is_gone());
         assert!(proc.open_files(pid).unwrap_err().is_gone());
         assert!(proc.mappings(pid).unwrap_err().is_gone());
-        assert!(proc.io_counters(pid).unwrap_err().is_gone());
         assert!(proc.cgroup_paths(pid).unwrap_err().is_gone());
         assert!(proc.executable(pid).unwrap_err().is_gone());
         assert!(proc.mount_namespace(pid).unwrap_err().is_gone());
@@ -181,9 +178,9 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         std::fs::create_dir(tree.path().join("5")).unwrap();
         let proc = ProcRoot::at(tree.path());
-        let error = proc.io_counters(5).unwrap_err();
+        let error = proc.cgroup_paths(5).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert!(!error.is_gone());
-        assert!(proc.io_counters(6).unwrap_err().is_gone());
+        assert!(proc.cgroup_paths(6).unwrap_err().is_gone());
     }
 }

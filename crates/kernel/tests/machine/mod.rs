@@ -14,7 +14,7 @@ use pagekeeper_kernel::{Inode, Result};
 const PID: u32 = 7;
 
 /// Each file and what stands in it, `ROOT` for the tree itself.
-pub(crate) const FILES: [(&str, &str); 28] = [
+pub(crate) const FILES: [(&str, &str); 27] = [
     ("proc/7/stat", "7 (a) S (1) R) S 7 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n"),
     ("proc/7/comm", "a) S (1) R\n"),
     ("proc/7/cmdline", "postgres: walsender repl streaming 0/3000148\0\0\0"),
@@ -23,10 +23,6 @@ pub(crate) const FILES: [(&str, &str); 28] = [
         "7f00-8f00 rw-s 00001000 08:1f 77   /data/a b\\012c  (deleted)\na000-b000 rw-p 00000000 00:00 0   [heap]\n",
     ),
     ("proc/7/fdinfo/12", "pos:\t77\nflags:\t0102001\nmnt_id:\t27\nino:\t99\nlock:\t1: POSIX x\n"),
-    (
-        "proc/7/io",
-        "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n",
-    ),
     ("proc/7/cgroup", "9:name=systemd:/a\n4:memory:/db\n0::/pod:1/x\n"),
     (
         "proc/7/mountinfo",
@@ -115,7 +111,6 @@ pub(crate) fn read_all(root: &Path) -> Result<()> {
         proc.fd_info(PID, 12).map(drop),
         proc.open_files(PID).map(drop),
         proc.files_of(PID, &selection).error.map_or(Ok(()), Err),
-        proc.io_counters(PID).map(drop),
         proc.cgroup_paths(PID).map(drop),
         proc.mounts(PID).map(drop),
         proc.own_mounts().and_then(|mounts| {

@@ -1,0 +1,294 @@
+//! Streaming programs, followed by events of the kernel in a thread of its own, and what that thread tells the loop.
+//!
+//! Invariants: the loop never waits for the thread while it ticks, and keeps what it is told within bounds; a program that a
+//! profile names as a database is not followed; where streams can't be followed that is reported once, and all else goes on.
+
+mod rules;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_streams::{StreamEvent, StreamOptions, StreamReport, Streams};
+
+use self::rules::StreamRules;
+use super::report::Report;
+use crate::config::{Options, Settings, stream_name};
+use crate::decision::Action;
+use crate::event::Event;
+
+/// Time between two steps while streams bring pages in.
+const BUSY_STEP: Duration = Duration::from_millis(10);
+/// Longest wait for a stream; a stop is heeded after it.
+const IDLE_WAIT: Duration = Duration::from_millis(100);
+/// Shortest time between two updates for the loop.
+const UPDATE_EVERY: Duration = Duration::from_millis(100);
+/// Updates that wait for the loop; later ones are merged.
+const UPDATES_MAX: usize = 16;
+/// Events in one update; more are dropped, and a problem says so.
+const EVENTS_MAX: usize = 1024;
+/// Longest wait for the kernel to take the programs for that.
+const START_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for the thread to stop: a release may hang.
+const STOP_MAX: Duration = Duration::from_secs(2);
+/// Programs that are counted by name; those beyond are counted together.
+const NAMES_MAX: usize = 64;
+
+/// Names of the processes that are followed, and of those that never are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FollowedNames {
+    streams: Vec<String>,
+    never: Vec<String>,
+}
+
+impl FollowedNames {
+    /// The names of the configuration, unless it wants no streams; a name of a profile can't be told to the kernel if it is a glob
+    /// of another form, and is left to [`StreamRules`].
+    fn of(options: &Options) -> Option<Self> {
+        let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
+        let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();
+        never.sort_unstable();
+        never.dedup();
+        options.streams.on.then(|| Self { streams: options.streams.processes.clone(), never })
+    }
+
+    /// Whether a process that is called so is followed.
+    fn has(&self, name: &OsStr) -> bool {
+        let is_in = |names: &[String]| names.iter().any(|pattern| is_called(name, pattern));
+        is_in(&self.streams) && !is_in(&self.never)
+    }
+
+    /// Follows the processes that run already; what has ended meanwhile is no stream.
+    fn follow_running(&self, streams: &mut Streams, proc: &ProcRoot) {
+        let pids = proc.pids().unwrap_or_default().into_iter().filter(|pid| *pid != std::process::id());
+        for pid in pids {
+            if proc.name(pid).is_ok_and(|name| self.has(&name)) {
+                let _ = streams.follow(pid);
+            }
+        }
+    }
+}
+
+/// Whether a name is the pattern, in which `*` may stand at the end.
+fn is_called(name: &OsStr, pattern: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(start) => name.as_bytes().starts_with(start.as_bytes()),
+        None => name.as_bytes() == pattern.as_bytes(),
+    }
+}
+
+/// What the thread tells the loop.
+#[derive(Debug, Default)]
+struct StreamUpdate {
+    events: Vec<StreamEvent>,
+    /// Whether there were more events.
+    is_cut: bool,
+    report: StreamReport,
+}
+
+/// The thread, until it is dropped.
+struct StreamThread {
+    names: FollowedNames,
+    /// Ends the thread when it is dropped.
+    stop: Sender<()>,
+    updates: Receiver<StreamUpdate>,
+}
+
+/// The streams, as the loop sees them.
+pub(super) struct StreamWatch {
+    proc: ProcRoot,
+    rules: Arc<Mutex<StreamRules>>,
+    thread: Option<StreamThread>,
+    /// The thread's last report.
+    last: StreamReport,
+    /// Of threads that were stopped, in bytes.
+    kept_before: u64,
+    released: BTreeMap<String, u64>,
+}
+
+impl StreamWatch {
+    /// Begins to follow streams, if the settings want that.
+    pub(super) fn new(proc: ProcRoot, settings: &Settings, report: &mut Report) -> Self {
+        let rules = Arc::new(Mutex::new(StreamRules::new(proc.clone(), &settings.options)));
+        let (last, released) = (StreamReport::default(), BTreeMap::new());
+        let mut watch = Self { proc, rules, thread: None, last, kept_before: 0, released };
+        watch.apply(settings, report);
+        watch
+    }
+
+    /// Goes on by these settings.
+    pub(super) fn apply(&mut self, settings: &Settings, report: &mut Report) {
+        *lock(&self.rules) = StreamRules::new(self.proc.clone(), &settings.options);
+        let wanted = FollowedNames::of(&settings.options);
+        if self.thread.as_ref().map(|thread| &thread.names) == wanted.as_ref() {
+            return;
+        }
+        self.stop(report);
+        let Some(names) = wanted else { return };
+        match self.start(names) {
+            Ok(thread) => self.thread = Some(thread),
+            Err(why) => {
+                report.events.push(Event::VisibilityGap { gap: format!("streams are not followed: {why}") });
+            }
+        }
+    }
+
+    /// Starts the thread. Fails with a sentence where streams can't be followed.
+    fn start(&self, names: FollowedNames) -> Result<StreamThread, String> {
+        let rules = Arc::clone(&self.rules);
+        let options = StreamOptions {
+            names: names.streams.clone(),
+            never: names.never.clone(),
+            decide: Box::new(move |pid, path| lock(&rules).verdict(pid, path, Instant::now())),
+        };
+        let ((stop, stopped), (say, updates)) = (channel(), sync_channel(UPDATES_MAX));
+        let (started, outcome) = sync_channel(1);
+        let (proc, followed) = (self.proc.clone(), names.clone());
+        let run = move || {
+            let mut streams = match Streams::start(options) {
+                Ok(streams) => streams,
+                Err(error) => return drop(started.send(Err(error.to_string()))),
+            };
+            followed.follow_running(&mut streams, &proc);
+            // Whoever started the thread may have given up.
+            if started.send(Ok(())).is_ok() {
+                follow(streams, &stopped, &say);
+            }
+        };
+        std::thread::Builder::new().name("streams".to_owned()).spawn(run).map_err(|error| {
+            format!("no thread can be started (RLIMIT_NPROC, TasksMax or memory): {error}")
+        })?;
+        let outcome = outcome.recv_timeout(START_MAX);
+        outcome.map_err(|_| "the kernel does not load the programs for that in time".to_owned())??;
+        Ok(StreamThread { names, stop, updates })
+    }
+
+    /// Stops the thread, and takes in the last that it has to tell.
+    pub(super) fn stop(&mut self, report: &mut Report) {
+        let Some(StreamThread { stop, updates, .. }) = self.thread.take() else { return };
+        drop(stop);
+        let until = Instant::now() + STOP_MAX;
+        while let Ok(update) = updates.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.take_in(update, report);
+        }
+        self.kept_before += std::mem::take(&mut self.last).totals.resident;
+    }
+
+    /// Takes in what the thread has told since the last tick.
+    pub(super) fn look(&mut self, report: &mut Report) {
+        let Some(thread) = &self.thread else { return };
+        let mut updates = Vec::new();
+        let end = loop {
+            match thread.updates.try_recv() {
+                Ok(update) => updates.push(update),
+                Err(end) => break end,
+            }
+        };
+        for update in updates {
+            self.take_in(update, report);
+        }
+        if end == TryRecvError::Disconnected {
+            self.stop(report);
+            let gap =
+                "streams are no longer followed: their thread failed; SIGHUP starts it again".to_owned();
+            report.events.push(Event::VisibilityGap { gap });
+        }
+    }
+
+    fn take_in(&mut self, update: StreamUpdate, report: &mut Report) {
+        for event in update.events {
+            match event {
+                StreamEvent::Began { pid, program } => report.events.push(Event::Stream { pid, program }),
+                StreamEvent::Ended { pid, program, seconds, files, totals } => {
+                    report.events.push(Event::StreamEnded {
+                        pid,
+                        program,
+                        seconds,
+                        files,
+                        released_bytes: totals.released,
+                        kept_bytes: totals.resident,
+                    });
+                }
+                StreamEvent::Would { path, start, end } => {
+                    report.events.push(Event::Would { path, action: Action::Release, start, end });
+                }
+                StreamEvent::Problem { path, sentence } => report.problem(path, &sentence),
+            }
+        }
+        if update.is_cut {
+            let problem = "more happens to streams than is reported: some of their events are left out";
+            report.problem(self.proc.path().to_path_buf(), &problem);
+        }
+        if update.report.lost_bytes > 0 {
+            let problem =
+                "streams brought in pages faster than the kernel's events are read: some of these pages stay";
+            report.problem(self.proc.path().to_path_buf(), &problem);
+        }
+        for (program, bytes) in &update.report.released_by_program {
+            let before = self.last.released_by_program.get(program).copied().unwrap_or(0);
+            let released = bytes.saturating_sub(before);
+            if released > 0 {
+                let is_counted = self.released.contains_key(program) || self.released.len() < NAMES_MAX;
+                let name = if is_counted { program } else { "other" };
+                *self.released.entry(name.to_owned()).or_default() += released;
+                report.behind_streams(released);
+            }
+        }
+        self.last = update.report;
+    }
+
+    /// Released so far, in bytes, by program.
+    pub(super) fn released(&self) -> &BTreeMap<String, u64> {
+        &self.released
+    }
+
+    /// Brought in by streams, and still there, in bytes.
+    pub(super) fn kept(&self) -> u64 {
+        self.kept_before + self.last.totals.resident
+    }
+}
+
+/// Follows streams until the other end of `stopped` is dropped.
+fn follow(mut streams: Streams, stopped: &Receiver<()>, say: &SyncSender<StreamUpdate>) {
+    let (mut update, mut said) = (StreamUpdate::default(), Instant::now());
+    // Whether anything may have happened that was not said yet.
+    let mut has_news = true;
+    loop {
+        let is_stopped = stopped.try_recv() == Err(TryRecvError::Disconnected);
+        update.add(streams.step());
+        let is_busy = streams.is_busy();
+        has_news |= is_busy || !update.events.is_empty();
+        if is_stopped {
+            update.report = streams.report();
+            // The loop takes it, unless it waits no longer.
+            return drop(say.send(update));
+        }
+        if has_news && said.elapsed() >= UPDATE_EVERY {
+            update.report = streams.report();
+            match say.try_send(std::mem::take(&mut update)) {
+                Ok(()) => (has_news, said) = (is_busy, Instant::now()),
+                Err(TrySendError::Full(unsaid)) => update = unsaid,
+                Err(TrySendError::Disconnected(_)) => return,
+            }
+        }
+        if is_busy {
+            // Ends at once where the thread is to stop.
+            let _ = stopped.recv_timeout(BUSY_STEP);
+        } else {
+            streams.wait(IDLE_WAIT);
+        }
+    }
+}
+
+impl StreamUpdate {
+    fn add(&mut self, events: Vec<StreamEvent>) {
+        let room = EVENTS_MAX - self.events.len();
+        self.is_cut |= events.len() > room;
+        self.events.extend(events.into_iter().take(room));
+    }
+}

@@ -1,0 +1,167 @@
+//! What may be done with the files of streaming programs: what the configuration says of their processes and directories.
+//!
+//! A file is left alone where that can't be decided.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use globset::GlobMatcher;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_streams::Verdict;
+
+use crate::config::Options;
+use crate::targets::{ProcessTraits, Targets};
+
+/// A process is read again after this: it may have become another program, or moved to another cgroup.
+const TRAITS_FOR: Duration = Duration::from_secs(1);
+/// Processes that are kept in mind.
+const PROCESSES_MAX: usize = 1024;
+
+/// What is known of a process.
+#[derive(Debug, Clone)]
+struct StreamProcess {
+    read: Instant,
+    traits: ProcessTraits,
+    /// Whether a profile names it.
+    is_database: bool,
+}
+
+/// The rules, and the processes that they were asked about.
+pub(super) struct StreamRules {
+    proc: ProcRoot,
+    dry_run: bool,
+    targets: Targets,
+    databases: Vec<GlobMatcher>,
+    known: HashMap<u32, StreamProcess>,
+}
+
+impl StreamRules {
+    pub(super) fn new(proc: ProcRoot, options: &Options) -> Self {
+        let databases = options.profiles.iter().flat_map(|profile| profile.processes.iter().cloned());
+        Self {
+            proc,
+            dry_run: options.dry_run,
+            targets: options.targets.clone(),
+            databases: databases.collect(),
+            known: HashMap::new(),
+        }
+    }
+
+    /// What may be done with a file that a process brought pages in of.
+    pub(super) fn verdict(&mut self, pid: u32, file: Option<&Path>, now: Instant) -> Verdict {
+        let process = self.process(pid, now);
+        let directory = file.map(|file| file.parent().unwrap_or(file));
+        // What `only` lists are databases, which a streaming program is not.
+        if process.is_database || self.targets.never_in(&process.traits, directory) {
+            Verdict::Leave
+        } else if self.dry_run
+            || !self.targets.acts_on(Some(&process.traits), directory.unwrap_or(Path::new("")))
+        {
+            Verdict::Report
+        } else {
+            Verdict::Release
+        }
+    }
+
+    /// What is known of a process; what was known before, if it has ended.
+    fn process(&mut self, pid: u32, now: Instant) -> StreamProcess {
+        let known = self.known.get(&pid);
+        if let Some(known) = known.filter(|known| now.saturating_duration_since(known.read) < TRAITS_FOR) {
+            return known.clone();
+        }
+        let name = match (self.proc.name(pid), known) {
+            (Err(_), Some(known)) => return known.clone(),
+            (name, _) => name.ok(),
+        };
+        let is_database =
+            name.is_some_and(|name| self.databases.iter().any(|database| database.is_match(&name)));
+        let traits = self.targets.traits_of(&self.proc, pid);
+        let process = StreamProcess { read: now, traits, is_database };
+        if self.known.len() >= PROCESSES_MAX {
+            self.known.clear();
+        }
+        self.known.insert(pid, process.clone());
+        process
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::targets::Selector;
+    use pagekeeper_testing::fake_process;
+
+    struct Case {
+        tree: tempfile::TempDir,
+        now: Instant,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self { tree: tempfile::tempdir().unwrap(), now: Instant::now() }
+        }
+
+        fn process(&self, pid: u32, name: &str) {
+            fake_process(self.tree.path(), pid, name, 1, &[]);
+        }
+
+        fn rules(&self, targets: Targets) -> StreamRules {
+            let options = Options { targets, ..Options::default() };
+            StreamRules::new(ProcRoot::at(self.tree.path()), &options)
+        }
+
+        fn verdicts(&self, targets: Targets) -> [Verdict; 2] {
+            let mut rules = self.rules(targets);
+            [Some(Path::new("/backup/dump")), None].map(|file| rules.verdict(7, file, self.now))
+        }
+    }
+
+    fn select(text: &str) -> Vec<Selector> {
+        vec![text.parse().unwrap()]
+    }
+
+    #[test]
+    fn a_stream_is_left_alone_that_the_configuration_leaves_out() {
+        use Verdict::{Leave, Release, Report};
+        let case = Case::new();
+        case.process(7, "tar");
+        let never = |text: &str| Targets { never: select(text), ..Targets::default() };
+        let canary = |text: &str| Targets { canary: select(text).pop(), ..Targets::default() };
+        // A list of databases says nothing of programs that are none.
+        let only = Targets { only: select("pid:8"), ..Targets::default() };
+        for (targets, expected) in [
+            (Targets::default(), [Release, Release]),
+            (only, [Release, Release]),
+            (never("pid:7"), [Leave, Leave]),
+            (never("pid:8"), [Release, Release]),
+            // A file whose directory is not known may be in this one.
+            (never("dir:/backup"), [Leave, Leave]),
+            (never("dir:/data"), [Release, Leave]),
+            // So may a process whose user is not known.
+            (never("user:4711"), [Leave, Leave]),
+            (canary("pid:7"), [Release, Release]),
+            (canary("pid:8"), [Report, Report]),
+            (canary("dir:/backup"), [Release, Report]),
+        ] {
+            assert_eq!(case.verdicts(targets.clone()), expected, "{targets:?}");
+        }
+        let mut rules = case.rules(Targets::default());
+        rules.dry_run = true;
+        assert_eq!(rules.verdict(7, None, case.now), Report);
+    }
+
+    #[test]
+    fn a_database_is_left_alone_also_where_a_stream_becomes_one() {
+        let case = Case::new();
+        case.process(7, "tar");
+        let mut rules = case.rules(Targets::default());
+        assert_eq!(rules.verdict(7, None, case.now), Verdict::Release);
+        case.process(7, "mariadbd");
+        assert_eq!(rules.verdict(7, None, case.now + TRAITS_FOR), Verdict::Leave);
+        // What was known of it holds when it has ended.
+        std::fs::remove_dir_all(case.tree.path().join("7")).unwrap();
+        assert_eq!(rules.verdict(7, None, case.now + 3 * TRAITS_FOR), Verdict::Leave);
+        assert_eq!(rules.verdict(8, None, case.now), Verdict::Release, "of one that was never seen");
+    }
+}

@@ -1,0 +1,60 @@
+//! The places in a file where streams go on.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::{PAGE, PAGES};
+use crate::{READ_AHEAD, WINDOW};
+
+/// Places that are remembered of one file: as many readers as programs have at work on one file. Where more take turns, the one that
+/// rests longest is forgotten.
+const POSITIONS_MAX: usize = 16;
+
+/// One place, as the number of a page, and its newest event.
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    end: u64,
+    at: Duration,
+}
+
+/// The places where streams go on, the newest first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Positions {
+    newest_first: Vec<Position>,
+}
+
+impl Positions {
+    /// Moves the place that `pages` continue to their end, or begins another. Events of several processors may be out of order, so
+    /// `pages` may begin up to a window before the place, or a read-ahead behind it.
+    pub(super) fn note(&mut self, pages: &Range<u64>, now: Duration) {
+        let continues = |position: &Position| {
+            pages.start >= position.end.saturating_sub(WINDOW / PAGE)
+                && pages.start <= position.end.saturating_add(READ_AHEAD / PAGE)
+        };
+        if let Some(found) = self.newest_first.iter().position(continues) {
+            self.newest_first[..=found].rotate_right(1);
+            let newest = &mut self.newest_first[0];
+            newest.end = newest.end.max(pages.end);
+            newest.at = now;
+        } else {
+            self.newest_first.truncate(POSITIONS_MAX - 1);
+            self.newest_first.insert(0, Position { end: pages.end, at: now });
+        }
+    }
+
+    /// Whether no event came yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.newest_first.is_empty()
+    }
+
+    /// Returns the newest event of a place that has a window less than `behind` bytes before it, or less than `ahead` bytes after it.
+    pub(super) fn newest_near(&self, window: u64, behind: u64, ahead: u64) -> Option<Duration> {
+        let first = window * u64::from(PAGES);
+        let end = first + u64::from(PAGES);
+        let near = |position: &&Position| {
+            end > position.end.saturating_sub(behind / PAGE)
+                && first < position.end.saturating_add(ahead / PAGE)
+        };
+        self.newest_first.iter().find(near).map(|position| position.at)
+    }
+}

@@ -1,0 +1,401 @@
+//! Events of the page cache that followed processes cause: pages that they add, pages that anybody uses of the files they touched,
+//! and the life of the processes themselves.
+//!
+//! Programs at raw tracepoints write a record for each event into a ring buffer. Where fields of the kernel's structs lie is read from
+//! the kernel's own description (BTF), so one binary fits every kernel that has it. Read-ahead is done by the task that reads, and
+//! workers of `io_uring` belong to their process, so both count for the process that caused them.
+//!
+//! Invariants: a process is followed because [`PageEvents::follow`] named it, its name was given, or its parent was followed. It only
+//! observes. All tables are bounded, and events that found no room are counted ([`PageEvents::lost`]). All is removed when
+//! [`PageEvents`] is dropped, and when its process ends, `kill -9` included.
+//! Fails where the kernel has no BTF, lacks the tracepoints (Linux 5.8), or refuses the programs.
+
+mod btf;
+mod layout;
+mod programs;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use pagekeeper_kernel::page_size;
+use pagekeeper_kernel::text::unescaped_bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::TraceError;
+use crate::error::Right;
+use crate::sys::{Attachment, LoadError, Map, MapKind, Program, ProgramKind};
+pub use btf::BtfError;
+use layout::{Offsets, kind, lost, named, record};
+use programs::{Point, Tables, program};
+use ring::Ring;
+
+/// Bytes of the ring buffer: 58,000 events, a tenth of a second of the fastest streams.
+const RING_BYTES: u32 = 4 << 20;
+/// Processes that are followed at a time; children of more are counted as lost.
+const FOLLOWED_MAX: u32 = 16 << 10;
+/// Files whose uses are watched at a time; additions to more are counted as lost.
+const WATCHED_MAX: u32 = 64 << 10;
+/// Names of processes; none is given more.
+const NAMES_MAX: u32 = 4 << 10;
+/// Bytes of a process's name that the kernel keeps.
+const NAME_MAX: usize = 15;
+/// Pages that one event of a reader counts for at once: the kernel tells what was asked for, which comes in pieces.
+const USED_AT_ONCE: u64 = 512;
+/// Readers whose place in a long read is remembered.
+const READERS_MAX: usize = 4 << 10;
+/// The number of the first pid namespace (`PROC_PID_INIT_INO` of `include/linux/proc_ns.h`).
+const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+
+/// A file as the kernel's events name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventFile {
+    /// The device of its file system, as `st_dev` encodes it (on btrfs that of the whole file system, not of the subvolume); of a
+    /// block device its own number (`st_rdev`).
+    pub dev: u64,
+    /// The inode number; of a block device the kernel's own.
+    pub ino: u64,
+    /// The inode's generation: it tells an inode from a later one of the same number.
+    pub generation: u32,
+    /// The subvolume that the inode belongs to, on btrfs alone.
+    pub subvolume: Option<u64>,
+    /// Whether it is a block device.
+    pub is_block_device: bool,
+    /// The address of the file's mapping in the kernel, by which [`PageEvents::forget`] finds it. Never to be shown.
+    pub mapping: u64,
+}
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PageEvent {
+    /// A followed process brought pages in.
+    Added {
+        /// The process (thread group), in the first pid namespace.
+        process: u32,
+        /// The file.
+        file: EventFile,
+        /// Bytes, in whole pages.
+        bytes: Range<u64>,
+    },
+    /// Some process read or mapped pages that were resident, of a file that a followed process has added pages of (Linux 6.12).
+    Used {
+        /// The process.
+        process: u32,
+        /// Whether it is followed.
+        is_followed: bool,
+        /// The file.
+        file: EventFile,
+        /// Bytes, in whole pages.
+        bytes: Range<u64>,
+    },
+    /// A process is followed from now on: by its name as it became another program, or as the child of one that is followed. Sent
+    /// again when it becomes another program.
+    Began {
+        /// The process.
+        process: u32,
+        /// The followed process that it is a child of, or 0.
+        parent: u32,
+        /// Its name (`comm`) now.
+        name: String,
+    },
+    /// A followed process has become a program that is never followed (a database).
+    Left {
+        /// The process.
+        process: u32,
+    },
+    /// A followed process has ended, all its threads.
+    Ended {
+        /// The process.
+        process: u32,
+    },
+}
+
+/// What is to be followed by its name.
+#[derive(Debug, Clone, Default)]
+pub struct FollowedNames {
+    /// Names of processes as the kernel keeps them, 15 bytes at most; `*` may stand at the end. Followed from their exec on, with
+    /// their children.
+    pub streams: Vec<String>,
+    /// Names that are never followed, even as children: databases.
+    pub never: Vec<String>,
+}
+
+/// Events that found no room since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LostEvents {
+    /// Pages that were added unseen.
+    pub pages: u64,
+    /// Other events.
+    pub others: u64,
+}
+
+/// Events of followed processes, from when it is made until it is dropped.
+pub struct PageEvents {
+    // The attachments go first: no program runs while the rest is taken apart.
+    attachments: Vec<Attachment>,
+    ring: Ring,
+    records: Map,
+    followed: Map,
+    watched: Option<Map>,
+    lost: Map,
+    readers: Readers,
+}
+
+impl fmt::Debug for PageEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageEvents").field("programs", &self.attachments.len()).finish_non_exhaustive()
+    }
+}
+
+impl PageEvents {
+    /// Loads and attaches the programs. Needs `CAP_BPF` and `CAP_PERFMON`.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel or the caller's permissions don't allow that, or a name is longer than 15 bytes or has a `*` that is not
+    /// at its end.
+    pub fn open(names: &FollowedNames) -> Result<Self, TraceError> {
+        if !is_first_pid_namespace() {
+            return Err(TraceError::OtherNamespace);
+        }
+        let offsets = Offsets::of_this_kernel()?;
+        let table = |kind, name, key, value, entries| {
+            Map::create(kind, name, key, value, entries)
+                .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
+        };
+        let records = table(MapKind::Ring, "pk_records", 0, 0, RING_BYTES)?;
+        let ring = Ring::new(&records, RING_BYTES).map_err(|errno| failed("mmap", "pk_records", errno))?;
+        let mut events = Self {
+            attachments: Vec::new(),
+            ring,
+            records,
+            followed: table(MapKind::Hash, "pk_followed", 4, 8, FOLLOWED_MAX)?,
+            watched: Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_MAX)?),
+            lost: table(MapKind::Array, "pk_lost", 4, 8, lost::COUNT)?,
+            readers: Readers::default(),
+        };
+        let by_name =
+            named_table(table(MapKind::LongestPrefix, "pk_names", 4 + NAME_MAX + 1, 4, NAMES_MAX)?, names)?;
+        if let Err(error) = events.attach(&[Point::Read, Point::Mapped, Point::Faulted], &by_name, &offsets) {
+            if !matches!(&error, TraceError::Call { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+            {
+                return Err(error);
+            }
+            events.attachments.clear();
+            events.watched = None;
+        }
+        // Who ends is watched before who begins, so that none stays in the table.
+        events.attach(&[Point::Exited, Point::Executed, Point::Forked, Point::Added], &by_name, &offsets)?;
+        Ok(events)
+    }
+
+    fn attach(&mut self, points: &[Point], names: &Map, offsets: &Offsets) -> Result<(), TraceError> {
+        let tables = Tables {
+            followed: self.followed.raw_fd(),
+            names: names.raw_fd(),
+            watched: self.watched.as_ref().map(Map::raw_fd),
+            ring: self.records.raw_fd(),
+            lost: self.lost.raw_fd(),
+        };
+        for point in points {
+            let (tracepoint, name) = point.names();
+            let code = program(*point, tables, offsets).map_err(|error| TraceError::Call {
+                call: "assemble",
+                what: name.to_owned(),
+                source: std::io::Error::other(error),
+            })?;
+            let program = Program::load(ProgramKind::RawTracepoint, name, &code)
+                .map_err(|error| refused(name, error))?;
+            let attached = program.attach_raw(tracepoint);
+            self.attachments.push(attached.map_err(|error| failed(error.call, name, error.errno))?);
+        }
+        Ok(())
+    }
+
+    /// Follows a process and the children that it starts from now on. The number is that of the first pid namespace.
+    pub fn follow(&self, process: u32) -> Result<(), TraceError> {
+        let added = self.followed.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
+        added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_followed", errno))
+    }
+
+    /// Follows a process no longer.
+    pub fn unfollow(&self, process: u32) -> Result<(), TraceError> {
+        let deleted = self.followed.delete(&process.to_ne_bytes());
+        deleted.map(drop).map_err(|errno| failed("bpf(MAP_DELETE)", "pk_followed", errno))
+    }
+
+    /// Gives back the place that a file takes in the kernel's table; its [`PageEvent::Used`] events end.
+    pub fn forget(&self, file: &EventFile) -> Result<(), TraceError> {
+        let Some(watched) = &self.watched else { return Ok(()) };
+        let deleted = watched.delete(&file.mapping.to_ne_bytes());
+        deleted.map(drop).map_err(|errno| failed("bpf(MAP_DELETE)", "pk_watched", errno))
+    }
+
+    /// Whether [`PageEvent::Used`] events come.
+    pub fn sees_use(&self) -> bool {
+        self.watched.is_some()
+    }
+
+    /// Takes the events that have come, the oldest first, at most one buffer's worth.
+    pub fn drain(&mut self, take: &mut dyn FnMut(PageEvent)) {
+        let readers = &mut self.readers;
+        self.ring.drain(|bytes| {
+            if let Some(event) = parsed(bytes, readers) {
+                take(event);
+            }
+        });
+    }
+
+    /// Waits until an event comes, or for so long.
+    pub fn wait(&self, timeout: Duration) {
+        let timeout = Timespec::try_from(timeout).ok();
+        // A signal ends it early, which is no harm.
+        let _ = poll(&mut [PollFd::new(&self.records.fd(), PollFlags::IN)], timeout.as_ref());
+    }
+
+    /// Becomes readable when an event comes.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.records.fd()
+    }
+
+    /// How many events found no room since the start.
+    pub fn lost(&self) -> Result<LostEvents, TraceError> {
+        let count = |index: i32| -> Result<u64, TraceError> {
+            let mut value = [0; 8];
+            let looked_up = self.lost.lookup(&index.to_ne_bytes(), &mut value);
+            looked_up.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_lost", errno))?;
+            Ok(u64::from_ne_bytes(value))
+        };
+        Ok(LostEvents { pages: count(lost::PAGES)?, others: count(lost::OTHERS)? })
+    }
+}
+
+fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
+    TraceError::of(Right::Programs, call, what, errno)
+}
+
+fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
+    if log.is_empty() {
+        return failed("bpf(PROG_LOAD)", name, errno);
+    }
+    TraceError::Rejected { program: name.to_owned(), log, source: errno.into() }
+}
+
+/// Whether processes have the same numbers here as in the kernel's events. Where that can't be read they have not.
+fn is_first_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
+}
+
+/// The table with these names in it.
+fn named_table(table: Map, names: &FollowedNames) -> Result<Map, TraceError> {
+    let all = names.streams.iter().map(|name| (name, named::STREAM));
+    // Later ones replace earlier ones of the same name.
+    for (name, what) in all.chain(names.never.iter().map(|name| (name, named::NEVER))) {
+        let key = name_key(name).ok_or_else(|| TraceError::Name { name: name.clone() })?;
+        table
+            .update(&key, &what.to_ne_bytes())
+            .map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_names", errno))?;
+    }
+    Ok(table)
+}
+
+/// The key of a name: how many bits count, and the name. An exact name counts with the zero behind it.
+fn name_key(name: &str) -> Option<[u8; 4 + NAME_MAX + 1]> {
+    let (text, is_prefix) = name.strip_suffix('*').map_or((name, false), |prefix| (prefix, true));
+    if text.len() > NAME_MAX || text.contains(['*', '\0']) || name.is_empty() {
+        return None;
+    }
+    let mut key = [0; 4 + NAME_MAX + 1];
+    let bytes = text.len() + usize::from(!is_prefix);
+    key[..4].copy_from_slice(&u32::try_from(8 * bytes).ok()?.to_ne_bytes());
+    key[4..4 + text.len()].copy_from_slice(text.as_bytes());
+    Some(key)
+}
+
+/// What readers asked for that they were not seen to get, in pages, by process and mapping.
+type Readers = HashMap<(u32, u64), Range<u64>>;
+
+/// The numbers of a record.
+struct Record<'a>(&'a [u8]);
+
+impl Record<'_> {
+    fn word(&self, at: i16) -> u32 {
+        let at = usize::from(at.unsigned_abs());
+        self.0.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().unwrap_or_default()))
+    }
+
+    fn long(&self, at: i16) -> u64 {
+        let at = usize::from(at.unsigned_abs());
+        self.0.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()))
+    }
+
+    fn name(&self) -> String {
+        let at = usize::from(record::NAME.unsigned_abs());
+        let bytes = self.0.get(at..at + NAME_MAX).unwrap_or_default();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        unescaped_bytes(&bytes[..end]).into_owned()
+    }
+
+    fn file(&self) -> EventFile {
+        // The kernel's own form: twelve bits, then twenty.
+        let dev = self.word(record::DEV);
+        let is_block_device = self.word(record::MODE) & libc::S_IFMT == libc::S_IFBLK;
+        let subvolume = self.long(record::SUBVOLUME);
+        EventFile {
+            dev: rustix::fs::makedev(dev >> 20, dev & 0xf_ffff),
+            ino: self.long(record::INO),
+            generation: self.word(record::GENERATION),
+            subvolume: (subvolume != 0).then_some(subvolume),
+            is_block_device,
+            mapping: self.long(record::MAPPING),
+        }
+    }
+}
+
+/// The event of a record.
+fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
+    let record = Record(bytes);
+    let process = record.word(record::PROCESS);
+    Some(match record.word(record::KIND).cast_signed() {
+        kind::ADDED => {
+            let first = record.long(record::FIRST);
+            let pages = first..first.checked_add(record.long(record::PAGES))?;
+            PageEvent::Added { process, file: record.file(), bytes: in_bytes(&pages)? }
+        }
+        kind::USED => {
+            let pages = record.long(record::FIRST)..record.long(record::PAGES).checked_add(1)?;
+            let file = record.file();
+            let bytes = in_bytes(&used_now(readers, (process, file.mapping), pages))?;
+            PageEvent::Used { process, is_followed: record.word(record::OTHER) != 0, file, bytes }
+        }
+        kind::BEGAN => PageEvent::Began { process, parent: record.word(record::OTHER), name: record.name() },
+        kind::LEFT => PageEvent::Left { process },
+        kind::ENDED => PageEvent::Ended { process },
+        _ => return None,
+    })
+}
+
+fn in_bytes(pages: &Range<u64>) -> Option<Range<u64>> {
+    Some(pages.start.checked_mul(page_size())?..pages.end.checked_mul(page_size())?)
+}
+
+/// What a reader has used by now. The kernel tells all that a call still asks for, once for each batch of folios: of a long read the
+/// first pages count at once, and what lies before the next event's as that comes.
+fn used_now(readers: &mut Readers, reader: (u32, u64), asked: Range<u64>) -> Range<u64> {
+    let before = readers.remove(&reader).filter(|rest| rest.contains(&asked.start));
+    let start = before.map_or(asked.start, |rest| rest.start);
+    let end = asked.end.min(asked.start.saturating_add(USED_AT_ONCE));
+    if end < asked.end {
+        if readers.len() >= READERS_MAX {
+            readers.clear();
+        }
+        readers.insert(reader, end..asked.end);
+    }
+    start..end
+}
