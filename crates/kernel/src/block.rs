@@ -1,8 +1,12 @@
-//! Block devices: the size of the blocks a device writes at once.
+//! Block devices: the size of the blocks a device writes at once, its name, and whether it is in use.
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use rustix::fs::{major, minor};
+
+use crate::process::ProcRoot;
+use crate::{Error, Result};
 
 /// The physical block size in bytes of the device with the number `dev` (as `st_dev` gives it), or of the disk that
 /// it is a partition of: `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
@@ -23,6 +27,33 @@ pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
     ["queue/physical_block_size", "../queue/physical_block_size"]
         .iter()
         .find_map(|name| std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok())
+}
+
+/// The name in `/dev` of the device with the number `dev`.
+pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
+    let link = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
+    let target = std::fs::read_link(&link).map_err(|error| Error::call("readlink", &link, error))?;
+    let name = target.file_name().map(OsStr::to_owned);
+    name.ok_or_else(|| Error::Malformed { path: link, what: "its target".to_owned() })
+}
+
+/// Whether the pages of the block device with the number `dev` are somebody's own: a file system on it is mounted, in whichever
+/// namespace if it is ext4, XFS or btrfs, or another block device lies on it.
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
+pub fn is_device_in_use(proc: &ProcRoot, sys: &Path, dev: u64) -> Result<bool> {
+    let name = device_name(sys, dev)?;
+    let holders = sys.join(format!("dev/block/{}:{}/holders", major(dev), minor(dev)));
+    let is_held = std::fs::read_dir(holders).is_ok_and(|mut holders| holders.next().is_some());
+    let is_named = |kind: &str| sys.join("fs").join(kind).join(&name).exists();
+    let has_btrfs = || {
+        let all = std::fs::read_dir(sys.join("fs/btrfs")).ok();
+        all.into_iter().flatten().flatten().any(|one| one.path().join("devices").join(&name).exists())
+    };
+    Ok(is_held
+        || is_named("ext4")
+        || is_named("xfs")
+        || has_btrfs()
+        || !proc.mount_points_of(dev)?.is_empty())
 }
 
 #[cfg(test)]

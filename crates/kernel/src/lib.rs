@@ -30,13 +30,13 @@ mod work;
 mod writeback;
 
 pub use advice::{Advice, AdviceError, advise};
-pub use block::physical_block_size;
+pub use block::{is_device_in_use, physical_block_size};
 pub use error::{Error, Result};
 pub use extents::{ResidentExtents, resident_extents};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{
-    Expected, Handle, Inode, InspectedFile, Links, first_names, open_directory, open_directory_in,
-    read_named, stat_in, stat_of_name, status_changed,
+    Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, first_names, open_directory,
+    open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{

@@ -22,11 +22,13 @@ use rustix::path::Arg;
 use crate::hang::{Asking, asking_device};
 use crate::{Error, FileSystem, Result};
 
+mod by_number;
 mod handle;
 mod names;
 #[cfg(test)]
 mod tests;
 
+pub use by_number::{InodeId, OpenMount};
 pub use handle::{Handle, stat_in, stat_of_name};
 pub(crate) use handle::{OwnDescriptors, descend, device_of_open, device_without_asking};
 pub use names::first_names;

@@ -6,11 +6,28 @@
 //! A page that no followed process brought in is never released, nor one that another process has used since. No file is held open
 //! between two steps. Only reads, asks for writeback, and gives advice.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod device;
+mod files;
+mod follow;
+mod limits;
+mod open;
+mod processes;
+mod report;
+mod source;
+#[cfg(test)]
+mod tests;
+mod writing;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use pagekeeper_policy::stream_pages::StreamTotals;
+use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
+
+use follow::Follower;
 
 /// What may be done with a stream's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,40 +141,49 @@ pub struct StreamReport {
 }
 
 /// Follows streams, from when it is made until it is dropped.
-pub struct Streams {}
+pub struct Streams {
+    follower: Follower,
+}
 
 impl Streams {
-    /// Begins to follow.
-    pub fn start(_options: StreamOptions) -> Result<Self, Unavailable> {
-        Err(Unavailable("not there yet".to_owned()))
+    /// Begins to follow, also what runs already under one of the names.
+    pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
+        let StreamOptions { names, never, decide } = options;
+        let followed = FollowedNames { streams: names, never };
+        let events = PageEvents::open(&followed).map_err(|error| Unavailable(error.to_string()))?;
+        let mut follower = Follower::new(Box::new(events), decide);
+        follower.follow_running(&followed.streams, &followed.never);
+        Ok(Self { follower })
     }
 
     /// Follows a process and the children that it starts from now on, whatever they are called.
-    pub fn follow(&mut self, _pid: u32) -> Result<(), Unavailable> {
-        Ok(())
+    pub fn follow(&mut self, pid: u32) -> Result<(), Unavailable> {
+        self.follower.follow(pid).map_err(|error| Unavailable(error.to_string()))
     }
 
     /// Takes the events that have come, decides, and releases. To be called each 10 ms while [`Self::is_busy`], else after
     /// [`Self::wait`].
     pub fn step(&mut self) -> Vec<StreamEvent> {
-        Vec::new()
+        self.follower.step()
     }
 
-    /// Waits until something is to be done, or for so long.
-    pub fn wait(&self, _at_most: Duration) {}
+    /// Waits until something is to be done, or for so long; at least until 10 ms after the last step, unless that is longer.
+    pub fn wait(&self, at_most: Duration) {
+        self.follower.wait(at_most);
+    }
 
     /// Whether events have come lately, or pages are to be released.
     pub fn is_busy(&self) -> bool {
-        false
+        self.follower.is_busy()
     }
 
     /// How many followed processes run.
     pub fn running(&self) -> usize {
-        0
+        self.follower.running()
     }
 
     /// What became of all so far.
     pub fn report(&self) -> StreamReport {
-        StreamReport::default()
+        self.follower.report()
     }
 }

@@ -102,6 +102,30 @@ impl ProcRoot {
         Ok(found)
     }
 
+    /// Where in its memory a process maps bytes of `range` of the file `inode`: at most so many mappings.
+    pub(super) fn mapped_at(
+        &self,
+        pid: u32,
+        inode: Inode,
+        range: &Range<u64>,
+        at_most: usize,
+    ) -> Result<Vec<Range<u64>>> {
+        let mut found = Vec::new();
+        self.each_mapping(pid, |line| {
+            let start = range.start.max(line.range.start);
+            let end = range.end.min(line.range.end);
+            if line.inode.ino == inode.ino
+                && start < end
+                && found.len() < at_most
+                && self.is_mapping_of(pid, &line, inode)
+            {
+                let address = |offset: u64| line.addresses.start + (offset - line.range.start);
+                found.push(address(start)..address(end));
+            }
+        })?;
+        Ok(found)
+    }
+
     /// Whether a mapping with the right inode number is of that very file.
     fn is_mapping_of(&self, pid: u32, line: &MapsLine<'_>, inode: Inode) -> bool {
         if line.inode.dev == inode.dev {

@@ -4,6 +4,8 @@
 //! needs, and hands back the kernel's own error. Nothing in here decides anything.
 
 pub(crate) mod cachestat;
+pub(crate) mod file_handle;
 pub(crate) mod mapping;
 pub(crate) mod nsfs;
+pub(crate) mod process_advice;
 pub(crate) mod sync_range;

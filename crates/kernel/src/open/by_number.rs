@@ -1,0 +1,190 @@
+//! Files by number: of a file that an event of the kernel names, only numbers are known.
+//!
+//! Invariants: those of [`Handle`], by which the file is opened: the inode is resolved first, which calls no driver and breaks no
+//! lease, and looked at. What is opened is that very inode: its number, generation and subvolume are asked again of what was
+//! resolved. An inode without a name is not opened, nor one on which somebody has a lease.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::io::Errno;
+
+use super::{Expected, Handle, Inode, InspectedFile, Links, require_regular};
+use crate::block::{device_name, is_device_in_use};
+use crate::hang::asking_device;
+use crate::process::{Leases, Mount, ProcRoot};
+use crate::sys::file_handle::{FileHandle, handle_of, open_by_handle};
+use crate::{Error, Result};
+
+/// `enum fid_type` of `linux/exportfs.h`: number and generation in 32 bits each (ext4; XFS where it is mounted with `inode32`).
+const INO32_GENERATION: i32 = 1;
+/// XFS: number in 64 bits, generation in 32.
+const INO64_GENERATION: i32 = 0x81;
+/// btrfs: number and subvolume in 64 bits each, generation in 32.
+const BTRFS: i32 = 0x4d;
+
+/// What tells an inode from every other one of its file system, earlier and later ones of its number included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct InodeId {
+    /// The inode number.
+    pub ino: u64,
+    /// The generation.
+    pub generation: u32,
+    /// The subvolume, on btrfs alone.
+    pub subvolume: Option<u64>,
+}
+
+impl InodeId {
+    /// The identity of what is open, or resolved; `None` where its file system has no such numbers, or keeps them otherwise.
+    pub fn of(open: impl AsFd) -> Option<Self> {
+        Self::parse(&handle_of(open.as_fd()).ok()?)
+    }
+
+    fn parse(handle: &FileHandle) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*handle.bytes.get(at..)?.first_chunk()?));
+        let long = |at: usize| Some(u64::from_ne_bytes(*handle.bytes.get(at..)?.first_chunk()?));
+        match handle.kind {
+            INO32_GENERATION => Some(Self { ino: word(0)?.into(), generation: word(4)?, subvolume: None }),
+            INO64_GENERATION => Some(Self { ino: long(0)?, generation: word(8)?, subvolume: None }),
+            BTRFS => Some(Self { ino: long(0)?, generation: word(16)?, subvolume: Some(long(8)?) }),
+            _ => None,
+        }
+    }
+
+    /// The handle of the file system's own form.
+    fn handle(&self, form: i32) -> Option<FileHandle> {
+        let (number, generation) = (self.ino.to_ne_bytes(), self.generation.to_ne_bytes());
+        let bytes = match form {
+            INO32_GENERATION => [&u32::try_from(self.ino).ok()?.to_ne_bytes()[..], &generation].concat(),
+            INO64_GENERATION => [&number[..], &generation].concat(),
+            _ => [&number[..], &self.subvolume?.to_ne_bytes(), &generation].concat(),
+        };
+        Some(FileHandle { kind: form, bytes })
+    }
+}
+
+/// A mounted file system whose files are opened by number: ext4, XFS or btrfs. Needs `CAP_DAC_READ_SEARCH`.
+///
+/// Nobody can unmount it while this value lives.
+#[derive(Debug)]
+pub struct OpenMount {
+    directory: OwnedFd,
+    /// The file system's, which on btrfs no file shows.
+    dev: u64,
+    form: i32,
+    point: PathBuf,
+}
+
+impl OpenMount {
+    /// Opens where a file system is mounted that this process sees, by its device number. Without such a mount, one that the process
+    /// `pid` sees.
+    ///
+    /// Fails with [`Error::Unsupported`] where it is not mounted, or is of another kind.
+    pub fn of_device(proc: &ProcRoot, dev: u64, pid: u32) -> Result<Self> {
+        let own = proc.own_mounts()?;
+        let theirs = || proc.mounts(pid).unwrap_or_default();
+        let below_their_root = |mount: Mount| {
+            let root = proc.path().join(format!("{pid}/root"));
+            let below = mount.point.strip_prefix("/").map(|below| root.join(below)).unwrap_or(root);
+            Mount { point: below, ..mount }
+        };
+        let of_device = |mounts: Vec<Mount>| {
+            let mut mounts: Vec<Mount> = mounts.into_iter().filter(|mount| mount.dev == dev).collect();
+            // By a mount of all of it, paths are whole.
+            mounts.sort_by_key(|mount| mount.root.as_os_str().len());
+            mounts
+        };
+        let reason = "its file system is not mounted where it could be opened by number";
+        let mut failed = Error::Unsupported { path: PathBuf::from(device_text(dev)), reason };
+        for mount in of_device(own).into_iter().chain(of_device(theirs()).into_iter().map(below_their_root)) {
+            match Self::open_mount(mount) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn open_mount(mount: Mount) -> Result<Self> {
+        let path = mount.point;
+        let form = match mount.kind.as_str() {
+            "ext2" | "ext3" | "ext4" => INO32_GENERATION,
+            "xfs" => INO64_GENERATION,
+            "btrfs" => BTRFS,
+            _ => {
+                let reason = "files of this file system are not opened by number";
+                return Err(Error::Unsupported { path, reason });
+            }
+        };
+        let directory = Handle::at(&path, Links::RefuseAll)?;
+        // Another one may be mounted over it.
+        if mount_id(directory.as_fd()) != Some(mount.id) {
+            return Err(Error::MountPoint { path });
+        }
+        let directory = directory.open_directory(Expected::Any)?;
+        Ok(Self { directory, dev: mount.dev, form, point: path })
+    }
+
+    /// Opens a regular file that has a name, under the name that the kernel knows of it; under its number where it knows none.
+    ///
+    /// Fails with an error that [is gone](Error::is_gone) for an inode that was removed, also where a new one has its number; with
+    /// [`Error::Unsupported`] for one that is among the `leases`.
+    pub fn open(&self, id: &InodeId, leases: &Leases) -> Result<InspectedFile> {
+        const CALL: &str = "open_by_handle_at";
+        let shown = self.point.join(format!("#{}", id.ino));
+        let _asking = asking_device(self.dev, &shown)?;
+        let handle = id.handle(self.form).ok_or_else(|| Error::call(CALL, &shown, Errno::STALE))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = open_by_handle(self.directory.as_fd(), &handle, flags)
+            .map_err(|errno| Error::call(CALL, &shown, errno))?;
+        let path = name_of(found.as_fd()).unwrap_or(shown);
+        let found = Handle::of(found, path)?;
+        require_regular(found.stat(), found.path())?;
+        // ext4 takes a generation of 0 for any.
+        if found.stat().st_nlink == 0 || InodeId::of(&found) != Some(*id) {
+            return Err(Error::call(CALL, found.path(), Errno::STALE));
+        }
+        if leases.is_on(Inode { dev: self.dev, ino: id.ino }) {
+            let reason = "another program has a lease on it, and would be interrupted";
+            return Err(Error::Unsupported { path: found.path().to_path_buf(), reason });
+        }
+        let expected = Expected::Inode(found.inode());
+        found.open(expected)
+    }
+}
+
+impl InspectedFile {
+    /// Opens the block device of that number, unless a file system on it is mounted: its pages are that one's own.
+    ///
+    /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] where `/dev` leads to another.
+    pub fn open_device_by_number(proc: &ProcRoot, sys: &Path, device: u64) -> Result<Self> {
+        let path = Path::new("/dev").join(device_name(sys, device)?);
+        if is_device_in_use(proc, sys, device)? {
+            let reason = "a block device that is mounted or in use: its pages are left alone";
+            return Err(Error::Unsupported { path, reason });
+        }
+        let found = Handle::at(&path, Links::Refuse)?;
+        if found.kind() != FileType::BlockDevice || found.stat().st_rdev != device {
+            return Err(Error::OtherFile { path });
+        }
+        found.open_file_or_device(Expected::Any)
+    }
+}
+
+/// The mount that a descriptor leads into.
+fn mount_id(open: BorrowedFd<'_>) -> Option<u64> {
+    let found = rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
+}
+
+/// The path of what is open, as far as the kernel knows one: an inode that was looked up by its number alone may have none.
+fn name_of(open: BorrowedFd<'_>) -> Option<PathBuf> {
+    let link = format!("/proc/thread-self/fd/{}", open.as_raw_fd());
+    let path = std::fs::read_link(link).ok()?;
+    (path.is_absolute() && path.parent().is_some()).then_some(path)
+}
+
+fn device_text(dev: u64) -> String {
+    format!("device {}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
+}

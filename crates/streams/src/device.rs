@@ -1,0 +1,280 @@
+//! Workers that release pages, one for each device.
+//!
+//! Invariants: a device that hangs stalls its own worker alone, or those that share it once there are more than [`WORKERS_MAX`]; the
+//! caller never waits. A worker has a file open only while it works on it, and a mount only during a batch of jobs.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency};
+use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
+use pagekeeper_trace::page_events::EventFile;
+
+use crate::open::Opener;
+use crate::writing::Writing;
+use crate::{Decide, StayReason, Verdict};
+
+/// Workers; further devices share them.
+const WORKERS_MAX: usize = 8;
+/// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
+const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
+
+/// Ranges of one file that are to be released.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) file: EventFile,
+    /// The process that the verdict is about.
+    pub(crate) owner: u32,
+    /// Followed processes that use the file.
+    pub(crate) users: Vec<u32>,
+    pub(crate) ranges: Vec<DueRange>,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// What became of a range.
+#[derive(Debug)]
+pub(crate) struct RangeResult {
+    pub(crate) range: DueRange,
+    pub(crate) outcome: ReleaseOutcome,
+    /// Why pages of it stayed, if some did.
+    pub(crate) why: Option<StayReason>,
+}
+
+/// What became of a job, or of its first part.
+#[derive(Debug)]
+pub(crate) struct JobResult {
+    pub(crate) file: EventFile,
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) ranges: Vec<RangeResult>,
+    /// Why the file could not be opened or looked at.
+    pub(crate) problem: Option<Error>,
+    /// Whether it is the job's last.
+    pub(crate) is_last: bool,
+}
+
+/// A worker, and what it has to do.
+struct Worker {
+    /// The device that it works for; others may share it.
+    dev: u64,
+    jobs: Sender<Job>,
+    queued: usize,
+}
+
+/// All workers.
+pub(crate) struct Devices {
+    workers: Vec<Worker>,
+    results: Receiver<(usize, JobResult)>,
+    sender: Sender<(usize, JobResult)>,
+    decide: Arc<Mutex<Decide>>,
+}
+
+impl Devices {
+    pub(crate) fn new(decide: Decide) -> Self {
+        let (sender, results) = channel();
+        Self { workers: Vec::new(), results, sender, decide: Arc::new(Mutex::new(decide)) }
+    }
+
+    /// Hands a job over. Gives it back where no thread can be had.
+    pub(crate) fn push(&mut self, job: Job) -> Result<(), Job> {
+        let Some(index) = self.worker_for(job.file.dev) else { return Err(job) };
+        let worker = &mut self.workers[index];
+        worker.jobs.send(job).map_err(|refused| refused.0)?;
+        worker.queued += 1;
+        Ok(())
+    }
+
+    /// Jobs that are not done.
+    pub(crate) fn queued(&self) -> usize {
+        self.workers.iter().map(|worker| worker.queued).sum()
+    }
+
+    /// What was done since the last call.
+    pub(crate) fn results(&mut self) -> Vec<JobResult> {
+        let mut all = Vec::new();
+        for (index, result) in self.results.try_iter() {
+            if result.is_last {
+                self.workers[index].queued = self.workers[index].queued.saturating_sub(1);
+            }
+            all.push(result);
+        }
+        all
+    }
+
+    fn worker_for(&mut self, dev: u64) -> Option<usize> {
+        if let Some(known) = self.workers.iter().position(|worker| worker.dev == dev) {
+            return Some(known);
+        }
+        if self.workers.len() < WORKERS_MAX {
+            if let Some(jobs) = self.start(self.workers.len()) {
+                self.workers.push(Worker { dev, jobs, queued: 0 });
+                return Some(self.workers.len() - 1);
+            }
+        }
+        let least = (0..self.workers.len()).min_by_key(|index| self.workers[*index].queued)?;
+        if self.workers[least].queued == 0 {
+            self.workers[least].dev = dev;
+        }
+        Some(least)
+    }
+
+    fn start(&self, index: usize) -> Option<Sender<Job>> {
+        let (jobs, work) = channel();
+        let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
+        let run = move || {
+            // Nobody may want it any more.
+            let say = |result| drop(results.send((index, result)));
+            work_on(&work, &decide, &say);
+        };
+        std::thread::Builder::new().name("streams-disk".to_owned()).spawn(run).ok().map(|_| jobs)
+    }
+}
+
+/// Does jobs until there will be no more.
+fn work_on(jobs: &Receiver<Job>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
+    let mut writing = Writing::default();
+    loop {
+        let first = match writing.next_poll() {
+            None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(pause) => jobs.recv_timeout(pause),
+        };
+        let mut opener = Opener::new();
+        match first {
+            Ok(job) => {
+                for job in std::iter::once(job).chain(jobs.try_iter()) {
+                    do_job(job, &mut opener, decide, &mut writing, say);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        writing.go_on(&mut opener, say);
+    }
+}
+
+fn do_job(
+    mut job: Job,
+    opener: &mut Opener,
+    decide: &Mutex<Decide>,
+    writing: &mut Writing,
+    say: &dyn Fn(JobResult),
+) {
+    let file = match opener.open(&job.file, &job.users, job.path.as_deref()) {
+        Ok(file) => file,
+        Err(error) => return say(failed(job, error)),
+    };
+    job.path.get_or_insert_with(|| file.path().to_path_buf());
+    let verdict = *job.verdict.get_or_insert_with(|| lock(decide)(job.owner, job.path.as_deref()));
+    let mut done = Vec::new();
+    let mut dirty = Vec::new();
+    for range in std::mem::take(&mut job.ranges) {
+        let tried = match verdict {
+            Verdict::Release => release(&file, &range, &job.users),
+            Verdict::Report => look(&file, &range),
+            Verdict::Leave => Ok(Some(left(&range))),
+        };
+        match tried {
+            Ok(Some((outcome, why))) => done.push(RangeResult { range, outcome, why }),
+            Ok(None) => dirty.push(range),
+            Err(error) => {
+                job.ranges.push(range);
+                say(JobResult { ranges: done, ..failed(job, error) });
+                return;
+            }
+        }
+    }
+    let is_last = dirty.is_empty();
+    let (event_file, verdict, path) = (job.file, job.verdict, job.path.clone());
+    say(JobResult { file: event_file, verdict, path, ranges: done, problem: None, is_last });
+    if !is_last {
+        writing.push(Job { ranges: dirty, ..job });
+    }
+}
+
+/// The result of a job whose file can't be opened or looked at: of an inode that was removed, the pages are gone with it.
+pub(crate) fn failed(job: Job, error: Error) -> JobResult {
+    let is_gone = error.is_gone();
+    let result = |range: DueRange| {
+        let length = range.bytes.end - range.bytes.start;
+        let (gone, stays) = if is_gone { (length, 0) } else { (0, length) };
+        let outcome = ReleaseOutcome { released: 0, gone, stays };
+        RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened) }
+    };
+    JobResult {
+        file: job.file,
+        verdict: job.verdict,
+        path: job.path,
+        ranges: job.ranges.into_iter().map(result).collect(),
+        problem: (!is_gone).then_some(error),
+        is_last: true,
+    }
+}
+
+/// The result of a job for which there is no thread.
+pub(crate) fn failed_to_start(job: Job) -> JobResult {
+    let path = job.path.clone().unwrap_or_default();
+    failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
+}
+
+type Tried = (ReleaseOutcome, Option<StayReason>);
+
+/// Releases a range whose pages are clean; `None` if some are not.
+fn release(file: &InspectedFile, range: &DueRange, users: &[u32]) -> Result<Option<Tried>, Error> {
+    let before = residency(file, range.bytes.clone())?;
+    if before.unwritten() > 0 {
+        return Ok(None);
+    }
+    Ok(Some(drop_clean(file, range, before.resident, users)?))
+}
+
+/// Drops the pages of a range, of which so many bytes are resident, and says what stayed.
+pub(crate) fn drop_clean(
+    file: &InspectedFile,
+    range: &DueRange,
+    resident: u64,
+    users: &[u32],
+) -> Result<Tried, Error> {
+    let bytes = range.bytes.clone();
+    let mut is_mapped = false;
+    let mut stays = 0;
+    if resident > 0 {
+        advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
+        let mut after = residency(file, bytes.clone())?;
+        if after.resident > 0 && range.attempts >= ATTEMPTS_BEFORE_PAGE_OUT {
+            let proc = ProcRoot::default();
+            let advised = users.iter().filter_map(|pid| proc.page_out(*pid, file.inode(), &bytes).ok());
+            is_mapped = advised.sum::<u64>() > 0;
+            after = residency(file, bytes.clone())?;
+        }
+        stays = after.resident;
+        if after.unwritten() > 0 {
+            return Ok(tried(&bytes, resident, stays, StayReason::Unwritten));
+        }
+    }
+    let why = if is_mapped { StayReason::Mapped } else { StayReason::Other };
+    Ok(tried(&bytes, resident, stays, why))
+}
+
+fn tried(bytes: &std::ops::Range<u64>, resident: u64, stays: u64, why: StayReason) -> Tried {
+    let outcome = ReleaseOutcome {
+        released: resident.saturating_sub(stays),
+        gone: (bytes.end - bytes.start).saturating_sub(resident.max(stays)),
+        stays,
+    };
+    (outcome, (stays > 0).then_some(why))
+}
+
+/// Looks at a range that is not to be released.
+fn look(file: &InspectedFile, range: &DueRange) -> Result<Option<Tried>, Error> {
+    let resident = residency(file, range.bytes.clone())?.resident;
+    Ok(Some(tried(&range.bytes, resident, resident, StayReason::Left)))
+}
+
+fn left(range: &DueRange) -> Tried {
+    let length = range.bytes.end - range.bytes.start;
+    tried(&range.bytes, length, length, StayReason::Left)
+}

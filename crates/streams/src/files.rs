@@ -1,0 +1,318 @@
+//! The files that followed processes brought pages in of, and when each is looked at next.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_policy::stream_pages::{DueRange, StreamPages, StreamTotals};
+use pagekeeper_trace::page_events::EventFile;
+
+use crate::limits::{
+    CLEAN_AFTER_END, DUE_MIN, FILES_MAX, FILES_PER_USER, GIVEN_UP_SHARE, HUNG_AFTER, HURRY_FOURTHS, IDLE,
+    LOOK_SHARE, STEP, USERS_PER_FILE, WRITTEN_AFTER_END,
+};
+use crate::processes::ProcessId;
+use crate::{FileReport, StayReason, Verdict};
+
+/// A file.
+pub(crate) struct File {
+    pub(crate) pages: StreamPages,
+    /// Followed processes that run and use it.
+    pub(crate) users: Vec<ProcessId>,
+    /// The process whose sums it counts in, and what of its totals counted for earlier ones.
+    pub(crate) owner: ProcessId,
+    pub(crate) counted: StreamTotals,
+    /// Whose process brought it in first.
+    user: u32,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) verdict: Option<Verdict>,
+    /// Why pages of it stayed at the last attempt.
+    pub(crate) why: Option<StayReason>,
+    pub(crate) last_event: Duration,
+    /// Since when no followed process uses it.
+    pub(crate) ended: Option<Duration>,
+    /// Whether what is left of it is due at once, to make room.
+    is_hurried: bool,
+    /// Since when a job of it is under way.
+    pub(crate) job_since: Option<Duration>,
+    look_at: Option<Duration>,
+    /// Ranges that were reported instead of released, in order.
+    reported: Vec<Range<u64>>,
+}
+
+/// What is to be done with a file.
+pub(crate) enum FileStep {
+    /// Nothing now.
+    Wait,
+    /// These ranges are to be released.
+    Release(Vec<DueRange>),
+    /// Nothing is left of it.
+    Done,
+    /// What is left of it stays.
+    GiveUp,
+}
+
+impl File {
+    pub(crate) fn new(owner: ProcessId, user: u32, now: Duration) -> Self {
+        Self {
+            pages: StreamPages::default(),
+            users: Vec::new(),
+            owner,
+            counted: StreamTotals::default(),
+            user,
+            path: None,
+            verdict: None,
+            why: None,
+            last_event: now,
+            ended: None,
+            is_hurried: false,
+            job_since: None,
+            look_at: None,
+            reported: Vec::new(),
+        }
+    }
+
+    /// A running process uses it. Whether that is new.
+    pub(crate) fn add_user(&mut self, process: ProcessId, now: Duration) -> bool {
+        self.last_event = now;
+        self.ended = None;
+        self.is_hurried = false;
+        let is_new = !self.users.contains(&process) && self.users.len() < USERS_PER_FILE;
+        if is_new {
+            self.users.push(process);
+        }
+        is_new
+    }
+
+    /// The part of its totals that its present owner is to count.
+    pub(crate) fn uncounted(&self) -> StreamTotals {
+        let (all, counted) = (self.pages.totals(), self.counted);
+        StreamTotals {
+            added: all.added - counted.added,
+            released: all.released - counted.released,
+            handed_on: all.handed_on - counted.handed_on,
+            gone: all.gone - counted.gone,
+            resident: all.resident,
+        }
+    }
+
+    /// Another process is its owner, and counts what is resident. Gives the rest, for the owner before.
+    pub(crate) fn pass_on(&mut self, owner: ProcessId) -> StreamTotals {
+        let mut part = self.uncounted();
+        part.added -= part.resident;
+        part.resident = 0;
+        crate::report::add(&mut self.counted, part);
+        self.owner = owner;
+        part
+    }
+
+    /// What is to be done now.
+    fn next_step(&self, now: Duration, sees_use: bool) -> FileStep {
+        let is_idle = now.saturating_sub(self.last_event) >= IDLE;
+        let is_over = self.ended.is_some() || self.is_hurried;
+        if self.pages.is_done() {
+            let is_unused = self.job_since.is_none() && (is_over || is_idle);
+            return if is_unused { FileStep::Done } else { FileStep::Wait };
+        }
+        let over_for = self.ended.map(|ended| now.saturating_sub(ended)).unwrap_or_default();
+        if self.verdict == Some(Verdict::Leave) && self.job_since.is_none() {
+            return FileStep::GiveUp;
+        }
+        if let Some(since) = self.job_since {
+            let is_hung = self.is_hung(now, since);
+            let is_late = over_for >= WRITTEN_AFTER_END || (over_for >= HUNG_AFTER && is_hung);
+            return if is_late { FileStep::GiveUp } else { FileStep::Wait };
+        }
+        let patience =
+            if self.why == Some(StayReason::Unwritten) { WRITTEN_AFTER_END } else { CLEAN_AFTER_END };
+        if over_for >= patience {
+            return FileStep::GiveUp;
+        }
+        let mut due = self.pages.due(now, sees_use, is_over);
+        due.retain(|range| !self.is_reported(&range.bytes));
+        let bytes: u64 = due.iter().map(|range| range.bytes.end - range.bytes.start).sum();
+        if bytes > 0 && (bytes >= DUE_MIN || is_over || is_idle) {
+            FileStep::Release(due)
+        } else {
+            FileStep::Wait
+        }
+    }
+
+    /// Whether the job that is under way since then has not even begun.
+    fn is_hung(&self, now: Duration, since: Duration) -> bool {
+        self.why != Some(StayReason::Unwritten) && now.saturating_sub(since) >= HUNG_AFTER
+    }
+
+    /// When that may be another, if no event comes before.
+    fn next_look(&self, now: Duration, sees_use: bool) -> Duration {
+        if self.pages.is_done() || self.job_since.is_some() {
+            return now + IDLE;
+        }
+        let is_over = self.ended.is_some() || self.is_hurried;
+        let due = self.pages.next_due(now, sees_use, is_over).unwrap_or(now + IDLE);
+        let idle = self.last_event + IDLE;
+        let due = if due <= now && idle > now { idle } else { due };
+        // What is over is given up some time.
+        if self.ended.is_some() { due.min(now + CLEAN_AFTER_END) } else { due }
+    }
+
+    fn is_reported(&self, bytes: &Range<u64>) -> bool {
+        let at = self.reported.partition_point(|range| range.end < bytes.end);
+        self.reported.get(at).is_some_and(|range| range.start <= bytes.start)
+    }
+
+    /// Takes note that a range was reported.
+    pub(crate) fn report_range(&mut self, bytes: &Range<u64>) {
+        let at = self.reported.partition_point(|range| range.end < bytes.start);
+        let mut merged = bytes.clone();
+        let overlapping = self.reported[at..].iter().take_while(|range| range.start <= bytes.end).count();
+        for range in self.reported.drain(at..at + overlapping) {
+            merged = merged.start.min(range.start)..merged.end.max(range.end);
+        }
+        self.reported.insert(at, merged);
+    }
+
+    /// Its report; `now` says whether a device does not answer.
+    pub(crate) fn report(&self, name: &EventFile, now: Duration) -> FileReport {
+        let unknown = || format!("inode {} of device {}", name.ino, device_text(name.dev)).into();
+        let is_hung = self.job_since.is_some_and(|since| self.is_hung(now, since));
+        FileReport {
+            path: self.path.clone().unwrap_or_else(unknown),
+            totals: self.pages.totals(),
+            why: if is_hung { Some(StayReason::Hung) } else { self.why },
+        }
+    }
+}
+
+/// All files that are kept.
+#[derive(Default)]
+pub(crate) struct Files {
+    all: HashMap<EventFile, File>,
+    /// When each is to be looked at.
+    looks: BTreeSet<(Duration, EventFile)>,
+    by_user: HashMap<u32, usize>,
+    hurried_at: Duration,
+}
+
+impl Files {
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &EventFile) -> Option<&mut File> {
+        self.all.get_mut(name)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&EventFile, &File)> {
+        self.all.iter()
+    }
+
+    /// When the next file is to be looked at.
+    pub(crate) fn next_look(&self) -> Option<Duration> {
+        self.looks.first().map(|(at, _)| *at)
+    }
+
+    pub(crate) fn insert(&mut self, name: EventFile, file: File) {
+        *self.by_user.entry(file.user).or_default() += 1;
+        self.all.insert(name, file);
+    }
+
+    pub(crate) fn remove(&mut self, name: &EventFile) -> Option<File> {
+        let file = self.all.remove(name)?;
+        if let Some(at) = file.look_at {
+            self.looks.remove(&(at, *name));
+        }
+        if let Some(count) = self.by_user.get_mut(&file.user) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_user.remove(&file.user);
+            }
+        }
+        Some(file)
+    }
+
+    /// Looks at a file at this time, if not earlier.
+    pub(crate) fn look_by(&mut self, name: &EventFile, at: Duration) {
+        let Some(file) = self.all.get_mut(name) else { return };
+        if file.look_at.is_some_and(|before| before <= at) {
+            return;
+        }
+        if let Some(before) = file.look_at.replace(at) {
+            self.looks.remove(&(before, *name));
+        }
+        self.looks.insert((at, *name));
+    }
+
+    /// What is to be done with the files whose time has come.
+    pub(crate) fn steps(&mut self, now: Duration, sees_use: bool) -> Vec<(EventFile, FileStep)> {
+        let mut steps = Vec::new();
+        let mut again = Vec::new();
+        while let Some((at, name)) = self.looks.first().copied().filter(|(at, _)| *at <= now) {
+            self.looks.remove(&(at, name));
+            let Some(file) = self.all.get_mut(&name) else { continue };
+            file.look_at = None;
+            let began = Instant::now();
+            let step = file.next_step(now, sees_use);
+            let next = file.next_look(now, sees_use);
+            again.push((name, next.max(now + (began.elapsed() * LOOK_SHARE).max(STEP))));
+            steps.push((name, step));
+        }
+        for (name, at) in again {
+            self.look_by(&name, at);
+        }
+        steps
+    }
+
+    /// Makes room for one more file of a user. Gives the files that are kept no longer: those without an event for the longest time.
+    pub(crate) fn make_room(&mut self, user: u32, now: Duration) -> Vec<EventFile> {
+        let count = self.by_user.get(&user).copied().unwrap_or_default();
+        // Root may have all: it could stop whoever keeps them, too.
+        let most = if user == 0 { FILES_MAX } else { FILES_PER_USER };
+        let is_full = count >= most || self.all.len() >= FILES_MAX;
+        let is_nearly_full = count >= most / 4 * HURRY_FOURTHS && now >= self.hurried_at + STEP * 10;
+        if !is_full && !is_nearly_full {
+            return Vec::new();
+        }
+        // Where all users together have too many, it is the one with most who gives up some.
+        let user = if count >= most {
+            user
+        } else {
+            self.by_user.iter().max_by_key(|(_, count)| **count).map_or(user, |(user, _)| *user)
+        };
+        let mut oldest: Vec<(Duration, EventFile)> = self
+            .all
+            .iter()
+            .filter(|(_, file)| file.user == user)
+            .map(|(name, file)| (file.last_event, *name))
+            .collect();
+        oldest.sort_unstable();
+        let share = if is_full { GIVEN_UP_SHARE } else { 4 };
+        oldest.truncate(oldest.len().div_ceil(share));
+        let oldest = oldest.into_iter().map(|(_, name)| name);
+        if is_full {
+            return oldest.collect();
+        }
+        self.hurried_at = now;
+        for name in oldest.collect::<Vec<_>>() {
+            if let Some(file) = self.all.get_mut(&name) {
+                file.is_hurried = true;
+            }
+            self.look_by(&name, now);
+        }
+        Vec::new()
+    }
+}
+
+/// A device's number as the kernel writes it.
+pub(crate) fn device_text(dev: u64) -> String {
+    format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
+}
+
+/// What stands for the path of a file of which none is known.
+pub(crate) fn path_or_number(path: Option<&Path>, name: &EventFile) -> PathBuf {
+    path.map_or_else(
+        || format!("inode {} of device {}", name.ino, device_text(name.dev)).into(),
+        Path::to_path_buf,
+    )
+}

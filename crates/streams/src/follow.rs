@@ -1,0 +1,302 @@
+//! The loop: events in, jobs out, results in.
+//!
+//! Invariants: what no followed process added is never in a job. A file has one job at a time. All tables are bounded ([`limits`]).
+//!
+//! [`limits`]: crate::limits
+
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::page_size;
+use pagekeeper_policy::stream_pages::DueRange;
+use pagekeeper_trace::TraceError;
+use pagekeeper_trace::page_events::{EventFile, PageEvent};
+
+use crate::device::{Devices, Job, JobResult, failed_to_start};
+use crate::files::{File, FileStep, Files, path_or_number};
+use crate::limits::{FILES_MAX, FILES_PER_USER, STEP};
+use crate::open::Metadata;
+use crate::processes::{ProcessId, Processes, running_under};
+use crate::report::Sums;
+use crate::source::EventSource;
+use crate::{Decide, StayReason, StreamEvent, StreamReport, Verdict};
+
+/// For so long after the last event more are expected soon.
+const BUSY_AFTER_EVENT: Duration = Duration::from_millis(200);
+
+/// What is followed, and what became of it.
+pub(crate) struct Follower {
+    source: Box<dyn EventSource>,
+    started: Instant,
+    processes: Processes,
+    files: Files,
+    devices: Devices,
+    metadata: Metadata,
+    sums: Sums,
+    events: Vec<StreamEvent>,
+    last_event: Option<Duration>,
+    last_step: Duration,
+    /// Lost events other than additions, as of the last look.
+    lost_others: u64,
+    is_full_said: bool,
+}
+
+impl Follower {
+    pub(crate) fn new(source: Box<dyn EventSource>, decide: Decide) -> Self {
+        Self {
+            source,
+            started: Instant::now(),
+            processes: Processes::default(),
+            files: Files::default(),
+            devices: Devices::new(decide),
+            metadata: Metadata::default(),
+            sums: Sums::default(),
+            events: Vec::new(),
+            last_event: None,
+            last_step: Duration::ZERO,
+            lost_others: 0,
+            is_full_said: false,
+        }
+    }
+
+    /// Follows what runs already under one of these names, and its descendants.
+    pub(crate) fn follow_running(&mut self, names: &[String], never: &[String]) {
+        // Once more for those that were started before their parent was followed.
+        for _ in 0..2 {
+            for pid in running_under(names, never) {
+                // One that has just ended is no stream.
+                let _ = self.follow(pid);
+            }
+        }
+    }
+
+    pub(crate) fn follow(&mut self, pid: u32) -> Result<(), TraceError> {
+        self.source.follow(pid)?;
+        let now = self.started.elapsed();
+        self.processes.of(pid, 0, None, now);
+        Ok(())
+    }
+
+    pub(crate) fn step(&mut self) -> Vec<StreamEvent> {
+        let now = self.started.elapsed();
+        self.last_step = now;
+        for result in self.devices.results() {
+            self.take_in(result, now);
+        }
+        let mut came = Vec::new();
+        self.source.drain(&mut |event| came.push(event));
+        if !came.is_empty() {
+            self.last_event = Some(now);
+        }
+        for event in came {
+            self.event(event, now);
+        }
+        self.end_vanished(now);
+        for (name, step) in self.files.steps(now, self.source.sees_use()) {
+            match step {
+                FileStep::Wait => {}
+                FileStep::Release(ranges) => self.begin_job(name, ranges, now),
+                FileStep::Done | FileStep::GiveUp => self.retire(&name, now),
+            }
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    pub(crate) fn wait(&self, at_most: Duration) {
+        let now = self.started.elapsed();
+        // No more than a hundred steps a second, whatever comes.
+        let rest = (self.last_step + STEP).saturating_sub(now).min(at_most);
+        std::thread::sleep(rest);
+        let look = self.files.next_look().map_or(at_most, |look| look.saturating_sub(now + rest));
+        let left = at_most.saturating_sub(rest).min(look);
+        self.source.wait(if self.devices.queued() > 0 { left.min(STEP) } else { left });
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        let came_lately = |last| self.started.elapsed().saturating_sub(last) < BUSY_AFTER_EVENT;
+        self.files.len() > 0 || self.last_event.is_some_and(came_lately)
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.processes.running()
+    }
+
+    pub(crate) fn report(&self) -> StreamReport {
+        let now = self.started.elapsed();
+        let kept = self.files.iter().map(|(name, file)| file.report(name, now));
+        self.sums.report(kept, self.source.lost().pages * page_size())
+    }
+
+    fn event(&mut self, event: PageEvent, now: Duration) {
+        match event {
+            PageEvent::Added { process, file, bytes } => {
+                if self.metadata.includes(&file, now) {
+                    return;
+                }
+                let id = self.processes.of(process, 0, None, now);
+                self.keep(file, id, now);
+                self.events.extend(self.processes.brought_in(id, bytes.end.saturating_sub(bytes.start)));
+                if let Some(kept) = self.files.get_mut(&file) {
+                    kept.pages.added(bytes, now);
+                }
+                self.files.look_by(&file, now);
+            }
+            PageEvent::Used { process, is_followed: true, file, bytes } => {
+                if self.files.get_mut(&file).is_none() {
+                    return;
+                }
+                let id = self.processes.of(process, 0, None, now);
+                self.keep(file, id, now);
+                if let Some(kept) = self.files.get_mut(&file) {
+                    kept.pages.used(bytes, now);
+                }
+                self.files.look_by(&file, now);
+            }
+            PageEvent::Used { is_followed: false, file, bytes, .. } => {
+                if let Some(kept) = self.files.get_mut(&file) {
+                    kept.pages.used_by_others(bytes);
+                }
+            }
+            PageEvent::Began { process, parent, name } => {
+                let id = self.processes.of(process, parent, Some(name.clone()), now);
+                self.processes.rename(id, name);
+            }
+            PageEvent::Left { process } | PageEvent::Ended { process } => self.end(process, now),
+        }
+    }
+
+    /// Keeps a file that a process uses.
+    fn keep(&mut self, name: EventFile, id: ProcessId, now: Duration) {
+        if self.files.get_mut(&name).is_none() {
+            let user = self.processes.get(id).map_or(u32::MAX, |process| process.user);
+            for oldest in self.files.make_room(user, now) {
+                self.say_full(&oldest);
+                self.retire(&oldest, now);
+            }
+            self.files.insert(name, File::new(id, user, now));
+            if let Some(process) = self.processes.get_mut(id) {
+                process.owns += 1;
+                process.files += 1;
+            }
+        }
+        let is_new = self.files.get_mut(&name).is_some_and(|file| file.add_user(id, now));
+        if let Some(process) = self.processes.get_mut(id).filter(|_| is_new) {
+            process.uses.insert(name);
+        }
+    }
+
+    fn say_full(&mut self, oldest: &EventFile) {
+        let has_pages = self.files.get_mut(oldest).is_some_and(|file| !file.pages.is_done());
+        if !has_pages || self.is_full_said {
+            return;
+        }
+        self.is_full_said = true;
+        let path = self.files.get_mut(oldest).and_then(|file| file.path.clone());
+        self.events.push(StreamEvent::Problem {
+            path: path_or_number(path.as_deref(), oldest),
+            sentence: format!(
+                "streams have more files under way than are kept (a user {}, all {FILES_MAX}): the oldest are left as they are",
+                FILES_PER_USER
+            ),
+        });
+    }
+
+    fn end(&mut self, pid: u32, now: Duration) {
+        let Some((id, used)) = self.processes.end(pid, now) else { return };
+        for name in used {
+            let Some(file) = self.files.get_mut(&name) else { continue };
+            file.users.retain(|user| *user != id);
+            match file.users.first().copied() {
+                None => {
+                    file.ended = Some(now);
+                    self.files.look_by(&name, now);
+                }
+                Some(other) if file.owner == id => {
+                    let part = file.pass_on(other);
+                    self.processes.lose(id, part);
+                    if let Some(process) = self.processes.get_mut(other) {
+                        process.owns += 1;
+                        process.files += 1;
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        self.events.extend(self.processes.finish(id));
+    }
+
+    /// Ends processes whose end was among lost events.
+    fn end_vanished(&mut self, now: Duration) {
+        let others = self.source.lost().others;
+        if std::mem::replace(&mut self.lost_others, others) != others {
+            for pid in self.processes.vanished() {
+                self.end(pid, now);
+            }
+        }
+    }
+
+    fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, now: Duration) {
+        let Some(file) = self.files.get_mut(&name) else { return };
+        let pid = |id: &ProcessId| self.processes.get(*id).map(|process| process.pid);
+        let job = Job {
+            file: name,
+            owner: pid(&file.owner).unwrap_or_default(),
+            users: file.users.iter().filter_map(pid).collect(),
+            ranges,
+            verdict: file.verdict,
+            path: file.path.clone(),
+        };
+        file.job_since = Some(now);
+        if let Err(job) = self.devices.push(job) {
+            self.take_in(failed_to_start(job), now);
+        }
+    }
+
+    fn take_in(&mut self, result: JobResult, now: Duration) {
+        let Some(file) = self.files.get_mut(&result.file) else { return };
+        let before = file.pages.totals().released;
+        file.verdict = result.verdict.or(file.verdict);
+        file.path = result.path.or_else(|| file.path.take());
+        if result.is_last {
+            file.job_since = None;
+            file.why = None;
+        } else {
+            file.why = Some(StayReason::Unwritten);
+        }
+        for tried in result.ranges {
+            file.why = tried.why.or(file.why);
+            if file.verdict == Some(Verdict::Report) && tried.outcome.stays > 0 {
+                file.report_range(&tried.range.bytes);
+                let path = path_or_number(file.path.as_deref(), &result.file);
+                let (start, end) = (tried.range.bytes.start, tried.range.bytes.end);
+                self.events.push(StreamEvent::Would { path, start, end });
+            }
+            file.pages.tried(&tried.range, tried.outcome, now);
+        }
+        let released = file.pages.totals().released - before;
+        let program = self.processes.get(file.owner).map(|process| process.program.as_str());
+        self.sums.released(program.unwrap_or("?"), released);
+        if let Some(problem) =
+            result.problem.filter(|problem| self.sums.is_new_problem(result.file.dev, problem))
+        {
+            let path = path_or_number(file.path.as_deref(), &result.file);
+            self.events.push(StreamEvent::Problem { path, sentence: format!("its pages stay: {problem}") });
+        }
+        self.files.look_by(&result.file, now);
+    }
+
+    /// Keeps a file no longer; what is left of it stays.
+    fn retire(&mut self, name: &EventFile, now: Duration) {
+        let Some(mut file) = self.files.remove(name) else { return };
+        self.source.forget(name);
+        let report = file.report(name, now);
+        file.pages.give_up();
+        self.sums.retire(report);
+        for user in &file.users {
+            if let Some(process) = self.processes.get_mut(*user) {
+                process.uses.remove(name);
+            }
+        }
+        self.processes.lose(file.owner, file.uncounted());
+        self.events.extend(self.processes.finish(file.owner));
+    }
+}

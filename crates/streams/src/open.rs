@@ -1,0 +1,126 @@
+//! Which way a file that an event names is opened.
+//!
+//! Invariants: what is opened is the very inode that the event named, or nothing. Mounts and leases are looked up once in a batch of
+//! jobs, and no longer kept.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_kernel::process::{Leases, ProcRoot};
+use pagekeeper_kernel::{
+    Error, Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, Result, is_device_in_use,
+};
+use pagekeeper_trace::page_events::EventFile;
+
+/// Descriptors of a process that are looked at to find a file.
+const DESCRIPTORS_MAX: usize = 4096;
+
+/// btrfs numbers its files from here on (`BTRFS_FIRST_FREE_OBJECTID`).
+const BTRFS_FIRST_FILE: u64 = 256;
+/// For so long it is taken for granted that a block device is mounted, or is not.
+const IN_USE_FOR: Duration = Duration::from_secs(1);
+/// Block devices of which that is known.
+const DEVICES_MAX: usize = 1024;
+
+/// Tells the metadata of mounted file systems from files: it comes in through the block device, or through an inode of its own.
+#[derive(Default)]
+pub(crate) struct Metadata {
+    proc: ProcRoot,
+    /// Whether a device is in use, and since when that is known.
+    devices: HashMap<u64, (bool, Duration)>,
+}
+
+impl Metadata {
+    /// Whether what an event names is a file system's metadata.
+    pub(crate) fn includes(&mut self, file: &EventFile, now: Duration) -> bool {
+        if !file.is_block_device {
+            return file.subvolume.is_some() && file.ino < BTRFS_FIRST_FILE;
+        }
+        match self.devices.get(&file.dev) {
+            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_FOR => return *is_in_use,
+            None if self.devices.len() >= DEVICES_MAX => self.devices.clear(),
+            _ => {}
+        }
+        // Where it can't be known its pages are left.
+        let is_in_use = is_device_in_use(&self.proc, Path::new("/sys"), file.dev).unwrap_or(true);
+        self.devices.insert(file.dev, (is_in_use, now));
+        is_in_use
+    }
+}
+
+/// Opens files for one batch of jobs.
+pub(crate) struct Opener {
+    proc: ProcRoot,
+    leases: Option<Leases>,
+    /// The device whose mount was opened last, and its mount, if it has one.
+    mount: Option<(u64, Option<OpenMount>)>,
+}
+
+impl Opener {
+    pub(crate) fn new() -> Self {
+        Self { proc: ProcRoot::default(), leases: None, mount: None }
+    }
+
+    /// Opens a file that these processes use; `known` is the path that it was opened by before.
+    pub(crate) fn open(
+        &mut self,
+        file: &EventFile,
+        users: &[u32],
+        known: Option<&Path>,
+    ) -> Result<InspectedFile> {
+        if file.is_block_device {
+            return InspectedFile::open_device_by_number(&self.proc, Path::new("/sys"), file.dev);
+        }
+        let leases = match self.leases.take() {
+            Some(leases) => leases,
+            None => self.proc.leases()?,
+        };
+        let leases = self.leases.insert(leases);
+        if self.mount.as_ref().is_none_or(|(dev, _)| *dev != file.dev) {
+            let pid = users.first().copied().unwrap_or(1);
+            let mount = match OpenMount::of_device(&self.proc, file.dev, pid) {
+                Ok(mount) => Some(mount),
+                Err(Error::Unsupported { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            self.mount = Some((file.dev, mount));
+        }
+        let inode = Inode { dev: file.dev, ino: file.ino };
+        match &self.mount {
+            Some((_, Some(mount))) => {
+                let EventFile { ino, generation, subvolume, .. } = *file;
+                mount.open(&InodeId { ino, generation, subvolume }, leases)
+            }
+            _ if leases.is_on(inode) => {
+                let path = known.unwrap_or(Path::new("a file")).to_path_buf();
+                Err(Error::Unsupported { path, reason: "another program has a lease on it" })
+            }
+            _ => self.open_by_descriptor(inode, users, known),
+        }
+    }
+
+    /// Opens a file of another file system: by a descriptor of a process that uses it, or by its path from before.
+    fn open_by_descriptor(&self, inode: Inode, users: &[u32], known: Option<&Path>) -> Result<InspectedFile> {
+        for pid in users {
+            let mut found: Option<(RawFd, std::path::PathBuf)> = None;
+            let listed = self.proc.first_fd_links(*pid, DESCRIPTORS_MAX, |fd, path| {
+                if found.is_none() && path.is_absolute() && self.proc.inode_behind(*pid, fd) == Some(inode) {
+                    found = Some((fd, path.to_path_buf()));
+                }
+            });
+            if let (Ok(()), Some((fd, path))) = (listed, found) {
+                let link = self.proc.fd_path(*pid, fd);
+                return InspectedFile::open_magic_link(&link, Expected::Inode(inode), path);
+            }
+        }
+        match known {
+            Some(path) => Handle::at(path, Links::RefuseAll)?.open(Expected::Inode(inode)),
+            None => Err(Error::Unsupported {
+                path: format!("inode {} of another file system", inode.ino).into(),
+                reason: "no followed process has it open any more",
+            }),
+        }
+    }
+}

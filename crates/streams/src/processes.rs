@@ -1,0 +1,202 @@
+//! The processes that are followed.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::unescaped;
+use pagekeeper_policy::stream_pages::StreamTotals;
+use pagekeeper_trace::page_events::EventFile;
+
+use crate::StreamEvent;
+use crate::limits::{REPORTED_BYTES, REPORTED_PER_USER};
+use crate::report::add;
+
+/// A process, by a number that no later one gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ProcessId(u64);
+
+/// A process that is followed, or has ended and has files whose pages are not released yet.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    /// Who runs it.
+    pub(crate) user: u32,
+    began: Duration,
+    ended: Option<Duration>,
+    /// Files that it uses.
+    pub(crate) uses: HashSet<EventFile>,
+    /// Files that count as its own, kept now and in all.
+    pub(crate) owns: usize,
+    pub(crate) files: u64,
+    /// The sums of those that are kept no longer.
+    pub(crate) totals: StreamTotals,
+    added: u64,
+    is_reported: bool,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Processes {
+    proc: ProcRoot,
+    all: HashMap<ProcessId, Process>,
+    /// Those that run.
+    running: HashMap<u32, ProcessId>,
+    /// How many are reported, by user.
+    reported: HashMap<u32, usize>,
+    next: u64,
+}
+
+impl Processes {
+    /// The process of that number, which is followed from now on.
+    pub(crate) fn of(&mut self, pid: u32, parent: u32, name: Option<String>, now: Duration) -> ProcessId {
+        if let Some(id) = self.running.get(&pid) {
+            return *id;
+        }
+        let users = self.proc.users(pid).map(|users| users.real);
+        let of_parent = || self.running.get(&parent).and_then(|id| Some(self.all.get(id)?.user));
+        let user = users.ok().or_else(of_parent).unwrap_or(u32::MAX);
+        let read = || self.proc.name(pid).map(|name| unescaped(&name).into_owned()).ok();
+        let process = Process {
+            pid,
+            program: name.or_else(read).unwrap_or_else(|| "?".to_owned()),
+            user,
+            began: now,
+            ended: None,
+            uses: HashSet::new(),
+            owns: 0,
+            files: 0,
+            totals: StreamTotals::default(),
+            added: 0,
+            is_reported: false,
+        };
+        let id = ProcessId(self.next);
+        self.next += 1;
+        self.all.insert(id, process);
+        self.running.insert(pid, id);
+        id
+    }
+
+    /// It has become another program.
+    pub(crate) fn rename(&mut self, id: ProcessId, name: String) {
+        if let Some(process) = self.all.get_mut(&id) {
+            process.program = name;
+        }
+    }
+
+    pub(crate) fn get(&self, id: ProcessId) -> Option<&Process> {
+        self.all.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ProcessId) -> Option<&mut Process> {
+        self.all.get_mut(&id)
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Those that seem to run and don't, where events of their end may be missing.
+    pub(crate) fn vanished(&self) -> Vec<u32> {
+        let has_ended = |pid: &u32| match self.proc.stat(*pid) {
+            Ok(stat) => stat.state == 'Z',
+            Err(error) => error.is_gone(),
+        };
+        self.running.keys().copied().filter(has_ended).collect()
+    }
+
+    /// It is followed no longer. Gives the files that it used.
+    pub(crate) fn end(&mut self, pid: u32, now: Duration) -> Option<(ProcessId, Vec<EventFile>)> {
+        let id = self.running.remove(&pid)?;
+        let process = self.all.get_mut(&id)?;
+        process.ended = Some(now);
+        Some((id, process.uses.drain().collect()))
+    }
+
+    /// It brought in so much. Its beginning is reported with the first that is worth it.
+    pub(crate) fn brought_in(&mut self, id: ProcessId, bytes: u64) -> Option<StreamEvent> {
+        let process = self.all.get_mut(&id)?;
+        process.added += bytes;
+        if process.is_reported || process.added < REPORTED_BYTES {
+            return None;
+        }
+        let reported = self.reported.entry(process.user).or_default();
+        if *reported >= REPORTED_PER_USER {
+            return None;
+        }
+        *reported += 1;
+        process.is_reported = true;
+        Some(StreamEvent::Began { pid: process.pid, program: process.program.clone() })
+    }
+
+    /// One of its files counts as another's from now on, or is kept no longer; `totals` are its part of the file's.
+    pub(crate) fn lose(&mut self, id: ProcessId, totals: StreamTotals) {
+        if let Some(process) = self.all.get_mut(&id) {
+            process.owns = process.owns.saturating_sub(1);
+            add(&mut process.totals, totals);
+        }
+    }
+
+    /// Forgets a process that has ended and has no files any more. Gives its report, if its beginning was reported.
+    pub(crate) fn finish(&mut self, id: ProcessId) -> Option<StreamEvent> {
+        let process = self.all.get(&id)?;
+        let ended = process.ended?;
+        if process.owns > 0 {
+            return None;
+        }
+        let process = self.all.remove(&id)?;
+        if !process.is_reported {
+            return None;
+        }
+        if let Some(reported) = self.reported.get_mut(&process.user) {
+            *reported -= 1;
+            if *reported == 0 {
+                self.reported.remove(&process.user);
+            }
+        }
+        Some(StreamEvent::Ended {
+            pid: process.pid,
+            program: process.program,
+            seconds: ended.saturating_sub(process.began).as_secs_f64(),
+            files: process.files,
+            totals: process.totals,
+        })
+    }
+}
+
+/// The processes that run already under one of these names, and their descendants, but none that is never followed.
+pub(crate) fn running_under(names: &[String], never: &[String]) -> Vec<u32> {
+    let proc = ProcRoot::default();
+    let is_called = |name: &str, patterns: &[String]| {
+        patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == pattern,
+        })
+    };
+    let own = proc.own_pid();
+    // Number, parent and name of each, as far as they may be followed.
+    let mut others: Vec<(u32, u32, String)> = Vec::new();
+    for pid in proc.pids().unwrap_or_default() {
+        let Ok(stat) = proc.stat(pid) else { continue };
+        let name = unescaped(&stat.name).into_owned();
+        if pid != own && !stat.kernel_thread && stat.state != 'Z' && !is_called(&name, never) {
+            others.push((pid, stat.parent, name));
+        }
+    }
+    let mut found: Vec<u32> =
+        others.iter().filter(|(_, _, name)| is_called(name, names)).map(|(pid, ..)| *pid).collect();
+    let mut known: HashSet<u32> = found.iter().copied().collect();
+    loop {
+        let children: Vec<u32> = others
+            .iter()
+            .filter(|(pid, parent, _)| known.contains(parent) && !known.contains(pid))
+            .map(|(pid, ..)| *pid)
+            .collect();
+        if children.is_empty() {
+            return found;
+        }
+        known.extend(&children);
+        found.extend(children);
+    }
+}

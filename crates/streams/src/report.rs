@@ -1,0 +1,119 @@
+//! What became of all pages.
+//!
+//! Invariant: what was added is released, handed on, gone, or resident, of each file, each process, and of all together.
+
+use std::collections::{BTreeMap, HashSet};
+
+use pagekeeper_kernel::Error;
+use pagekeeper_policy::stream_pages::StreamTotals;
+
+use crate::limits::{OTHER_PROGRAMS, PROBLEMS_MAX, PROGRAMS_MAX, STAYED_MAX};
+use crate::{FileReport, StreamReport};
+
+/// Adds `more` to `sum`.
+pub(crate) fn add(sum: &mut StreamTotals, more: StreamTotals) {
+    sum.added += more.added;
+    sum.released += more.released;
+    sum.handed_on += more.handed_on;
+    sum.gone += more.gone;
+    sum.resident += more.resident;
+}
+
+/// The sums of files that are kept no longer.
+#[derive(Default)]
+pub(crate) struct Sums {
+    totals: StreamTotals,
+    /// Those of which something stayed, the most first.
+    stayed: Vec<FileReport>,
+    released_by_program: BTreeMap<String, u64>,
+    problems: HashSet<(u64, Option<i32>)>,
+}
+
+impl Sums {
+    /// Takes in a file that is kept no longer.
+    pub(crate) fn retire(&mut self, file: FileReport) {
+        add(&mut self.totals, file.totals);
+        if file.totals.resident > 0 {
+            insert_stayed(&mut self.stayed, file);
+        }
+    }
+
+    /// Counts what was released for a program.
+    pub(crate) fn released(&mut self, program: &str, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let is_new = !self.released_by_program.contains_key(program);
+        let name =
+            if is_new && self.released_by_program.len() >= PROGRAMS_MAX { OTHER_PROGRAMS } else { program };
+        match self.released_by_program.get_mut(name) {
+            Some(sum) => *sum += bytes,
+            None => drop(self.released_by_program.insert(name.to_owned(), bytes)),
+        }
+    }
+
+    /// Whether a problem of this kind on this device is to be said: once.
+    pub(crate) fn is_new_problem(&mut self, dev: u64, problem: &Error) -> bool {
+        self.problems.len() < PROBLEMS_MAX && self.problems.insert((dev, problem.errno()))
+    }
+
+    /// The report, with the files that are kept.
+    pub(crate) fn report(&self, kept: impl Iterator<Item = FileReport>, lost_bytes: u64) -> StreamReport {
+        let mut report = StreamReport {
+            totals: self.totals,
+            stayed: self.stayed.clone(),
+            released_by_program: self.released_by_program.clone(),
+            lost_bytes,
+        };
+        for file in kept {
+            add(&mut report.totals, file.totals);
+            // Without a reason it is only not due yet.
+            if file.totals.resident > 0 && file.why.is_some() {
+                insert_stayed(&mut report.stayed, file);
+            }
+        }
+        report
+    }
+}
+
+fn insert_stayed(stayed: &mut Vec<FileReport>, file: FileReport) {
+    let at = stayed.partition_point(|other| other.totals.resident >= file.totals.resident);
+    stayed.insert(at, file);
+    stayed.truncate(STAYED_MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(resident: u64) -> FileReport {
+        let totals =
+            StreamTotals { added: 100 + resident, released: 100, resident, ..StreamTotals::default() };
+        FileReport { path: resident.to_string().into(), totals, why: None }
+    }
+
+    #[test]
+    fn the_files_of_which_most_stayed_are_named_and_all_are_counted() {
+        let mut sums = Sums::default();
+        for resident in 0..100 {
+            sums.retire(file(resident));
+        }
+        let report = sums.report(std::iter::empty(), 7);
+        assert_eq!(report.stayed.len(), STAYED_MAX);
+        assert_eq!(report.stayed[0].totals.resident, 99);
+        let StreamTotals { added, released, handed_on, gone, resident } = report.totals;
+        assert_eq!((released, resident, report.lost_bytes), (10_000, 99 * 50, 7));
+        assert_eq!(added, released + handed_on + gone + resident);
+    }
+
+    #[test]
+    fn a_process_that_changes_its_name_for_ever_takes_no_more_room() {
+        let mut sums = Sums::default();
+        for number in 0..10_000 {
+            sums.released(&number.to_string(), 1);
+        }
+        let by_program = sums.report(std::iter::empty(), 0).released_by_program;
+        assert_eq!(by_program.len(), PROGRAMS_MAX + 1);
+        assert_eq!(by_program.values().sum::<u64>(), 10_000);
+    }
+}

@@ -1,0 +1,49 @@
+//! Where events come from.
+
+use std::time::Duration;
+
+use pagekeeper_trace::TraceError;
+use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents};
+
+/// Events of followed processes.
+pub(crate) trait EventSource: Send {
+    /// Follows a process and the children that it starts from now on.
+    fn follow(&self, process: u32) -> Result<(), TraceError>;
+    /// Gives back the place that a file takes.
+    fn forget(&self, file: &EventFile);
+    /// Whether uses are seen.
+    fn sees_use(&self) -> bool;
+    /// Takes the events that have come, the oldest first.
+    fn drain(&mut self, take: &mut dyn FnMut(PageEvent));
+    /// Waits until an event comes, or for so long.
+    fn wait(&self, timeout: Duration);
+    /// Events that found no room since the start.
+    fn lost(&self) -> LostEvents;
+}
+
+impl EventSource for PageEvents {
+    fn follow(&self, process: u32) -> Result<(), TraceError> {
+        self.follow(process)
+    }
+
+    fn forget(&self, file: &EventFile) {
+        // The kernel has forgotten it already, or the table's place stays taken.
+        let _ = self.forget(file);
+    }
+
+    fn sees_use(&self) -> bool {
+        self.sees_use()
+    }
+
+    fn drain(&mut self, take: &mut dyn FnMut(PageEvent)) {
+        self.drain(take);
+    }
+
+    fn wait(&self, timeout: Duration) {
+        self.wait(timeout);
+    }
+
+    fn lost(&self) -> LostEvents {
+        self.lost().unwrap_or_default()
+    }
+}

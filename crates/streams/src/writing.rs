@@ -1,0 +1,212 @@
+//! Writing back what streams have written, in pieces, so that nobody else's sync waits long behind it.
+//!
+//! Invariants: at most one piece of the device's work is on its way at a time ([`Pacer`]), and nothing during a pause. A file is open
+//! while its pages are being written, and closed after each job. A write error is left for the file's owner to see: what is on its way
+//! is watched by cachestat(2), never waited for.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::{Error, InspectedFile, residency, start_writeback};
+use pagekeeper_policy::pacer::{PIECE_MIN, Pacer, WrittenPart};
+use pagekeeper_policy::stream_pages::DueRange;
+
+use crate::StayReason;
+use crate::device::{Job, JobResult, RangeResult, drop_clean, failed};
+use crate::open::Opener;
+
+/// A part that is not written after this long is left to the kernel, and its range tried again later.
+const PART_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at what is on its way: an eighth of what it is expected to take, within these.
+const POLL_MIN: Duration = Duration::from_micros(300);
+const POLL_MAX: Duration = Duration::from_millis(5);
+
+/// A part of a file that is on its way to the disk.
+struct Part {
+    range: Range<u64>,
+    bytes: u64,
+    /// Bytes that were on their way as it was begun, its own among them.
+    in_flight: u64,
+    begun: Instant,
+    /// When it was last seen to be on its way.
+    seen: Instant,
+}
+
+/// A job whose file is open.
+struct OpenJob {
+    job: Job,
+    file: InspectedFile,
+    /// The ranges that are to be written, the current one first, and how far that is begun.
+    ranges: VecDeque<DueRange>,
+    begun_to: u64,
+    parts: Vec<Part>,
+    done: Vec<RangeResult>,
+}
+
+/// The write-back of one device.
+#[derive(Default)]
+pub(crate) struct Writing {
+    pacer: Pacer,
+    waiting: VecDeque<Job>,
+    current: Option<OpenJob>,
+    /// When the last part was written, if another was on its way or to be begun all the time.
+    done_at: Option<Instant>,
+    pause_until: Option<Instant>,
+}
+
+impl Writing {
+    /// Adds a job whose ranges have pages that are not written.
+    pub(crate) fn push(&mut self, job: Job) {
+        self.waiting.push_back(job);
+    }
+
+    /// How long nothing is to be done; `None` if nothing is to be written.
+    pub(crate) fn next_poll(&self) -> Option<Duration> {
+        if self.current.is_none() && self.waiting.is_empty() {
+            return None;
+        }
+        let pause = self.pause_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let expected = Duration::from_nanos(self.pacer.price() / 8).clamp(POLL_MIN, POLL_MAX);
+        Some(pause.filter(|pause| !pause.is_zero()).unwrap_or(expected).min(Duration::from_millis(20)))
+    }
+
+    /// Looks at what is on its way, and begins what may be begun.
+    pub(crate) fn go_on(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) {
+        loop {
+            let Some(mut open) = self.current.take().or_else(|| self.next_job(opener, say)) else {
+                self.done_at = None;
+                return;
+            };
+            match self.work_on(&mut open) {
+                Ok(true) => say(open.finish()),
+                Ok(false) => {
+                    self.current = Some(open);
+                    return;
+                }
+                Err(error) => {
+                    let done = std::mem::take(&mut open.done);
+                    open.job.ranges = open.ranges.drain(..).collect();
+                    let result = failed(open.job, error);
+                    say(JobResult { ranges: done.into_iter().chain(result.ranges).collect(), ..result });
+                }
+            }
+        }
+    }
+
+    fn next_job(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) -> Option<OpenJob> {
+        while let Some(mut job) = self.waiting.pop_front() {
+            match opener.open(&job.file, &job.users, job.path.as_deref()) {
+                Ok(file) => {
+                    let ranges: VecDeque<DueRange> = std::mem::take(&mut job.ranges).into();
+                    let begun_to = ranges.front().map_or(0, |range| range.bytes.start);
+                    let (parts, done) = (Vec::new(), Vec::new());
+                    return Some(OpenJob { job, file, ranges, begun_to, parts, done });
+                }
+                Err(error) => say(failed(job, error)),
+            }
+        }
+        None
+    }
+
+    /// Whether all of a job is done.
+    fn work_on(&mut self, open: &mut OpenJob) -> Result<bool, Error> {
+        self.poll(open)?;
+        while let Some(range) = open.ranges.front() {
+            let end = range.bytes.end;
+            if open.begun_to < end {
+                if !self.begin(open, end)? {
+                    return Ok(false);
+                }
+            } else if open.parts.is_empty() {
+                open.drop_first()?;
+            } else {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Learns from the parts that are written.
+    fn poll(&mut self, open: &mut OpenJob) -> Result<(), Error> {
+        let mut at = 0;
+        while let Some(part) = open.parts.get_mut(at) {
+            let counted = residency(&open.file, part.range.clone())?;
+            let now = Instant::now();
+            if counted.unwritten() > 0 && now.duration_since(part.begun) < PART_MAX {
+                if counted.writeback == Some(0) {
+                    // Pages that were busy as it was begun are left out; or they were written anew.
+                    start_writeback(&open.file, part.range.clone())?;
+                }
+                part.seen = now;
+                at += 1;
+                continue;
+            }
+            let part = open.parts.swap_remove(at);
+            let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let pause = self.pacer.written(WrittenPart {
+                bytes: part.bytes,
+                in_flight: part.in_flight,
+                took_min: nanoseconds(part.seen.duration_since(part.begun)),
+                took_max: nanoseconds(now.duration_since(part.begun)),
+                busy: self.done_at.map(|done_at| nanoseconds(now.duration_since(done_at))),
+            });
+            self.done_at = Some(now);
+            if pause > 0 {
+                self.pause_until = Some(now + Duration::from_nanos(pause));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next part of the current range, which ends at `end`. `false`: not now.
+    fn begin(&mut self, open: &mut OpenJob, end: u64) -> Result<bool, Error> {
+        if self.pause_until.is_some_and(|until| until > Instant::now()) {
+            return Ok(false);
+        }
+        self.pause_until = None;
+        // Two parts are a piece: the disk has the second one when it is done with the first.
+        let step = (self.pacer.piece() / 2).max(PIECE_MIN / 2);
+        let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
+        let in_flight: u64 = open.parts.iter().map(|part| part.bytes).sum();
+        let bytes = residency(&open.file, range.clone())?.unwritten();
+        if bytes > 0 {
+            if in_flight > 0 && in_flight + bytes > self.pacer.piece() {
+                return Ok(false);
+            }
+            let begun = Instant::now();
+            start_writeback(&open.file, range.clone())?;
+            let in_flight = in_flight + bytes;
+            open.parts.push(Part { range: range.clone(), bytes, in_flight, begun, seen: begun });
+        }
+        open.begun_to = range.end;
+        Ok(true)
+    }
+}
+
+impl OpenJob {
+    /// Drops the current range, all of which was on its way, and goes to the next.
+    fn drop_first(&mut self) -> Result<(), Error> {
+        let Some(range) = self.ranges.front() else { return Ok(()) };
+        let before = residency(&self.file, range.bytes.clone())?;
+        let (outcome, why) = drop_clean(&self.file, range, before.resident, &self.job.users)?;
+        let why = why.map(|why| if before.unwritten() > 0 { StayReason::Unwritten } else { why });
+        if let Some(range) = self.ranges.pop_front() {
+            self.done.push(RangeResult { range, outcome, why });
+        }
+        self.begun_to = self.ranges.front().map_or(0, |range| range.bytes.start);
+        Ok(())
+    }
+
+    fn finish(self) -> JobResult {
+        let Self { job, done, .. } = self;
+        JobResult {
+            file: job.file,
+            verdict: job.verdict,
+            path: job.path,
+            ranges: done,
+            problem: None,
+            is_last: true,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Real programs on real file systems: what they bring in goes, and a hot file beside it stays. Residency is counted by fincore(1).
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pagekeeper_streams::{StreamEvent, StreamOptions, StreamReport, Streams, Verdict};
+use pagekeeper_testing::{Mounted, Rng, skip};
+
+const MIB: u64 = 1 << 20;
+const FILE_BYTES: u64 = 96 * MIB;
+const HOT_BYTES: u64 = 16 * MIB;
+/// Longer than any of it takes on a busy machine.
+const AT_MOST: Duration = Duration::from_secs(120);
+
+/// A file system with a large file that is not resident, and a hot one that is.
+struct Place {
+    mounted: Mounted,
+    kind: &'static str,
+}
+
+/// Those that can be had here.
+fn places() -> impl Iterator<Item = Place> {
+    ["ext4", "xfs", "btrfs"].into_iter().filter_map(|kind| Some(Place { mounted: Mounted::new(kind)?, kind }))
+}
+
+impl Place {
+    fn at(&self, name: &str) -> PathBuf {
+        self.mounted.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.at(name);
+        let mut rng = Rng::from_seed(bytes);
+        let content: Vec<u8> = (0..bytes / 8).flat_map(|_| rng.number().to_ne_bytes()).collect();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Writes all to the disk, drops these files' pages, and reads the hot file.
+    fn settle(&self, files: &[PathBuf]) {
+        rustix::fs::syncfs(File::open(self.mounted.path()).unwrap()).unwrap();
+        for file in files.iter().filter(|file| file.exists()) {
+            let opened = File::open(file).unwrap();
+            rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+        let mut hot = Vec::new();
+        File::open(self.at("hot")).unwrap().read_to_end(&mut hot).unwrap();
+        assert_eq!(resident(&[self.at("hot")]), HOT_BYTES);
+    }
+}
+
+/// Resident bytes of files, of those that there are.
+fn resident(paths: &[PathBuf]) -> u64 {
+    let mut sum = 0;
+    for part in paths.chunks(500) {
+        let output =
+            Command::new("fincore").args(["-b", "-n", "-r", "-o", "RES"]).args(part).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        sum += String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| line.trim().parse::<u64>().unwrap())
+            .sum::<u64>();
+    }
+    sum
+}
+
+fn streams() -> Option<Streams> {
+    let options =
+        StreamOptions { names: Vec::new(), never: Vec::new(), decide: Box::new(|_, _| Verdict::Release) };
+    match Streams::start(options) {
+        Ok(streams) => Some(streams),
+        Err(error) => {
+            skip(error);
+            None
+        }
+    }
+}
+
+/// A program that begins once it is told to.
+fn waiting(words: &[&str]) -> Child {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", "read go; exec \"$@\"", "sh"]).args(words);
+    sh.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Follows a program from its start to its end, and until nothing is to be released any more.
+fn followed(words: &[&str]) -> Option<(Vec<StreamEvent>, StreamReport)> {
+    let mut streams = streams()?;
+    let mut child = waiting(words);
+    streams.follow(child.id()).unwrap();
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut events = Vec::new();
+    let until = Instant::now() + AT_MOST;
+    loop {
+        events.extend(streams.step());
+        if streams.running() == 0 && !streams.is_busy() {
+            break;
+        }
+        assert!(Instant::now() < until, "{words:?} {:?}", streams.report());
+        streams.wait(Duration::from_millis(100));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some((events, streams.report()))
+}
+
+/// Checks that of these files nearly nothing is left, that all that came is accounted for, and that the hot file stayed.
+fn check(place: &Place, words: &[&str], files: &[PathBuf], came: u64) {
+    place.settle(files);
+    let Some((events, report)) = followed(words) else { return };
+    let context = format!("{} on {}: {report:?}", words[0], place.kind);
+    let left = resident(files);
+    assert!(left <= came / 100, "{left} bytes left, {context}");
+    assert_eq!(resident(&[place.at("hot")]), HOT_BYTES, "{context}");
+    let totals = report.totals;
+    assert_eq!(totals.added, totals.released + totals.handed_on + totals.gone + totals.resident, "{context}");
+    assert!(totals.released >= came / 10 * 9, "{context}");
+    assert!(totals.resident <= came / 100, "{context}");
+    let ended = events.iter().filter(|event| matches!(event, StreamEvent::Ended { .. })).count();
+    let began = events.iter().filter(|event| matches!(event, StreamEvent::Began { .. })).count();
+    assert!(began > 0 && began == ended, "{events:?}");
+    assert!(!events.iter().any(|event| matches!(event, StreamEvent::Problem { .. })), "{events:?}");
+}
+
+fn has(program: &str) -> bool {
+    let found =
+        Command::new(program).arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        skip(format_args!("a stream of {program} needs {program}"));
+    }
+    found
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_static_program_s_copy() {
+    if !has("busybox") {
+        return;
+    }
+    for place in places() {
+        place.write("hot", HOT_BYTES);
+        let (from, to) = (place.write("from", FILE_BYTES), place.at("to"));
+        check(
+            &place,
+            &["busybox", "cp", text(&from), text(&to)],
+            &[from.clone(), to.clone()],
+            2 * FILE_BYTES,
+        );
+        assert_eq!(std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
+    }
+}
+
+#[test]
+fn reads_by_io_uring_and_by_a_mapping() {
+    if !has("fio") {
+        return;
+    }
+    for place in places() {
+        place.write("hot", HOT_BYTES);
+        let file = place.write("file", FILE_BYTES);
+        let name = format!("--filename={}", text(&file));
+        let size = format!("--size={FILE_BYTES}");
+        for engine in ["--ioengine=io_uring", "--ioengine=mmap"] {
+            let words = [
+                "fio",
+                "--name=read",
+                &name,
+                &size,
+                "--rw=read",
+                "--bs=128k",
+                "--invalidate=0",
+                "--thread",
+                engine,
+            ];
+            check(&place, &words, std::slice::from_ref(&file), FILE_BYTES);
+        }
+    }
+}
+
+#[test]
+fn an_archive_of_many_files() {
+    for place in places() {
+        place.write("hot", HOT_BYTES);
+        std::fs::create_dir(place.at("many")).unwrap();
+        let mut files: Vec<PathBuf> = (0..2000)
+            .map(|number| place.write(&format!("many/{number}"), 16_384 + number % 7 * 4096))
+            .collect();
+        let bytes: u64 = files.iter().map(|file| file.metadata().unwrap().len()).sum();
+        let (archive, many) = (place.at("archive"), place.at("many"));
+        files.push(archive.clone());
+        check(&place, &["tar", "-cf", text(&archive), text(&many)], &files, 2 * bytes);
+    }
+}
