@@ -11,7 +11,7 @@ use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::{EventFile, PageEvent};
 
-use crate::device::{Devices, Job, JobResult, failed_to_start};
+use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
 use crate::limits::{FILES_MAX, FILES_PER_USER, STEP};
 use crate::open::Metadata;
@@ -194,8 +194,8 @@ impl Follower {
         self.events.push(StreamEvent::Problem {
             path: path_or_number(path.as_deref(), oldest),
             sentence: format!(
-                "streams have more files under way than are kept (a user {}, all {FILES_MAX}): the oldest are left as they are",
-                FILES_PER_USER
+                "streams have more files under way than are kept, {FILES_PER_USER} of a user and {FILES_MAX} of all: \
+                 the oldest are left as they are"
             ),
         });
     }
@@ -246,8 +246,8 @@ impl Follower {
             path: file.path.clone(),
         };
         file.job_since = Some(now);
-        if let Err(job) = self.devices.push(job) {
-            self.take_in(failed_to_start(job), now);
+        if let Some(failed) = self.devices.push(job) {
+            self.take_in(failed, now);
         }
     }
 
