@@ -140,7 +140,7 @@ def static_under_run(directory):
     said = run("run", "--", os.environ.get("BUSYBOX", "busybox"), "cp", source, target)[1]
     same("the copy", subprocess.run(["cmp", source, target]).returncode, 0)
     version = tuple(int(number) for number in os.uname().release.split(".")[:2])
-    if version >= (5, 16) and os.path.exists("/sys/kernel/btf/vmlinux"):
+    if version >= (5, 8) and os.path.exists("/sys/kernel/btf/vmlinux"):
         capabilities["pages of followed processes"] = "full" if version >= (6, 12) else "lesser: not who uses them"
         same("what it said", said, "")
         # cmp(1) has read it.
