@@ -5,6 +5,7 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
+use crate::process::ProcRoot;
 use crate::{Error, Result};
 
 /// The physical block size in bytes of the device with the number `dev` (as `st_dev` gives it), or of the disk that
@@ -36,17 +37,23 @@ pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     name.ok_or_else(|| Error::Malformed { path: link, what: "its target".to_owned() })
 }
 
-/// Whether another block device lies on the device with the number `dev`, or a mounted ext4, XFS or btrfs, in whichever namespace.
+/// Whether the pages of the block device with the number `dev` are somebody's own: a file system on it is mounted, in whichever
+/// namespace if it is ext4, XFS or btrfs, or another block device lies on it.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
-pub(crate) fn is_in_use(sys: &Path, dev: u64, name: &OsStr) -> bool {
+pub fn is_device_in_use(proc: &ProcRoot, sys: &Path, dev: u64) -> Result<bool> {
+    let name = device_name(sys, dev)?;
     let holders = sys.join(format!("dev/block/{}:{}/holders", major(dev), minor(dev)));
     let is_held = std::fs::read_dir(holders).is_ok_and(|mut holders| holders.next().is_some());
-    let is_named = |kind: &str| sys.join("fs").join(kind).join(name).exists();
+    let is_named = |kind: &str| sys.join("fs").join(kind).join(&name).exists();
     let has_btrfs = || {
         let all = std::fs::read_dir(sys.join("fs/btrfs")).ok();
-        all.into_iter().flatten().flatten().any(|one| one.path().join("devices").join(name).exists())
+        all.into_iter().flatten().flatten().any(|one| one.path().join("devices").join(&name).exists())
     };
-    is_held || is_named("ext4") || is_named("xfs") || has_btrfs()
+    Ok(is_held
+        || is_named("ext4")
+        || is_named("xfs")
+        || has_btrfs()
+        || !proc.mount_points_of(dev)?.is_empty())
 }
 
 #[cfg(test)]

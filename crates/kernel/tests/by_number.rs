@@ -14,21 +14,22 @@ use pagekeeper_testing::{Mounted, Opens, skip, unmount};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 /// Outcomes of each kind that show that the race was really run.
-const ENOUGH: usize = 500;
+const ENOUGH: usize = 200;
 /// After this long it will have to do.
-const AT_MOST: Duration = Duration::from_secs(10);
+const AT_MOST: Duration = Duration::from_secs(3);
 
 /// A file system of its own, opened.
 struct Place {
-    mounted: Mounted,
+    // Before what it keeps from being unmounted.
     mount: OpenMount,
+    mounted: Mounted,
 }
 
 impl Place {
     fn new(kind: &str) -> Option<Self> {
         let mounted = Mounted::new(kind)?;
         let mount = opened_mount(mounted.path());
-        Some(Self { mounted, mount })
+        Some(Self { mount, mounted })
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -248,6 +249,14 @@ fn whoever_has_a_lease_is_not_interrupted() {
     }
 }
 
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
     for (kind, place) in places() {
@@ -257,21 +266,23 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    if !is_removed.load(Ordering::Relaxed) {
-                        // Its name is another's for a moment.
-                        std::fs::rename(&path, place.at("aside")).unwrap();
-                        std::fs::write(&path, "other").unwrap();
-                        std::fs::rename(place.at("aside"), &path).unwrap();
-                    } else {
-                        // Its number, too.
+                    if is_removed.load(Ordering::Relaxed) {
+                        // Its number is another's, too.
                         std::fs::remove_file(&path).unwrap();
                         let mode = Mode::from_raw_mode(0o600);
                         rustix::fs::mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
                         std::fs::remove_file(&path).unwrap();
                         std::fs::write(&path, "other").unwrap();
+                    } else {
+                        // Its name is another's for a moment.
+                        std::fs::rename(&path, place.at("aside")).unwrap();
+                        std::fs::write(&path, "other").unwrap();
+                        std::fs::rename(place.at("aside"), &path).unwrap();
                     }
                 }
             });
+            // Also if something is found amiss.
+            let _over = SetWhenDropped(&is_over);
             let until = Instant::now() + AT_MOST;
             while gone < ENOUGH && Instant::now() < until {
                 match place.open(&id) {
@@ -281,12 +292,12 @@ fn while_a_file_is_replaced_again_and_again_no_other_is_opened() {
                         is_removed.store(opened >= ENOUGH, Ordering::Relaxed);
                     }
                     Err(error) => {
-                        assert!(error.is_gone(), "{error}");
+                        // ENOMEM: ext4 makes an inode of that number.
+                        assert!(error.is_gone() || error.errno() == Some(12), "{error}");
                         gone += 1;
                     }
                 }
             }
-            is_over.store(true, Ordering::Relaxed);
         });
         assert!(opened > 0 && gone > 0, "{kind}: opened {opened} times, gone {gone} times");
     }

@@ -130,6 +130,10 @@ fn needs(error: &TraceError) -> Option<String> {
         | TraceError::Call { .. }
         | TraceError::Rejected { .. }
         | TraceError::TooMany { .. }
+        | TraceError::NoTypes { .. }
+        | TraceError::Types { .. }
+        | TraceError::OtherNamespace
+        | TraceError::Name { .. }
         | TraceError::Kernel(_) => None,
     }
 }

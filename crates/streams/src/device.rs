@@ -79,13 +79,15 @@ impl Devices {
         Self { workers: Vec::new(), results, sender, decide: Arc::new(Mutex::new(decide)) }
     }
 
-    /// Hands a job over. Gives it back where no thread can be had.
-    pub(crate) fn push(&mut self, job: Job) -> Result<(), Job> {
-        let Some(index) = self.worker_for(job.file.dev) else { return Err(job) };
+    /// Hands a job over. Gives its result where no thread can be had.
+    pub(crate) fn push(&mut self, job: Job) -> Option<JobResult> {
+        let Some(index) = self.worker_for(job.file.dev) else { return Some(failed_to_start(job)) };
         let worker = &mut self.workers[index];
-        worker.jobs.send(job).map_err(|refused| refused.0)?;
+        if let Err(refused) = worker.jobs.send(job) {
+            return Some(failed_to_start(refused.0));
+        }
         worker.queued += 1;
-        Ok(())
+        None
     }
 
     /// Jobs that are not done.
@@ -109,11 +111,10 @@ impl Devices {
         if let Some(known) = self.workers.iter().position(|worker| worker.dev == dev) {
             return Some(known);
         }
-        if self.workers.len() < WORKERS_MAX {
-            if let Some(jobs) = self.start(self.workers.len()) {
-                self.workers.push(Worker { dev, jobs, queued: 0 });
-                return Some(self.workers.len() - 1);
-            }
+        let count = self.workers.len();
+        if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count)).flatten() {
+            self.workers.push(Worker { dev, jobs, queued: 0 });
+            return Some(count);
         }
         let least = (0..self.workers.len()).min_by_key(|index| self.workers[*index].queued)?;
         if self.workers[least].queued == 0 {
@@ -215,7 +216,7 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
 }
 
 /// The result of a job for which there is no thread.
-pub(crate) fn failed_to_start(job: Job) -> JobResult {
+fn failed_to_start(job: Job) -> JobResult {
     let path = job.path.clone().unwrap_or_default();
     failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
 }

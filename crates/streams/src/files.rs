@@ -126,11 +126,14 @@ impl File {
         }
         let patience =
             if self.why == Some(StayReason::Unwritten) { WRITTEN_AFTER_END } else { CLEAN_AFTER_END };
-        if over_for >= patience {
-            return FileStep::GiveUp;
-        }
         let mut due = self.pages.due(now, sees_use, is_over);
         due.retain(|range| !self.is_reported(&range.bytes));
+        if over_for >= patience {
+            // Pages that were added while a long job was under way were not tried yet.
+            due.retain(|range| range.attempts == 0);
+            let is_late = due.is_empty() || over_for >= WRITTEN_AFTER_END;
+            return if is_late { FileStep::GiveUp } else { FileStep::Release(due) };
+        }
         let bytes: u64 = due.iter().map(|range| range.bytes.end - range.bytes.start).sum();
         if bytes > 0 && (bytes >= DUE_MIN || is_over || is_idle) {
             FileStep::Release(due)

@@ -7,12 +7,14 @@
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::page_size;
+use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::{EventFile, PageEvent};
 
-use crate::device::{Devices, Job, JobResult, failed_to_start};
+use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
-use crate::limits::{FILES_MAX, STEP};
+use crate::limits::{FILES_MAX, FILES_PER_USER, STEP};
+use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, running_under};
 use crate::report::Sums;
 use crate::source::EventSource;
@@ -28,6 +30,7 @@ pub(crate) struct Follower {
     processes: Processes,
     files: Files,
     devices: Devices,
+    metadata: Metadata,
     sums: Sums,
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
@@ -45,6 +48,7 @@ impl Follower {
             processes: Processes::default(),
             files: Files::default(),
             devices: Devices::new(decide),
+            metadata: Metadata::default(),
             sums: Sums::default(),
             events: Vec::new(),
             last_event: None,
@@ -125,6 +129,9 @@ impl Follower {
     fn event(&mut self, event: PageEvent, now: Duration) {
         match event {
             PageEvent::Added { process, file, bytes } => {
+                if self.metadata.includes(&file, now) {
+                    return;
+                }
                 let id = self.processes.of(process, 0, None, now);
                 self.keep(file, id, now);
                 self.events.extend(self.processes.brought_in(id, bytes.end.saturating_sub(bytes.start)));
@@ -187,8 +194,8 @@ impl Follower {
         self.events.push(StreamEvent::Problem {
             path: path_or_number(path.as_deref(), oldest),
             sentence: format!(
-                "streams have more files under way than are kept (a user {}, all {FILES_MAX}): the oldest are left as they are",
-                crate::limits::FILES_PER_USER
+                "streams have more files under way than are kept, {FILES_PER_USER} of a user and {FILES_MAX} of all: \
+                 the oldest are left as they are"
             ),
         });
     }
@@ -227,12 +234,7 @@ impl Follower {
         }
     }
 
-    fn begin_job(
-        &mut self,
-        name: EventFile,
-        ranges: Vec<pagekeeper_policy::stream_pages::DueRange>,
-        now: Duration,
-    ) {
+    fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, now: Duration) {
         let Some(file) = self.files.get_mut(&name) else { return };
         let pid = |id: &ProcessId| self.processes.get(*id).map(|process| process.pid);
         let job = Job {
@@ -244,8 +246,8 @@ impl Follower {
             path: file.path.clone(),
         };
         file.job_since = Some(now);
-        if let Err(job) = self.devices.push(job) {
-            self.take_in(failed_to_start(job), now);
+        if let Some(failed) = self.devices.push(job) {
+            self.take_in(failed, now);
         }
     }
 

@@ -149,10 +149,10 @@ impl Streams {
     /// Begins to follow, also what runs already under one of the names.
     pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
         let StreamOptions { names, never, decide } = options;
-        let followed = FollowedNames { streams: names, never };
-        let events = PageEvents::open(&followed).map_err(|error| Unavailable(error.to_string()))?;
+        let names = FollowedNames { streams: names, never };
+        let events = PageEvents::open(&names).map_err(|error| Unavailable(error.to_string()))?;
         let mut follower = Follower::new(Box::new(events), decide);
-        follower.follow_running(&followed.streams, &followed.never);
+        follower.follow_running(&names.streams, &names.never);
         Ok(Self { follower })
     }
 

@@ -3,15 +3,52 @@
 //! Invariants: what is opened is the very inode that the event named, or nothing. Mounts and leases are looked up once in a batch of
 //! jobs, and no longer kept.
 
+use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use pagekeeper_kernel::process::{Leases, ProcRoot};
-use pagekeeper_kernel::{Error, Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, Result};
+use pagekeeper_kernel::{
+    Error, Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, Result, is_device_in_use,
+};
 use pagekeeper_trace::page_events::EventFile;
 
 /// Descriptors of a process that are looked at to find a file.
 const DESCRIPTORS_MAX: usize = 4096;
+
+/// btrfs numbers its files from here on (`BTRFS_FIRST_FREE_OBJECTID`).
+const BTRFS_FIRST_FILE: u64 = 256;
+/// For so long it is taken for granted that a block device is mounted, or is not.
+const IN_USE_FOR: Duration = Duration::from_secs(1);
+/// Block devices of which that is known.
+const DEVICES_MAX: usize = 1024;
+
+/// Tells the metadata of mounted file systems from files: it comes in through the block device, or through an inode of its own.
+#[derive(Default)]
+pub(crate) struct Metadata {
+    proc: ProcRoot,
+    /// Whether a device is in use, and since when that is known.
+    devices: HashMap<u64, (bool, Duration)>,
+}
+
+impl Metadata {
+    /// Whether what an event names is a file system's metadata.
+    pub(crate) fn includes(&mut self, file: &EventFile, now: Duration) -> bool {
+        if !file.is_block_device {
+            return file.subvolume.is_some() && file.ino < BTRFS_FIRST_FILE;
+        }
+        match self.devices.get(&file.dev) {
+            Some((is_in_use, since)) if now.saturating_sub(*since) < IN_USE_FOR => return *is_in_use,
+            None if self.devices.len() >= DEVICES_MAX => self.devices.clear(),
+            _ => {}
+        }
+        // Where it can't be known its pages are left.
+        let is_in_use = is_device_in_use(&self.proc, Path::new("/sys"), file.dev).unwrap_or(true);
+        self.devices.insert(file.dev, (is_in_use, now));
+        is_in_use
+    }
+}
 
 /// Opens files for one batch of jobs.
 pub(crate) struct Opener {

@@ -25,12 +25,17 @@ impl Opens {
 
     /// Whether there was one since the last call.
     pub fn any(&self) -> bool {
+        self.count() > 0
+    }
+
+    /// How many there were since the last call.
+    pub fn count(&self) -> usize {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.0, &mut buffer);
-        let mut found = false;
+        let mut found = 0;
         // That the file is gone is an event, too.
         while let Ok(event) = events.next() {
-            found |= event.events().contains(inotify::ReadFlags::OPEN);
+            found += usize::from(event.events().contains(inotify::ReadFlags::OPEN));
         }
         found
     }

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{Expected, Handle, Inode, InspectedFile, Links, require_regular};
+use crate::block::{device_name, is_device_in_use};
 use crate::hang::asking_device;
 use crate::process::{Leases, Mount, ProcRoot};
 use crate::sys::file_handle::{FileHandle, handle_of, open_by_handle};
@@ -22,6 +23,9 @@ const INO32_GENERATION: i32 = 1;
 const INO64_GENERATION: i32 = 0x81;
 /// btrfs: number and subvolume in 64 bits each, generation in 32.
 const BTRFS: i32 = 0x4d;
+
+/// How often an inode is looked up again while its number is about to be another's.
+const NUMBER_TAKEN_RETRIES: usize = 3;
 
 /// What tells an inode from every other one of its file system, earlier and later ones of its number included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -97,7 +101,7 @@ impl OpenMount {
         let reason = "its file system is not mounted where it could be opened by number";
         let mut failed = Error::Unsupported { path: PathBuf::from(device_text(dev)), reason };
         for mount in of_device(own).into_iter().chain(of_device(theirs()).into_iter().map(below_their_root)) {
-            match Self::open_mount(mount) {
+            match Self::at_mount(mount) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => failed = error,
             }
@@ -105,7 +109,7 @@ impl OpenMount {
         Err(failed)
     }
 
-    fn open_mount(mount: Mount) -> Result<Self> {
+    fn at_mount(mount: Mount) -> Result<Self> {
         let path = mount.point;
         let form = match mount.kind.as_str() {
             "ext2" | "ext3" | "ext4" => INO32_GENERATION,
@@ -135,8 +139,17 @@ impl OpenMount {
         let _asking = asking_device(self.dev, &shown)?;
         let handle = id.handle(self.form).ok_or_else(|| Error::call(CALL, &shown, Errno::STALE))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found = open_by_handle(self.directory.as_fd(), &handle, flags)
-            .map_err(|errno| Error::call(CALL, &shown, errno))?;
+        let resolve = || open_by_handle(self.directory.as_fd(), &handle, flags);
+        let mut found = resolve();
+        // ext4 says so while it makes a new inode of that number, for a moment.
+        for _ in 0..NUMBER_TAKEN_RETRIES {
+            if found.as_ref().err() != Some(&Errno::NOMEM) {
+                break;
+            }
+            std::thread::yield_now();
+            found = resolve();
+        }
+        let found = found.map_err(|errno| Error::call(CALL, &shown, errno))?;
         let path = name_of(found.as_fd()).unwrap_or(shown);
         let found = Handle::of(found, path)?;
         require_regular(found.stat(), found.path())?;
@@ -158,9 +171,8 @@ impl InspectedFile {
     ///
     /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] where `/dev` leads to another.
     pub fn open_device_by_number(proc: &ProcRoot, sys: &Path, device: u64) -> Result<Self> {
-        let name = crate::block::device_name(sys, device)?;
-        let path = Path::new("/dev").join(&name);
-        if !proc.mount_points_of(device)?.is_empty() || crate::block::is_in_use(sys, device, &name) {
+        let path = Path::new("/dev").join(device_name(sys, device)?);
+        if is_device_in_use(proc, sys, device)? {
             let reason = "a block device that is mounted or in use: its pages are left alone";
             return Err(Error::Unsupported { path, reason });
         }

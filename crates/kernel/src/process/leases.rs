@@ -22,27 +22,24 @@ impl ProcRoot {
     /// The leases and delegations that are held now (`/proc/locks`), by processes that this one can see.
     pub fn leases(&self) -> Result<Leases> {
         let mut leases = HashSet::new();
-        each_line(&self.path().join("locks"), |line| {
-            leases.extend(leased(line)?);
-            Some(())
-        })?;
+        each_line(&self.path().join("locks"), |line| add_leased(line, &mut leases))?;
         Ok(Leases(leases))
     }
 }
 
-/// The file of a line, if that is of a lease; `None` for a line of another form.
-fn leased(line: &[u8]) -> Option<Option<Inode>> {
+/// Adds the file of a line, if that is of a lease; `None` for a line of another form.
+fn add_leased(line: &[u8], leases: &mut HashSet<Inode>) -> Option<()> {
     let line = unescaped_bytes(line);
     let mut fields = line.split_ascii_whitespace().skip(1).skip_while(|field| *field == "->");
     if !matches!(fields.next()?, "LEASE" | "DELEG") {
-        return Some(None);
+        return Some(());
     }
     // How far the holder is asked to give it back, its kind, and the holder.
     let mut numbers = fields.nth(3)?.split(':');
     let mut hex = || u32::from_str_radix(numbers.next()?, 16).ok();
     let dev = rustix::fs::makedev(hex()?, hex()?);
-    let ino = numbers.next()?.parse().ok()?;
-    Some(Some(Inode { dev, ino }))
+    leases.insert(Inode { dev, ino: numbers.next()?.parse().ok()? });
+    Some(())
 }
 
 #[cfg(test)]

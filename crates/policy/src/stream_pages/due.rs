@@ -79,6 +79,7 @@ impl StreamPages {
         let too_old = self.too_many_unused(circumstances);
         let mut ranges = Vec::new();
         for (index, window) in &self.windows {
+            // Quickly past the many that wait for writeback.
             if window.retry_at > now {
                 continue;
             }
@@ -143,7 +144,6 @@ impl StreamPages {
         let since = |time: Duration| circumstances.now.saturating_sub(time);
         window.attempts == 0
             && since(window.used_at) >= CURRENT
-            && self.newest_use != Some(index)
             && self.uses.newest_near(index, 0, READ_AHEAD).is_none_or(|at| since(at) >= UNUSED_AGE)
             && window.unused_count() > 0
     }

@@ -79,6 +79,27 @@ fn two_readers_keep_their_windows() {
 }
 
 #[test]
+fn the_window_of_the_newest_use_stays_until_the_file_is_idle() {
+    let mut pages = StreamPages::default();
+    pages.added(0..4 * MIB, at(0));
+    pages.used(0..3 * MIB, at(10));
+    assert_eq!(bytes(&pages.due(at(59), true, false)), [0..2 * MIB]);
+    assert_eq!(bytes(&pages.due(at(60), true, false)), [0..3 * MIB]);
+    // An addition elsewhere shows that the stream goes on.
+    pages.added(50 * MIB..51 * MIB, at(60));
+    assert_eq!(bytes(&pages.due(at(109), true, false)), [0..2 * MIB]);
+}
+
+#[test]
+fn a_page_that_comes_again_waits_for_its_use_again() {
+    let mut pages = StreamPages::default();
+    pages.added(0..MIB, at(0));
+    pages.used(0..MIB, at(0));
+    pages.added(0..PAGE, at(1));
+    assert_eq!(bytes(&pages.due(at(100), true, false)), [PAGE..MIB]);
+}
+
+#[test]
 fn pages_that_were_read_ahead_are_due_after_2_s() {
     let mut pages = StreamPages::default();
     pages.added(0..16 * MIB, at(0));
@@ -100,6 +121,37 @@ fn of_many_pages_that_were_read_ahead_the_oldest_are_due() {
     pages.used(200 * MIB..200 * MIB + PAGE, at(140));
     assert_eq!(bytes(&pages.due(at(150), true, false)), [0..16 * MIB]);
     assert_eq!(pages.next_due(at(150), true, false), Some(at(150)));
+}
+
+#[test]
+fn pages_just_ahead_of_a_reader_and_those_that_were_tried_do_not_count_as_waiting() {
+    let mut pages = StreamPages::default();
+    // 64 MiB that wait, then 56 MiB that were tried, and 8 MiB ahead of the reader.
+    pages.added(300 * MIB..364 * MIB, at(2000));
+    pages.added(0..56 * MIB, at(2001));
+    for range in pages.due(at(2001), true, true).iter().filter(|range| range.bytes.end <= 56 * MIB) {
+        pages.tried(range, ReleaseOutcome { stays: 16 * MIB, ..ReleaseOutcome::default() }, at(2001));
+    }
+    pages.added(200 * MIB..208 * MIB, at(2001));
+    pages.used(200 * MIB - PAGE..200 * MIB, at(2002));
+    assert!(pages.due(at(2019), true, false).is_empty());
+    pages.added(400 * MIB..402 * MIB, at(2003));
+    assert_eq!(bytes(&pages.due(at(2019), true, false))[0].start, 300 * MIB);
+}
+
+#[test]
+fn a_first_use_ends_the_pause_of_its_window() {
+    let mut pages = StreamPages::default();
+    pages.added(0..2 * WINDOW, at(0));
+    pages.used(0..2 * WINDOW - PAGE, at(0));
+    for range in pages.due(at(50), true, false) {
+        pages.tried(&range, ReleaseOutcome { stays: 2 * WINDOW, ..ReleaseOutcome::default() }, at(50));
+    }
+    pages.used(0..PAGE, at(51));
+    pages.used(2 * WINDOW - PAGE..2 * WINDOW, at(51));
+    let due: Vec<_> =
+        pages.due(at(101), true, false).into_iter().map(|range| (range.bytes, range.attempts)).collect();
+    assert_eq!(due, [(0..WINDOW, 1), (WINDOW..2 * WINDOW, 0)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The process beside the command: follows it, and releases what it brings in.
 //!
-//! Invariants: it ends when nobody whom it follows runs and nothing is left to be released, or after [`GIVEN_UP_AFTER`]. Never fails:
-//! what can't be released stays, and is counted.
+//! Invariant: it ends when nobody whom it follows runs and nothing is left to be released, which `pagekeeper_streams` gives up a minute
+//! behind the end. Never fails: what can't be released stays, and is counted.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,9 +15,6 @@ use super::{FollowedPages, READY, REPORTED_AFTER};
 const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often it looks whether somebody asks for a report, where nothing comes in.
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
-/// How long it goes on for what is left behind: the kernel writes what is dirty after 30 seconds (`dirty_expire_centisecs`), and looks
-/// every 5.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(40);
 
 /// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
 pub(super) fn run(never: &[String], socket: &UnixStream) {
@@ -48,22 +45,17 @@ fn answer(mut socket: &UnixStream, line: &str) {
 }
 
 fn follow(streams: &mut Streams, socket: &UnixStream) {
-    let (mut asked, mut ended): (Option<Instant>, Option<Instant>) = (None, None);
+    let mut asked: Option<Instant> = None;
     let mut is_reported = false;
     loop {
         drop(streams.step());
         let is_running = streams.running() > 0;
-        if is_running {
-            ended = None;
-        } else {
-            ended.get_or_insert_with(Instant::now);
-        }
         if asked.is_none() && is_asked(socket) {
             asked = Some(Instant::now());
         }
-        let is_past = |moment: Option<Instant>, time| moment.is_some_and(|moment| moment.elapsed() > time);
-        let is_over = !is_running && (!streams.is_busy() || is_past(ended, GIVEN_UP_AFTER));
-        if !is_reported && (is_over || is_past(asked, REPORTED_AFTER)) {
+        let is_over = !is_running && !streams.is_busy();
+        let is_late = asked.is_some_and(|asked| asked.elapsed() > REPORTED_AFTER);
+        if !is_reported && (is_over || is_late) {
             is_reported = true;
             let pages = FollowedPages::of(&streams.report(), is_running);
             answer(socket, &serde_json::to_string(&pages).unwrap_or_default());

@@ -49,10 +49,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(sentence) => f.write_str(sentence),
-            Self::Silent => {
-                let seconds = ANSWERED_AFTER.as_secs();
-                write!(f, "the process that follows it did not answer in {seconds} s")
-            }
+            Self::Silent => f.write_str("the process that follows it does not answer"),
             Self::Inherits => f.write_str(
                 "the process that follows it would be a child of it, as in the first process of a container",
             ),
@@ -107,10 +104,10 @@ impl Follower {
         // This asks for them.
         let _ = self.socket.shutdown(Shutdown::Write);
         let _ = self.socket.set_read_timeout(Some(2 * REPORTED_AFTER));
-        let lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
-        lines.filter_map(|line| serde_json::from_str(&line).ok()).next().ok_or(
-            "the process that followed it has ended or does not answer: what it brought in since then stays",
-        )
+        let mut lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
+        lines
+            .find_map(|line| serde_json::from_str(&line).ok())
+            .ok_or("the process that followed it does not answer: what it brought in since then stays")
     }
 }
 
