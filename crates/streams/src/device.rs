@@ -1,7 +1,7 @@
 //! Workers that release pages, one for each device.
 //!
 //! Invariants: a device that hangs stalls its own worker alone, or those that share it once there are more than [`WORKERS_MAX`]; the
-//! caller never waits. A worker has a file open only while it works on it, and a mount only during a batch of jobs.
+//! caller never waits. A worker has a file open only while it works on it, and a mount only while it has work.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -33,6 +33,8 @@ pub(crate) struct Job {
     pub(crate) ranges: Vec<DueRange>,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) path: Option<PathBuf>,
+    /// Whether pages of it stayed before because one of its users maps them.
+    pub(crate) is_mapped: bool,
 }
 
 /// What became of a range.
@@ -42,6 +44,8 @@ pub(crate) struct RangeResult {
     pub(crate) outcome: ReleaseOutcome,
     /// Why pages of it stayed, if some did.
     pub(crate) why: Option<StayReason>,
+    /// Whether it was paged out of the memory of a process.
+    pub(crate) was_mapped: bool,
 }
 
 /// What became of a job, or of its first part.
@@ -61,7 +65,9 @@ pub(crate) struct JobResult {
 struct Worker {
     /// The device that it works for; others may share it.
     dev: u64,
-    jobs: Sender<Job>,
+    jobs: Sender<Vec<Job>>,
+    /// Jobs that are handed over together.
+    batch: Vec<Job>,
     queued: usize,
 }
 
@@ -79,15 +85,20 @@ impl Devices {
         Self { workers: Vec::new(), results, sender, decide: Arc::new(Mutex::new(decide)) }
     }
 
-    /// Hands a job over. Gives its result where no thread can be had.
+    /// Takes a job, to be handed over by [`Self::send`]. Gives its result where no thread can be had.
     pub(crate) fn push(&mut self, job: Job) -> Option<JobResult> {
         let Some(index) = self.worker_for(job.file.dev) else { return Some(failed_to_start(job)) };
-        let worker = &mut self.workers[index];
-        if let Err(refused) = worker.jobs.send(job) {
-            return Some(failed_to_start(refused.0));
-        }
-        worker.queued += 1;
+        self.workers[index].queued += 1;
+        self.workers[index].batch.push(job);
         None
+    }
+
+    /// Hands the jobs over, all of a device together: a worker looks at leases and mounts once for them.
+    pub(crate) fn send(&mut self) {
+        for worker in self.workers.iter_mut().filter(|worker| !worker.batch.is_empty()) {
+            // It ends only with this value.
+            let _ = worker.jobs.send(std::mem::take(&mut worker.batch));
+        }
     }
 
     /// Jobs that are not done.
@@ -113,7 +124,7 @@ impl Devices {
         }
         let count = self.workers.len();
         if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count)).flatten() {
-            self.workers.push(Worker { dev, jobs, queued: 0 });
+            self.workers.push(Worker { dev, jobs, batch: Vec::new(), queued: 0 });
             return Some(count);
         }
         let least = (0..self.workers.len()).min_by_key(|index| self.workers[*index].queued)?;
@@ -123,7 +134,7 @@ impl Devices {
         Some(least)
     }
 
-    fn start(&self, index: usize) -> Option<Sender<Job>> {
+    fn start(&self, index: usize) -> Option<Sender<Vec<Job>>> {
         let (jobs, work) = channel();
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
         let run = move || {
@@ -136,17 +147,19 @@ impl Devices {
 }
 
 /// Does jobs until there will be no more.
-fn work_on(jobs: &Receiver<Job>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
+fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
     let mut writing = Writing::default();
+    let mut opener = Opener::new();
     loop {
-        let first = match writing.next_poll() {
-            None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(pause) => jobs.recv_timeout(pause),
+        let batch = if let Some(pause) = writing.next_poll() {
+            jobs.recv_timeout(pause)
+        } else {
+            opener.rest();
+            jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
-        let mut opener = Opener::new();
-        match first {
-            Ok(job) => {
-                for job in std::iter::once(job).chain(jobs.try_iter()) {
+        match batch {
+            Ok(batch) => {
+                for job in batch {
                     do_job(job, &mut opener, decide, &mut writing, say);
                 }
             }
@@ -174,12 +187,12 @@ fn do_job(
     let mut dirty = Vec::new();
     for range in std::mem::take(&mut job.ranges) {
         let tried = match verdict {
-            Verdict::Release => release(&file, &range, &job.users),
-            Verdict::Report => look(&file, &range),
+            Verdict::Release => release(&file, &range, &job),
+            Verdict::Report => look(&file, &range).map(Some),
             Verdict::Leave => Ok(Some(left(&range))),
         };
         match tried {
-            Ok(Some((outcome, why))) => done.push(RangeResult { range, outcome, why }),
+            Ok(Some(result)) => done.push(result),
             Ok(None) => dirty.push(range),
             Err(error) => {
                 job.ranges.push(range);
@@ -203,7 +216,7 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
         let length = range.bytes.end - range.bytes.start;
         let (gone, stays) = if is_gone { (length, 0) } else { (0, length) };
         let outcome = ReleaseOutcome { released: 0, gone, stays };
-        RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened) }
+        RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened), was_mapped: false }
     };
     JobResult {
         file: job.file,
@@ -221,15 +234,13 @@ fn failed_to_start(job: Job) -> JobResult {
     failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
 }
 
-type Tried = (ReleaseOutcome, Option<StayReason>);
-
 /// Releases a range whose pages are clean; `None` if some are not.
-fn release(file: &InspectedFile, range: &DueRange, users: &[u32]) -> Result<Option<Tried>, Error> {
+fn release(file: &InspectedFile, range: &DueRange, job: &Job) -> Result<Option<RangeResult>, Error> {
     let before = residency(file, range.bytes.clone())?;
     if before.unwritten() > 0 {
         return Ok(None);
     }
-    Ok(Some(drop_clean(file, range, before.resident, users)?))
+    drop_clean(file, range, before.resident, job).map(Some)
 }
 
 /// Drops the pages of a range, of which so many bytes are resident, and says what stayed.
@@ -237,45 +248,46 @@ pub(crate) fn drop_clean(
     file: &InspectedFile,
     range: &DueRange,
     resident: u64,
-    users: &[u32],
-) -> Result<Tried, Error> {
+    job: &Job,
+) -> Result<RangeResult, Error> {
     let bytes = range.bytes.clone();
-    let mut is_mapped = false;
-    let mut stays = 0;
-    if resident > 0 {
-        advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
-        let mut after = residency(file, bytes.clone())?;
-        if after.resident > 0 && range.attempts >= ATTEMPTS_BEFORE_PAGE_OUT {
-            let proc = ProcRoot::default();
-            let advised = users.iter().filter_map(|pid| proc.page_out(*pid, file.inode(), &bytes).ok());
-            is_mapped = advised.sum::<u64>() > 0;
-            after = residency(file, bytes.clone())?;
-        }
-        stays = after.resident;
-        if after.unwritten() > 0 {
-            return Ok(tried(&bytes, resident, stays, StayReason::Unwritten));
-        }
+    if resident == 0 {
+        return Ok(result(range, 0, 0, StayReason::Other));
     }
-    let why = if is_mapped { StayReason::Mapped } else { StayReason::Other };
-    Ok(tried(&bytes, resident, stays, why))
+    advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
+    let mut after = residency(file, bytes.clone())?;
+    let mut was_mapped = false;
+    if after.resident > 0 && (job.is_mapped || range.attempts >= ATTEMPTS_BEFORE_PAGE_OUT) {
+        let proc = ProcRoot::default();
+        let advised = job.users.iter().filter_map(|pid| proc.page_out(*pid, file.inode(), &bytes).ok());
+        was_mapped = advised.sum::<u64>() > 0;
+        after = residency(file, bytes)?;
+    }
+    let why = match (after.unwritten() > 0, was_mapped) {
+        (true, _) => StayReason::Unwritten,
+        (false, true) => StayReason::Mapped,
+        (false, false) => StayReason::Other,
+    };
+    Ok(RangeResult { was_mapped, ..result(range, resident, after.resident, why) })
 }
 
-fn tried(bytes: &std::ops::Range<u64>, resident: u64, stays: u64, why: StayReason) -> Tried {
+fn result(range: &DueRange, resident: u64, stays: u64, why: StayReason) -> RangeResult {
+    let length = range.bytes.end - range.bytes.start;
     let outcome = ReleaseOutcome {
         released: resident.saturating_sub(stays),
-        gone: (bytes.end - bytes.start).saturating_sub(resident.max(stays)),
+        gone: length.saturating_sub(resident.max(stays)),
         stays,
     };
-    (outcome, (stays > 0).then_some(why))
+    RangeResult { range: range.clone(), outcome, why: (stays > 0).then_some(why), was_mapped: false }
 }
 
 /// Looks at a range that is not to be released.
-fn look(file: &InspectedFile, range: &DueRange) -> Result<Option<Tried>, Error> {
+fn look(file: &InspectedFile, range: &DueRange) -> Result<RangeResult, Error> {
     let resident = residency(file, range.bytes.clone())?.resident;
-    Ok(Some(tried(&range.bytes, resident, resident, StayReason::Left)))
+    Ok(result(range, resident, resident, StayReason::Left))
 }
 
-fn left(range: &DueRange) -> Tried {
+fn left(range: &DueRange) -> RangeResult {
     let length = range.bytes.end - range.bytes.start;
-    tried(&range.bytes, length, length, StayReason::Left)
+    result(range, length, length, StayReason::Left)
 }

@@ -29,6 +29,8 @@ pub(crate) struct File {
     pub(crate) verdict: Option<Verdict>,
     /// Why pages of it stayed at the last attempt.
     pub(crate) why: Option<StayReason>,
+    /// Whether a user maps pages of it, which only paging out releases.
+    pub(crate) is_mapped: bool,
     pub(crate) last_event: Duration,
     /// Since when no followed process uses it.
     pub(crate) ended: Option<Duration>,
@@ -64,6 +66,7 @@ impl File {
             path: None,
             verdict: None,
             why: None,
+            is_mapped: false,
             last_event: now,
             ended: None,
             is_hurried: false,

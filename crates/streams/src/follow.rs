@@ -98,6 +98,7 @@ impl Follower {
                 FileStep::Done | FileStep::GiveUp => self.retire(&name, now),
             }
         }
+        self.devices.send();
         std::mem::take(&mut self.events)
     }
 
@@ -244,6 +245,7 @@ impl Follower {
             ranges,
             verdict: file.verdict,
             path: file.path.clone(),
+            is_mapped: file.is_mapped,
         };
         file.job_since = Some(now);
         if let Some(failed) = self.devices.push(job) {
@@ -264,6 +266,7 @@ impl Follower {
         }
         for tried in result.ranges {
             file.why = tried.why.or(file.why);
+            file.is_mapped |= tried.was_mapped;
             if file.verdict == Some(Verdict::Report) && tried.outcome.stays > 0 {
                 file.report_range(&tried.range.bytes);
                 let path = path_or_number(file.path.as_deref(), &result.file);

@@ -1,12 +1,12 @@
 //! Which way a file that an event names is opened.
 //!
-//! Invariants: what is opened is the very inode that the event named, or nothing. Mounts and leases are looked up once in a batch of
-//! jobs, and no longer kept.
+//! Invariants: what is opened is the very inode that the event named, or nothing. Mounts and leases are kept for a
+//! moment while there is work, and no longer.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{Leases, ProcRoot};
 use pagekeeper_kernel::{
@@ -50,17 +50,27 @@ impl Metadata {
     }
 }
 
-/// Opens files for one batch of jobs.
+/// For so long it is taken for granted who has leases. Reading them takes as long as opening a file.
+const LEASES_FOR: Duration = Duration::from_millis(5);
+/// For so long a mount is kept open while there is work, so that many small files take one look at the mounts.
+const MOUNT_FOR: Duration = Duration::from_millis(100);
+
+/// Opens the files of jobs.
 pub(crate) struct Opener {
     proc: ProcRoot,
-    leases: Option<Leases>,
+    leases: Option<(Leases, Instant)>,
     /// The device whose mount was opened last, and its mount, if it has one.
-    mount: Option<(u64, Option<OpenMount>)>,
+    mount: Option<(u64, Option<OpenMount>, Instant)>,
 }
 
 impl Opener {
     pub(crate) fn new() -> Self {
         Self { proc: ProcRoot::default(), leases: None, mount: None }
+    }
+
+    /// Keeps nothing open.
+    pub(crate) fn rest(&mut self) {
+        (self.leases, self.mount) = (None, None);
     }
 
     /// Opens a file that these processes use; `known` is the path that it was opened by before.
@@ -73,31 +83,35 @@ impl Opener {
         if file.is_block_device {
             return InspectedFile::open_device_by_number(&self.proc, Path::new("/sys"), file.dev);
         }
-        let leases = match self.leases.take() {
-            Some(leases) => leases,
-            None => self.proc.leases()?,
-        };
-        let leases = self.leases.insert(leases);
-        if self.mount.as_ref().is_none_or(|(dev, _)| *dev != file.dev) {
+        let now = Instant::now();
+        if self.leases.as_ref().is_none_or(|(_, since)| now.duration_since(*since) > LEASES_FOR) {
+            self.leases = Some((self.proc.leases()?, now));
+        }
+        let is_stale =
+            |(dev, _, since): &(u64, _, Instant)| *dev != file.dev || now.duration_since(*since) > MOUNT_FOR;
+        if self.mount.as_ref().is_none_or(is_stale) {
             let pid = users.first().copied().unwrap_or(1);
             let mount = match OpenMount::of_device(&self.proc, file.dev, pid) {
                 Ok(mount) => Some(mount),
                 Err(Error::Unsupported { .. }) => None,
                 Err(error) => return Err(error),
             };
-            self.mount = Some((file.dev, mount));
+            self.mount = Some((file.dev, mount, now));
         }
+        let (Some((leases, _)), Some((_, mount, _))) = (&self.leases, &self.mount) else {
+            unreachable!("both were just looked up")
+        };
         let inode = Inode { dev: file.dev, ino: file.ino };
-        match &self.mount {
-            Some((_, Some(mount))) => {
+        match mount {
+            Some(mount) => {
                 let EventFile { ino, generation, subvolume, .. } = *file;
                 mount.open(&InodeId { ino, generation, subvolume }, leases)
             }
-            _ if leases.is_on(inode) => {
+            None if leases.is_on(inode) => {
                 let path = known.unwrap_or(Path::new("a file")).to_path_buf();
                 Err(Error::Unsupported { path, reason: "another program has a lease on it" })
             }
-            _ => self.open_by_descriptor(inode, users, known),
+            None => self.open_by_descriptor(inode, users, known),
         }
     }
 

@@ -22,6 +22,9 @@ const PART_MAX: Duration = Duration::from_secs(10);
 const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
 
+/// Files that are open at a time: small ones go to the disk together, as long as they are one piece.
+const OPEN_MAX: usize = 64;
+
 /// A part of a file that is on its way to the disk.
 struct Part {
     range: Range<u64>,
@@ -49,7 +52,7 @@ struct OpenJob {
 pub(crate) struct Writing {
     pacer: Pacer,
     waiting: VecDeque<Job>,
-    current: Option<OpenJob>,
+    open: VecDeque<OpenJob>,
     /// When the last part was written, if another was on its way or to be begun all the time.
     done_at: Option<Instant>,
     pause_until: Option<Instant>,
@@ -63,7 +66,7 @@ impl Writing {
 
     /// How long nothing is to be done; `None` if nothing is to be written.
     pub(crate) fn next_poll(&self) -> Option<Duration> {
-        if self.current.is_none() && self.waiting.is_empty() {
+        if self.open.is_empty() && self.waiting.is_empty() {
             return None;
         }
         let pause = self.pause_until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -73,25 +76,51 @@ impl Writing {
 
     /// Looks at what is on its way, and begins what may be begun.
     pub(crate) fn go_on(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) {
-        loop {
-            let Some(mut open) = self.current.take().or_else(|| self.next_job(opener, say)) else {
-                self.done_at = None;
-                return;
-            };
+        let mut at = 0;
+        while at < self.open.len() || self.open_next(opener, say) {
+            let Some(mut open) = self.open.remove(at) else { return };
             match self.work_on(&mut open) {
                 Ok(true) => say(open.finish()),
                 Ok(false) => {
-                    self.current = Some(open);
-                    return;
+                    let is_begun = open.is_begun();
+                    self.open.insert(at, open);
+                    at += 1;
+                    // What comes later waits for it; what is on its way is looked at.
+                    if !is_begun {
+                        self.look_at_others(at, say);
+                        return;
+                    }
                 }
-                Err(error) => {
-                    let done = std::mem::take(&mut open.done);
-                    open.job.ranges = open.ranges.drain(..).collect();
-                    let result = failed(open.job, error);
-                    say(JobResult { ranges: done.into_iter().chain(result.ranges).collect(), ..result });
-                }
+                Err(error) => say(open.fail(error)),
             }
         }
+        if self.open.is_empty() {
+            self.done_at = None;
+        }
+    }
+
+    /// Looks at what is on its way of later jobs, which may not begin anything.
+    fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
+        while let Some(mut open) = self.open.remove(at) {
+            match self.poll(&mut open) {
+                Ok(()) => {
+                    self.open.insert(at, open);
+                    at += 1;
+                }
+                Err(error) => say(open.fail(error)),
+            }
+        }
+    }
+
+    /// Opens one more job. `false`: there is none, or enough is under way.
+    fn open_next(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) -> bool {
+        if self.open.len() >= OPEN_MAX {
+            return false;
+        }
+        let next = self.next_job(opener, say);
+        let is_there = next.is_some();
+        self.open.extend(next);
+        is_there
     }
 
     fn next_job(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) -> Option<OpenJob> {
@@ -168,7 +197,8 @@ impl Writing {
         // Two parts are a piece: the disk has the second one when it is done with the first.
         let step = (self.pacer.piece() / 2).max(PIECE_MIN / 2);
         let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
-        let in_flight: u64 = open.parts.iter().map(|part| part.bytes).sum();
+        let others = self.open.iter().flat_map(|open| &open.parts);
+        let in_flight: u64 = open.parts.iter().chain(others).map(|part| part.bytes).sum();
         let bytes = residency(&open.file, range.clone())?.unwritten();
         if bytes > 0 {
             if in_flight > 0 && in_flight + bytes > self.pacer.piece() {
@@ -189,13 +219,25 @@ impl OpenJob {
     fn drop_first(&mut self) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
         let before = residency(&self.file, range.bytes.clone())?;
-        let (outcome, why) = drop_clean(&self.file, range, before.resident, &self.job.users)?;
-        let why = why.map(|why| if before.unwritten() > 0 { StayReason::Unwritten } else { why });
-        if let Some(range) = self.ranges.pop_front() {
-            self.done.push(RangeResult { range, outcome, why });
+        let mut result = drop_clean(&self.file, range, before.resident, &self.job)?;
+        if before.unwritten() > 0 {
+            result.why = result.why.map(|_| StayReason::Unwritten);
         }
+        self.done.push(result);
+        self.ranges.pop_front();
         self.begun_to = self.ranges.front().map_or(0, |range| range.bytes.start);
         Ok(())
+    }
+
+    /// Whether all of it is on its way.
+    fn is_begun(&self) -> bool {
+        self.ranges.len() == 1 && self.ranges.front().is_some_and(|range| self.begun_to >= range.bytes.end)
+    }
+
+    fn fail(mut self, error: Error) -> JobResult {
+        self.job.ranges = self.ranges.drain(..).collect();
+        let result = failed(self.job, error);
+        JobResult { ranges: self.done.into_iter().chain(result.ranges).collect(), ..result }
     }
 
     fn finish(self) -> JobResult {

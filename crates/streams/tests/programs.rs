@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -68,9 +69,9 @@ fn resident(paths: &[PathBuf]) -> u64 {
     sum
 }
 
-fn streams() -> Option<Streams> {
-    let options =
-        StreamOptions { names: Vec::new(), never: Vec::new(), decide: Box::new(|_, _| Verdict::Release) };
+fn streams(names: &[&str]) -> Option<Streams> {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    let options = StreamOptions { names, never: Vec::new(), decide: Box::new(|_, _| Verdict::Release) };
     match Streams::start(options) {
         Ok(streams) => Some(streams),
         Err(error) => {
@@ -89,23 +90,28 @@ fn waiting(words: &[&str]) -> Child {
 
 /// Follows a program from its start to its end, and until nothing is to be released any more.
 fn followed(words: &[&str]) -> Option<(Vec<StreamEvent>, StreamReport)> {
-    let mut streams = streams()?;
+    let mut streams = streams(&[])?;
     let mut child = waiting(words);
     streams.follow(child.id()).unwrap();
     child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let events = until_over(&mut streams);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some((events, streams.report()))
+}
+
+/// Follows until nothing runs and nothing is to be released any more.
+fn until_over(streams: &mut Streams) -> Vec<StreamEvent> {
     let mut events = Vec::new();
     let until = Instant::now() + AT_MOST;
     loop {
         events.extend(streams.step());
         if streams.running() == 0 && !streams.is_busy() {
-            break;
+            return events;
         }
-        assert!(Instant::now() < until, "{words:?} {:?}", streams.report());
+        assert!(Instant::now() < until, "{:?}", streams.report());
         streams.wait(Duration::from_millis(100));
     }
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Some((events, streams.report()))
 }
 
 /// Checks that of these files nearly nothing is left, that all that came is accounted for, and that the hot file stayed.
@@ -197,4 +203,49 @@ fn an_archive_of_many_files() {
         files.push(archive.clone());
         check(&place, &["tar", "-cf", text(&archive), text(&many)], &files, 2 * bytes);
     }
+}
+
+#[test]
+fn programs_are_followed_by_their_names() {
+    let Some(place) = Mounted::new("ext4").map(|mounted| Place { mounted, kind: "ext4" }) else { return };
+    if !has("busybox") {
+        return;
+    }
+    let busybox = Command::new("sh").args(["-c", "command -v busybox"]).output().unwrap();
+    let busybox = String::from_utf8(busybox.stdout).unwrap();
+    // A shell that runs already, whose child reads; and a reader that is started later.
+    for name in ["pkshell", "pkreader"] {
+        std::fs::copy(busybox.trim(), place.at(name)).unwrap();
+    }
+    place.write("hot", HOT_BYTES);
+    let [by_child, by_name] = ["child", "name"].map(|name| place.write(name, 16 * MIB));
+    let other = place.write("other", 16 * MIB);
+    place.settle(&[by_child.clone(), by_name.clone(), other.clone()]);
+    let mut shell = Command::new(place.at("pkshell"))
+        .arg0("busybox")
+        .args(["sh", "-c", "read go; cat \"$1\" | wc -c", "sh"])
+        .arg(&by_child)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It has its name once it is executed.
+    let comm = format!("/proc/{}/comm", shell.id());
+    while std::fs::read_to_string(&comm).unwrap() != "pkshell\n" {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let Some(mut streams) = streams(&["pkshell", "pkread*"]) else { return };
+    assert!(streams.running() > 0, "the shell runs");
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let reader = |name: &Path, file: &Path| {
+        let read =
+            Command::new(name).arg0("busybox").arg("cat").arg(file).stdout(Stdio::null()).status().unwrap();
+        assert!(read.success());
+    };
+    reader(&place.at("pkreader"), &by_name);
+    reader(Path::new(busybox.trim()), &other);
+    assert!(shell.wait().unwrap().success());
+    until_over(&mut streams);
+    assert_eq!(resident(&[by_child, by_name]), 0, "{:?}", streams.report());
+    assert_eq!(resident(&[other, place.at("hot")]), 16 * MIB + HOT_BYTES, "{:?}", streams.report());
 }
