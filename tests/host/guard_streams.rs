@@ -230,40 +230,28 @@ fn what_others_read_behind_a_reader_stays() {
 }
 
 #[test]
-fn what_others_read_of_a_file_that_a_reader_without_a_position_keeps_open_stays() {
-    if !support::can_run("others in a file that a stream has open", &PROGRAMS) {
+fn what_others_read_ahead_of_a_reader_stays() {
+    if !support::can_run("others ahead of a stream", &PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let stream = cold(scratch.path().join("stream"), SIZE);
-    // This very process is the stream; who reads after it waits already, so that it is not taken for it as it begins.
-    let mut another = Command::new("sh")
-        .args(["-c", "read line && exec cat \"$0\""])
-        .arg(&stream)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("start a reader");
-    let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
-    let Some(guard) = guard(scratch.path(), name.trim()) else { return };
-    let file = File::open(&stream).expect("open a file");
-    file.read_exact_at(&mut vec![0; 2 << 20], 0).expect("read a file");
-    guard.wait_for("stream", SOON, |_| true);
-    another.stdin.take().expect("piped").write_all(b"\n").expect("start it");
-    let output = another.stdout.as_mut().expect("piped");
-    let mut piece = vec![0; 1 << 20];
-    while output.read(&mut piece).expect("read what it reads") > 0 {}
-    guard.wait_for_ticks(8);
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
+    let mut dd = reader("dd", &stream);
     // Pages next to where the stream is were read ahead for it.
-    let far = 32 * MIB;
-    assert_eq!(lost(&stream, far, SIZE), 0);
-    drop(file);
+    let far = 48 * MIB;
+    let mut is_first = true;
+    read_through(&mut dd, || {
+        if std::mem::take(&mut is_first) {
+            guard.wait_for("stream", SOON, |_| true);
+            read_through(&mut reader("cat", &stream), || ());
+        }
+    });
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
     guard.wait_for_ticks(3);
     assert_eq!(lost(&stream, far, SIZE), 0);
-    // Not before: what a child has read counts as its parent's from then on.
-    assert!(another.wait().expect("wait for the reader").success());
-    guard.stop();
+    assert!(released(&guard.stop(), "dd") > 0);
 }
 
 #[test]
@@ -448,6 +436,7 @@ fn without_being_asked_for_no_stream_is_followed() {
     for arguments in [vec!["--config", config], vec!["--streams", "--dry-run", "--tick", "50ms"]] {
         let guard = Guard::spawn(&arguments);
         guard.wait_for("tick", SOON, |_| true);
+        cool(&stream);
         let mut dd = reader("dd", &stream);
         read_through(&mut dd, || guard.wait_for_ticks(1));
         assert_eq!(lost(&stream, 0, SIZE), 0);
