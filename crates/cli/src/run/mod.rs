@@ -227,7 +227,7 @@ impl Means {
             Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
         };
         let reaches = hindrance.is_none() && library.is_ok();
-        let follower = wants_events.then(|| Follower::start(&never_followed(settings)));
+        let follower = wants_events.then(|| Follower::start(&never_followed(settings), reaches));
         let problem = match (&hindrance, &follower) {
             (_, Some(Ok(_))) => None,
             (None, Some(Err(refusal))) if reaches => Some(Problem::Unseen(format!(

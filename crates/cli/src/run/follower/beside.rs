@@ -4,8 +4,10 @@
 //! behind the end. Never fails: what can't be released stays, and is counted.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_streams::{StreamOptions, Streams, Verdict};
 
@@ -17,9 +19,13 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
-pub(super) fn run(never: &[String], socket: &UnixStream) {
-    let options =
-        StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(|_, _| Verdict::Release) };
+pub(super) fn run(never: &[String], has_library: bool, socket: &UnixStream) {
+    let began = SystemTime::now();
+    let is_left = move |path: &Path| has_library && looks_temporary(path, began);
+    let decide = move |_, path: Option<&Path>| {
+        if path.is_some_and(is_left) { Verdict::Leave } else { Verdict::Release }
+    };
+    let options = StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(decide) };
     let mut streams = match Streams::start(options) {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
@@ -37,6 +43,15 @@ pub(super) fn run(never: &[String], socket: &UnixStream) {
         // Whoever waits starts the command.
         Err(unavailable) => answer(socket, &unavailable.to_string()),
     }
+}
+
+/// Whether a file was made as mkstemp(3) makes it, for its maker alone, since then. The library keeps such files until they are removed,
+/// since they are read again soon.
+fn looks_temporary(path: &Path, began: SystemTime) -> bool {
+    const MAKER_ALONE: u32 = 0o600;
+    path.symlink_metadata().is_ok_and(|metadata| {
+        metadata.mode() & 0o7777 == MAKER_ALONE && metadata.created().is_ok_and(|created| created >= began)
+    })
 }
 
 /// Nobody reads it where the other end has ended or become the command.
@@ -74,5 +89,21 @@ fn is_asked(socket: &UnixStream) -> bool {
     match received {
         Ok(bytes) => bytes == 0,
         Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_files_of_their_maker_alone_look_temporary() {
+        let hour = Duration::from_secs(3600);
+        let temporary = tempfile::NamedTempFile::new().unwrap();
+        assert!(looks_temporary(temporary.path(), SystemTime::now() - hour));
+        assert!(!looks_temporary(temporary.path(), SystemTime::now() + hour), "it was there before");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(temporary.path(), mode).unwrap();
+        assert!(!looks_temporary(temporary.path(), SystemTime::now() - hour));
     }
 }
