@@ -57,7 +57,7 @@ test-shim: test-preload
 test-torture: ## ten minutes of real tools at random under pagekeeper run beside busy loops, as root (ARGS=SECONDS)
 	@scripts/keep-idle-pages.sh scripts/test-torture.sh $(ARGS)
 
-test-cgroup-v2: ## memory cgroups of version 2, in virtual machines with Debian's kernel: run's, the guard's, its service under systemd, containers (ARGS=topmost, systemd, guard, unit or containers)
+test-cgroup-v2: ## memory cgroups of version 2, in virtual machines with Debian's kernel: the guard's, its service under systemd, containers (ARGS=guard, unit or containers)
 	@scripts/test-cgroup-v2.sh $(ARGS)
 
 test-helm: ## the Helm chart: linted, rendered as the manifest is, validated against Kubernetes' schemas; builds Helm (needs Go)

@@ -1,19 +1,8 @@
 #!/bin/bash
-# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `topmost`, `guard`, `containers`, or `systemd` and `unit`, which
-# start it again as `stories` and `unit_stories`.
+# What scripts/test-cgroup-v2.sh runs in its machines, as their first process: `guard`, `containers`, or `unit`, which starts it again as
+# `unit_stories`.
 . "$(dirname "$0")/guest.sh"
 . "$(dirname "$0")/unit-guest.sh"
-
-topmost() {
-    echo "guest: begins with Linux $(uname -r)"
-    mount -t cgroup2 cgroup /sys/fs/cgroup
-    mkdir /dev/shm && mount -t tmpfs shm /dev/shm
-    ip link set lo up
-    cd "$SOURCE/crates/cli" || ends
-    PAGEKEEPER_REQUIRE_ALL=1 program preload "$TESTS" group:: --test-threads=1 --color=never
-    results
-    ends
-}
 
 # Containers of podman, beside the guard and the doctor, and the guard in one. Or STORIES alone, words of names.
 containers() {
@@ -73,10 +62,6 @@ guard() {
     ends
 }
 
-systemd() {
-    boots stories
-}
-
 unit() {
     boots unit_stories
 }
@@ -99,60 +84,9 @@ END
     mv -f /etc/systemd/system/default.target.new /etc/systemd/system/default.target
     # It would empty /tmp, where the sources may be.
     ln -s /dev/null /etc/systemd/system/systemd-tmpfiles-setup.service
-    echo "user:x:65533:65534::/var/tmp:/bin/sh" >>/etc/passwd
-    echo "user:*:19000:0:99999:7:::" >>/etc/shadow
     : >/etc/fstab
     rm -f /etc/machine-id && echo 0123456789abcdef0123456789abcdef >/etc/machine-id
     exec /lib/systemd/systemd --show-status=false
-}
-
-# story NAME nothing|all COMMAND...: what a static copy leaves in the page cache where COMMAND starts `pagekeeper run`. No group may stay, and
-# one line says so where there was none.
-story() {
-    local name=$1 expected=$2 problem="" said resident
-    shift 2
-    rm -f target
-    sync
-    echo 1 >/proc/sys/vm/drop_caches
-    said=$("$@" "$PAGEKEEPER" run -- busybox cp source target 2>&1) || problem="it failed; "
-    for _ in $(seq 50); do
-        [ -n "$(find /sys/fs/cgroup -name 'pagekeeper-*')" ] || break
-        sleep 0.2
-    done
-    resident=$(fincore --bytes --noheadings --output RES source target | awk '{ sum += $1 } END { print sum + 0 }')
-    [ -z "$(find /sys/fs/cgroup -name 'pagekeeper-*')" ] || problem+="a group stays; "
-    cmp --quiet source target || problem+="the copy differs; "
-    case $expected in
-        nothing) [ "$resident" -lt $((8 << 20)) ] || problem+="$resident bytes are resident; " ;;
-        all) [ "$resident" -gt $((400 << 20)) ] || problem+="$resident bytes are resident; " ;;
-    esac
-    case $expected/$said in
-        nothing/ | all/*"linked statically"*) ;;
-        *) problem+="it wrote: $said" ;;
-    esac
-    result "systemd::$name" "$problem"
-}
-
-as_user() {
-    setpriv --reuid 65533 --regid 65534 --clear-groups env XDG_RUNTIME_DIR=/run/user/65533 "$@"
-}
-
-stories() {
-    echo "guest: begins with $(systemctl --version | head -1)"
-    mkdir /var/tmp/stories && cd /var/tmp/stories || ends
-    dd if=/dev/urandom of=source bs=1M count=256 status=none
-    story root_in_a_service all env
-    story root_in_a_scope nothing systemd-run --quiet --scope --slice=user-0.slice
-    story a_service_that_may_have_groups nothing systemd-run --quiet --wait --pipe --property=Delegate=yes --working-directory="$PWD"
-    story a_scope_of_little_memory nothing systemd-run --quiet --scope --property=MemoryMax=200M
-    systemctl start user@65533.service
-    chown -R 65533 .
-    export -f as_user
-    story a_user_in_a_session nothing systemd-run --quiet --scope --slice=user-65533.slice bash -c 'as_user "$@"' bash
-    story a_user_in_a_scope nothing as_user systemd-run --user --quiet --scope
-    story a_user_in_a_service all as_user env
-    results
-    ends
 }
 
 "$1"

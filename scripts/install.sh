@@ -47,7 +47,7 @@ install -D --mode 644 "$generated/unit" "$root/lib/systemd/system/pagekeeper-gua
 # Examples, to be copied from there: the unit alone lets the guard have no network.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service.d/metrics.conf >"$generated/metrics"
 install --mode 644 "$generated/metrics" "$root/share/doc/pagekeeper/metrics.conf"
-install --mode 644 deploy/pagekeeper-guard.service.d/cgroup.conf "$root/share/doc/pagekeeper/"
+install --mode 644 deploy/pagekeeper-guard.service.d/cgroup.conf deploy/pagekeeper-guard.service.d/streams.conf "$root/share/doc/pagekeeper/"
 install --mode 644 deploy/prometheus-rules.yml deploy/grafana-dashboard.json deploy/kubernetes-daemonset.yaml \
     "$root/share/doc/pagekeeper/"
 

@@ -8,7 +8,6 @@ Prints lines as Rust's tests do, with what the commands said between them, and f
 """
 
 import ctypes
-import glob
 import json
 import mmap
 import os
@@ -133,29 +132,26 @@ def copy_under_run(directory):
 
 
 def static_under_run(directory):
-    """In a memory group of its own, by memory.reclaim."""
+    """By events of the kernel, or with a line that says why not."""
     source, target = os.path.join(directory, "static"), os.path.join(directory, "static-copy")
     write(source, 48 * MIB)
     run("evict", source)
     subprocess.run(["rm", "-f", target], check=True)
     said = run("run", "--", os.environ.get("BUSYBOX", "busybox"), "cp", source, target)[1]
-    # The last of the group's pages are reclaimed behind the command, and then it goes.
-    for _ in range(100):
-        if not glob.glob("/sys/fs/cgroup/pagekeeper-*"):
-            break
-        time.sleep(0.2)
-    left = resident(target)
     same("the copy", subprocess.run(["cmp", source, target]).returncode, 0)
-    has = os.path.exists("/sys/fs/cgroup/tour/memory.reclaim")
-    if has:
-        capabilities["memory.reclaim"] = "full"
+    version = tuple(int(number) for number in os.uname().release.split(".")[:2])
+    if version >= (5, 8) and os.path.exists("/sys/kernel/btf/vmlinux"):
+        capabilities["pages of followed processes"] = "full" if version >= (6, 12) else "lesser: not who uses them"
         same("what it said", said, "")
-        if left > 8 * MIB:
-            raise AssertionError(f"{left} bytes of its target stay")
+        # cmp(1) has read it.
+        run("evict", source, target)
+        run("run", "--report", "--", os.environ.get("BUSYBOX", "busybox"), "cp", source, target)
+        same("of both", resident(source) + resident(target), 0)
     else:
-        capabilities["memory.reclaim"] = "none"
-        if "memory.reclaim" not in said:
-            raise AssertionError("it does not say that memory.reclaim is missing")
+        capabilities["pages of followed processes"] = "none"
+        if "can't be followed by events" not in said:
+            raise AssertionError("it does not say that its pages can't be followed by events")
+    capabilities["memory.reclaim"] = "full" if os.path.exists("/sys/fs/cgroup/tour/memory.reclaim") else "none"
 
 
 def guard(directory):

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Memory cgroups of version 2, in virtual machines: the tests of groups of `pagekeeper run` where this process is in the topmost
-# group (topmost); systemd with a login's scope, a user's scope and services, as scripts/cgroup-v2-guest.sh has them (systemd); the
-# guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package and the rpm under a real systemd, their service with
-# each drop-in, a MariaDB under `pagekeeper run`, and the image as the manual starts it (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard
-# in one, as the manifest for Kubernetes has it (containers).
+# Memory cgroups of version 2, in virtual machines: the guard with [cgroup], beside PostgreSQL and MariaDB too (guard); the Debian package
+# and the rpm under a real systemd, their service with each drop-in, a MariaDB under `pagekeeper run`, and the image as the manual starts
+# it (unit: scripts/unit-guest.sh); and containers of podman beside the guard, and with the guard in one, as the manifest for Kubernetes
+# has it (containers).
 #
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
 # Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
@@ -22,7 +21,7 @@ scripts/packages.sh \
     "the container engine in them, and what reads the manifest: podman crun python3-yaml libcap2-bin" \
     "the packages that are installed in them: debhelper dpkg-dev lintian binutils rpm rpmlint" \
     "the comparison of the doctor's reports with their schema: python3-jsonschema" \
-    "the programs in the groups: util-linux-extra musl-tools sudo fio restic"
+    "what counts pages in them: util-linux-extra"
 [ "$(id -u)" -eq 0 ] || { echo "make test-cgroup-v2 reads this system's whole root: run it as root." >&2; exit 1; }
 
 kernel=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/kernels/${SUITE:=$(. /etc/os-release && echo "$VERSION_CODENAME")}-amd64
@@ -34,12 +33,11 @@ built=$(scripts/test-programs.sh --workspace)
 program() { # the end of its path
     grep -E "/$1$" <<<"$built" | tail -1
 }
-tests=$(program 'preload-[0-9a-f]+')
 host=$(program 'host-[0-9a-f]+')
 kernel_tests=$(program 'pagekeeper_kernel-[0-9a-f]+')
 pagekeeper=$(program pagekeeper)
 
-[ $# -gt 0 ] || set -- topmost systemd guard unit containers
+[ $# -gt 0 ] || set -- guard unit containers
 logs=$(mktemp --directory)
 copy=$(dirname "$kernel")/senpai.py
 trap 'rm -rf "$logs" "$copy"' EXIT
@@ -83,7 +81,7 @@ if [ -n "${SENPAI:-}" ]; then
 fi
 for machine in "$@"; do
     echo "$machine, Linux $(cat "$kernel/release")"
-    scripts/machine.sh "$kernel" 3G $((${senpai:+1800 +} 3600)) PAGEKEEPER="$pagekeeper" PACKAGES="$packages" TESTS="$tests" HOST="$host" \
+    scripts/machine.sh "$kernel" 3G $((${senpai:+1800 +} 3600)) PAGEKEEPER="$pagekeeper" PACKAGES="$packages" HOST="$host" \
         KERNEL_TESTS="$kernel_tests" SENPAI="$senpai" STORIES="${STORIES:-}" "$PWD/scripts/cgroup-v2-guest.sh" "$machine" |
         tee "$logs/$machine" || status=1
 done

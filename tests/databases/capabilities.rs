@@ -5,7 +5,9 @@
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -20,6 +22,7 @@ use crate::support::{self, MIB, command, eventually, kept_bytes, mariadb, postgr
 const SOON: Duration = Duration::from_secs(120);
 const UNIT: &str = "pagekeeper-guard.service";
 const WITH_METRICS: &str = "pagekeeper-guard.service.d/metrics.conf";
+const WITH_STREAMS: &str = "pagekeeper-guard.service.d/streams.conf";
 /// What may stay of the binlog that is being written: the slack of the profile, twice. How far the load came in it is chance.
 const BINLOG_LIMIT: u64 = 8 * MIB;
 
@@ -148,4 +151,61 @@ fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     assert!(names.len() == 2, "{names:?}");
     let gaps = report["visibility_gaps"].as_array().expect("a list");
     assert_eq!(lacks(gaps), [""; 0]);
+}
+
+#[test]
+fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
+    if !support::can_run("streams with the unit's capabilities", &["cp", "fincore", "setpriv"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let program = scratch.path().join("pagekeeper");
+    support::copy_program(&support::guard::program(), &program);
+    let (from, to, config) =
+        (scratch.path().join("private"), scratch.path().join("copy"), scratch.path().join("guard.toml"));
+    // A name that no other program on this machine has.
+    let copier = scratch.path().join("units-copier");
+    std::os::unix::fs::symlink("/bin/cp", &copier).expect("make a link");
+    std::fs::write(
+        &config,
+        format!("directories = [{:?}]\n[streams]\nprocesses = [\"units-copier\"]\n", scratch.path()),
+    )
+    .expect("write the configuration");
+    std::fs::write(&from, vec![7; 32 << 20]).expect("write a file");
+    std::fs::set_permissions(&from, PermissionsExt::from_mode(0o600)).expect("close a file to others");
+    let files = [from.clone(), to.clone()];
+    let start = |capabilities: &BTreeSet<String>| {
+        let mut command = confined(&program, capabilities);
+        command.args(["guard", "--json", "--profile", "generic", "--tick", "250ms", "--config"]).arg(&config);
+        let guard = Guard::spawn_command(&mut command);
+        guard.wait_for("tick", SOON, |_| true);
+        guard
+    };
+    let copy = || {
+        support::evict(&from);
+        assert!(Command::new(&copier).args([&from, &to]).status().expect("start cp").success());
+    };
+
+    let unit = capabilities(&[UNIT]);
+    let guard = start(&unit);
+    let gap = guard.wait_for("visibility_gap", SOON, |event| {
+        event["gap"].as_str().is_some_and(|gap| gap.contains("streams are not followed"))
+    });
+    let gap = gap.to_string();
+    assert!(gap.contains("CAP_BPF") && gap.contains("CAP_PERFMON"), "{gap}");
+    copy();
+    guard.wait_for_ticks(8);
+    assert_eq!(kept_bytes(&files), 64 * MIB);
+    assert!(guard.stop().status.success());
+
+    let given = capabilities(&[UNIT, WITH_STREAMS]);
+    let guard = start(&given);
+    assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
+    copy();
+    support::wait_until_resident_below(&files, MIB, SOON);
+    let ended = guard.stop();
+    let released = &ended.summary()["released_behind_streams_bytes"]["units-copier"];
+    assert!(released.as_u64() >= Some(64 * MIB), "{}", ended.summary());
+    assert_eq!(lacks(&ended.events), [""; 0]);
 }

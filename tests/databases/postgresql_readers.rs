@@ -61,7 +61,6 @@ fn stop(guard: Guard) {
 }
 
 #[test]
-#[ignore = "fails now and then: a segment is read once more where each archiving fails"]
 fn segments_stay_until_postgresql_has_archived_them() {
     if !can_run("PostgreSQL with an archiver") {
         return;
@@ -85,8 +84,11 @@ fn segments_stay_until_postgresql_has_archived_them() {
 
     let burst = |name: &str| {
         let before = server.all_device_bytes_read();
-        server.write_records(48, Duration::ZERO);
+        // Two segments and the begin of a third.
+        server.write_records(32, Duration::ZERO);
         let segment = server.query("SELECT pg_walfile_name(pg_switch_wal())");
+        // It goes on in a fourth, as an idle server does within 15 s: the archiver is as far behind as the rule waits for it.
+        server.query("CHECKPOINT");
         eventually("all is archived", SOON, || {
             let last = "SELECT coalesce(last_archived_wal, '') FROM pg_stat_archiver";
             (server.query(last) >= segment).then_some(())
@@ -183,6 +185,7 @@ fn what_a_standby_has_yet_to_replay_stays() {
     let read = standby.all_device_bytes_read() - before;
     println!("delayed: {read} bytes read for {LAG_MIB} MiB of WAL");
     assert!(read < FEW_READS, "{read} bytes were read from the device");
+    wait_until_released(&guard, &standby, IDLE_LIMIT);
     stop(guard);
 
     // Further behind than is waited for: it goes, and comes back once, however often the guard looks while it is read.
@@ -198,6 +201,7 @@ fn what_a_standby_has_yet_to_replay_stays() {
     println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");
     assert!(read > SEGMENT_BYTES, "{read} bytes: it was waited for");
     assert!(read < u64::from(LAG_MIB) * MIB + FEW_READS, "{read} bytes: some were read more than once");
+    wait_until_released(&guard, &standby, IDLE_LIMIT);
     stop(guard);
 }
 

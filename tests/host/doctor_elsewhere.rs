@@ -71,6 +71,10 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     assert_eq!((&found[0]["files"], &found[0]["open_in"]), (&json!(FILES), &json!([])));
     assert_eq!(found[1]["open_in"][0]["pid"], json!(std::process::id()), "{:#}", found[1]);
 
+    // Nobody's files are opened for it unless that is asked for. The file alone would not be worth a word.
+    let text = run(["doctor", "--watch", "100ms"]).stdout;
+    assert!(text.contains("`pagekeeper doctor --elsewhere`") && !text.contains("archive of WAL"), "{text}");
+
     // For people; and what it says takes them out.
     let text = run(["doctor", "--elsewhere", "--watch", "100ms"]).stdout;
     assert!(text.contains("elsewhere") && text.contains("`pagekeeper evict PATH`"), "{text}");
@@ -79,9 +83,6 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
     let report = doctor_report::of(&run(["doctor", "--elsewhere", "--json", "--watch", "100ms"]));
     assert_eq!(holder(&report, &archive), None);
 
-    // Nobody's files are opened for it unless that is asked for.
-    let text = run(["doctor", "--watch", "100ms"]).stdout;
-    assert!(text.contains("`pagekeeper doctor --elsewhere`") && !text.contains("archive of WAL"), "{text}");
     let of_directory = run(["doctor", "--elsewhere", "--watch", "100ms", archive.to_str().expect("plain")]);
     assert_eq!(of_directory.code, 2, "{of_directory:?}");
     drop(held);

@@ -1,8 +1,9 @@
 //! The guard behind streaming programs: what they bring into the page cache goes, what was there before them stays.
 //!
-//! Needs root, `dd`, `cat` and `setpriv`; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. The
-//! streams' pace is set by what is resident: each goes on when the guard has released what lies behind it, however busy the host
-//! is. A page counts as lost where neither it is resident nor the kernel says that it took it (`nr_evicted` of cachestat(2)).
+//! Needs root, a kernel whose events can be followed, `dd`, `cat` and `setpriv`; skips with a sentence otherwise, and fails instead
+//! where `PAGEKEEPER_REQUIRE_ALL=1`. The streams' pace is set by what is resident: each goes on when the guard has released what lies
+//! behind it, however busy the host is. A page counts as lost where neither it is resident nor the kernel says that it took it
+//! (`nr_evicted` of cachestat(2)).
 
 use crate::support;
 use std::fs::File;
@@ -39,10 +40,14 @@ fn written(path: PathBuf, size: u64) -> PathBuf {
 /// A file with nothing of it in the page cache.
 fn cold(path: PathBuf, size: u64) -> PathBuf {
     let path = written(path, size);
-    let file = File::open(&path).expect("open a file");
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("give advice");
-    assert_eq!(resident(&path), 0);
+    cool(&path);
     path
+}
+
+fn cool(path: &Path) {
+    let file = File::open(path).expect("open a file");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("give advice");
+    assert_eq!(resident(path), 0);
 }
 
 /// Reads a part of a file into the page cache, without read-ahead.
@@ -81,18 +86,29 @@ fn wait_until(path: &Path, what: &str, enough: impl Fn(u64) -> bool) {
     }
 }
 
-/// A guard that follows the streams of one program, and nothing else.
-fn guard(directory: &Path, program: &str) -> Guard {
-    let config = directory.join("guard.toml");
+/// A configuration by which the streams of one program are followed, and nothing else.
+fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
+    let streams = program.map(|name| format!("[streams]\nprocesses = [\"{name}\"]\n")).unwrap_or_default();
     let nowhere = directory.join("nowhere");
-    let text = format!(
-        "tick = \"1s\"\ndirectories = [\"{}\"]\n[streams]\ntick = \"50ms\"\nprocesses = [\"{program}\"]\n",
-        nowhere.display()
-    );
+    let text = format!("tick = \"250ms\"\nidle_tick = \"250ms\"\ndirectories = [{nowhere:?}]\n{streams}");
+    let config = directory.join("guard.toml");
     std::fs::write(&config, text).expect("write the configuration");
+    config
+}
+
+/// A guard that follows the streams of one program, and nothing else; none where this kernel does not allow that.
+fn guard(directory: &Path, program: &str) -> Option<Guard> {
+    let config = configure(directory, Some(program));
     let guard = Guard::spawn(&["--config", config.to_str().expect("a path of this test's own")]);
     guard.wait_for("tick", SOON, |_| true);
-    guard
+    let gap = |event: &serde_json::Value| {
+        event["gap"].as_str().is_some_and(|gap| gap.starts_with("streams are not"))
+    };
+    if guard.has_said("visibility_gap", gap) {
+        pagekeeper_testing::skip("streams from outside need a kernel whose events can be followed.");
+        return None;
+    }
+    Some(guard)
 }
 
 fn reader(program: &str, path: &Path) -> Child {
@@ -134,7 +150,7 @@ fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     let of_another = cold(scratch.path().join("of-another"), SIZE);
     let stream = cold(scratch.path().join("stream"), SIZE);
     warm(&hot, 0, 64 * MIB);
-    let guard = guard(scratch.path(), "dd");
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut reader_of_another = reader("cat", &of_another);
     read_through(&mut reader_of_another, || ());
     let mut dd = reader("dd", &stream);
@@ -163,7 +179,7 @@ fn of_a_file_that_was_half_hot_that_half_stays() {
     for at in (48 * MIB..50 * MIB).step_by(8192) {
         file.read_exact_at(&mut [0; 4096], at).expect("read a file");
     }
-    let guard = guard(scratch.path(), "dd");
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
     let hot = SIZE / 2 + MIB;
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot));
@@ -187,7 +203,7 @@ fn what_others_read_behind_a_reader_stays() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let stream = cold(scratch.path().join("stream"), SIZE);
-    let guard = guard(scratch.path(), "dd");
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut dd = reader("dd", &stream);
     let warmed = 32 * MIB;
     let mut steps = 0;
@@ -214,41 +230,28 @@ fn what_others_read_behind_a_reader_stays() {
 }
 
 #[test]
-fn what_others_read_of_a_file_that_a_reader_without_a_position_keeps_open_stays() {
-    if !support::can_run("others in a file that a stream has open", &PROGRAMS) {
+fn what_others_read_ahead_of_a_reader_stays() {
+    if !support::can_run("others ahead of a stream", &PROGRAMS) {
         return;
     }
     let _alone = support::alone();
     let scratch = support::scratch();
     let stream = cold(scratch.path().join("stream"), SIZE);
-    // This very process is the stream; who reads after it waits already, so that it is not taken for it as it begins.
-    let mut another = Command::new("sh")
-        .args(["-c", "read line && exec cat \"$0\""])
-        .arg(&stream)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("start a reader");
-    let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
-    let guard = guard(scratch.path(), name.trim());
-    let file = File::open(&stream).expect("open a file");
-    file.read_exact_at(&mut [0; 4096], 0).expect("read a file");
-    guard.wait_for("stream", SOON, |_| true);
-    guard.wait_for_ticks(2);
-    another.stdin.take().expect("piped").write_all(b"\n").expect("start it");
-    let output = another.stdout.as_mut().expect("piped");
-    let mut piece = vec![0; 1 << 20];
-    while output.read(&mut piece).expect("read what it reads") > 0 {}
-    guard.wait_for_ticks(2);
-    // Next to where the stream is, both may have read it.
-    let far = 32 * MIB;
-    assert_eq!(lost(&stream, far, SIZE), 0);
-    drop(file);
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
+    let mut dd = reader("dd", &stream);
+    // Pages next to where the stream is were read ahead for it.
+    let far = 48 * MIB;
+    let mut is_first = true;
+    read_through(&mut dd, || {
+        if std::mem::take(&mut is_first) {
+            guard.wait_for("stream", SOON, |_| true);
+            read_through(&mut reader("cat", &stream), || ());
+        }
+    });
+    guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
     guard.wait_for_ticks(3);
     assert_eq!(lost(&stream, far, SIZE), 0);
-    // Not before: what a child has read counts as its parent's from then on.
-    assert!(another.wait().expect("wait for the reader").success());
-    guard.stop();
+    assert!(released(&guard.stop(), "dd") > 0);
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn what_a_writer_wrote_is_written_out_and_goes() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let path = scratch.path().join("stream");
-    let guard = guard(scratch.path(), "dd");
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
     let mut writer = Command::new("dd")
         .arg(format!("of={}", path.display()))
         .args(["bs=1M", "iflag=fullblock", "status=none"])
@@ -284,7 +287,7 @@ fn what_a_writer_wrote_is_written_out_and_goes() {
 }
 
 #[test]
-fn a_reader_without_a_position_is_followed_by_what_is_resident() {
+fn a_reader_that_runs_already_and_has_no_position_is_followed() {
     if !support::can_run("a stream that reads by pread", &PROGRAMS) {
         return;
     }
@@ -295,9 +298,8 @@ fn a_reader_without_a_position_is_followed_by_what_is_resident() {
     warm(&stream, SIZE - hot, SIZE);
     // This very process is the stream.
     let name = std::fs::read_to_string("/proc/self/comm").expect("a process has a name");
-    let guard = guard(scratch.path(), name.trim());
+    let Some(guard) = guard(scratch.path(), name.trim()) else { return };
     let file = File::open(&stream).expect("open a file");
-    guard.wait_for("stream", SOON, |_| true);
     let mut piece = vec![0; 1 << 20];
     for at in (0..SIZE).step_by(1 << 20) {
         file.read_exact_at(&mut piece, at).expect("read a file");
@@ -308,10 +310,64 @@ fn a_reader_without_a_position_is_followed_by_what_is_resident() {
     drop(file);
     wait_until(&stream, "after the reader", |resident| resident <= hot);
     assert_eq!(lost(&stream, SIZE - hot, SIZE), 0);
+    guard.wait_for("stream", SOON, |event| event["pid"] == std::process::id());
     guard.stop();
 }
 
-/// A process of another user that is called as a streaming program and holds a file open so many times.
+/// Runs `cp` and a program that is called as a database, both started by a stream.
+fn copy_beside_a_database(directory: &Path, from: &[PathBuf], of_database: &Path) {
+    let (into, database) = (directory.join("copies"), directory.join("mariadbd"));
+    std::fs::create_dir_all(&into).expect("make a directory");
+    let _ = std::os::unix::fs::symlink("/bin/cat", &database);
+    let script =
+        "into=$1 database=$2 file=$3; shift 3; cp \"$@\" \"$into\"; \"$database\" \"$file\" >/dev/null; :";
+    let mut shell = Command::new("dash");
+    let shell = shell.args(["-c", script, "dash"]).args([&into, &database]).arg(of_database).args(from);
+    assert!(shell.status().expect("start a shell").success());
+}
+
+#[test]
+fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuration_says_otherwise() {
+    const FILES: u64 = 100;
+    if !support::can_run("what a stream starts", &["dash", "cp", "setpriv"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let small: Vec<PathBuf> =
+        (0..FILES).map(|number| cold(scratch.path().join(format!("small-{number}")), MIB)).collect();
+    let of_database = cold(scratch.path().join("table"), 16 * MIB);
+    let Some(guard) = guard(scratch.path(), "dash") else { return };
+    copy_beside_a_database(scratch.path(), &small, &of_database);
+    let copies: Vec<PathBuf> =
+        (0..FILES).map(|number| scratch.path().join(format!("copies/small-{number}"))).collect();
+    // Each was open for a moment.
+    let all_resident = |paths: &[PathBuf]| paths.iter().map(|path| resident(path)).sum::<u64>();
+    support::eventually("all that was copied is released", SOON, || {
+        (all_resident(&small) + all_resident(&copies) == 0).then_some(())
+    });
+    assert_eq!(lost(&of_database, 0, 16 * MIB), 0, "a database is no stream");
+
+    configure(scratch.path(), None);
+    guard.hang_up();
+    guard.wait_for_ticks(4);
+    copy_beside_a_database(scratch.path(), &small, &of_database);
+    guard.wait_for_ticks(8);
+    let lost_bytes: u64 = small.iter().map(|path| lost(path, 0, MIB)).sum();
+    assert_eq!(lost_bytes, 0, "no stream is followed any more");
+
+    configure(scratch.path(), Some("cp"));
+    guard.hang_up();
+    guard.wait_for_ticks(4);
+    small.iter().for_each(|path| cool(path));
+    copy_beside_a_database(scratch.path(), &small, &of_database);
+    support::eventually("it is released again", SOON, || (all_resident(&small) == 0).then_some(()));
+    let ended = guard.stop();
+    assert!(released(&ended, "cp") >= 3 * FILES * MIB, "{}", ended.summary());
+    assert_eq!(released(&ended, "mariadbd"), 0, "{}", ended.summary());
+}
+
+/// A process of another user that is called as a streaming program, holds a file open so many times, and rests.
 fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
     const HOLD: &str =
         "ulimit -n 20000; for ((at = 0; at < $2; at++)); do exec {held}< \"$0\"; done; exec \"$1\" 1000";
@@ -342,7 +398,6 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
     let (program, held) = (scratch.path().join("dd"), scratch.path().join("held"));
     std::os::unix::fs::symlink("/bin/sleep", &program).expect("make a link");
     let held = written(held, 8 * MIB);
-    // The first is found first, and so followed.
     let mut hostile: Vec<Child> =
         (0..100).map(|at| called_as(&program, &held, if at == 0 { 16_000 } else { 1 })).collect();
     for process in &hostile {
@@ -352,16 +407,11 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
         });
     }
 
-    let guard = guard(scratch.path(), "dd");
-    for part in ["some are not followed", "is followed more slowly"] {
-        guard.wait_for("problem", SOON, |event| {
-            event["problem"].as_str().is_some_and(|text| text.contains(part))
-        });
-    }
+    let Some(guard) = guard(scratch.path(), "dd") else { return };
     let before = processor_seconds(guard.pid());
     std::thread::sleep(MEASURED);
     let share = (processor_seconds(guard.pid()) - before) / MEASURED.as_secs_f64();
-    assert!(share < 0.5, "{share} of a core");
+    assert!(share < 0.1, "{share} of a core");
 
     let mut dd = reader("dd", &stream);
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST));
@@ -386,6 +436,7 @@ fn without_being_asked_for_no_stream_is_followed() {
     for arguments in [vec!["--config", config], vec!["--streams", "--dry-run", "--tick", "50ms"]] {
         let guard = Guard::spawn(&arguments);
         guard.wait_for("tick", SOON, |_| true);
+        cool(&stream);
         let mut dd = reader("dd", &stream);
         read_through(&mut dd, || guard.wait_for_ticks(1));
         assert_eq!(lost(&stream, 0, SIZE), 0);
@@ -393,6 +444,10 @@ fn without_being_asked_for_no_stream_is_followed() {
         assert_eq!(released(&ended, "dd"), 0);
         let reported =
             ended.events.iter().filter(|event| event["event"] == "stream" && event["pid"] == dd.id()).count();
-        assert_eq!(reported, usize::from(arguments.contains(&"--streams")));
+        let would = ended.events.iter().any(|event| {
+            event["event"] == "would" && event["path"].as_str().map(Path::new) == Some(stream.as_path())
+        });
+        let is_followed = arguments.contains(&"--streams");
+        assert_eq!((reported, would), (usize::from(is_followed), is_followed));
     }
 }

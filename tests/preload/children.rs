@@ -57,7 +57,7 @@ fn what_a_script_starts_is_covered() {
         "cc", "fincore", "busybox", "sudo", "su", "doas", "unshare", "setpriv", "python3", "env", "xargs",
         "restic", "bash",
     ];
-    if !support::can_run("what_a_script_starts_is_covered", &needed) {
+    if !support::can_follow("what_a_script_starts_is_covered", &needed) {
         return;
     }
     let _alone = support::alone();
@@ -123,7 +123,7 @@ fn what_a_script_starts_is_covered() {
         fs::remove_file(&target).unwrap();
         let outcome = run(&[], line, &source, &target);
         assert!(outcome.code == 0 && outcome.stderr.is_empty(), "{line}: {outcome:?}");
-        // A group is emptied as its command has ended.
+        // The last of it goes as its program has ended.
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let left = loop {
             let left = (resident(&source), resident(&target));
@@ -153,7 +153,7 @@ fn what_a_script_starts_is_covered() {
 /// The library is loaded into it, and sees nothing of that.
 #[test]
 fn what_a_known_stream_maps_goes_too() {
-    if !support::can_run("what_a_known_stream_maps_goes_too", &["b3sum", "setpriv", "fincore"]) {
+    if !support::can_follow("what_a_known_stream_maps_goes_too", &["b3sum", "setpriv", "fincore"]) {
         return;
     }
     let _alone = support::alone();
@@ -210,7 +210,7 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
         finish(command.args(options).args(["--", "sh", "-c", line]))
     };
-    // No stream: a database of its own, say, which a group would take the cache from.
+    // No stream: a database of its own, say, which would lose its cache.
     for line in
         ["for i in 1 2 3; do busybox echo $i; done", "for i in 1 2 3; do busybox sh -c \"echo $i\"; done"]
     {
@@ -219,9 +219,9 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
         assert!(said.stderr.contains("/busybox is linked statically"), "{said:?}");
         assert_eq!(said.stderr.lines().count(), 1, "{said:?}");
     }
-    // A stream that may have no group.
+    // A stream that can't be followed.
     let said = as_nobody(&[], "busybox cat /etc/passwd >/dev/null; true");
-    assert!(said.code == 0 && said.stderr.contains("no memory cgroup can be made"), "{said:?}");
+    assert!(said.code == 0 && said.stderr.contains("can't be followed by events"), "{said:?}");
     let refused = as_nobody(&["--require"], "busybox echo started; echo $?");
     assert!(refused.code == 0 && refused.stdout == "1\n", "{refused:?}");
     assert!(refused.stderr.contains("not started, by --require"), "{refused:?}");

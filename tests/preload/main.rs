@@ -9,7 +9,7 @@ mod barman;
 mod calls;
 mod children;
 mod ends;
-mod group;
+mod followed;
 mod hot;
 mod other_root;
 mod pieces;

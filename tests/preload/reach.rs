@@ -126,7 +126,7 @@ fn one_large_write_is_released_while_it_is_made() {
     assert!(bytes[5..5 + (70 << 20)].iter().all(|&byte| byte == b'x') && bytes.len() as u64 == 500 * MIB);
 }
 
-/// The configuration by which every program is a stream, without a group, where other users may read it.
+/// The configuration by which every program is a stream, by the library alone, where other users may read it.
 fn streams_in(directory: &Path) -> std::path::PathBuf {
     let text = include_str!("streams.toml");
     let path = directory.join("streams.toml");

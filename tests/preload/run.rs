@@ -224,7 +224,7 @@ fn the_library_needs_no_more_than_debian_11_has() {
 
 /// Checks what is said of a program that can't have the library, that it runs all the same, and that `--require` refuses it.
 fn check_obstacle(program: &Path, said: &str, expected: &str) {
-    // As a stream it would have a group.
+    // As a stream it would be followed by events.
     let run = || {
         let mut command = pagekeeper();
         command.args(["run", "--profile", "rocksdb"]);
@@ -317,7 +317,7 @@ fn programs_of_musl_that_a_command_starts_run() {
         let outcome = run_sh(options, &line);
         assert_eq!(outcome.code, 0, "{options:?}: {outcome:?}");
         assert_eq!(outcome.stdout, "written with the library\n".repeat(3), "{options:?}");
-        // Streams may have a group. Else the shell says so once, and env.
+        // Streams may be followed by events. Else the shell says so once, and env.
         let said =
             || outcome.stderr.lines().filter(|line| !line.contains("/sh uses by io_uring or mappings"));
         assert!(said().all(|line| line.contains("uses musl for its C library")), "{outcome:?}");

@@ -190,10 +190,10 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// A program that no library can be loaded into has a group, as known streams have.
+/// A program that no library can be loaded into is followed by events, as known streams are.
 #[test]
-fn a_static_command_that_was_typed_has_a_group() {
-    if !support::can_run("a static command that was typed", &["cc", "fincore"]) {
+fn a_static_command_that_was_typed_is_followed() {
+    if !support::can_follow("a static command that was typed", &["cc", "fincore"]) {
         return;
     }
     let _alone = support::alone();

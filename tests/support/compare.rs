@@ -54,7 +54,7 @@ impl Way {
         }
     }
 
-    /// Every program as a stream, by the library alone: with `--as stream` it has a memory cgroup, too, in which nothing would stay.
+    /// Every program as a stream, by the library alone: with `--as stream` it is followed by events, too, and nothing would stay.
     pub(crate) fn stream_by_library() -> Self {
         Self::run(&["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml")], "")
     }
@@ -129,7 +129,7 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
     let mut command = way.command(program);
     command.arg(&way.file).args(arguments).current_dir(directory.path()).env("LIBC_FATAL_STDERR_", "1");
     let outcome = finish(&mut command);
-    // Where there is no group for a stream, that is said.
+    // Where a stream can't be followed by events, that is said.
     let is_own = |line: &&str| !(line.starts_with("pagekeeper: ") && line.contains("io_uring or mappings"));
     let lines = |text: &str| text.lines().filter(is_own).map(|line| line.replace(&way.file, NAME)).collect();
     let mut files = BTreeMap::new();

@@ -65,6 +65,16 @@ impl MemoryGroup {
         command_by(&self.entrance_of(pid), program)
     }
 
+    /// Who is in it.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let below = self.below.iter().flat_map(|below| below.borrow().clone());
+        let texts = below.chain([self.directory.clone()]).filter_map(|directory| {
+            // The group above those of commands can't be read on version 2, where it hands memory on.
+            std::fs::read_to_string(directory.join("cgroup.procs")).ok()
+        });
+        texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    }
+
     /// Where a process is written to that is to enter.
     fn entrance(&self) -> PathBuf {
         let Some(below) = &self.below else { return self.directory.join("cgroup.procs") };

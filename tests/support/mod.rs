@@ -60,6 +60,32 @@ pub(crate) fn can_run(test: &str, programs: &[&str]) -> bool {
     is_there(test, missing_programs(programs).chain((!root).then(|| "root".to_owned())))
 }
 
+/// As [`can_run`], where the test needs processes to be followed by events of the kernel, too: Linux 5.16 with BTF, its first
+/// namespace of processes, and the permission to load programs into it.
+pub(crate) fn can_follow(test: &str, programs: &[&str]) -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let release = read("/proc/sys/kernel/osrelease");
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let status = read("/proc/self/status");
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
+    let capabilities = capabilities.and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
+    let needs = [
+        (version >= (5, 16), "Linux 5.16"),
+        (Path::new("/sys/kernel/btf/vmlinux").exists(), "BTF of the kernel"),
+        // PROC_PID_INIT_INO of the kernel.
+        (
+            std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]")),
+            "the first namespace of processes",
+        ),
+        // CAP_PERFMON and CAP_BPF.
+        (capabilities >> 38 & 3 == 3, "the permission to load programs into the kernel"),
+    ];
+    let missing = needs.iter().filter(|(is_there, _)| !is_there).map(|(_, what)| (*what).to_owned());
+    is_there(test, missing_programs(programs).chain(missing))
+}
+
 /// As [`can_run`], without the need to be root.
 pub(crate) fn can_start(test: &str, programs: &[&str]) -> bool {
     is_there(test, missing_programs(programs))

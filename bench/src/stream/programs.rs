@@ -280,16 +280,17 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// Until the group has no other below it: a governor has ended then.
+    /// Waits until no process in the group follows a command: all that it brought in was released then.
     fn settle(&self) -> Result<()> {
-        let directory = self.group.entrance().with_file_name("");
+        let entrance = self.group.entrance();
         let began = Instant::now();
-        let has_groups = || {
-            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
-            entries.filter(|entry| entry.path().is_dir()).count() > 0
+        let is_ours = |pid: &str| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pagekeeper")
         };
-        while has_groups() {
-            ensure!(began.elapsed() < SETTLED_WITHIN, "a group below {} stays", directory.display());
+        let is_followed =
+            || std::fs::read_to_string(&entrance).is_ok_and(|processes| processes.lines().any(is_ours));
+        while is_followed() {
+            ensure!(began.elapsed() < SETTLED_WITHIN, "a process in {} goes on", entrance.display());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())

@@ -52,8 +52,8 @@ const STATUS_EVERY: Duration = Duration::from_secs(60);
 Metrics are served to this host only, unless --metrics gives another address in full. Whoever
 reaches that address can read them, and the names of directories in them, but change nothing.
 
-It needs root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; metrics of waits also need
-CAP_BPF and CAP_PERFMON.")]
+It needs root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; --streams and metrics of
+waits also need CAP_BPF and CAP_PERFMON.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Watch this process only; may be given several times
@@ -82,11 +82,10 @@ pub(crate) struct Args {
     canary: Option<Selector>,
     /// Follow streaming programs, and release what they bring into the page cache
     ///
-    /// For backups, dumps and copies that can't be started with "pagekeeper run": tar, rsync, mariabackup, restic and others;
-    /// the section `streams` of the configuration names more. Pages that were in the page cache before such a program
-    /// started stay. This wins back part of what a stream costs a database: it samples a stream four times a second, and what
-    /// the stream brings in between two samples takes memory until then. It misses files that are opened and closed between
-    /// two samples. "pagekeeper run" wins back all of it.
+    /// For backups, dumps and copies: tar, rsync, mariabackup, restic and others; the section `streams` of the configuration
+    /// names more. The kernel reports which pages such a program and its children bring in, and the guard releases them
+    /// behind it. Pages that were in the page cache before, and pages that other programs use, stay. It needs Linux 5.8 with
+    /// BTF, CAP_BPF and CAP_PERFMON; without them the guard says that streams are not followed, and serves the databases.
     #[arg(long, conflicts_with = "once")]
     streams: bool,
     /// Only report what would be released
@@ -362,21 +361,13 @@ impl Printer {
             Event::InPart { pid: _, profile: _, path, budget } => {
                 return self.complain(&format!("{}: {}", escaped(path), escaped(&budget.to_string())));
             }
-            Event::Hung { pid: _, profile: _, program: None, path, seconds } => {
+            Event::Hung { pid: _, profile: _, path, seconds } => {
                 return self.complain(&format!(
                     "{}: the file system has not answered for {seconds:.0} s: the logs there are left alone until it does, all others are served",
                     escaped(path)
                 ));
             }
-            Event::Hung { pid, profile: _, program: Some(program), path, seconds } => {
-                return self.complain(&format!(
-                    "{}: the file system has not answered for {seconds:.0} s: the stream {} (process {}) is not followed until it does, all others are",
-                    escaped(path),
-                    escaped(program),
-                    pid.unwrap_or_default()
-                ));
-            }
-            Event::Answers { pid: _, profile: _, program: _, path, seconds } => {
+            Event::Answers { pid: _, profile: _, path, seconds } => {
                 format!("{}: the file system answers again after {seconds:.0} s", escaped(path))
             }
             Event::VisibilityGap { gap } => return self.complain(&escaped(gap).to_string()),

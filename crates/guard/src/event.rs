@@ -114,36 +114,32 @@ pub enum Event {
         /// The process that it was watched for.
         from: u32,
     },
-    /// The file system of a database's logs, or of a stream's file, does not answer: it is left alone until that does. Said
-    /// after some seconds, and seldom again.
+    /// The file system of a database's logs does not answer: they are left alone until it does. Said after some seconds, and
+    /// seldom again.
     Hung {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
         /// The profile it goes by, if that is known.
         profile: Option<String>,
-        /// What it is called, if it is a streaming process.
-        program: Option<String>,
-        /// A directory of its logs, or the stream's file, as it sees it.
+        /// A directory of its logs, as it sees it.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// For how long.
         seconds: f64,
     },
-    /// The file system of a database's logs, or of a stream's file, answers again.
+    /// The file system of a database's logs answers again.
     Answers {
         /// Its process; none for a directory that was named.
         pid: Option<u32>,
         /// The profile it goes by, if that is known.
         profile: Option<String>,
-        /// What it is called, if it is a streaming process.
-        program: Option<String>,
         /// What was reported.
         #[serde(serialize_with = "lossy")]
         path: PathBuf,
         /// After how long.
         seconds: f64,
     },
-    /// A streaming process with large files was found; what it brings into the page cache is released behind it.
+    /// A streaming process has brought pages into the page cache, which are released behind it.
     Stream {
         /// The process.
         pid: u32,
@@ -156,13 +152,13 @@ pub enum Event {
         pid: u32,
         /// What it was called.
         program: String,
-        /// How long it was followed.
+        /// How long it ran.
         seconds: f64,
-        /// Files that it was followed in.
+        /// Files that it brought in pages of.
         files: u64,
         /// Released behind it.
         released_bytes: u64,
-        /// What resisted at the time.
+        /// What stays.
         kept_bytes: u64,
     },
     /// Something about a memory cgroup that the configuration names.
@@ -377,7 +373,7 @@ pub struct Summary {
     pub read_back_bytes: BTreeMap<FileClass, u64>,
     /// Reclaimed in memory cgroups, by their paths.
     pub reclaimed_in_cgroups_bytes: BTreeMap<String, u64>,
-    /// What resisted a release at the time.
+    /// Pages of logs that resisted a release at the time, and pages of streams that stay.
     pub kept_bytes: u64,
     /// Resident in the log files at the first sample.
     pub resident_before_bytes: u64,

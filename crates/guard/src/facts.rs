@@ -6,7 +6,7 @@
 //! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says, unless its profile
 //! says that files are made at their full length and written by write(2).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
@@ -168,6 +168,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
         let rewrite = directory.logs[&log].rewrite;
         let newest = newest(spec.newest, &mut group, by_file);
         group.by_change.sort_unstable_by_key(|entry| (entry.changed, entry.id));
+        let mut readers = Vec::new();
         for entry in std::mem::take(&mut group.active) {
             let sequence = group.sequence(entry);
             // Whose it is, the name of a text log does not say.
@@ -175,10 +176,12 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             if is_strangers && directory.owner.is_some() {
                 continue;
             }
-            for descriptor in by_file.get(&entry.id).into_iter().flatten() {
-                facts.followers.extend(follower(spec, (entry, sequence), descriptor));
-            }
             let written = newest.contains(&entry.id);
+            for descriptor in by_file.get(&entry.id).into_iter().flatten() {
+                let follower = follower(spec, (entry, sequence), descriptor);
+                let is_finished = !written && descriptor.position >= entry.size;
+                readers.extend(follower.map(|follower| (descriptor.pid, is_finished, follower)));
+            }
             if entry.sample.windows.is_empty() && !written {
                 continue;
             }
@@ -203,7 +206,23 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
                 windows: entry.sample.windows.as_slice().into(),
             });
         }
+        if spec.class == FileClass::Text {
+            forget_rotated_files(&mut readers);
+        }
+        facts.followers.extend(readers.into_iter().map(|(_, _, follower)| follower));
     }
+}
+
+/// Forgets readers of rotated files that have read these to the end, where their process has a later file open as well, as `tail -f` of
+/// all files does. Each is a process, whether it has read its file, and the follower: otherwise that would have yet to read all later
+/// files. A server's readers share a process, and go on to a later file by themselves: only a text log's are meant.
+fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
+    let mut last: HashMap<u32, u64> = HashMap::new();
+    for (pid, _, follower) in &*readers {
+        let last = last.entry(*pid).or_default();
+        *last = follower.sequence.max(*last);
+    }
+    readers.retain(|(pid, is_finished, follower)| !is_finished || last.get(pid) == Some(&follower.sequence));
 }
 
 /// Which database it is, for the policy.
@@ -383,6 +402,35 @@ pub(crate) mod tests {
             Descriptor { pid: STRANGER, ..descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0) };
         let seen = facts(&directory, &[stranger]);
         assert_eq!((of(&seen, "db-Tue.csv"), of(&seen, "db-Wed.csv")), (None, Some((1, None))));
+    }
+
+    #[test]
+    fn a_reader_of_rotated_files_that_has_a_later_one_open_has_left_them() {
+        let dir = pagekeeper_testing::disk_dir();
+        let names = ["db-Mon.csv", "db-Tue.csv", "db-Wed.csv"];
+        for name in names {
+            std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let directory = directory(dir.path(), "postgresql", &Ids::default());
+        let reader = |pid: u32, file: usize, position: u64| Descriptor {
+            pid,
+            ..descriptor(&directory, names[file], Access::ReadOnly, position)
+        };
+        let places = |readers: &[Descriptor]| {
+            let seen = facts(&directory, readers).followers.into_iter();
+            let mut places: Vec<_> = seen.map(|follower| (follower.sequence, follower.position)).collect();
+            places.sort_unstable_by_key(|(sequence, _)| *sequence);
+            places
+        };
+        let at = Position::At;
+        let of_all = [reader(7, 0, 9000), reader(7, 1, 9000), reader(7, 2, 9000)];
+        assert_eq!(places(&of_all), [(2, at(9000))]);
+        // It goes on to the next, or has yet to read a rest.
+        assert_eq!(places(&of_all[..2]), [(1, at(9000))]);
+        assert_eq!(places(&[reader(7, 0, 4096), reader(7, 2, 9000)]), [(0, at(4096)), (2, at(9000))]);
+        // A later file is another process's.
+        assert_eq!(places(&[reader(7, 0, 9000), reader(8, 2, 9000)]), [(0, at(9000)), (2, at(9000))]);
     }
 
     #[test]

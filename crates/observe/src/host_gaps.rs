@@ -119,7 +119,11 @@ fn needs(error: &TraceError) -> Option<String> {
             let right = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
             Some(right.map_or_else(|| mount.to_owned(), |right| format!("{right}, or {mount}")))
         }
+        TraceError::OtherNamespace => Some("the host's process numbers (--pid=host, or hostPID)".to_owned()),
         TraceError::NotAsked
+        | TraceError::NoTypes { .. }
+        | TraceError::Types { .. }
+        | TraceError::Name { .. }
         | TraceError::NoEvent { .. }
         | TraceError::NoField { .. }
         | TraceError::Format { .. }

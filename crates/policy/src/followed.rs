@@ -7,6 +7,33 @@ use crate::allowance::{Follower, Followers};
 use crate::state::FollowerPosition;
 use crate::{Facts, FollowerId, LogId, Position};
 
+/// Steps for which pages of a file may be those of a follower that has left it: the caller samples such a file a step later, or more
+/// where it has little time.
+const PASSED_STEPS: u8 = 8;
+
+/// The files that followers were in lately, with the steps since then.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PassedFiles(BTreeMap<(LogId, u64, u64), u8>);
+
+impl PassedFiles {
+    /// Forgets files that followers left [`PASSED_STEPS`] ago.
+    fn begin_step(&mut self) {
+        self.0.retain(|_, steps| {
+            *steps += 1;
+            *steps < PASSED_STEPS
+        });
+    }
+
+    /// Forgets the files of logs of which nothing was released: their pages are no evidence of a reader.
+    pub(crate) fn retain_logs(&mut self, is_released: impl Fn(LogId) -> bool) {
+        self.0.retain(|(log, _, _), _| is_released(*log));
+    }
+
+    fn insert(&mut self, log: LogId, one: u64, other: u64) {
+        self.0.insert((log, one.min(other), one.max(other)), 0);
+    }
+}
+
 /// A log that has followers.
 #[derive(Debug, Default)]
 pub(crate) struct FollowedLog {
@@ -15,17 +42,19 @@ pub(crate) struct FollowedLog {
     /// The largest sequence.
     newest: u64,
     followers: Vec<Follower>,
-    /// The sequences that followers were in since the last step.
+    /// The sequences that followers were in lately.
     passed: Vec<RangeInclusive<u64>>,
 }
 
 impl FollowedLog {
     /// All followed logs. `past` has where the followers were in the last step; one not seen before counts as moving,
-    /// since nothing says that it is stuck.
+    /// since nothing says that it is stuck. `passed` takes in where they were meanwhile.
     pub(crate) fn survey(
         facts: &Facts,
         past: &BTreeMap<FollowerId, FollowerPosition>,
+        passed: &mut PassedFiles,
     ) -> BTreeMap<LogId, Self> {
+        passed.begin_step();
         let mut logs: BTreeMap<LogId, Self> = BTreeMap::new();
         for follower in &facts.followers {
             let (log, sequence, position) = (follower.log, follower.sequence, follower.position);
@@ -40,11 +69,14 @@ impl FollowedLog {
             followed.followers.push(Follower { sequence, offset, moved, near_files });
             // One not seen before may have come from anywhere.
             let from = before.map_or(0, |before| before.sequence);
-            followed.passed.push(from.min(sequence)..=from.max(sequence));
+            passed.insert(log, from, sequence);
         }
         let seen: BTreeSet<FollowerId> = facts.followers.iter().map(|follower| follower.id).collect();
         for (_, before) in past.iter().filter(|(id, _)| !seen.contains(id)) {
-            logs.entry(before.log).or_default().passed.push(before.sequence..=before.sequence);
+            passed.insert(before.log, before.sequence, before.sequence);
+        }
+        for (log, from, to) in passed.0.keys() {
+            logs.entry(*log).or_default().passed.push(*from..=*to);
         }
         if !logs.is_empty() {
             for file in &facts.files {
@@ -59,7 +91,7 @@ impl FollowedLog {
         logs
     }
 
-    /// Whether a follower may have read of the file with this sequence since the last step.
+    /// Whether a follower may have read of the file with this sequence since it was sampled last.
     pub(crate) fn is_passed(&self, sequence: u64) -> bool {
         self.passed.iter().any(|sequences| sequences.contains(&sequence))
     }

@@ -13,9 +13,10 @@
 //! hardly wait for it ([`pacer`]). It shares the form of what is due ([`exact::Due`]) with the exact half, and no more.
 //!
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
-//! ahead of the reader, page by page, in fixed memory, for the preloaded library. [`stream_pages`] is told by the kernel which pages a program
-//! added and who used them since, and keeps bits of these, for observers. Both leave pages that others use, and the pages around the
-//! reader.
+//! ahead of the reader, page by page, in fixed memory, for the preloaded library. [`stream_pages`] serves observers, which the kernel
+//! informs of the pages that streams add and of who used them since: it keeps bits of those alone. Both leave pages that others use, and
+//! the pages around the reader, and try again what resisted. Their memories differ: per-page bits of whole files would cost an observer
+//! of hundreds of them too much, and growing lists can't be kept in a signal handler.
 //!
 //! Both kinds of streams stand back where others wait for their disk: writers by [`pacer`], readers by [`read_pace`].
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).

@@ -12,7 +12,7 @@
 //! 3. A log of which [`READ_BACK_EVIDENCE`] bytes were read back is *kept* from that very step on: what a rule would release is
 //!    written out instead. So no more than that, and what a reader reads between two steps, is read back twice.
 //! 4. Where the rule waits for followers, what a known one passes does not count the first time: a far follower reads from the disk, by
-//!    its rule. A window that is released, and read back a second time, counts whoever reads it.
+//!    its rule. Nor does it count for a few steps after that, since a file may be sampled late. A window that is released, and read back a second time, counts whoever reads it.
 //! 5. After [`PATIENCE`] retries without a byte read back a kept log is *probed*: of [`PROBED`] windows one goes. A byte read back puts
 //!    it back. As many retries later all goes again. So one reader that comes once, as a backup does, keeps a log for a while, and one
 //!    that goes on costs a small part of the log for each [`PATIENCE`] retries, which get twice as many each time that it comes again, up to
@@ -400,7 +400,7 @@ pub(crate) const fn waits_for_followers(rule: Rule) -> bool {
 mod tests {
     use super::*;
     use crate::examples::{clean, file, log_of};
-    use crate::{StepState, step};
+    use crate::{Facts, FollowerFacts, FollowerId, StepState, step};
 
     const RULE: Rule = Rule::ReleaseBehindWriter { slack: 0 };
 
@@ -435,6 +435,35 @@ mod tests {
         state.released(&file, &(0..WINDOW), &[]);
         step(&mut state, &log_of([file]));
         assert_eq!(state.read_back(), &[(FileId(1), WINDOW)]);
+    }
+
+    /// A follower that catches up goes through several files between two samples, and these are sampled when it is further on.
+    #[test]
+    fn files_that_are_sampled_after_a_known_follower_has_left_them_are_no_evidence() {
+        let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
+        let all: Vec<Window> = (0..8).map(clean).collect();
+        let facts = |resident: Range<u64>, follower: u64| {
+            let windows = |id: &u64| if resident.contains(id) { all.as_slice() } else { &[] };
+            let files = (1..20).map(|id| file(id, rule, 8 * WINDOW, windows(&id)));
+            let position = Position::At(8 * WINDOW);
+            let (id, log) = (FollowerId(1), LogId(1));
+            let followers = vec![FollowerFacts { id, log, sequence: follower, position, near_files: 0 }];
+            Facts { followers, ..log_of(files) }
+        };
+        let mut state = StepState::default();
+        for file in facts(0..0, 1).files {
+            state.released(&file, &(0..file.size), &[]);
+        }
+        for (resident, follower) in [(0..0, 1), (0..0, 4), (2..5, 7), (5..8, 9)] {
+            step(&mut state, &facts(resident, follower));
+        }
+        assert_eq!(state.kept_logs(), 0);
+        // One that was passed long ago.
+        for _ in 0..8 {
+            step(&mut state, &facts(0..0, 9));
+        }
+        step(&mut state, &facts(1..2, 9));
+        assert_eq!(state.kept_logs(), 1);
     }
 
     #[test]

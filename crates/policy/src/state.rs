@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crate::followed::PassedFiles;
 use crate::history::History;
 use crate::read_back::{LogReadBack, ReleasedFile};
 use crate::tail_inference::TailInference;
@@ -24,6 +25,8 @@ pub struct StepState {
     pub(crate) files: BTreeMap<FileId, FileHistory>,
     /// Where each follower was in the last step.
     pub(crate) followers: BTreeMap<FollowerId, FollowerPosition>,
+    /// The files that followers were in lately.
+    pub(crate) passed: PassedFiles,
     /// What was released, by file.
     pub(crate) released: BTreeMap<FileId, ReleasedFile>,
     /// The logs that are read back, or were.

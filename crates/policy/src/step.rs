@@ -13,7 +13,7 @@
 //! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file;
 //! nothing panics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use crate::allowance::{Allowance, Verdict, Writer, align_down};
@@ -69,7 +69,9 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Positi
 /// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
 /// ```
 pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
-    let logs = FollowedLog::survey(facts, &state.followers);
+    let logs = FollowedLog::survey(facts, &state.followers, &mut state.passed);
+    let released: BTreeSet<LogId> = state.released.values().map(|file| file.log).collect();
+    state.passed.retain_logs(|log| released.contains(&log));
     state.followers = facts
         .followers
         .iter()

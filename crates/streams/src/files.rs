@@ -32,6 +32,8 @@ pub(crate) struct File {
     /// Whether a user maps pages of it, which only paging out releases.
     pub(crate) is_mapped: bool,
     pub(crate) last_event: Duration,
+    /// When pages of it were released last.
+    pub(crate) released_at: Duration,
     /// Since when no followed process uses it.
     pub(crate) ended: Option<Duration>,
     /// Whether what is left of it is due at once, to make room.
@@ -68,6 +70,7 @@ impl File {
             why: None,
             is_mapped: false,
             last_event: now,
+            released_at: now,
             ended: None,
             is_hurried: false,
             job_since: None,
@@ -119,6 +122,7 @@ impl File {
             return if is_unused { FileStep::Done } else { FileStep::Wait };
         }
         let over_for = self.ended.map(|ended| now.saturating_sub(ended)).unwrap_or_default();
+        let in_vain_for = now.saturating_sub(self.released_at).min(over_for);
         if self.verdict == Some(Verdict::Leave) && self.job_since.is_none() {
             return FileStep::GiveUp;
         }
@@ -127,13 +131,15 @@ impl File {
             let is_late = over_for >= WRITTEN_AFTER_END || (over_for >= HUNG_AFTER && is_hung);
             return if is_late { FileStep::GiveUp } else { FileStep::Wait };
         }
-        let patience =
-            if self.why == Some(StayReason::Unwritten) { WRITTEN_AFTER_END } else { CLEAN_AFTER_END };
-        if over_for >= patience {
-            return FileStep::GiveUp;
-        }
+        let is_written = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_AFTER_END;
         let mut due = self.pages.due(now, sees_use, is_over);
         due.retain(|range| !self.is_reported(&range.bytes));
+        if !is_written && in_vain_for >= CLEAN_AFTER_END {
+            // Pages that were added while a long job was under way were not tried yet.
+            due.retain(|range| range.attempts == 0);
+            let is_late = due.is_empty() || over_for >= WRITTEN_AFTER_END;
+            return if is_late { FileStep::GiveUp } else { FileStep::Release(due) };
+        }
         let bytes: u64 = due.iter().map(|range| range.bytes.end - range.bytes.start).sum();
         if bytes > 0 && (bytes >= DUE_MIN || is_over || is_idle) {
             FileStep::Release(due)

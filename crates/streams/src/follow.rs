@@ -276,6 +276,9 @@ impl Follower {
             file.pages.tried(&tried.range, tried.outcome, now);
         }
         let released = file.pages.totals().released - before;
+        if released > 0 {
+            file.released_at = now;
+        }
         let program = self.processes.get(file.owner).map(|process| process.program.as_str());
         self.sums.released(program.unwrap_or("?"), released);
         if let Some(problem) =

@@ -38,7 +38,7 @@ const LONG: u64 = 120;
 const ROOM: u64 = 16 << 30;
 /// A slow disk writes what a command leaves for so long.
 const SOON: Duration = Duration::from_secs(180);
-/// A group's last pages go with it, where they are so few.
+/// So few bytes may stay of what a line uses.
 const LITTLE: u64 = 2 * MIB;
 /// Where the reports of root's commands are counted.
 const REPORTS: &str = "/run/pagekeeper";
@@ -216,7 +216,7 @@ impl Worker<'_> {
     }
 }
 
-/// Waits until a group has no process and no group of a command.
+/// Waits until a group has no process.
 fn nobody_is_left(group: &Path, what: &str) {
     eventually(&format!("nobody is left of {what}"), SOON, || {
         let left = inhabited(group);
@@ -227,7 +227,7 @@ fn nobody_is_left(group: &Path, what: &str) {
     });
 }
 
-/// The groups of a tree that have processes, which are named, or are of a command's.
+/// The processes in the groups of a tree.
 fn inhabited(group: &Path) -> Vec<String> {
     let processes = std::fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     let command = |pid: &str| {
@@ -237,9 +237,6 @@ fn inhabited(group: &Path) -> Vec<String> {
     let mut found: Vec<String> = processes.lines().map(command).collect();
     let entries = std::fs::read_dir(group).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pagekeeper-")) {
-            found.push(path.display().to_string());
-        }
         found.extend(inhabited(&path));
     }
     found

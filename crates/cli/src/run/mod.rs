@@ -54,7 +54,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// through 64 MiB of files without coming back.
 ///
 /// A stream that no library can be loaded into (statically linked, written in Go, under sudo) is followed by events of the
-/// kernel, by a process beside it that releases its pages: as root, on Linux 5.16 and later. Without events, and for other
+/// kernel, by a process beside it that releases its pages: as root, on Linux 5.8 and later. Without events, and for other
 /// programs, a message says that the command runs without the rules.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -227,7 +227,7 @@ impl Means {
             Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
         };
         let reaches = hindrance.is_none() && library.is_ok();
-        let follower = wants_events.then(|| Follower::start(&never_followed(settings)));
+        let follower = wants_events.then(|| Follower::start(&never_followed(settings), reaches));
         let problem = match (&hindrance, &follower) {
             (_, Some(Ok(_))) => None,
             (None, Some(Err(refusal))) if reaches => Some(Problem::Unseen(format!(

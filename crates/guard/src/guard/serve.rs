@@ -229,7 +229,6 @@ impl Watched {
                         report.events.push(Event::Answers {
                             pid: hung.key.pid(),
                             profile: hung.profile,
-                            program: None,
                             path: hung.path,
                             seconds,
                         });
@@ -258,7 +257,6 @@ impl Watched {
                         report.events.push(Event::Hung {
                             pid: hung.key.pid(),
                             profile: hung.profile.clone(),
-                            program: None,
                             path: hung.path.clone(),
                             seconds,
                         });

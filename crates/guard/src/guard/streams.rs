@@ -1,20 +1,18 @@
-//! Streaming programs, followed by events of the kernel in a thread of its own, and what that thread tells the loop.
+//! Streaming programs, followed by events of the kernel in a thread of its own, which reports to the loop.
 //!
-//! Invariants: the loop never waits for the thread while it ticks, and keeps what it is told within bounds; a program that a
-//! profile names as a database is not followed; where streams can't be followed that is reported once, and all else goes on.
+//! Invariants: the loop never waits for the thread while it ticks, and reports of the thread have a bound; a program that a
+//! profile names as a database is not followed; if streams can't be followed, the guard reports that once and all else goes on.
 
 mod rules;
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_streams::{StreamEvent, StreamOptions, StreamReport, Streams};
+use pagekeeper_streams::{StayReason, StreamEvent, StreamOptions, StreamReport, Streams};
 
 use self::rules::StreamRules;
 use super::report::Report;
@@ -32,12 +30,10 @@ const UPDATE_EVERY: Duration = Duration::from_millis(100);
 const UPDATES_MAX: usize = 16;
 /// Events in one update; more are dropped, and a problem says so.
 const EVENTS_MAX: usize = 1024;
-/// Longest wait for the kernel to take the programs for that.
+/// Longest wait for the kernel to load the programs.
 const START_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
 const STOP_MAX: Duration = Duration::from_secs(2);
-/// Programs that are counted by name; those beyond are counted together.
-const NAMES_MAX: usize = 64;
 
 /// Names of the processes that are followed, and of those that never are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,8 +43,8 @@ struct FollowedNames {
 }
 
 impl FollowedNames {
-    /// The names of the configuration, unless it wants no streams; a name of a profile can't be told to the kernel if it is a glob
-    /// of another form, and is left to [`StreamRules`].
+    /// The names of the configuration, unless it wants no streams. Globs of profiles that the kernel can't compare are left to
+    /// [`StreamRules`].
     fn of(options: &Options) -> Option<Self> {
         let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
         let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();
@@ -56,33 +52,9 @@ impl FollowedNames {
         never.dedup();
         options.streams.on.then(|| Self { streams: options.streams.processes.clone(), never })
     }
-
-    /// Whether a process that is called so is followed.
-    fn has(&self, name: &OsStr) -> bool {
-        let is_in = |names: &[String]| names.iter().any(|pattern| is_called(name, pattern));
-        is_in(&self.streams) && !is_in(&self.never)
-    }
-
-    /// Follows the processes that run already; what has ended meanwhile is no stream.
-    fn follow_running(&self, streams: &mut Streams, proc: &ProcRoot) {
-        let pids = proc.pids().unwrap_or_default().into_iter().filter(|pid| *pid != std::process::id());
-        for pid in pids {
-            if proc.name(pid).is_ok_and(|name| self.has(&name)) {
-                let _ = streams.follow(pid);
-            }
-        }
-    }
 }
 
-/// Whether a name is the pattern, in which `*` may stand at the end.
-fn is_called(name: &OsStr, pattern: &str) -> bool {
-    match pattern.strip_suffix('*') {
-        Some(start) => name.as_bytes().starts_with(start.as_bytes()),
-        None => name.as_bytes() == pattern.as_bytes(),
-    }
-}
-
-/// What the thread tells the loop.
+/// A report of the thread to the loop.
 #[derive(Debug, Default)]
 struct StreamUpdate {
     events: Vec<StreamEvent>,
@@ -148,13 +120,11 @@ impl StreamWatch {
         };
         let ((stop, stopped), (say, updates)) = (channel(), sync_channel(UPDATES_MAX));
         let (started, outcome) = sync_channel(1);
-        let (proc, followed) = (self.proc.clone(), names.clone());
         let run = move || {
-            let mut streams = match Streams::start(options) {
+            let streams = match Streams::start(options) {
                 Ok(streams) => streams,
                 Err(error) => return drop(started.send(Err(error.to_string()))),
             };
-            followed.follow_running(&mut streams, &proc);
             // Whoever started the thread may have given up.
             if started.send(Ok(())).is_ok() {
                 follow(streams, &stopped, &say);
@@ -168,7 +138,7 @@ impl StreamWatch {
         Ok(StreamThread { names, stop, updates })
     }
 
-    /// Stops the thread, and takes in the last that it has to tell.
+    /// Stops the thread, and takes in its last updates.
     pub(super) fn stop(&mut self, report: &mut Report) {
         let Some(StreamThread { stop, updates, .. }) = self.thread.take() else { return };
         drop(stop);
@@ -179,7 +149,7 @@ impl StreamWatch {
         self.kept_before += std::mem::take(&mut self.last).totals.resident;
     }
 
-    /// Takes in what the thread has told since the last tick.
+    /// Takes in the thread's updates since the last tick.
     pub(super) fn look(&mut self, report: &mut Report) {
         let Some(thread) = &self.thread else { return };
         let mut updates = Vec::new();
@@ -229,13 +199,17 @@ impl StreamWatch {
                 "streams brought in pages faster than the kernel's events are read: some of these pages stay";
             report.problem(self.proc.path().to_path_buf(), &problem);
         }
+        for file in &update.report.stayed {
+            if file.why == Some(StayReason::Hung) {
+                let problem = "its file system does not answer: pages that a stream brought in of it stay until it does";
+                report.problem(file.path.clone(), &problem);
+            }
+        }
         for (program, bytes) in &update.report.released_by_program {
             let before = self.last.released_by_program.get(program).copied().unwrap_or(0);
             let released = bytes.saturating_sub(before);
             if released > 0 {
-                let is_counted = self.released.contains_key(program) || self.released.len() < NAMES_MAX;
-                let name = if is_counted { program } else { "other" };
-                *self.released.entry(name.to_owned()).or_default() += released;
+                *self.released.entry(program.clone()).or_default() += released;
                 report.behind_streams(released);
             }
         }

@@ -87,7 +87,7 @@ impl MemoryCgroup {
     /// # Errors
     ///
     /// Where its files can't be read, or hold other than they do in Linux up to 6.18; or it has no memory controller.
-    pub fn at(version: CgroupVersion, directory: &Path) -> Result<Self> {
+    pub(super) fn at(version: CgroupVersion, directory: &Path) -> Result<Self> {
         match version {
             CgroupVersion::V1 => read_v1(directory.to_path_buf()),
             CgroupVersion::V2 => read_v2(directory, directory)?

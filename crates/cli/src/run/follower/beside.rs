@@ -1,11 +1,13 @@
 //! The process beside the command: follows it, and releases what it brings in.
 //!
-//! Invariants: it ends when nobody whom it follows runs and nothing is left to be released, or after [`GIVEN_UP_AFTER`]. Never fails:
-//! what can't be released stays, and is counted.
+//! Invariant: it ends when nobody whom it follows runs and nothing is left to be released, which `pagekeeper_streams` gives up a minute
+//! behind the end. Never fails: what can't be released stays, and is counted.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use pagekeeper_streams::{StreamOptions, Streams, Verdict};
 
@@ -15,14 +17,15 @@ use super::{FollowedPages, READY, REPORTED_AFTER};
 const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often it looks whether somebody asks for a report, where nothing comes in.
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
-/// How long it goes on for what is left behind: the kernel writes what is dirty after 30 seconds (`dirty_expire_centisecs`), and looks
-/// every 5.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(40);
 
 /// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
-pub(super) fn run(never: &[String], socket: &UnixStream) {
-    let options =
-        StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(|_, _| Verdict::Release) };
+pub(super) fn run(never: &[String], has_library: bool, socket: &UnixStream) {
+    let began = SystemTime::now();
+    let is_left = move |path: &Path| has_library && looks_temporary(path, began);
+    let decide = move |_, path: Option<&Path>| {
+        if path.is_some_and(is_left) { Verdict::Leave } else { Verdict::Release }
+    };
+    let options = StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(decide) };
     let mut streams = match Streams::start(options) {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
@@ -42,28 +45,32 @@ pub(super) fn run(never: &[String], socket: &UnixStream) {
     }
 }
 
+/// Whether a file was made as mkstemp(3) makes it, for its maker alone, since then. The library keeps such files until they are removed,
+/// since they are read again soon.
+fn looks_temporary(path: &Path, began: SystemTime) -> bool {
+    const MAKER_ALONE: u32 = 0o600;
+    path.symlink_metadata().is_ok_and(|metadata| {
+        metadata.mode() & 0o7777 == MAKER_ALONE && metadata.created().is_ok_and(|created| created >= began)
+    })
+}
+
 /// Nobody reads it where the other end has ended or become the command.
 fn answer(mut socket: &UnixStream, line: &str) {
     let _ = socket.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
 }
 
 fn follow(streams: &mut Streams, socket: &UnixStream) {
-    let (mut asked, mut ended): (Option<Instant>, Option<Instant>) = (None, None);
+    let mut asked: Option<Instant> = None;
     let mut is_reported = false;
     loop {
         drop(streams.step());
         let is_running = streams.running() > 0;
-        if is_running {
-            ended = None;
-        } else {
-            ended.get_or_insert_with(Instant::now);
-        }
         if asked.is_none() && is_asked(socket) {
             asked = Some(Instant::now());
         }
-        let is_past = |moment: Option<Instant>, time| moment.is_some_and(|moment| moment.elapsed() > time);
-        let is_over = !is_running && (!streams.is_busy() || is_past(ended, GIVEN_UP_AFTER));
-        if !is_reported && (is_over || is_past(asked, REPORTED_AFTER)) {
+        let is_over = !is_running && !streams.is_busy();
+        let is_late = asked.is_some_and(|asked| asked.elapsed() > REPORTED_AFTER);
+        if !is_reported && (is_over || is_late) {
             is_reported = true;
             let pages = FollowedPages::of(&streams.report(), is_running);
             answer(socket, &serde_json::to_string(&pages).unwrap_or_default());
@@ -82,5 +89,21 @@ fn is_asked(socket: &UnixStream) -> bool {
     match received {
         Ok(bytes) => bytes == 0,
         Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_files_of_their_maker_alone_look_temporary() {
+        let hour = Duration::from_secs(3600);
+        let temporary = tempfile::NamedTempFile::new().unwrap();
+        assert!(looks_temporary(temporary.path(), SystemTime::now() - hour));
+        assert!(!looks_temporary(temporary.path(), SystemTime::now() + hour), "it was there before");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(temporary.path(), mode).unwrap();
+        assert!(!looks_temporary(temporary.path(), SystemTime::now() - hour));
     }
 }

@@ -49,10 +49,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(sentence) => f.write_str(sentence),
-            Self::Silent => {
-                let seconds = ANSWERED_AFTER.as_secs();
-                write!(f, "the process that follows it did not answer in {seconds} s")
-            }
+            Self::Silent => f.write_str("the process that follows it does not answer"),
             Self::Inherits => f.write_str(
                 "the process that follows it would be a child of it, as in the first process of a container",
             ),
@@ -67,14 +64,15 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts the process; those of the processes to follow that become one of the programs `never` named are not followed.
-    pub(crate) fn start(never: &[String]) -> Result<Self, Refusal> {
+    /// Starts the process; those of the processes to follow that become one of the programs `never` named are not followed. Temporary
+    /// files are left to the library, where the command `has_library`.
+    pub(crate) fn start(never: &[String], has_library: bool) -> Result<Self, Refusal> {
         if std::process::id() == 1
             || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
         {
             return Err(Refusal::Inherits);
         }
-        let follower = Self::begin(never).map_err(Refusal::Failed)?;
+        let follower = Self::begin(never, has_library).map_err(Refusal::Failed)?;
         match follower.answer() {
             Some(answer) if answer == READY => Ok(follower),
             Some(sentence) => Err(Refusal::Unavailable(sentence)),
@@ -82,10 +80,10 @@ impl Follower {
         }
     }
 
-    fn begin(never: &[String]) -> io::Result<Self> {
+    fn begin(never: &[String], has_library: bool) -> io::Result<Self> {
         let (socket, other) = UnixStream::pair()?;
         socket.set_read_timeout(Some(ANSWERED_AFTER))?;
-        sys::apart(&[other.as_fd()], || beside::run(never, &other))?;
+        sys::apart(&[other.as_fd()], || beside::run(never, has_library, &other))?;
         Ok(Self { socket: Arc::new(socket) })
     }
 
@@ -107,10 +105,10 @@ impl Follower {
         // This asks for them.
         let _ = self.socket.shutdown(Shutdown::Write);
         let _ = self.socket.set_read_timeout(Some(2 * REPORTED_AFTER));
-        let lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
-        lines.filter_map(|line| serde_json::from_str(&line).ok()).next().ok_or(
-            "the process that followed it has ended or does not answer: what it brought in since then stays",
-        )
+        let mut lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
+        lines
+            .find_map(|line| serde_json::from_str(&line).ok())
+            .ok_or("the process that followed it does not answer: what it brought in since then stays")
     }
 }
 

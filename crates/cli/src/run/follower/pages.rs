@@ -46,6 +46,7 @@ enum Why {
     Mapped,
     NotOpened,
     Hung,
+    Temporary,
     InUse,
 }
 
@@ -56,6 +57,7 @@ impl Why {
             Self::Mapped => "mapped",
             Self::NotOpened => "the file can't be opened",
             Self::Hung => "its file system does not answer",
+            Self::Temporary => "temporary, and kept by the library until it is removed",
             Self::InUse => "in use or in flight",
         }
     }
@@ -85,7 +87,8 @@ impl LeftOfFile {
             Some(StayReason::Mapped) => Why::Mapped,
             Some(StayReason::NotOpened) => Why::NotOpened,
             Some(StayReason::Hung) => Why::Hung,
-            Some(StayReason::Left | StayReason::Other) | None => Why::InUse,
+            Some(StayReason::Left) => Why::Temporary,
+            Some(StayReason::Other) | None => Why::InUse,
         };
         Self { path: unescaped(path).into_owned(), left_bytes: totals.resident, why }
     }

@@ -135,7 +135,6 @@ pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> S
     };
     format!(
         "{evict}{option}{section} follows it from outside, where it can't be restarted: it releases what the \
-         stream brings in, and wins \
-         back part of what that costs"
+         stream brings in"
     )
 }

@@ -20,7 +20,7 @@ use crate::support::{MIB, copy_program, eventually, evict, io_counter, resident_
 /// Bytes of what others use.
 const HOT: u64 = 128 * MIB;
 /// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for all that is written, which
-/// waits for a busy disk and nothing but the host's dirty limits holds back, and for what is read before the governor has its turn.
+/// waits for a busy disk and nothing but the host's dirty limits holds back.
 const LIMIT: u64 = HOT + SIZE + 384 * MIB;
 
 /// Copies a file by read and write, whatever its C library.
@@ -95,30 +95,16 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * of(part) / of(whole)
 }
 
-/// Groups that runs have made below a group, and below those of its commands.
-fn left_groups(below: &Path) -> Vec<PathBuf> {
-    let directories = |path: &Path| -> Vec<PathBuf> {
-        let entries = fs::read_dir(path).unwrap().flatten();
-        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
-    };
-    let (mut left, others): (Vec<PathBuf>, Vec<PathBuf>) = directories(below).into_iter().partition(|path| {
-        let name = path.file_name().unwrap().to_string_lossy();
-        name.starts_with("pagekeeper-run-") || name.starts_with("pagekeeper-governor-")
-    });
-    left.extend(others.iter().flat_map(|path| left_groups(path)));
-    left
-}
-
 /// By what a report says that pages went.
 fn means(report: &Value) -> &'static str {
     let bytes = |value: &Value| value.as_u64().unwrap_or_default();
     let total = &report["total"];
     let library = bytes(&total["stream_released_bytes"]) + bytes(&total["stream_uncached_bytes"]) > MIB;
-    let group = bytes(&report["group"]["released_bytes"]) > MIB || bytes(&total["processes_in_groups"]) > 0;
-    match (library, group) {
-        (true, true) => "library, group",
+    let events = bytes(&report["events"]["released_bytes"]) > MIB || bytes(&total["processes_followed"]) > 0;
+    match (library, events) {
+        (true, true) => "library, events",
         (true, false) => "library",
-        (false, true) => "group",
+        (false, true) => "events",
         (false, false) => "none",
     }
 }
@@ -157,7 +143,13 @@ impl Site {
         run.args(["run", "--require", "--json"]).arg(format!("--report={}", self.report.display()));
         let outcome = finish(run.args(options).arg("--").args(command));
         assert_eq!(outcome.code, 0, "{name}: {outcome:?}");
-        eventually("the group is gone", SOON, || left_groups(self.group.path()).is_empty().then_some(()));
+        // The last of what a program inside brought in goes behind it.
+        let program = support::command::program();
+        let is_beside =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == program);
+        eventually("nobody is beside it", SOON, || {
+            (!self.group.processes().iter().any(is_beside)).then_some(())
+        });
         let again = io_counter(&io, "read_bytes") - read_before;
         let kept = percent(HOT.saturating_sub(again), HOT);
         drop(user);
@@ -188,7 +180,7 @@ fn every_kind_of_stream_is_covered() {
         "cc", "fincore", "busybox", "musl-gcc", "sudo", "fio", "setpriv", "restic", "unshare", "nsenter",
         "losetup", "blockdev", "python3",
     ];
-    if !support::can_run("every_kind_of_stream_is_covered", &needed) {
+    if !support::can_follow("every_kind_of_stream_is_covered", &needed) {
         return;
     }
     let _alone = support::alone();

@@ -1,0 +1,215 @@
+//! Commands under `pagekeeper run` that are followed by events of the kernel: they are as without that, for as long as the process beside
+//! them follows and without it, and what can't be followed is said or refused. Residency is `fincore`'s.
+
+mod kinds;
+
+use crate::support;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getsid, kill_process};
+
+use crate::support::command::{finish, pagekeeper};
+use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
+
+/// Bytes of a stream.
+const SIZE: u64 = 512 * MIB;
+/// A disk may be slow to take what was written.
+const SOON: Duration = Duration::from_secs(120);
+
+/// Writes a file whose blocks all differ, so that nothing can be saved on it.
+fn write(path: &Path, bytes: u64) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    let block: Vec<u8> = words.by_ref().take((MIB / 8) as usize).flatten().collect();
+    let mut file = fs::File::create(path).unwrap();
+    for nth in 0..bytes / MIB {
+        let mut block = block.clone();
+        block[..8].copy_from_slice(&nth.to_le_bytes());
+        std::io::Write::write_all(&mut file, &block).unwrap();
+    }
+}
+
+/// A static program that holds file pages for as long as it is let: it waits for a line.
+fn holder(options: &[&str], file: &Path) -> Child {
+    let line = format!("busybox cat {} >/dev/null; read line", file.display());
+    let mut run = pagekeeper();
+    run.arg("run").args(options).args(["--as=stream", "--", "busybox", "sh", "-c", &line]);
+    run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// The process beside a command, which has the command line of the parent that started it, in another session.
+fn follower(parent: &Child) -> Option<Pid> {
+    let line = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let own = line(parent.id());
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let session = |pid: u32| getsid(Pid::from_raw(pid.cast_signed())).ok();
+    // The command has that line, too, until it is executed.
+    let is_beside = |pid: u32| line(pid) == own && session(pid) != session(parent.id());
+    let pid = pids.find(|&pid| pid != parent.id() && !own.is_empty() && is_beside(pid))?;
+    Pid::from_raw(pid.cast_signed())
+}
+
+/// What ends a service or a terminal reaches the process beside the command, too.
+#[test]
+fn a_follower_outlives_what_ends_a_terminal() {
+    if !support::can_follow("a follower is sent signals", &["busybox", "fincore"]) {
+        return;
+    }
+    let dir = scratch();
+    let file = dir.path().join("file");
+    write(&file, SIZE);
+    evict(&file);
+    // With a report, the parent has the command line that it is known by.
+    let mut child = holder(&["--report"], &file);
+    let pid = eventually("it is followed", SOON, || follower(&child));
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        kill_process(pid, signal).unwrap();
+    }
+    eventually("what it read goes while it waits", SOON, || {
+        (resident_bytes(std::slice::from_ref(&file)) <= MIB).then_some(())
+    });
+    assert_eq!(follower(&child), Some(pid));
+    drop(child.stdin.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
+    let report = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(report.contains("was followed by events") && report.contains(", released 512 MiB"), "{report}");
+    eventually("nobody is beside it", SOON, || kill_process(pid, Signal::CONT).is_err().then_some(()));
+}
+
+#[test]
+fn a_command_goes_on_without_its_follower() {
+    if !support::can_follow("a follower is killed", &["busybox"]) {
+        return;
+    }
+    let dir = scratch();
+    let file = dir.path().join("file");
+    write(&file, MIB);
+    let mut child = holder(&["--report"], &file);
+    let pid = eventually("it is followed", SOON, || follower(&child));
+    // Before it answers, or behind that.
+    kill_process(pid, Signal::KILL).unwrap();
+    drop(child.stdin.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "read(1) of a shell fails at the end: {ended:?}");
+    let report = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(report.contains("the process that follow"), "{report}");
+}
+
+#[test]
+fn the_command_is_as_without_a_follower() {
+    if !support::can_follow("the_command_is_as_without_a_follower", &["busybox"]) {
+        return;
+    }
+    for options in [&["--as=stream"][..], &["--as=stream", "--report=/dev/null"]] {
+        let run = |text: &str| {
+            finish(pagekeeper().arg("run").args(options).args(["--", "busybox", "sh", "-c", text]))
+        };
+        assert_eq!(run("exit 7").code, 7);
+        assert_eq!(run("kill -KILL $$").code, 137);
+        // No child that it did not start, no descriptor but its own.
+        for text in
+            ["cd /proc/$$/fd && echo *", "ulimit -a; busybox nice; umask; pwd", "exec busybox pgrep -P $$"]
+        {
+            let alone = finish(Command::new("busybox").args(["sh", "-c", text]));
+            let run = run(text);
+            assert_eq!((run.code, run.stdout), (alone.code, alone.stdout), "{options:?} {text}");
+        }
+        // The end of its output is not held back by the process beside it: finish() reads to it.
+        assert_eq!(run("echo one; echo two").fine(), "one\ntwo\n");
+    }
+    let missing = finish(pagekeeper().args(["run", "--as=stream", "--", "no-such-command"]));
+    assert_eq!(missing.code, 127, "{missing:?}");
+}
+
+#[test]
+fn who_may_not_follow_is_warned_and_refused_by_require() {
+    if !support::can_run("who_may_not_follow_is_warned", &["busybox", "setpriv"]) {
+        return;
+    }
+    let dir = scratch();
+    let program = dir.path().join("pagekeeper");
+    copy_program(&support::command::program(), &program);
+    open_to_others(dir.path());
+    let as_nobody = |options: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
+        finish(command.args(options).args(["--as=stream", "--", "busybox", "echo", "here"]))
+    };
+    let warned = as_nobody(&[]);
+    assert_eq!((warned.code, warned.stdout.as_str()), (0, "here\n"), "{warned:?}");
+    assert!(
+        warned.stderr.contains("linked statically")
+            && warned.stderr.contains("can't be followed by events: ")
+            && warned.stderr.contains("it is started without the rules"),
+        "{warned:?}"
+    );
+    assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
+    // What the library reaches has the rules, and what it lacks is said.
+    let reached = |options: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");
+        // Children are covered as their parents are.
+        let line = "env -i cat /etc/hostname >/dev/null; echo here";
+        finish(command.args(options).args(["--as=stream", "--", "sh", "-c", line]))
+    };
+    let warned = reached(&[]);
+    assert_eq!((warned.code, warned.stdout.as_str()), (0, "here\n"), "{warned:?}");
+    let expected = "/sh uses by io_uring or mappings stays, and can't be followed by events: ";
+    assert!(warned.stderr.contains(expected) && warned.stderr.lines().count() == 1, "{warned:?}");
+    let reported = reached(&["--report"]);
+    assert!(reported.stderr.contains("not covered what the library does not see"), "{reported:?}");
+    let refused = reached(&["--require"]);
+    assert!(refused.code == 1 && refused.stdout.is_empty(), "{refused:?}");
+    assert!(refused.stderr.contains(expected) && refused.stderr.contains("--require"), "{refused:?}");
+    let refused = as_nobody(&["--require"]);
+    assert!(
+        refused.code == 1 && refused.stdout.is_empty() && refused.stderr.contains("--require"),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn what_runs_elsewhere_is_said() {
+    let dir = scratch();
+    let docker = dir.path().join("docker");
+    fs::write(&docker, "#!/bin/sh\necho elsewhere\n").unwrap();
+    open_to_others(&docker);
+    let outcome = finish(pagekeeper().args(["run", "--"]).arg(&docker).args(["exec", "db", "tar"]));
+    assert!(outcome.code == 0 && outcome.stderr.contains("started by another process"), "{outcome:?}");
+    let refused = finish(pagekeeper().args(["run", "--require", "--"]).arg(&docker));
+    assert_eq!(refused.code, 1, "{refused:?}");
+}
+
+/// A process that goes on behind the command is followed as before, which is said.
+#[test]
+fn what_goes_on_behind_the_command_is_still_followed() {
+    if !support::can_follow("what goes on behind the command", &["busybox", "fincore", "mkfifo"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    let files = [at("file"), at("copy")];
+    write(&files[0], SIZE);
+    evict(&files[0]);
+    finish(Command::new("mkfifo").args([at("begin"), at("end")])).fine();
+    let line = "(cat begin; cat file >copy; echo >done; cat end) </dev/null >/dev/null 2>&1 & echo $!";
+    let mut run = pagekeeper();
+    run.args(["run", "--report", "--as=stream", "--", "busybox", "sh", "-c", line]).current_dir(dir.path());
+    let ended = finish(&mut run);
+    assert!(ended.code == 0 && ended.stderr.contains("some of its processes run"), "{ended:?}");
+    fs::write(at("begin"), "").unwrap();
+    eventually("it has copied", SOON, || at("done").exists().then_some(()));
+    eventually("all of it goes while it waits", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
+    fs::write(at("end"), "").unwrap();
+}
