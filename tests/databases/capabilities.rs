@@ -169,7 +169,10 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     std::os::unix::fs::symlink("/bin/cp", &copier).expect("make a link");
     std::fs::write(
         &config,
-        format!("directories = [{:?}]\n[streams]\nprocesses = [\"units-copier\"]\n", scratch.path()),
+        format!(
+            "directories = [\"{}\"]\n[streams]\nprocesses = [\"units-copier\"]\n",
+            scratch.path().display()
+        ),
     )
     .expect("write the configuration");
     std::fs::write(&from, vec![7; 32 << 20]).expect("write a file");

@@ -90,7 +90,8 @@ fn wait_until(path: &Path, what: &str, enough: impl Fn(u64) -> bool) {
 fn configure(directory: &Path, program: Option<&str>) -> PathBuf {
     let streams = program.map(|name| format!("[streams]\nprocesses = [\"{name}\"]\n")).unwrap_or_default();
     let nowhere = directory.join("nowhere");
-    let text = format!("tick = \"250ms\"\nidle_tick = \"250ms\"\ndirectories = [{nowhere:?}]\n{streams}");
+    let nowhere = nowhere.display();
+    let text = format!("tick = \"250ms\"\nidle_tick = \"250ms\"\ndirectories = [\"{nowhere}\"]\n{streams}");
     let config = directory.join("guard.toml");
     std::fs::write(&config, text).expect("write the configuration");
     config
@@ -359,7 +360,9 @@ fn what_a_stream_starts_is_followed_but_for_databases_and_until_the_configuratio
     configure(scratch.path(), Some("cp"));
     guard.hang_up();
     guard.wait_for_ticks(4);
-    small.iter().for_each(|path| cool(path));
+    for path in &small {
+        cool(path);
+    }
     copy_beside_a_database(scratch.path(), &small, &of_database);
     support::eventually("it is released again", SOON, || (all_resident(&small) == 0).then_some(()));
     let ended = guard.stop();

@@ -85,7 +85,8 @@ pub(crate) struct Args {
     /// For backups, dumps and copies: tar, rsync, mariabackup, restic and others; the section `streams` of the configuration
     /// names more. The kernel reports which pages such a program and its children bring in, and the guard releases them
     /// behind it. Pages that were in the page cache before, and pages that other programs use, stay. It needs Linux 5.8 with
-    /// BTF, CAP_BPF and CAP_PERFMON; without them the guard says that streams are not followed, and serves the databases.
+    /// BTF and the capabilities at the end of this help; without them the guard says that streams are not followed, and
+    /// serves the databases.
     #[arg(long, conflicts_with = "once")]
     streams: bool,
     /// Only report what would be released
