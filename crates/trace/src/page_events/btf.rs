@@ -3,6 +3,8 @@
 //! Invariants: nothing is read beyond what was given, whatever it holds; a type that refers to itself ends the search. Fails with
 //! [`BtfError`], which names what is missing.
 
+use std::collections::HashMap;
+
 /// What can't be found in a description of types.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
@@ -40,6 +42,8 @@ pub(crate) struct Btf<'a> {
     strings: &'a [u8],
     /// Where each type begins in `types`; the first has number 1.
     starts: Vec<u32>,
+    /// The numbers of structs, by name.
+    structs: HashMap<&'a [u8], u32>,
 }
 
 /// The three words that each type begins with.
@@ -82,6 +86,12 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
+/// The name that begins at a place among strings.
+fn name_at(strings: &[u8], at: u32) -> &[u8] {
+    let rest = strings.get(at as usize..).unwrap_or_default();
+    &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
+}
+
 impl<'a> Btf<'a> {
     /// Reads a description.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
@@ -99,11 +109,16 @@ impl<'a> Btf<'a> {
             bytes.get(start..start.checked_add(word(bytes, at + 4)? as usize)?)
         };
         let (types, strings) = (section(8)?, section(16)?);
-        let mut btf = Self { types, strings, starts: Vec::new() };
+        let mut btf = Self { types, strings, starts: Vec::new(), structs: HashMap::new() };
         let mut at = 0;
         while at < types.len() {
             btf.starts.push(u32::try_from(at).ok()?);
-            at += 12 + btf.head_at(at)?.rest()?;
+            let head = btf.head_at(at)?;
+            if head.kind() == STRUCT {
+                let id = u32::try_from(btf.starts.len()).ok()?;
+                btf.structs.entry(name_at(strings, head.name)).or_insert(id);
+            }
+            at += 12 + head.rest()?;
         }
         Some(btf)
     }
@@ -122,16 +137,15 @@ impl<'a> Btf<'a> {
         Some((at, self.head_at(at)?))
     }
 
-    fn name(&self, at: u32) -> &[u8] {
-        let rest = self.strings.get(at as usize..).unwrap_or_default();
-        &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
+    fn name(&self, at: u32) -> &'a [u8] {
+        name_at(self.strings, at)
     }
 
     /// The offset of a field in bytes, by the names of the fields that it lies in: `offset("page", &["mapping"])`. Structs and unions
     /// without a name count as part of what they lie in.
     pub(crate) fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(format!("{of}.{}", path.join(".")));
-        let mut id = self.structure(of).ok_or_else(missing)?;
+        let mut id = *self.structs.get(of.as_bytes()).ok_or_else(missing)?;
         let mut bits = 0_u32;
         for field in path {
             let (at, inner) = self.field(id, field, DEPTH_MAX).ok_or_else(missing)?;
@@ -139,15 +153,6 @@ impl<'a> Btf<'a> {
             id = inner;
         }
         Ok(bits / 8)
-    }
-
-    /// The number of the struct of a name.
-    fn structure(&self, name: &str) -> Option<u32> {
-        let is_it = |at: &u32| {
-            self.head_at(*at as usize)
-                .is_some_and(|head| head.kind() == STRUCT && self.name(head.name) == name.as_bytes())
-        };
-        u32::try_from(self.starts.iter().position(is_it)? + 1).ok()
     }
 
     /// Behind names and qualifiers, the type itself.

@@ -25,8 +25,8 @@ pub(crate) use pages::FollowedPages;
 
 use crate::run::sys;
 
-/// How long the process beside the command may take for an answer: to load its programs into the kernel takes some 10 ms.
-const ANSWERED_AFTER: Duration = Duration::from_secs(2);
+/// How long the process beside the command may take for an answer: to load its programs into the kernel takes some 10 ms, and a second on an emulated processor.
+const ANSWERED_AFTER: Duration = Duration::from_secs(10);
 /// How long whoever reports waits for what is still being written.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// The answer that it can follow.
