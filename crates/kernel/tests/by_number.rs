@@ -141,7 +141,7 @@ fn a_later_inode_of_the_same_number_is_not_opened() {
 }
 
 #[test]
-fn a_snapshot_s_file_is_told_from_its_origin_s() {
+fn a_snapshot_s_file_is_distinguished_from_its_origin_s() {
     let Some(place) = Place::new("btrfs") else { return };
     let btrfs = |arguments: &[&Path]| {
         let output = Command::new("btrfs").arg("subvolume").args(arguments).output().unwrap();

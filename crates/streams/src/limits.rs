@@ -22,7 +22,7 @@ pub(crate) const FILES_PER_USER: usize = FILES_MAX / 4;
 pub(crate) const HURRY_FOURTHS: usize = 3;
 /// When there is no room, this part of a user's files goes together, so that looking for the oldest is rare.
 pub(crate) const GIVEN_UP_SHARE: usize = 16;
-/// Processes that are told apart as users of one file: more share it as libraries are shared, which are not streamed.
+/// Processes that are distinguished as users of one file: more share it as libraries are shared, which are not streamed.
 pub(crate) const USERS_PER_FILE: usize = 64;
 /// After its streams have ended, a file's clean pages are tried for this long: seven attempts.
 pub(crate) const CLEAN_AFTER_END: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ pub(crate) const WRITTEN_AFTER_END: Duration = Duration::from_secs(60);
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// Files of which something stayed that are reported, the most first.
 pub(crate) const STAYED_MAX: usize = 64;
-/// Programs that are told apart in the report; a process may call itself anything. Further ones are [`OTHER_PROGRAMS`].
+/// Programs that are distinguished in the report; a process may call itself anything. Further ones are [`OTHER_PROGRAMS`].
 pub(crate) const PROGRAMS_MAX: usize = 256;
 /// The name of programs beyond [`PROGRAMS_MAX`].
 pub(crate) const OTHER_PROGRAMS: &str = "(others)";

@@ -81,7 +81,7 @@ fn streams(names: &[&str]) -> Option<Streams> {
     }
 }
 
-/// A program that begins once it is told to.
+/// A program that waits for a line before it begins.
 fn waiting(words: &[&str]) -> Child {
     let mut sh = Command::new("sh");
     sh.args(["-c", "read go; exec \"$@\"", "sh"]).args(words);

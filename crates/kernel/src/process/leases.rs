@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_are_told_from_locks() {
+    fn leases_are_distinguished_from_locks() {
         let tree = tempfile::tempdir().unwrap();
         let lines = "1: FLOCK  ADVISORY  WRITE 321 00:1a:77 0 EOF\n\
             2: LEASE  ACTIVE    WRITE 4711 fe:0a:4242 0 EOF\n\

@@ -85,7 +85,7 @@ fn a_followed_process_and_its_children_are_seen_and_nobody_else() {
 }
 
 #[test]
-fn what_another_process_uses_of_a_watched_file_is_told_apart() {
+fn what_another_process_uses_of_a_watched_file_is_known_as_its_own() {
     let Some(mut events) = opened(&FollowedNames::default()) else { return };
     if !events.sees_use() {
         return eprintln!("SKIPPED: what_another_process_uses needs Linux 6.12");
