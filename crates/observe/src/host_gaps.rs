@@ -130,10 +130,6 @@ fn needs(error: &TraceError) -> Option<String> {
         | TraceError::Call { .. }
         | TraceError::Rejected { .. }
         | TraceError::TooMany { .. }
-        | TraceError::NoTypes { .. }
-        | TraceError::Types { .. }
-        | TraceError::OtherNamespace
-        | TraceError::Name { .. }
         | TraceError::Kernel(_) => None,
     }
 }
