@@ -74,7 +74,7 @@ impl MemoryCgroup {
     ///
     /// # Errors
     ///
-    /// As [`Self::at`].
+    /// As reading the files of that directory.
     pub fn charged_in(place: &MemoryPlace) -> Result<Option<Self>> {
         match place.version {
             CgroupVersion::V1 => read_v1(place.directory.clone()).map(Some),
