@@ -72,7 +72,7 @@ pub(crate) fn can_follow(test: &str, programs: &[&str]) -> bool {
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
     let capabilities = capabilities.and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
     let needs = [
-        (version >= (5, 16), "Linux 5.16"),
+        (version >= (5, 9), "Linux 5.9"),
         (Path::new("/sys/kernel/btf/vmlinux").exists(), "BTF of the kernel"),
         // PROC_PID_INIT_INO of the kernel.
         (

@@ -128,7 +128,7 @@ impl Args {
         if options.streams.on && options.streams.processes.is_empty() {
             options.streams.processes = Streams::default().processes;
         }
-        // What a stream brings in is seen from one sample to the next.
+        // One pass ends before a stream does.
         options.streams.on &= !self.once;
         options.targets.only.extend(self.only.iter().cloned());
         options.targets.never.extend(self.never.iter().cloned());

@@ -186,7 +186,7 @@ const NAME_MAX: usize = 15;
 
 /// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, `*` at its end. Fails with a sentence for
 /// any other glob.
-pub(crate) fn stream_name(text: &str) -> Result<String, String> {
+pub fn stream_name(text: &str) -> Result<String, String> {
     let (name, star) = text.strip_suffix('*').map_or((text, ""), |start| (start, "*"));
     if text.is_empty() || name.contains(['*', '?', '[', ']', '{', '}', '\\']) {
         return Err(format!(

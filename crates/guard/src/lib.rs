@@ -34,7 +34,7 @@ mod wal_readers;
 mod warned;
 
 pub use budget::Budget;
-pub use config::{Groups, Options, Streams, WalReaderLimits};
+pub use config::{Groups, Options, Streams, WalReaderLimits, stream_name};
 pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, GroupNews, Refusal, Summary, Tick};
 pub use guard::{Control, Guard};

@@ -4,10 +4,9 @@
 //! caller never waits. A worker has a file open only while it works on it, and a mount only while it has work.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
 
-use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency};
 use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
@@ -76,13 +75,13 @@ pub(crate) struct Devices {
     workers: Vec<Worker>,
     results: Receiver<(usize, JobResult)>,
     sender: Sender<(usize, JobResult)>,
-    decide: Arc<Mutex<Decide>>,
+    decide: Arc<Decide>,
 }
 
 impl Devices {
     pub(crate) fn new(decide: Decide) -> Self {
         let (sender, results) = channel();
-        Self { workers: Vec::new(), results, sender, decide: Arc::new(Mutex::new(decide)) }
+        Self { workers: Vec::new(), results, sender, decide: Arc::new(decide) }
     }
 
     /// Takes a job, to be handed over by [`Self::send`]. Gives its result where no thread can be had.
@@ -147,7 +146,7 @@ impl Devices {
 }
 
 /// Does jobs until there will be no more.
-fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Mutex<Decide>, say: &dyn Fn(JobResult)) {
+fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, say: &dyn Fn(JobResult)) {
     let mut writing = Writing::default();
     let mut opener = Opener::new();
     loop {
@@ -173,7 +172,7 @@ fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Mutex<Decide>, say: &dyn Fn(JobRe
 fn do_job(
     mut job: Job,
     opener: &mut Opener,
-    decide: &Mutex<Decide>,
+    decide: &Decide,
     writing: &mut Writing,
     say: &dyn Fn(JobResult),
 ) {
@@ -182,7 +181,7 @@ fn do_job(
         Err(error) => return say(failed(job, error)),
     };
     job.path.get_or_insert_with(|| file.path().to_path_buf());
-    let verdict = *job.verdict.get_or_insert_with(|| lock(decide)(job.owner, job.path.as_deref()));
+    let verdict = *job.verdict.get_or_insert_with(|| decide(job.owner, job.path.as_deref()));
     let mut done = Vec::new();
     let mut dirty = Vec::new();
     for range in std::mem::take(&mut job.ranges) {

@@ -71,6 +71,11 @@ impl Follower {
 
     pub(crate) fn follow(&mut self, pid: u32) -> Result<(), TraceError> {
         self.source.follow(pid)?;
+        // Of a process that ended before that no event comes, and a later one may get its number.
+        if self.processes.has_ended(pid) {
+            self.source.unfollow(pid);
+            return Ok(());
+        }
         let now = self.started.elapsed();
         self.processes.of(pid, 0, None, now);
         Ok(())

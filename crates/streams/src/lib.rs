@@ -40,8 +40,9 @@ pub enum Verdict {
     Leave,
 }
 
-/// Decides about a file of a followed process: the process, and the file's path as far as it is known.
-pub type Decide = Box<dyn FnMut(u32, Option<&Path>) -> Verdict + Send>;
+/// Decides about a file of a followed process: the process, and the file's path as far as it is known. Called by the workers of several
+/// devices at once.
+pub type Decide = Box<dyn Fn(u32, Option<&Path>) -> Verdict + Send + Sync>;
 
 /// What is to be followed, and how.
 pub struct StreamOptions {

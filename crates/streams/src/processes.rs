@@ -99,11 +99,15 @@ impl Processes {
 
     /// Those that seem to run and don't, where events of their end may be missing.
     pub(crate) fn vanished(&self) -> Vec<u32> {
-        let has_ended = |pid: &u32| match self.proc.stat(*pid) {
+        self.running.keys().copied().filter(|pid| self.has_ended(*pid)).collect()
+    }
+
+    /// Whether no such process runs.
+    pub(crate) fn has_ended(&self, pid: u32) -> bool {
+        match self.proc.stat(pid) {
             Ok(stat) => stat.state == 'Z',
             Err(error) => error.is_gone(),
-        };
-        self.running.keys().copied().filter(has_ended).collect()
+        }
     }
 
     /// It is followed no longer. Gives the files that it used.

@@ -9,6 +9,8 @@ use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents
 pub(crate) trait EventSource: Send {
     /// Follows a process and the children that it starts from now on.
     fn follow(&self, process: u32) -> Result<(), TraceError>;
+    /// Follows a process no longer.
+    fn unfollow(&self, process: u32);
     /// Gives back the place that a file takes.
     fn forget(&self, file: &EventFile);
     /// Whether uses are seen.
@@ -24,6 +26,11 @@ pub(crate) trait EventSource: Send {
 impl EventSource for PageEvents {
     fn follow(&self, process: u32) -> Result<(), TraceError> {
         self.follow(process)
+    }
+
+    fn unfollow(&self, process: u32) {
+        // It is in the table no more, or stays.
+        let _ = self.unfollow(process);
     }
 
     fn forget(&self, file: &EventFile) {

@@ -24,6 +24,7 @@ const AT_MOST: Duration = Duration::from_secs(60);
 struct Hand {
     events: Arc<Mutex<VecDeque<PageEvent>>>,
     forgotten: Arc<Mutex<Vec<EventFile>>>,
+    unfollowed: Arc<Mutex<Vec<u32>>>,
     lost: Arc<Mutex<LostEvents>>,
     sees_use: bool,
 }
@@ -31,6 +32,10 @@ struct Hand {
 impl EventSource for Hand {
     fn follow(&self, _process: u32) -> Result<(), TraceError> {
         Ok(())
+    }
+
+    fn unfollow(&self, process: u32) {
+        lock(&self.unfollowed).push(process);
     }
 
     fn forget(&self, file: &EventFile) {
@@ -395,6 +400,18 @@ fn lost_events_are_counted_and_their_processes_end() {
     *lock(&run.hand.lost) = LostEvents { pages: 10, others: 1 };
     run.step();
     assert_eq!((run.follower.running(), run.follower.report().lost_bytes), (0, 10 * 4096));
+}
+
+#[test]
+fn a_process_that_has_ended_is_not_followed() {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let mut run = Run::new(Verdict::Release);
+    run.follower.follow(child.id()).unwrap();
+    assert_eq!(run.follower.running(), 0);
+    assert_eq!(*lock(&run.hand.unfollowed), [child.id()], "a later process may get its number");
+    run.follower.follow(std::process::id()).unwrap();
+    assert_eq!(run.follower.running(), 1);
 }
 
 #[test]

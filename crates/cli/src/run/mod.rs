@@ -54,7 +54,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// through 64 MiB of files without coming back.
 ///
 /// A stream that no library can be loaded into (statically linked, written in Go, under sudo) is followed by events of the
-/// kernel, by a process beside it that releases its pages: as root, on Linux 5.8 and later. Without events, and for other
+/// kernel, by a process beside it that releases its pages: as root, on Linux 5.9 and later. Without events, and for other
 /// programs, a message says that the command runs without the rules.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -71,7 +71,7 @@ Exit codes: the command's own; if a signal ended the command, the same signal en
 
 io_uring and io_submit bypass the C library: files used that way are watched by their size and residency, and with --as stream all that the command brings in is
 released by events. For programs that can't be restarted, or can't load the library, use
-pagekeeper guard --streams, which releases from outside, with less effect."
+pagekeeper guard --streams, which releases from outside."
 )]
 pub(crate) struct Args {
     /// Profile for every process that is no streaming program, instead of the one that its name selects
@@ -227,7 +227,7 @@ impl Means {
             Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
         };
         let reaches = hindrance.is_none() && library.is_ok();
-        let follower = wants_events.then(|| Follower::start(&never_followed(settings), reaches));
+        let follower = wants_events.then(|| Follower::start(&never_followed(settings)));
         let problem = match (&hindrance, &follower) {
             (_, Some(Ok(_))) => None,
             (None, Some(Err(refusal))) if reaches => Some(Problem::Unseen(format!(
@@ -264,10 +264,8 @@ fn never_followed(settings: &Settings) -> Vec<String> {
         return Vec::new();
     }
     let names = settings.profiles.iter().flat_map(|profile| &profile.processes);
-    // Of a pattern its begin is taken. One that has none is for every process that is no stream, by --profile.
-    let names =
-        names.map(|name| name.split_once('*').map_or_else(|| name.clone(), |(begin, _)| format!("{begin}*")));
-    names.filter(|name| name != "*").collect()
+    // By --profile it is for every process that is no stream.
+    names.filter(|name| *name != "*").cloned().collect()
 }
 
 /// The library, laid out; or a sentence.

@@ -4,11 +4,16 @@
 //! behind the end. Never fails: what can't be released stays, and is counted.
 
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use pagekeeper_guard::stream_name;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_policy::names;
+use pagekeeper_preload::launcher::LIBRARY_PREFIX;
 use pagekeeper_streams::{StreamOptions, Streams, Verdict};
 
 use super::{FollowedPages, READY, REPORTED_AFTER};
@@ -19,13 +24,14 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
-pub(super) fn run(never: &[String], has_library: bool, socket: &UnixStream) {
-    let began = SystemTime::now();
-    let is_left = move |path: &Path| has_library && looks_temporary(path, began);
-    let decide = move |_, path: Option<&Path>| {
-        if path.is_some_and(is_left) { Verdict::Leave } else { Verdict::Release }
+pub(super) fn run(never: &[String], socket: &UnixStream) {
+    let (began, databases) = (SystemTime::now(), never.to_vec());
+    let decide = move |pid, path: Option<&Path>| {
+        let is_left = path.is_some_and(|path| looks_temporary(path, began)) && has_library(pid);
+        if is_left || is_called(pid, &databases) { Verdict::Leave } else { Verdict::Release }
     };
-    let options = StreamOptions { names: Vec::new(), never: never.to_vec(), decide: Box::new(decide) };
+    let never = never.iter().filter_map(|pattern| kernel_name(pattern)).collect();
+    let options = StreamOptions { names: Vec::new(), never, decide: Box::new(decide) };
     let mut streams = match Streams::start(options) {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
@@ -52,6 +58,26 @@ fn looks_temporary(path: &Path, began: SystemTime) -> bool {
     path.symlink_metadata().is_ok_and(|metadata| {
         metadata.mode() & 0o7777 == MAKER_ALONE && metadata.created().is_ok_and(|created| created >= began)
     })
+}
+
+/// A pattern of names as the kernel compares it: up to its first `*`. One that begins with that can't be compared there.
+fn kernel_name(pattern: &str) -> Option<String> {
+    let name = pattern.split_once('*').map_or_else(|| pattern.to_owned(), |(begin, _)| format!("{begin}*"));
+    stream_name(&name).ok().filter(|name| name != "*")
+}
+
+/// Whether a process's name is one of these patterns.
+fn is_called(pid: u32, patterns: &[String]) -> bool {
+    ProcRoot::default().name(pid).is_ok_and(|name| {
+        patterns.iter().any(|pattern| names::matches_name(pattern.as_bytes(), name.as_bytes()).is_some())
+    })
+}
+
+/// Whether the library is loaded into a process.
+fn has_library(pid: u32) -> bool {
+    let prefix = LIBRARY_PREFIX.as_bytes();
+    let maps = std::fs::read(format!("/proc/{pid}/maps"));
+    maps.is_ok_and(|maps| maps.windows(prefix.len()).any(|name| name == prefix))
 }
 
 /// Nobody reads it where the other end has ended or become the command.

@@ -64,15 +64,15 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts the process; those of the processes to follow that become one of the programs `never` named are not followed. Temporary
-    /// files are left to the library, where the command `has_library`.
-    pub(crate) fn start(never: &[String], has_library: bool) -> Result<Self, Refusal> {
+    /// Starts the process. Programs whose names are one of the patterns `never`, in which `*` stands for any characters, are not
+    /// followed.
+    pub(crate) fn start(never: &[String]) -> Result<Self, Refusal> {
         if std::process::id() == 1
             || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
         {
             return Err(Refusal::Inherits);
         }
-        let follower = Self::begin(never, has_library).map_err(Refusal::Failed)?;
+        let follower = Self::begin(never).map_err(Refusal::Failed)?;
         match follower.answer() {
             Some(answer) if answer == READY => Ok(follower),
             Some(sentence) => Err(Refusal::Unavailable(sentence)),
@@ -80,10 +80,10 @@ impl Follower {
         }
     }
 
-    fn begin(never: &[String], has_library: bool) -> io::Result<Self> {
+    fn begin(never: &[String]) -> io::Result<Self> {
         let (socket, other) = UnixStream::pair()?;
         socket.set_read_timeout(Some(ANSWERED_AFTER))?;
-        sys::apart(&[other.as_fd()], || beside::run(never, has_library, &other))?;
+        sys::apart(&[other.as_fd()], || beside::run(never, &other))?;
         Ok(Self { socket: Arc::new(socket) })
     }
 
