@@ -205,6 +205,35 @@ fn what_a_standby_has_yet_to_replay_stays() {
     stop(guard);
 }
 
+#[test]
+fn what_a_standby_has_recycled_goes() {
+    if !can_run("PostgreSQL with a standby that recycles segments") {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let server = Server::start_with(scratch.path(), &[]);
+    let standby = server.standby(scratch.path(), &[]);
+    server.write_records(64, Duration::ZERO);
+    server.query("CHECKPOINT");
+    let end = server.query("SELECT pg_current_wal_lsn()");
+    eventually("all is replayed", SOON, || {
+        let replayed = standby.query(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"));
+        (replayed == "t").then_some(())
+    });
+    // Nobody has released what was replayed when this gives the segments later names.
+    standby.query("CHECKPOINT");
+    let written = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())");
+    let mut ahead = standby.segments();
+    ahead.retain(|path| path.file_name().is_some_and(|name| name > written.as_str()));
+    let resident = resident_bytes(&ahead);
+    assert!(resident > IDLE_LIMIT, "{resident} bytes of {ahead:?} are resident");
+
+    let guard = guard_of(&standby, &TICK);
+    wait_until_released(&guard, &standby, IDLE_LIMIT);
+    stop(guard);
+}
+
 fn path(path: &Path) -> &str {
     path.to_str().expect("a path of text")
 }

@@ -8,7 +8,8 @@
 //! Invariants:
 //! 1. The window that holds a writer's known place stays, and so does all from `slack` before it on (but for a file in
 //!    direct I/O, which has no page that the writer would come back to).
-//! 2. Nothing at or above the lowest near follower's place in the log goes.
+//! 2. Nothing at or above the lowest near follower's place in the log goes. [`crate::step()`] makes one exception: files that were
+//!    recycled, and that the writer has yet to come to.
 //! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves, and the file that it reads where its
 //!    place in that is not known.
 //! 4. Under [`Rule::ReleaseBeforeCheckpoint`] nothing goes that crash recovery would read, and nothing at all until that is known.

@@ -184,6 +184,30 @@ fn behind_followers_one_on_a_file_not_seen_still_counts() {
 }
 
 #[test]
+fn behind_followers_recycled_files_ahead_of_the_writer_go() {
+    let segment = |number, changed| FileFacts {
+        rewrite: Rewrite::WholePages,
+        changed,
+        ..file(number, FOLLOWED, 4 * MIB, &all_clean(2))
+    };
+    let ahead_of_writer = |three: FileFacts| {
+        let writers = written_at(Position::At(4 * MIB), segment(2, 9));
+        log_of([segment(1, 8), writers, three, segment(4, 7)])
+    };
+    let recycled = ahead_of_writer(segment(3, 6));
+    let reads_two = with_follower(2, Position::At(0), recycled.clone());
+    assert_eq!(first_step(&reads_two), [release(1, 0..2), release(3, 0..2), release(4, 0..2)]);
+
+    let reads_three = with_follower(3, Position::At(0), recycled);
+    let held = [release(1, 0..2), release(2, 0..2)];
+    assert_eq!(first_step(&reads_three), held, "the follower shows that the writer is further than it seems");
+    for three in [segment(3, 9), FileFacts { rewrite: Rewrite::Never, ..segment(3, 6) }] {
+        let facts = with_follower(2, Position::At(0), ahead_of_writer(three));
+        assert_eq!(first_step(&facts), [release(1, 0..2), release(4, 0..2)], "it may be new");
+    }
+}
+
+#[test]
 fn a_far_follower_holds_its_readahead_while_it_moves_and_nothing_once_it_stalls() {
     let rule = FOLLOWED;
     let far = |position| {

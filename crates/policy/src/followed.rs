@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use crate::allowance::{Follower, Followers};
 use crate::state::FollowerPosition;
-use crate::{Facts, FollowerId, LogId, Position};
+use crate::{Facts, FileFacts, FollowerId, LogId, Position, Rewrite};
 
 /// Steps for which pages of a file may be those of a follower that has left it: the caller samples such a file a step later, or more
 /// where it has little time.
@@ -34,11 +34,19 @@ impl PassedFiles {
     }
 }
 
+/// The file that a writer is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct WriterFile {
+    sequence: u64,
+    /// When it was written last, as in [`FileFacts::changed`].
+    changed: i128,
+}
+
 /// A log that has followers.
 #[derive(Debug, Default)]
 pub(crate) struct FollowedLog {
-    /// The largest sequence that a writer has.
-    writer: Option<u64>,
+    /// The writer with the largest sequence.
+    writer: Option<WriterFile>,
     /// The largest sequence.
     newest: u64,
     followers: Vec<Follower>,
@@ -83,7 +91,8 @@ impl FollowedLog {
                 if let Some(log) = logs.get_mut(&file.log) {
                     log.newest = log.newest.max(file.sequence);
                     if file.writer.is_some() {
-                        log.writer = log.writer.max(Some(file.sequence));
+                        let writer = WriterFile { sequence: file.sequence, changed: file.changed };
+                        log.writer = log.writer.max(Some(writer));
                     }
                 }
             }
@@ -96,7 +105,19 @@ impl FollowedLog {
         self.passed.iter().any(|sequences| sequences.contains(&sequence))
     }
 
+    /// Whether a file was recycled for later: the writer has yet to come to it, so no follower has anything to read there. Such a file
+    /// lies ahead of the writer's and was last written before it. A follower ahead of the writer shows that the writer has moved on since.
+    pub(crate) fn is_recycled(&self, file: &FileFacts) -> bool {
+        self.writer.is_some_and(|writer| {
+            file.rewrite == Rewrite::WholePages
+                && file.sequence > writer.sequence
+                && file.changed < writer.changed
+                && self.followers.iter().all(|follower| follower.sequence <= writer.sequence)
+        })
+    }
+
     pub(crate) fn followers(&self) -> Followers<'_> {
-        Followers { writer: self.writer.unwrap_or(self.newest), all: &self.followers }
+        let writer = self.writer.map_or(self.newest, |writer| writer.sequence);
+        Followers { writer, all: &self.followers }
     }
 }

@@ -294,7 +294,7 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
         Some(Position::Unknown) => traces.as_deref().map_or(Writer::Somewhere, Writer::Within),
     };
     let mut allowance = Allowance::new(log.rule, writer, file.size);
-    if let Some(followed) = log.followed {
+    if let Some(followed) = log.followed.filter(|followed| !followed.is_recycled(file)) {
         allowance = allowance.followed(file.rule, file.sequence, followed.followers());
     }
     allowance = allowance.recovered(file.rule, needed_by_recovery(file, log, tail.as_ref()));
