@@ -213,6 +213,11 @@ impl StreamPages {
         resident * PAGE
     }
 
+    /// Returns how many windows are kept.
+    pub fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
     /// Whether nothing is left to be released.
     pub fn is_done(&self) -> bool {
         self.windows.is_empty()

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use pagekeeper_kernel::process::ProcRoot;
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     pub(crate) path: Option<PathBuf>,
     /// Whether pages of it stayed before because one of its users maps them.
     pub(crate) is_mapped: bool,
+    /// Whether others used pages of the file since it was made.
+    pub(crate) is_used: Arc<AtomicBool>,
 }
 
 /// What became of a range.
@@ -176,7 +179,14 @@ fn do_job(
     writing: &mut Writing,
     say: &dyn Fn(JobResult),
 ) {
-    let file = match opener.open(&job.file, &job.users, job.path.as_deref()) {
+    // The kernel drops a block device's pages as its last user closes it, and to open it would be in the way of its removal.
+    let is_closed = job.file.is_block_device && job.users.is_empty();
+    let opened = if is_closed {
+        Err(Error::call("open", PathBuf::new(), rustix::io::Errno::NOENT))
+    } else {
+        opener.open(&job.file, &job.users, job.path.as_deref())
+    };
+    let file = match opened {
         Ok(file) => file,
         Err(error) => return say(failed(job, error)),
     };
@@ -250,8 +260,9 @@ pub(crate) fn drop_clean(
     job: &Job,
 ) -> Result<RangeResult, Error> {
     let bytes = range.bytes.clone();
-    if resident == 0 {
-        return Ok(result(range, 0, 0, StayReason::Other));
+    if resident == 0 || job.is_used.load(Ordering::Relaxed) {
+        // What is not the others' is asked for again.
+        return Ok(result(range, resident, resident, StayReason::Other));
     }
     advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
     let mut after = residency(file, bytes.clone())?;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_policy::stream_pages::{DueRange, StreamPages, StreamTotals};
@@ -10,7 +12,7 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::limits::{
     CLEAN_AFTER_END, DUE_MIN, FILES_MAX, FILES_PER_USER, GIVEN_UP_SHARE, HUNG_AFTER, HURRY_FOURTHS, IDLE,
-    LOOK_SHARE, STEP, USERS_PER_FILE, WRITTEN_AFTER_END,
+    LOOK_SHARE, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX, WINDOWS_PER_USER, WRITTEN_AFTER_END,
 };
 use crate::processes::ProcessId;
 use crate::{FileReport, StayReason, Verdict};
@@ -31,6 +33,8 @@ pub(crate) struct File {
     pub(crate) why: Option<StayReason>,
     /// Whether a user maps pages of it, which only paging out releases.
     pub(crate) is_mapped: bool,
+    /// Whether others used pages of it since its job began.
+    pub(crate) used_by_others: Arc<AtomicBool>,
     pub(crate) last_event: Duration,
     /// When pages of it were released last.
     pub(crate) released_at: Duration,
@@ -41,6 +45,10 @@ pub(crate) struct File {
     /// Since when a job of it is under way.
     pub(crate) job_since: Option<Duration>,
     look_at: Option<Duration>,
+    /// It is not looked at earlier, since the last look took its time.
+    not_before: Duration,
+    /// Windows of its pages as of the last look.
+    windows: usize,
     /// Ranges that were reported instead of released, in order.
     reported: Vec<Range<u64>>,
 }
@@ -69,12 +77,15 @@ impl File {
             verdict: None,
             why: None,
             is_mapped: false,
+            used_by_others: Arc::default(),
             last_event: now,
             released_at: now,
             ended: None,
             is_hurried: false,
             job_since: None,
             look_at: None,
+            not_before: Duration::ZERO,
+            windows: 0,
             reported: Vec::new(),
         }
     }
@@ -134,6 +145,7 @@ impl File {
         let is_written = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_AFTER_END;
         let mut due = self.pages.due(now, sees_use, is_over);
         due.retain(|range| !self.is_reported(&range.bytes));
+        due.truncate(RANGES_PER_JOB);
         if !is_written && in_vain_for >= CLEAN_AFTER_END {
             // Pages that were added while a long job was under way were not tried yet.
             due.retain(|range| range.attempts == 0);
@@ -184,10 +196,9 @@ impl File {
 
     /// Its report; `now` says whether a device does not answer.
     pub(crate) fn report(&self, name: &EventFile, now: Duration) -> FileReport {
-        let unknown = || format!("inode {} of device {}", name.ino, device_text(name.dev)).into();
         let is_hung = self.job_since.is_some_and(|since| self.is_hung(now, since));
         FileReport {
-            path: self.path.clone().unwrap_or_else(unknown),
+            path: path_or_number(self.path.as_deref(), name),
             totals: self.pages.totals(),
             why: if is_hung { Some(StayReason::Hung) } else { self.why },
         }
@@ -201,6 +212,9 @@ pub(crate) struct Files {
     /// When each is to be looked at.
     looks: BTreeSet<(Duration, EventFile)>,
     by_user: HashMap<u32, usize>,
+    /// Windows of pages that are kept for a user, and for all.
+    windows: HashMap<u32, usize>,
+    all_windows: usize,
     hurried_at: Duration,
 }
 
@@ -229,6 +243,7 @@ impl Files {
 
     pub(crate) fn remove(&mut self, name: &EventFile) -> Option<File> {
         let file = self.all.remove(name)?;
+        self.count_windows(file.user, file.windows, 0);
         if let Some(at) = file.look_at {
             self.looks.remove(&(at, *name));
         }
@@ -241,9 +256,31 @@ impl Files {
         Some(file)
     }
 
+    /// Gives up all pages: they stay.
+    pub(crate) fn give_up_pages(&mut self) {
+        for file in self.all.values_mut() {
+            file.pages.give_up();
+            file.used_by_others.store(true, Ordering::Relaxed);
+            file.why = Some(StayReason::Other);
+        }
+    }
+
+    /// Counts the windows of a file, of which so many were counted before. Whether its user, or all, now have too many.
+    fn count_windows(&mut self, user: u32, before: usize, now: usize) -> bool {
+        let of_user = self.windows.entry(user).or_default();
+        *of_user = (*of_user + now).saturating_sub(before);
+        self.all_windows = (self.all_windows + now).saturating_sub(before);
+        let is_over = *of_user > WINDOWS_PER_USER || self.all_windows > WINDOWS_MAX;
+        if *of_user == 0 {
+            self.windows.remove(&user);
+        }
+        is_over && now > before
+    }
+
     /// Looks at a file at this time, if not earlier.
     pub(crate) fn look_by(&mut self, name: &EventFile, at: Duration) {
         let Some(file) = self.all.get_mut(name) else { return };
+        let at = at.max(file.not_before);
         if file.look_at.is_some_and(|before| before <= at) {
             return;
         }
@@ -264,8 +301,13 @@ impl Files {
             let began = Instant::now();
             let step = file.next_step(now, sees_use);
             let next = file.next_look(now, sees_use);
-            again.push((name, next.max(now + (began.elapsed() * LOOK_SHARE).max(STEP))));
-            steps.push((name, step));
+            file.not_before = now + (began.elapsed() * LOOK_SHARE).max(STEP);
+            again.push((name, next));
+            let (user, counted) = (file.user, file.windows);
+            file.windows = file.pages.windows();
+            let windows = file.windows;
+            let has_too_many = self.count_windows(user, counted, windows);
+            steps.push((name, if has_too_many { FileStep::GiveUp } else { step }));
         }
         for (name, at) in again {
             self.look_by(&name, at);

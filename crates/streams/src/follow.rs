@@ -4,12 +4,15 @@
 //!
 //! [`limits`]: crate::limits
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
-use pagekeeper_trace::page_events::{EventFile, PageEvent};
+use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent};
 
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
@@ -20,6 +23,8 @@ use crate::report::Sums;
 use crate::source::EventSource;
 use crate::{Decide, StayReason, StreamEvent, StreamReport, Verdict};
 
+/// Time between two looks for processes whose end may be among lost events.
+const ENDS_EVERY: Duration = Duration::from_secs(1);
 /// For so long after the last event more are expected soon.
 const BUSY_AFTER_EVENT: Duration = Duration::from_millis(200);
 
@@ -35,8 +40,13 @@ pub(crate) struct Follower {
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
     last_step: Duration,
-    /// Lost events other than additions, as of the last look.
-    lost_others: u64,
+    /// Lost events as of the last look.
+    lost: LostEvents,
+    /// When processes were last looked for whose end may be among these.
+    looked_for_ends: Option<Duration>,
+    lost_ends: bool,
+    /// The file that the kernel has at a mapping's address, by that address: another one may have had it before.
+    mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
 }
 
@@ -53,7 +63,10 @@ impl Follower {
             events: Vec::new(),
             last_event: None,
             last_step: Duration::ZERO,
-            lost_others: 0,
+            lost: LostEvents::default(),
+            looked_for_ends: None,
+            lost_ends: false,
+            mappings: HashMap::new(),
             is_full_said: false,
         }
     }
@@ -95,7 +108,7 @@ impl Follower {
         for event in came {
             self.event(event, now);
         }
-        self.end_vanished(now);
+        self.heed_losses(now);
         for (name, step) in self.files.steps(now, self.source.sees_use()) {
             match step {
                 FileStep::Wait => {}
@@ -136,6 +149,7 @@ impl Follower {
         match event {
             PageEvent::Added { process, file, bytes } => {
                 if self.metadata.includes(&file, now) {
+                    self.source.forget(&file);
                     return;
                 }
                 let id = self.processes.of(process, 0, None, now);
@@ -160,6 +174,8 @@ impl Follower {
             PageEvent::Used { is_followed: false, file, bytes, .. } => {
                 if let Some(kept) = self.files.get_mut(&file) {
                     kept.pages.used_by_others(bytes);
+                    // A job may be about to drop these very pages.
+                    kept.used_by_others.store(true, Ordering::Relaxed);
                 }
             }
             PageEvent::Began { process, parent, name } => {
@@ -179,6 +195,9 @@ impl Follower {
                 self.retire(&oldest, now);
             }
             self.files.insert(name, File::new(id, user, now));
+            // The file that was there before may have ended its watch just now.
+            self.mappings.insert(name.mapping, name);
+            self.source.watch(&name);
             if let Some(process) = self.processes.get_mut(id) {
                 process.owns += 1;
                 process.files += 1;
@@ -230,14 +249,28 @@ impl Follower {
         self.events.extend(self.processes.finish(id));
     }
 
-    /// Ends processes whose end was among lost events.
-    fn end_vanished(&mut self, now: Duration) {
-        let others = self.source.lost().others;
-        if std::mem::replace(&mut self.lost_others, others) != others {
+    /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be: whose they are is not known.
+    fn heed_losses(&mut self, now: Duration) {
+        let lost = self.source.lost();
+        let before = std::mem::replace(&mut self.lost, lost);
+        if lost.uses != before.uses {
+            self.files.give_up_pages();
+        }
+        let is_due = self.looked_for_ends.is_none_or(|last| now.saturating_sub(last) >= ENDS_EVERY);
+        if self.ends_are_missing(lost.others != before.others) && is_due {
+            self.looked_for_ends = Some(now);
+            self.lost_ends = false;
             for pid in self.processes.vanished() {
+                self.source.unfollow(pid);
                 self.end(pid, now);
             }
         }
+    }
+
+    /// Whether events of processes were lost since these were last looked for.
+    fn ends_are_missing(&mut self, now: bool) -> bool {
+        self.lost_ends |= now;
+        self.lost_ends
     }
 
     fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, now: Duration) {
@@ -250,8 +283,10 @@ impl Follower {
             ranges,
             verdict: file.verdict,
             path: file.path.clone(),
+            is_used: Arc::clone(&file.used_by_others),
             is_mapped: file.is_mapped,
         };
+        file.used_by_others.store(false, Ordering::Relaxed);
         file.job_since = Some(now);
         if let Some(failed) = self.devices.push(job) {
             self.take_in(failed, now);
@@ -298,7 +333,10 @@ impl Follower {
     /// Keeps a file no longer; what is left of it stays.
     fn retire(&mut self, name: &EventFile, now: Duration) {
         let Some(mut file) = self.files.remove(name) else { return };
-        self.source.forget(name);
+        if self.mappings.get(&name.mapping) == Some(name) {
+            self.mappings.remove(&name.mapping);
+            self.source.forget(name);
+        }
         let report = file.report(name, now);
         file.pages.give_up();
         self.sums.retire(report);

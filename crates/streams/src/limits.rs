@@ -18,6 +18,12 @@ pub(crate) const REPORTED_PER_USER: usize = 64;
 pub(crate) const FILES_MAX: usize = 16_384;
 /// Files of one user other than root: a quarter, so that one user leaves room for three.
 pub(crate) const FILES_PER_USER: usize = FILES_MAX / 4;
+/// Windows of 2 MiB in which pages of one user's files are kept: 14 MB of memory. A file that brings its user above this is given up.
+pub(crate) const WINDOWS_PER_USER: usize = 65_536;
+/// And of all users together.
+pub(crate) const WINDOWS_MAX: usize = 4 * WINDOWS_PER_USER;
+/// Ranges of one job, so that a file of many scattered pages keeps no other waiting for long.
+pub(crate) const RANGES_PER_JOB: usize = 1024;
 /// Once a user has this many, in fourths of what is allowed, what is left of the oldest is due at once.
 pub(crate) const HURRY_FOURTHS: usize = 3;
 /// When there is no room, this part of a user's files goes together, so that looking for the oldest is rare.

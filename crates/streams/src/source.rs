@@ -11,6 +11,8 @@ pub(crate) trait EventSource: Send {
     fn follow(&self, process: u32) -> Result<(), TraceError>;
     /// Follows a process no longer.
     fn unfollow(&self, process: u32);
+    /// Watches who uses a file.
+    fn watch(&self, file: &EventFile);
     /// Gives back the place that a file takes.
     fn forget(&self, file: &EventFile);
     /// Whether uses are seen.
@@ -31,6 +33,11 @@ impl EventSource for PageEvents {
     fn unfollow(&self, process: u32) {
         // It is in the table no more, or stays.
         let _ = self.unfollow(process);
+    }
+
+    fn watch(&self, file: &EventFile) {
+        // Without room its uses are not seen, nor its next additions.
+        let _ = self.watch(file);
     }
 
     fn forget(&self, file: &EventFile) {

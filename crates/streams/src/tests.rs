@@ -38,6 +38,10 @@ impl EventSource for Hand {
         lock(&self.unfollowed).push(process);
     }
 
+    fn watch(&self, file: &EventFile) {
+        lock(&self.forgotten).retain(|other| other != file);
+    }
+
     fn forget(&self, file: &EventFile) {
         lock(&self.forgotten).push(*file);
     }
@@ -397,9 +401,22 @@ fn lost_events_are_counted_and_their_processes_end() {
     run.step();
     assert_eq!(run.follower.running(), 1);
     child.wait().unwrap();
-    *lock(&run.hand.lost) = LostEvents { pages: 10, others: 1 };
+    *lock(&run.hand.lost) = LostEvents { pages: 10, others: 1, uses: 0 };
     run.step();
     assert_eq!((run.follower.running(), run.follower.report().lost_bytes), (0, 10 * 4096));
+}
+
+#[test]
+fn pages_stay_once_it_is_not_known_who_uses_them() {
+    let Some(place) = Mounted::new("ext4") else { return };
+    let subject = Subject::clean(&place, "file", 4 * MIB);
+    let mut run = Run::new(Verdict::Release);
+    run.began(1);
+    run.added(1, subject.name, 0..4 * MIB);
+    *lock(&run.hand.lost) = LostEvents { uses: 1, ..LostEvents::default() };
+    run.ended(1);
+    run.until_done();
+    assert_eq!((subject.resident(), run.totals().resident), (4 * MIB, 4 * MIB));
 }
 
 #[test]

@@ -137,6 +137,10 @@ impl OpenMount {
         const CALL: &str = "open_by_handle_at";
         let shown = self.point.join(format!("#{}", id.ino));
         let _asking = asking_device(self.dev, &shown)?;
+        if self.form == BTRFS && id.subvolume.is_none() {
+            let reason = "the kernel does not say in which subvolume it is";
+            return Err(Error::Unsupported { path: shown, reason });
+        }
         let handle = id.handle(self.form).ok_or_else(|| Error::call(CALL, &shown, Errno::STALE))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = || open_by_handle(self.directory.as_fd(), &handle, flags);

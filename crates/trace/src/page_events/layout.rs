@@ -1,6 +1,6 @@
 //! Where the fields that the programs read lie in this kernel's structs, and the layout of the records that they write.
 //!
-//! Invariant: what a kernel has not, and can be done without (large folios before 5.16, btrfs), is none, never a guess.
+//! Invariant: a field that a kernel lacks, and that can be done without (large folios before 5.16, btrfs), is `None`, never a guess.
 
 use std::io;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn folio_order(btf: &Btf<'_>) -> Result<FolioOrder, BtfError> {
     Ok(FolioOrder { head_bit: btf.constant("PG_head")?, order })
 }
 
-/// None where btrfs is a module: files are then found by the descriptors of their processes.
+/// `None` where btrfs is a module, whose types are described elsewhere: its files are not opened then.
 fn subvolume(btf: &Btf<'_>) -> Option<Subvolume> {
     let root = i32::try_from(btf.offset("btrfs_inode", &["root"]).ok()?).ok()?;
     let inode = i32::try_from(btf.offset("btrfs_inode", &["vfs_inode"]).ok()?).ok()?;
@@ -152,9 +152,11 @@ pub(crate) mod named {
 pub(crate) mod lost {
     /// Pages that were added.
     pub(crate) const PAGES: i32 = 0;
-    /// Events of any other kind.
+    /// Events of processes, and uses by those that are followed.
     pub(crate) const OTHERS: i32 = 1;
-    pub(crate) const COUNT: u32 = 2;
+    /// Uses by processes that are not followed.
+    pub(crate) const USES: i32 = 2;
+    pub(crate) const COUNT: u32 = 3;
 }
 
 #[cfg(test)]

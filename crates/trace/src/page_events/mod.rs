@@ -20,7 +20,6 @@ mod tests;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use pagekeeper_kernel::page_size;
@@ -83,7 +82,8 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
-    /// Some process read or mapped pages that were resident, of a file that a followed process has added pages of (Linux 6.12).
+    /// Some process read, mapped, wrote or added pages of a file that a followed process has added pages of (Linux 6.12). Of a followed
+    /// process reads and mappings alone are events of this kind.
     Used {
         /// The process.
         process: u32,
@@ -131,6 +131,8 @@ pub struct FollowedNames {
 pub struct LostEvents {
     /// Pages that were added unseen.
     pub pages: u64,
+    /// Uses by processes that are not followed: it is not known any more whose pages are whose.
+    pub uses: u64,
     /// Other events.
     pub others: u64,
 }
@@ -182,7 +184,8 @@ impl PageEvents {
         };
         let by_name =
             named_table(table(MapKind::LongestPrefix, "pk_names", 4 + NAME_MAX + 1, 4, NAMES_MAX)?, names)?;
-        if let Err(error) = events.attach(&[Point::Read, Point::Mapped, Point::Faulted], &by_name, &offsets) {
+        let uses = [Point::Read, Point::Mapped, Point::Faulted, Point::Dirtied];
+        if let Err(error) = events.attach(&uses, &by_name, &offsets) {
             if !matches!(&error, TraceError::Call { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
             {
                 return Err(error);
@@ -230,6 +233,13 @@ impl PageEvents {
         deleted.map(drop).map_err(|errno| failed("bpf(MAP_DELETE)", "pk_followed", errno))
     }
 
+    /// Watches who uses a file, as an addition to it by a followed process does.
+    pub fn watch(&self, file: &EventFile) -> Result<(), TraceError> {
+        let Some(watched) = &self.watched else { return Ok(()) };
+        let added = watched.update(&file.mapping.to_ne_bytes(), &0_u64.to_ne_bytes());
+        added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_watched", errno))
+    }
+
     /// Gives back the place that a file takes in the kernel's table; its [`PageEvent::Used`] events end.
     pub fn forget(&self, file: &EventFile) -> Result<(), TraceError> {
         let Some(watched) = &self.watched else { return Ok(()) };
@@ -259,11 +269,6 @@ impl PageEvents {
         let _ = poll(&mut [PollFd::new(&self.records.fd(), PollFlags::IN)], timeout.as_ref());
     }
 
-    /// Becomes readable when an event comes.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.records.fd()
-    }
-
     /// How many events found no room since the start.
     pub fn lost(&self) -> Result<LostEvents, TraceError> {
         let count = |index: i32| -> Result<u64, TraceError> {
@@ -272,7 +277,7 @@ impl PageEvents {
             looked_up.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_lost", errno))?;
             Ok(u64::from_ne_bytes(value))
         };
-        Ok(LostEvents { pages: count(lost::PAGES)?, others: count(lost::OTHERS)? })
+        Ok(LostEvents { pages: count(lost::PAGES)?, uses: count(lost::USES)?, others: count(lost::OTHERS)? })
     }
 }
 
@@ -370,9 +375,10 @@ fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
         }
         kind::USED => {
             let pages = record.long(record::FIRST)..record.long(record::PAGES).checked_add(1)?;
-            let file = record.file();
-            let bytes = in_bytes(&used_now(readers, (process, file.mapping), pages))?;
-            PageEvent::Used { process, is_followed: record.word(record::OTHER) != 0, file, bytes }
+            let (file, is_followed) = (record.file(), record.word(record::OTHER) != 0);
+            // Too much is the safe side for what others use.
+            let used = if is_followed { used_now(readers, (process, file.mapping), pages) } else { pages };
+            PageEvent::Used { process, is_followed, file, bytes: in_bytes(&used)? }
         }
         kind::BEGAN => PageEvent::Began { process, parent: record.word(record::OTHER), name: record.name() },
         kind::LEFT => PageEvent::Left { process },

@@ -1,4 +1,4 @@
-//! The programs that run in the kernel: which write records of what followed processes do to the page cache.
+//! The programs that run in the kernel. They write records of what followed processes do to the page cache.
 //!
 //! Invariants: each reads the arguments of its tracepoint and fields of the kernel's structs, writes at most one record and keeps the
 //! tables of processes and files; a field that can't be read is zero. A record without room is counted as lost. What is no regular
@@ -34,6 +34,8 @@ pub(super) enum Point {
     Mapped,
     /// Of one page that was faulted in.
     Faulted,
+    /// A folio that was written to: the first argument.
+    Dirtied,
     Forked,
     Executed,
     Exited,
@@ -47,6 +49,7 @@ impl Point {
             Self::Read => (c"mm_filemap_get_pages", "pk_read"),
             Self::Mapped => (c"mm_filemap_map_pages", "pk_mapped"),
             Self::Faulted => (c"mm_filemap_fault", "pk_faulted"),
+            Self::Dirtied => (c"writeback_dirty_folio", "pk_dirtied"),
             Self::Forked => (c"sched_process_fork", "pk_forked"),
             Self::Executed => (c"sched_process_exec", "pk_executed"),
             Self::Exited => (c"sched_process_exit", "pk_exited"),
@@ -74,6 +77,7 @@ pub(super) fn program(point: Point, tables: Tables, offsets: &Offsets) -> Result
         Point::Added => writer.added(),
         Point::Read | Point::Mapped => writer.used(16),
         Point::Faulted => writer.used(8),
+        Point::Dirtied => writer.dirtied(),
         Point::Forked => writer.forked(),
         Point::Executed => writer.executed(),
         Point::Exited => writer.exited(),
@@ -153,6 +157,12 @@ impl<'a> Writer<'a> {
 
     /// Writes the record; where there is no room `R9` are counted as lost.
     fn output(&mut self, kind: i32, counter: i32) {
+        self.write_record(kind);
+        self.count_lost(counter);
+    }
+
+    /// Writes the record and goes out; goes on where there is no room.
+    fn write_record(&mut self, kind: i32) {
         self.asm.store_constant(Width::B4, R10, RECORD + record::KIND, kind);
         self.map_and_key(self.tables.ring, RECORD);
         self.asm.constant(R3, i32::from(record::SIZE));
@@ -160,7 +170,6 @@ impl<'a> Writer<'a> {
         self.asm.constant(R4, 0);
         self.asm.call(Helper::RingOutput);
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
-        self.count_lost(counter);
     }
 
     fn count_lost(&mut self, counter: i32) {
@@ -201,30 +210,75 @@ impl<'a> Writer<'a> {
         self.asm.bind(goes_on);
     }
 
-    /// Of followed processes alone: the folio is the first argument.
+    /// The folio is the first argument. One that a process adds that is not followed is a use of a watched file.
     fn added(&mut self) {
         let at = *self.at;
-        let has_room = self.asm.label();
+        let (is_followed, has_room) = (self.asm.label(), self.asm.label());
         self.asm.load(Width::B8, R6, R1, 0);
+        self.read_pointer(R7, R6, at.folio_mapping);
         self.process();
         self.look_up(self.tables.followed, RECORD + record::PROCESS);
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
-        self.read_pointer(R7, R6, at.folio_mapping);
+        self.asm.jump_if_constant(If::NotEqual, R0, 0, is_followed);
+        self.used_by_others();
+        self.asm.jump(self.out);
+
+        self.asm.bind(is_followed);
         self.file();
         self.read(RECORD + record::FIRST, 8, R6, signed(at.folio_index));
         self.pages_of_folio();
         self.asm.store(Width::B8, R10, RECORD + record::PAGES, R9);
+        // Whether the watch was begun by this addition.
+        self.asm.constant(R8, 0);
         if let Some(watched) = self.tables.watched {
             self.look_up(watched, RECORD + record::MAPPING);
             self.asm.jump_if_constant(If::NotEqual, R0, 0, has_room);
             self.update(watched, RECORD + record::MAPPING);
+            self.asm.constant(R8, 1);
             self.asm.jump_if_constant(If::Equal, R0, 0, has_room);
             // Others' uses would not be seen: so nothing of it may be released.
             self.count_lost(lost::PAGES);
             self.asm.jump(self.out);
         }
         self.asm.bind(has_room);
-        self.output(kind::ADDED, lost::PAGES);
+        self.write_record(kind::ADDED);
+        if let Some(watched) = self.tables.watched {
+            let was_watched = self.asm.label();
+            self.asm.jump_if_constant(If::Equal, R8, 0, was_watched);
+            // Nobody hears of the file, so nobody would end its watch.
+            self.map_and_key(watched, RECORD + record::MAPPING);
+            self.asm.call(Helper::MapDelete);
+            self.asm.bind(was_watched);
+        }
+        self.count_lost(lost::PAGES);
+    }
+
+    /// The folio at `R6`, of the mapping at `R7`, if that is watched, is used by a process that is not followed.
+    fn used_by_others(&mut self) {
+        let Some(watched) = self.tables.watched else { return };
+        self.asm.store(Width::B8, R10, RECORD + record::MAPPING, R7);
+        self.look_up(watched, RECORD + record::MAPPING);
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        self.file();
+        self.read(RECORD + record::FIRST, 8, R6, signed(self.at.folio_index));
+        self.pages_of_folio();
+        // A use names the last page.
+        self.asm.load(Width::B8, R1, R10, RECORD + record::FIRST);
+        self.asm.alu(Op::Add, R9, R1);
+        self.asm.alu_constant(Op::Sub, R9, 1);
+        self.asm.store(Width::B8, R10, RECORD + record::PAGES, R9);
+        self.asm.constant(R9, 1);
+        self.output(kind::USED, lost::USES);
+    }
+
+    /// A process writes to a folio, the first argument.
+    fn dirtied(&mut self) {
+        let at = *self.at;
+        self.asm.load(Width::B8, R6, R1, 0);
+        self.read_pointer(R7, R6, at.folio_mapping);
+        self.process();
+        self.look_up(self.tables.followed, RECORD + record::PROCESS);
+        self.asm.jump_if_constant(If::NotEqual, R0, 0, self.out);
+        self.used_by_others();
     }
 
     /// `R9` = how many pages the folio at `R6` has.
@@ -248,7 +302,7 @@ impl<'a> Writer<'a> {
     /// Of watched files: the arguments are the mapping, the first page and, `last` bytes from the beginning, the last one.
     fn used(&mut self, last: i16) {
         let Some(watched) = self.tables.watched else { return };
-        let is_other = self.asm.label();
+        let is_followed = self.asm.label();
         self.asm.load(Width::B8, R7, R1, 0);
         self.asm.load(Width::B8, R6, R1, last);
         self.asm.load(Width::B8, R2, R1, 8);
@@ -260,10 +314,12 @@ impl<'a> Writer<'a> {
         self.file();
         self.process();
         self.look_up(self.tables.followed, RECORD + record::PROCESS);
-        self.asm.jump_if_constant(If::Equal, R0, 0, is_other);
-        self.asm.store_constant(Width::B4, R10, RECORD + record::OTHER, 1);
-        self.asm.bind(is_other);
         self.asm.constant(R9, 1);
+        self.asm.jump_if_constant(If::NotEqual, R0, 0, is_followed);
+        self.output(kind::USED, lost::USES);
+        self.asm.jump(self.out);
+        self.asm.bind(is_followed);
+        self.asm.store_constant(Width::B4, R10, RECORD + record::OTHER, 1);
         self.output(kind::USED, lost::OTHERS);
     }
 

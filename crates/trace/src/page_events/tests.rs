@@ -111,6 +111,18 @@ fn what_another_process_uses_of_a_watched_file_is_known_as_its_own() {
         if *process == own && *bytes == (1 << 20..(1 << 20) + page))
     };
     let found = all.iter().find(used).unwrap_or_else(|| panic!("{all:?}"));
+    // What it writes, and what it brings in itself.
+    let written = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    written.write_all_at(&[1], 3 << 20).unwrap();
+    written.write_all_at(&[1], 4 << 20).unwrap();
+    let of_others = |events: &[PageEvent], at: u64| {
+        events.iter().any(|event| {
+            matches!(event, PageEvent::Used { process, is_followed: false, bytes, .. }
+            if *process == own && bytes.contains(&at))
+        })
+    };
+    let writes = drained(&mut events);
+    assert!(of_others(&writes, 3 << 20) && of_others(&writes, 4 << 20), "{writes:?}");
     let PageEvent::Used { file: event, .. } = found else { unreachable!() };
     events.forget(event).unwrap();
     file.read_exact_at(&mut [0; 4096], 2 << 20).unwrap();
