@@ -213,3 +213,19 @@ fn what_goes_on_behind_the_command_is_still_followed() {
     eventually("all of it goes while it waits", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
     fs::write(at("end"), "").unwrap();
 }
+
+/// A file that its maker alone may read looks like a temporary one, which the library keeps; a static program has no library.
+#[test]
+fn what_a_static_program_writes_for_itself_alone_goes() {
+    if !support::can_follow("what a static program writes for itself alone", &["busybox", "fincore"]) {
+        return;
+    }
+    let _alone = support::alone();
+    let dir = scratch();
+    let files = [dir.path().join("file"), dir.path().join("copy")];
+    write(&files[0], SIZE / 4);
+    evict(&files[0]);
+    let line = "umask 077; busybox cp file copy";
+    finish(pagekeeper().args(["run", "--as=stream", "--", "sh", "-c", line]).current_dir(dir.path())).fine();
+    eventually("all of it goes", SOON, || (resident_bytes(&files) <= MIB).then_some(()));
+}
