@@ -181,12 +181,12 @@ fn do_job(
 ) {
     // The kernel drops a block device's pages as its last user closes it, and to open it would be in the way of its removal.
     let is_closed = job.file.is_block_device && job.users.is_empty();
-    let opened = if is_closed {
+    let result = if is_closed {
         Err(Error::call("open", PathBuf::new(), rustix::io::Errno::NOENT))
     } else {
         opener.open(&job.file, &job.users, job.path.as_deref())
     };
-    let file = match opened {
+    let file = match result {
         Ok(file) => file,
         Err(error) => return say(failed(job, error)),
     };
