@@ -20,6 +20,9 @@ const ON_THEIR_WAY_MAX: u64 = MIB;
 /// Bytes unwritten: 16 MiB, and what one call and one step add.
 const UNWRITTEN_MAX: u64 = 17 * MIB;
 
+/// Copies of which one has to be as it should.
+const ATTEMPTS: usize = 3;
+
 /// What was seen of a file while it was written.
 #[derive(Debug, Default)]
 struct Seen {
@@ -66,27 +69,33 @@ fn output_goes_to_its_disk_in_pieces() {
     for kind in ["ext4", "xfs"] {
         let Some(disk) = SlowDisk::of_kind(kind, "output in pieces", 1 << 30, RATE) else { return };
         for role in ["stream", "bulk"] {
-            let (copy, log) = (disk.path().join(role), scratch.path().join("calls"));
-            let run = pagekeeper();
-            let mut command = Command::new("strace");
-            command.args(["-f", "-qq", "-e", "trace=sync_file_range", "-o"]).arg(&log);
-            command.arg(run.get_program()).args(run.get_args()).args(["run", "--as", role, "--", "cp"]);
-            let mut child = command.arg(&source).arg(&copy).spawn().expect("start strace");
-            let seen = watch(&mut child, &copy);
-            assert!(child.wait().expect("wait for strace").success(), "{kind} {role}");
-            let pieces = pieces(&log);
-            eprintln!("{kind} {role}: {seen:?}, {} pieces", pieces.len());
-            // It was looked at while it was written, and its pages were written by the rules.
-            assert!(
-                seen.unwritten > MIB && pieces.iter().sum::<u64>() >= SIZE / 2,
-                "{kind} {role}: {pieces:?}"
-            );
-            // Somebody else's sync(2) has all be written at once.
-            assert!(seen.looks > 0 && seen.beyond * 4 <= seen.looks, "{kind} {role}: {seen:?}");
-            assert!(seen.unwritten <= UNWRITTEN_MAX, "{kind} {role}: {seen:?}");
-            assert!(pieces.iter().all(|&length| length <= ON_THEIR_WAY_MAX), "{kind} {role}: {pieces:?}");
-            finish(Command::new("cmp").arg(&source).arg(&copy)).fine();
-            std::fs::remove_file(&copy).expect("remove a file");
+            // Somebody else's sync(2) has all be written at once, which is seen as more than a piece.
+            let mut all: Vec<Seen> = Vec::new();
+            while all.last().is_none_or(|seen| seen.beyond * 4 > seen.looks) {
+                assert!(all.len() < ATTEMPTS, "{kind} {role}: {all:?}");
+                all.push(copied_in_pieces((kind, role), &disk, &source, scratch.path()));
+            }
         }
     }
+}
+
+/// Copies a file under `run`, and says what was seen of the copy.
+fn copied_in_pieces((kind, role): (&str, &str), disk: &SlowDisk, source: &Path, scratch: &Path) -> Seen {
+    let (copy, log) = (disk.path().join(role), scratch.join("calls"));
+    let run = pagekeeper();
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-e", "trace=sync_file_range", "-o"]).arg(&log);
+    command.arg(run.get_program()).args(run.get_args()).args(["run", "--as", role, "--", "cp"]);
+    let mut child = command.arg(source).arg(&copy).spawn().expect("start strace");
+    let seen = watch(&mut child, &copy);
+    assert!(child.wait().expect("wait for strace").success(), "{kind} {role}");
+    let pieces = pieces(&log);
+    eprintln!("{kind} {role}: {seen:?}, {} pieces", pieces.len());
+    // It was looked at while it was written, and its pages were written by the rules.
+    assert!(seen.unwritten > MIB && pieces.iter().sum::<u64>() >= SIZE / 2, "{kind} {role}: {pieces:?}");
+    assert!(seen.looks > 0 && seen.unwritten <= UNWRITTEN_MAX, "{kind} {role}: {seen:?}");
+    assert!(pieces.iter().all(|&length| length <= ON_THEIR_WAY_MAX), "{kind} {role}: {pieces:?}");
+    finish(Command::new("cmp").arg(source).arg(&copy)).fine();
+    std::fs::remove_file(&copy).expect("remove a file");
+    seen
 }
