@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::page_size;
 use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
-use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent};
+use pagekeeper_trace::page_events::{EventFile, PageEvent};
 
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
@@ -40,11 +40,11 @@ pub(crate) struct Follower {
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
     last_step: Duration,
-    /// Lost events as of the last look.
-    lost: LostEvents,
-    /// When processes were last looked for whose end may be among these.
+    /// Lost uses by others as of the last look.
+    lost_uses: u64,
+    /// Lost events of processes as of the last look for those whose end may be among them, and when that was.
+    lost_others: u64,
     looked_for_ends: Option<Duration>,
-    lost_ends: bool,
     /// The file that the kernel has at a mapping's address, by that address: another one may have had it before.
     mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
@@ -63,9 +63,9 @@ impl Follower {
             events: Vec::new(),
             last_event: None,
             last_step: Duration::ZERO,
-            lost: LostEvents::default(),
+            lost_uses: 0,
+            lost_others: 0,
             looked_for_ends: None,
-            lost_ends: false,
             mappings: HashMap::new(),
             is_full_said: false,
         }
@@ -252,25 +252,17 @@ impl Follower {
     /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be: whose they are is not known.
     fn heed_losses(&mut self, now: Duration) {
         let lost = self.source.lost();
-        let before = std::mem::replace(&mut self.lost, lost);
-        if lost.uses != before.uses {
+        if std::mem::replace(&mut self.lost_uses, lost.uses) != lost.uses {
             self.files.give_up_pages();
         }
         let is_due = self.looked_for_ends.is_none_or(|last| now.saturating_sub(last) >= ENDS_EVERY);
-        if self.ends_are_missing(lost.others != before.others) && is_due {
-            self.looked_for_ends = Some(now);
-            self.lost_ends = false;
+        if lost.others != self.lost_others && is_due {
+            (self.lost_others, self.looked_for_ends) = (lost.others, Some(now));
             for pid in self.processes.vanished() {
                 self.source.unfollow(pid);
                 self.end(pid, now);
             }
         }
-    }
-
-    /// Whether events of processes were lost since these were last looked for.
-    fn ends_are_missing(&mut self, now: bool) -> bool {
-        self.lost_ends |= now;
-        self.lost_ends
     }
 
     fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, now: Duration) {

@@ -215,7 +215,6 @@ impl<'a> Writer<'a> {
         let at = *self.at;
         let (is_followed, has_room) = (self.asm.label(), self.asm.label());
         self.asm.load(Width::B8, R6, R1, 0);
-        self.read_pointer(R7, R6, at.folio_mapping);
         self.process();
         self.look_up(self.tables.followed, RECORD + record::PROCESS);
         self.asm.jump_if_constant(If::NotEqual, R0, 0, is_followed);
@@ -223,6 +222,7 @@ impl<'a> Writer<'a> {
         self.asm.jump(self.out);
 
         self.asm.bind(is_followed);
+        self.read_pointer(R7, R6, at.folio_mapping);
         self.file();
         self.read(RECORD + record::FIRST, 8, R6, signed(at.folio_index));
         self.pages_of_folio();
@@ -252,9 +252,10 @@ impl<'a> Writer<'a> {
         self.count_lost(lost::PAGES);
     }
 
-    /// The folio at `R6`, of the mapping at `R7`, if that is watched, is used by a process that is not followed.
+    /// Writes that a process that is not followed uses the folio at `R6`, if its file is watched.
     fn used_by_others(&mut self) {
         let Some(watched) = self.tables.watched else { return };
+        self.read_pointer(R7, R6, self.at.folio_mapping);
         self.asm.store(Width::B8, R10, RECORD + record::MAPPING, R7);
         self.look_up(watched, RECORD + record::MAPPING);
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
@@ -272,9 +273,7 @@ impl<'a> Writer<'a> {
 
     /// A process writes to a folio, the first argument.
     fn dirtied(&mut self) {
-        let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 0);
-        self.read_pointer(R7, R6, at.folio_mapping);
         self.process();
         self.look_up(self.tables.followed, RECORD + record::PROCESS);
         self.asm.jump_if_constant(If::NotEqual, R0, 0, self.out);
