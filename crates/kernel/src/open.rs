@@ -205,6 +205,13 @@ impl InspectedFile {
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
+    /// How many names it has now; 0: it was removed, and goes when nobody has it open.
+    pub fn link_count(&self) -> Result<u64> {
+        let _asking = self.asking()?;
+        let stat = rustix::fs::fstat(&self.file).map_err(|e| Error::call("fstat", &self.path, e))?;
+        Ok(stat.st_nlink.into())
+    }
+
     /// The file system it is on; asked once.
     pub fn file_system(&self) -> Result<FileSystem> {
         if let Some(known) = self.file_system.get() {

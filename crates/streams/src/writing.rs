@@ -102,7 +102,7 @@ impl Writing {
     /// Looks at what is on its way of later jobs, which may not begin anything.
     fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
         while let Some(mut open) = self.open.remove(at) {
-            match self.poll(&mut open) {
+            match self.poll(&mut open).and_then(|()| open.must_have_name()) {
                 Ok(()) => {
                     self.open.insert(at, open);
                     at += 1;
@@ -141,6 +141,7 @@ impl Writing {
     /// Whether all of a job is done.
     fn work_on(&mut self, open: &mut OpenJob) -> Result<bool, Error> {
         self.poll(open)?;
+        open.must_have_name()?;
         while let Some(range) = open.ranges.front() {
             let end = range.bytes.end;
             if open.begun_to < end {
@@ -215,6 +216,14 @@ impl Writing {
 }
 
 impl OpenJob {
+    /// Fails if the file's last name is gone: to have it open keeps its room on the disk.
+    fn must_have_name(&self) -> Result<(), Error> {
+        if self.file.link_count()? > 0 {
+            return Ok(());
+        }
+        Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))
+    }
+
     /// Drops the current range, all of which was on its way, and goes to the next.
     fn drop_first(&mut self) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };

@@ -11,6 +11,17 @@ static long long taken(void)
     return (long long)(disk.f_blocks - disk.f_bfree) * disk.f_frsize;
 }
 
+/* Whether less than half of a file's room is taken, at the latest after so many milliseconds. */
+static int is_free(long long before, int milliseconds)
+{
+    while (taken() - before > SIZE / 2) {
+        if (milliseconds-- <= 0)
+            return 0;
+        usleep(1000);
+    }
+    return 1;
+}
+
 static void writes(const char *name)
 {
     static char bytes[MIB];
@@ -57,6 +68,7 @@ int main(int count, char **arguments)
     static void (*const ways[])(const char *) = {is_unlinked, is_unlinked_at, is_removed,
                                                  is_replaced, is_unlinked_by_number, is_replaced_by_number};
     const char *name = arguments[count > 1];
+    int milliseconds = count > 2 ? atoi(arguments[2]) : 0;
     for (int way = 0; way < 6; way++) {
         int kept = 0;
         for (int round = 0; round < ROUNDS; round++) {
@@ -64,7 +76,7 @@ int main(int count, char **arguments)
             writes(name);
             errno = UNTOUCHED;
             ways[way](name);
-            kept += errno != UNTOUCHED || taken() - before > SIZE / 2;
+            kept += errno != UNTOUCHED || !is_free(before, milliseconds);
             unlink(name);
         }
         say("way %d: %d of %d kept", way, kept, ROUNDS);
