@@ -205,11 +205,11 @@ impl InspectedFile {
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
-    /// How many names it has now; 0: it was removed, and goes when nobody has it open.
-    pub fn link_count(&self) -> Result<u64> {
+    /// Whether it still has a name: without one it goes when nobody has it open.
+    pub fn has_name(&self) -> Result<bool> {
         let _asking = self.asking()?;
         let stat = rustix::fs::fstat(&self.file).map_err(|e| Error::call("fstat", &self.path, e))?;
-        Ok(stat.st_nlink.into())
+        Ok(stat.st_nlink > 0)
     }
 
     /// The file system it is on; asked once.
