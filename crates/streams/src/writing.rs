@@ -102,7 +102,7 @@ impl Writing {
     /// Looks at what is on its way of later jobs, which may not begin anything.
     fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
         while let Some(mut open) = self.open.remove(at) {
-            match self.poll(&mut open).and_then(|()| open.must_have_name()) {
+            match self.poll(&mut open) {
                 Ok(()) => {
                     self.open.insert(at, open);
                     at += 1;
@@ -141,7 +141,6 @@ impl Writing {
     /// Whether all of a job is done.
     fn work_on(&mut self, open: &mut OpenJob) -> Result<bool, Error> {
         self.poll(open)?;
-        open.must_have_name()?;
         while let Some(range) = open.ranges.front() {
             let end = range.bytes.end;
             if open.begun_to < end {
@@ -157,7 +156,7 @@ impl Writing {
         Ok(true)
     }
 
-    /// Learns from the parts that are written.
+    /// Learns from the parts that are written. Fails once the file's last name is gone.
     fn poll(&mut self, open: &mut OpenJob) -> Result<(), Error> {
         let mut at = 0;
         while let Some(part) = open.parts.get_mut(at) {
@@ -186,7 +185,7 @@ impl Writing {
                 self.pause_until = Some(now + Duration::from_nanos(pause));
             }
         }
-        Ok(())
+        open.must_have_name()
     }
 
     /// Begins the next part of the current range, which ends at `end`. `false`: not now.
