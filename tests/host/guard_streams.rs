@@ -380,15 +380,6 @@ fn called_as(program: &Path, file: &Path, descriptors: u32) -> Child {
     command.stdin(Stdio::null()).spawn().expect("start a program")
 }
 
-/// Processor time of a process so far, in seconds: `/proc/PID/stat`, fields 14 and 15.
-fn processor_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
-    let ticks: u32 =
-        fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u32>().expect("a number")).sum();
-    f64::from(ticks) / 100.0
-}
-
 #[test]
 fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_another_user_waiting() {
     const MEASURED: Duration = Duration::from_secs(10);
@@ -411,9 +402,9 @@ fn very_many_that_are_called_as_streams_cost_little_and_keep_no_stream_of_anothe
     }
 
     let Some(guard) = guard(scratch.path(), "dd") else { return };
-    let before = processor_seconds(guard.pid());
+    let before = support::cpu_seconds(guard.pid());
     std::thread::sleep(MEASURED);
-    let share = (processor_seconds(guard.pid()) - before) / MEASURED.as_secs_f64();
+    let share = (support::cpu_seconds(guard.pid()) - before) / MEASURED.as_secs_f64();
     assert!(share < 0.1, "{share} of a core");
 
     let mut dd = reader("dd", &stream);

@@ -12,7 +12,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::command::{finish, pagekeeper};
-use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
+use crate::support::{
+    MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch, stat_fields,
+};
 
 /// Bytes of a stream.
 const SIZE: u64 = 512 * MIB;
@@ -52,10 +54,7 @@ fn follower(parent: &Child) -> Option<Pid> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     // Field 6; 0 is a session of another PID namespace.
-    let session = |pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(") ")?.1.split(' ').nth(3)?.parse::<u32>().ok()
-    };
+    let session = |pid: u32| stat_fields(pid)?.get(3)?.parse::<u32>().ok();
     // The command has that line, too, until it is executed.
     let is_beside = |pid: u32| line(pid) == own && session(pid) != session(parent.id());
     let pid = pids.find(|&pid| pid != parent.id() && !own.is_empty() && is_beside(pid))?;

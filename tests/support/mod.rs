@@ -184,11 +184,16 @@ pub(crate) fn io_counter(file: &Path, name: &str) -> u64 {
     line.expect("always there").parse().expect("a number")
 }
 
+/// The fields of `/proc/PID/stat` from the third on, the first behind the name; `None` if the process has ended.
+pub(crate) fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
+}
+
 /// CPU time of a process so far in seconds, user and system, to a hundredth (`USER_HZ`).
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime: fields 14 and 15 of all, the third is the first behind the name.
+    let fields = stat_fields(pid).expect("the process runs");
+    // utime and stime: fields 14 and 15 of all.
     fields[11..=12].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
 }
 
