@@ -24,7 +24,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use pagekeeper_policy::stream_pace::StreamPace;
 pub use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
@@ -53,8 +52,6 @@ pub struct StreamOptions {
     pub never: Vec<String>,
     /// What may be done with each file.
     pub decide: Decide,
-    /// How fast they may use a disk.
-    pub pace: StreamPace,
 }
 
 /// Why streams can't be followed by events: a sentence.
@@ -152,7 +149,7 @@ pub struct Streams {
 impl Streams {
     /// Begins to follow, also what runs already under one of the names.
     pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
-        let StreamOptions { names, never, decide, pace: _ } = options;
+        let StreamOptions { names, never, decide } = options;
         let names = FollowedNames { streams: names, never };
         let events = PageEvents::open(&names).map_err(|error| Unavailable(error.to_string()))?;
         let mut follower = Follower::new(Box::new(events), decide);
