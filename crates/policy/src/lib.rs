@@ -18,7 +18,8 @@
 //! the pages around the reader, and try again what resisted. Their memories differ: per-page bits of whole files would cost an observer
 //! of hundreds of them too much, and growing lists can't be kept in a signal handler.
 //!
-//! Both kinds of streams stand back where others wait for their disk: writers by [`pacer`], readers by [`read_pace`].
+//! Both kinds of streams stand back where others wait for their disk ([`stream_pace`]): writers by [`pacer`], readers by [`read_pace`].
+//! Writers that outrun their disk are held ([`stream_hold`]).
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
@@ -67,6 +68,9 @@ mod state;
 #[cfg(feature = "std")]
 mod step;
 pub mod stream;
+#[cfg(feature = "std")]
+pub mod stream_hold;
+pub mod stream_pace;
 #[cfg(feature = "std")]
 pub mod stream_pages;
 #[cfg(feature = "std")]

@@ -16,6 +16,7 @@
 
 mod due;
 mod positions;
+mod unwritten;
 mod window_pages;
 
 #[cfg(test)]
@@ -26,6 +27,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use due::DueRange;
+pub use unwritten::UnwrittenPages;
 
 use crate::WINDOW;
 use positions::Positions;

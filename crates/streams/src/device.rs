@@ -3,13 +3,16 @@
 //! Invariants: a device that hangs stalls its own worker alone, or those that share it once there are more than [`WORKERS_MAX`]; the
 //! caller never waits. A worker has a file open only while it works on it, and a mount only while it has work.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency};
+use pagekeeper_policy::pacer::Pacer;
+use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
 use pagekeeper_trace::page_events::EventFile;
 
@@ -22,7 +25,7 @@ const WORKERS_MAX: usize = 8;
 /// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
 const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
 
-/// Ranges of one file that are to be released.
+/// Ranges of one file that are to be released, or written.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) file: EventFile,
@@ -31,6 +34,8 @@ pub(crate) struct Job {
     /// Followed processes that use the file.
     pub(crate) users: Vec<u32>,
     pub(crate) ranges: Vec<DueRange>,
+    /// Ranges that are to be written, and kept.
+    pub(crate) writes: Vec<Range<u64>>,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) path: Option<PathBuf>,
     /// Whether pages of it stayed before because one of its users maps them.
@@ -57,6 +62,10 @@ pub(crate) struct JobResult {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) path: Option<PathBuf>,
     pub(crate) ranges: Vec<RangeResult>,
+    /// Ranges that were only to be written, and are.
+    pub(crate) written: Vec<Range<u64>>,
+    /// Whether the file is gone or could not be opened.
+    pub(crate) is_lost: bool,
     /// Why the file could not be opened or looked at.
     pub(crate) problem: Option<Error>,
     /// Whether it is the job's last.
@@ -71,6 +80,8 @@ struct Worker {
     /// Jobs that are handed over together.
     batch: Vec<Job>,
     queued: usize,
+    /// Bytes that writers to it may have unwritten.
+    bound: Arc<AtomicU64>,
 }
 
 /// All workers.
@@ -79,12 +90,19 @@ pub(crate) struct Devices {
     results: Receiver<(usize, JobResult)>,
     sender: Sender<(usize, JobResult)>,
     decide: Arc<Decide>,
+    pace: StreamPace,
 }
 
 impl Devices {
-    pub(crate) fn new(decide: Decide) -> Self {
+    pub(crate) fn new(decide: Decide, pace: StreamPace) -> Self {
         let (sender, results) = channel();
-        Self { workers: Vec::new(), results, sender, decide: Arc::new(decide) }
+        Self { workers: Vec::new(), results, sender, decide: Arc::new(decide), pace }
+    }
+
+    /// Bytes that writers to a device may have unwritten.
+    pub(crate) fn bound(&self, dev: u64) -> u64 {
+        let known = self.workers.iter().find(|worker| worker.dev == dev);
+        known.map_or_else(|| Pacer::NEW.backlog(), |worker| worker.bound.load(Ordering::Relaxed))
     }
 
     /// Takes a job, to be handed over by [`Self::send`]. Gives its result where no thread can be had.
@@ -125,8 +143,9 @@ impl Devices {
             return Some(known);
         }
         let count = self.workers.len();
-        if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count)).flatten() {
-            self.workers.push(Worker { dev, jobs, batch: Vec::new(), queued: 0 });
+        let bound = Arc::new(AtomicU64::new(Pacer::NEW.backlog()));
+        if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count, &bound)).flatten() {
+            self.workers.push(Worker { dev, jobs, batch: Vec::new(), queued: 0, bound });
             return Some(count);
         }
         let least = (0..self.workers.len()).min_by_key(|index| self.workers[*index].queued)?;
@@ -136,21 +155,21 @@ impl Devices {
         Some(least)
     }
 
-    fn start(&self, index: usize) -> Option<Sender<Vec<Job>>> {
+    fn start(&self, index: usize, bound: &Arc<AtomicU64>) -> Option<Sender<Vec<Job>>> {
         let (jobs, work) = channel();
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
+        let mut writing = Writing::new(self.pace, Arc::clone(bound));
         let run = move || {
             // Nobody may want it any more.
             let say = |result| drop(results.send((index, result)));
-            work_on(&work, &decide, &say);
+            work_on(&work, &decide, &mut writing, &say);
         };
         std::thread::Builder::new().name("streams-disk".to_owned()).spawn(run).ok().map(|_| jobs)
     }
 }
 
 /// Does jobs until there will be no more.
-fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, say: &dyn Fn(JobResult)) {
-    let mut writing = Writing::default();
+fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, writing: &mut Writing, say: &dyn Fn(JobResult)) {
     let mut opener = Opener::new();
     loop {
         let batch = if let Some(pause) = writing.next_poll() {
@@ -162,7 +181,7 @@ fn work_on(jobs: &Receiver<Vec<Job>>, decide: &Decide, say: &dyn Fn(JobResult)) 
         match batch {
             Ok(batch) => {
                 for job in batch {
-                    do_job(job, &mut opener, decide, &mut writing, say);
+                    do_job(job, &mut opener, decide, writing, say);
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -210,11 +229,29 @@ fn do_job(
             }
         }
     }
-    let is_last = dirty.is_empty();
-    let (event_file, verdict, path) = (job.file, job.verdict, job.path.clone());
-    say(JobResult { file: event_file, verdict, path, ranges: done, problem: None, is_last });
+    if verdict != Verdict::Release {
+        job.writes.clear();
+    }
+    let is_last = dirty.is_empty() && job.writes.is_empty();
+    say(JobResult { ranges: done, is_last, ..JobResult::of(&job) });
     if !is_last {
         writing.push(Job { ranges: dirty, ..job });
+    }
+}
+
+impl JobResult {
+    /// A result that says nothing yet, and is not the last.
+    pub(crate) fn of(job: &Job) -> Self {
+        Self {
+            file: job.file,
+            verdict: job.verdict,
+            path: job.path.clone(),
+            ranges: Vec::new(),
+            written: Vec::new(),
+            is_lost: false,
+            problem: None,
+            is_last: false,
+        }
     }
 }
 
@@ -227,14 +264,9 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
         let outcome = ReleaseOutcome { released: 0, gone, stays };
         RangeResult { range, outcome, why: (!is_gone).then_some(StayReason::NotOpened), was_mapped: false }
     };
-    JobResult {
-        file: job.file,
-        verdict: job.verdict,
-        path: job.path,
-        ranges: job.ranges.into_iter().map(result).collect(),
-        problem: (!is_gone).then_some(error),
-        is_last: true,
-    }
+    let said = JobResult::of(&job);
+    let ranges = job.ranges.into_iter().map(result).collect();
+    JobResult { ranges, is_lost: true, problem: (!is_gone).then_some(error), is_last: true, ..said }
 }
 
 /// The result of a job for which there is no thread.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pagekeeper_policy::stream_pages::{DueRange, StreamPages, StreamTotals};
+use pagekeeper_policy::stream_pages::{DueRange, StreamPages, StreamTotals, UnwrittenPages};
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::limits::{
     CLEAN_AFTER_END, DUE_MIN, FILES_MAX, FILES_PER_USER, GIVEN_UP_SHARE, HUNG_AFTER, HURRY_FOURTHS, IDLE,
-    LOOK_SHARE, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX, WINDOWS_PER_USER, WRITTEN_AFTER_END,
+    LOOK_SHARE, RANGES_PER_JOB, STEP, USERS_PER_FILE, WINDOWS_MAX, WINDOWS_PER_USER, WRITE_AFTER,
+    WRITTEN_AFTER_END,
 };
 use crate::processes::ProcessId;
 use crate::{FileReport, StayReason, Verdict};
@@ -20,6 +21,11 @@ use crate::{FileReport, StayReason, Verdict};
 /// A file.
 pub(crate) struct File {
     pub(crate) pages: StreamPages,
+    pub(crate) unwritten: UnwrittenPages,
+    /// Whether it can't be written: what is dirtied of it does not count.
+    is_unpaced: bool,
+    /// Whether it is among the files that wait to be written.
+    is_waiting: bool,
     /// Followed processes that run and use it.
     pub(crate) users: Vec<ProcessId>,
     /// The process whose sums it counts in, and what of its totals counted for earlier ones.
@@ -57,8 +63,8 @@ pub(crate) struct File {
 pub(crate) enum FileStep {
     /// Nothing now.
     Wait,
-    /// These ranges are to be released.
-    Release(Vec<DueRange>),
+    /// These ranges are to be released, and the unwritten pages written if that is said.
+    Work { ranges: Vec<DueRange>, is_written: bool },
     /// Nothing is left of it.
     Done,
     /// What is left of it stays.
@@ -69,6 +75,9 @@ impl File {
     pub(crate) fn new(owner: ProcessId, user: u32, now: Duration) -> Self {
         Self {
             pages: StreamPages::default(),
+            unwritten: UnwrittenPages::default(),
+            is_unpaced: false,
+            is_waiting: false,
             users: Vec::new(),
             owner,
             counted: StreamTotals::default(),
@@ -124,12 +133,41 @@ impl File {
         part
     }
 
-    /// What is to be done now.
-    fn next_step(&self, now: Duration, sees_use: bool) -> FileStep {
+    /// A process wrote to it. Returns how many bytes more are unwritten.
+    pub(crate) fn dirtied(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
+        let is_paced = !self.is_unpaced && matches!(self.verdict, None | Some(Verdict::Release));
+        if is_paced { self.unwritten.dirtied(bytes, now) } else { 0 }
+    }
+
+    /// Counts what is dirtied of it no longer. Returns how many bytes were unwritten.
+    pub(crate) fn stop_pacing(&mut self) -> u64 {
+        self.is_unpaced = true;
+        self.unwritten.clear()
+    }
+
+    /// Whether it is to wait to be written from now on.
+    pub(crate) fn begin_to_wait(&mut self) -> bool {
+        let is_new = !self.is_waiting && self.job_since.is_none() && self.unwritten.oldest().is_some();
+        self.is_waiting |= is_new;
+        is_new
+    }
+
+    /// It waits no longer among others, since it is about to be looked at.
+    pub(crate) fn end_to_wait(&mut self) {
+        self.is_waiting = false;
+    }
+
+    /// What is to be done now; `is_pressed` says that its device's output is to be written at once.
+    fn next_step(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
         let is_idle = now.saturating_sub(self.last_event) >= IDLE;
-        let is_over = self.ended.is_some() || self.is_hurried;
+        let is_over = self.ended.is_some() || self.is_hurried || (is_pressed && is_idle);
+        let is_old = |since: Duration| is_pressed || is_over || now.saturating_sub(since) >= WRITE_AFTER;
+        let is_written = self.job_since.is_none() && self.unwritten.oldest().is_some_and(is_old);
         if self.pages.is_done() {
-            let is_unused = self.job_since.is_none() && (is_over || is_idle);
+            if is_written {
+                return FileStep::Work { ranges: Vec::new(), is_written };
+            }
+            let is_unused = self.job_since.is_none() && (is_over || is_idle) && self.unwritten.bytes() == 0;
             return if is_unused { FileStep::Done } else { FileStep::Wait };
         }
         let over_for = self.ended.map(|ended| now.saturating_sub(ended)).unwrap_or_default();
@@ -142,19 +180,21 @@ impl File {
             let is_late = over_for >= WRITTEN_AFTER_END || (over_for >= HUNG_AFTER && is_hung);
             return if is_late { FileStep::GiveUp } else { FileStep::Wait };
         }
-        let is_written = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_AFTER_END;
+        let is_on_its_way = self.why == Some(StayReason::Unwritten) && over_for < WRITTEN_AFTER_END;
         let mut due = self.pages.due(now, sees_use, is_over);
         due.retain(|range| !self.is_reported(&range.bytes));
         due.truncate(RANGES_PER_JOB);
-        if !is_written && in_vain_for >= CLEAN_AFTER_END {
+        if !is_on_its_way && in_vain_for >= CLEAN_AFTER_END {
             // Pages that were added while a long job was under way were not tried yet.
             due.retain(|range| range.attempts == 0);
             let is_late = due.is_empty() || over_for >= WRITTEN_AFTER_END;
-            return if is_late { FileStep::GiveUp } else { FileStep::Release(due) };
+            return if is_late { FileStep::GiveUp } else { FileStep::Work { ranges: due, is_written } };
         }
         let bytes: u64 = due.iter().map(|range| range.bytes.end - range.bytes.start).sum();
         if bytes > 0 && (bytes >= DUE_MIN || is_over || is_idle) {
-            FileStep::Release(due)
+            FileStep::Work { ranges: due, is_written }
+        } else if is_written {
+            FileStep::Work { ranges: Vec::new(), is_written }
         } else {
             FileStep::Wait
         }
@@ -174,6 +214,7 @@ impl File {
         let due = self.pages.next_due(now, sees_use, is_over).unwrap_or(now + IDLE);
         let idle = self.last_event + IDLE;
         let due = if due <= now && idle > now { idle } else { due };
+        let due = self.unwritten.oldest().map_or(due, |since| due.min(since + WRITE_AFTER));
         // What is over is given up some time.
         if self.ended.is_some() { due.min(now + CLEAN_AFTER_END) } else { due }
     }
@@ -291,7 +332,12 @@ impl Files {
     }
 
     /// What is to be done with the files whose time has come.
-    pub(crate) fn steps(&mut self, now: Duration, sees_use: bool) -> Vec<(EventFile, FileStep)> {
+    pub(crate) fn steps(
+        &mut self,
+        now: Duration,
+        sees_use: bool,
+        is_pressed: impl Fn(u64) -> bool,
+    ) -> Vec<(EventFile, FileStep)> {
         let mut steps = Vec::new();
         let mut again = Vec::new();
         while let Some((at, name)) = self.looks.first().copied().filter(|(at, _)| *at <= now) {
@@ -299,7 +345,7 @@ impl Files {
             let Some(file) = self.all.get_mut(&name) else { continue };
             file.look_at = None;
             let began = Instant::now();
-            let step = file.next_step(now, sees_use);
+            let step = file.next_step(now, sees_use, is_pressed(name.dev));
             let next = file.next_look(now, sees_use);
             file.not_before = now + (began.elapsed() * LOOK_SHARE).max(STEP);
             again.push((name, next));

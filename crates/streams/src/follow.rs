@@ -5,6 +5,7 @@
 //! [`limits`]: crate::limits
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,14 +15,16 @@ use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
 use pagekeeper_trace::page_events::{EventFile, PageEvent};
 
+use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
-use crate::limits::{FILES_MAX, FILES_PER_USER, STEP};
+use crate::hold::Holds;
+use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, WRITE_AFTER, WRITE_PER_JOB};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, running_under};
 use crate::report::Sums;
 use crate::source::EventSource;
-use crate::{Decide, StayReason, StreamEvent, StreamReport, Verdict};
+use crate::{Decide, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
 
 /// Time between two looks for processes whose end may be among lost events.
 const ENDS_EVERY: Duration = Duration::from_secs(1);
@@ -35,6 +38,10 @@ pub(crate) struct Follower {
     processes: Processes,
     files: Files,
     devices: Devices,
+    backlogs: Backlogs,
+    holds: Holds,
+    /// Names of processes that are never held.
+    never: Vec<String>,
     metadata: Metadata,
     sums: Sums,
     events: Vec<StreamEvent>,
@@ -48,16 +55,25 @@ pub(crate) struct Follower {
     /// The file that the kernel has at a mapping's address, by that address: another one may have had it before.
     mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
+    is_refusal_said: bool,
 }
 
 impl Follower {
-    pub(crate) fn new(source: Box<dyn EventSource>, decide: Decide) -> Self {
+    pub(crate) fn new(
+        source: Box<dyn EventSource>,
+        decide: Decide,
+        never: Vec<String>,
+        pace: StreamPace,
+    ) -> Self {
         Self {
             source,
             started: Instant::now(),
             processes: Processes::default(),
             files: Files::default(),
-            devices: Devices::new(decide),
+            devices: Devices::new(decide, pace),
+            backlogs: Backlogs::new(pace),
+            holds: Holds::default(),
+            never,
             metadata: Metadata::default(),
             sums: Sums::default(),
             events: Vec::new(),
@@ -68,14 +84,15 @@ impl Follower {
             looked_for_ends: None,
             mappings: HashMap::new(),
             is_full_said: false,
+            is_refusal_said: false,
         }
     }
 
     /// Follows what runs already under one of these names, and its descendants.
-    pub(crate) fn follow_running(&mut self, names: &[String], never: &[String]) {
+    pub(crate) fn follow_running(&mut self, names: &[String]) {
         // Once more for those that were started before their parent was followed.
         for _ in 0..2 {
-            for pid in running_under(names, never) {
+            for pid in running_under(names, &self.never) {
                 // One that has just ended is no stream.
                 let _ = self.follow(pid);
             }
@@ -109,10 +126,18 @@ impl Follower {
             self.event(event, now);
         }
         self.heed_losses(now);
-        for (name, step) in self.files.steps(now, self.source.sees_use()) {
+        self.hold(now);
+        for name in self.backlogs.pressed_files(|dev| self.devices.bound(dev)) {
+            if let Some(file) = self.files.get_mut(&name) {
+                file.end_to_wait();
+                self.files.look_by(&name, now);
+            }
+        }
+        let is_pressed = |dev| self.backlogs.is_pressed(dev, self.devices.bound(dev));
+        for (name, step) in self.files.steps(now, self.source.sees_use(), is_pressed) {
             match step {
-                FileStep::Wait => {}
-                FileStep::Release(ranges) => self.begin_job(name, ranges, now),
+                FileStep::Wait => self.wait_to_be_written(name),
+                FileStep::Work { ranges, is_written } => self.begin_job(name, ranges, is_written, now),
                 FileStep::Done | FileStep::GiveUp => self.retire(&name, now),
             }
         }
@@ -120,10 +145,35 @@ impl Follower {
         std::mem::take(&mut self.events)
     }
 
+    /// Has writers held that outrun their disk, and those only.
+    fn hold(&mut self, now: Duration) {
+        let targets = self.backlogs.decide(|dev| self.devices.bound(dev), now);
+        self.holds.wish(targets);
+        for (target, error) in self.holds.refused() {
+            if !std::mem::replace(&mut self.is_refusal_said, true) {
+                self.events.push(StreamEvent::Problem {
+                    path: format!("process {}", target.pid).into(),
+                    sentence: format!(
+                        "it goes on while its output waits for the disk, since it can't be held, as one that is traced: {error}"
+                    ),
+                });
+            }
+        }
+    }
+
+    fn wait_to_be_written(&mut self, name: EventFile) {
+        if self.files.get_mut(&name).is_some_and(File::begin_to_wait) {
+            self.backlogs.wait(name);
+        }
+    }
+
     pub(crate) fn wait(&self, at_most: Duration) {
         let now = self.started.elapsed();
-        // No more than a hundred steps a second, whatever comes.
-        let rest = (self.last_step + STEP).saturating_sub(now).min(at_most);
+        // No more than a hundred steps a second, whatever comes, unless a writer is about to outrun its disk.
+        let step = self.backlogs.again_at.map_or(STEP, |at| at.saturating_sub(self.last_step).min(STEP));
+        let at_most =
+            self.backlogs.again_at.map_or(at_most, |at| at_most.min(at.saturating_sub(now).max(step)));
+        let rest = (self.last_step + step).saturating_sub(now).min(at_most);
         std::thread::sleep(rest);
         let look = self.files.next_look().map_or(at_most, |look| look.saturating_sub(now + rest));
         let left = at_most.saturating_sub(rest).min(look);
@@ -142,7 +192,10 @@ impl Follower {
     pub(crate) fn report(&self) -> StreamReport {
         let now = self.started.elapsed();
         let kept = self.files.iter().map(|(name, file)| file.report(name, now));
-        self.sums.report(kept, self.source.lost().pages * page_size())
+        StreamReport {
+            held: self.holds.held(),
+            ..self.sums.report(kept, self.source.lost().pages * page_size())
+        }
     }
 
     fn event(&mut self, event: PageEvent, now: Duration) {
@@ -160,6 +213,7 @@ impl Follower {
                 }
                 self.files.look_by(&file, now);
             }
+            PageEvent::Dirtied { process, file, bytes } => self.dirtied(process, file, bytes, now),
             PageEvent::Used { process, is_followed: true, file, bytes } => {
                 if self.files.get_mut(&file).is_none() {
                     return;
@@ -181,8 +235,25 @@ impl Follower {
             PageEvent::Began { process, parent, name } => {
                 let id = self.processes.of(process, parent, Some(name.clone()), now);
                 self.processes.rename(id, name);
+                self.backlogs.forget(process);
             }
             PageEvent::Left { process } | PageEvent::Ended { process } => self.end(process, now),
+        }
+    }
+
+    fn dirtied(&mut self, process: u32, name: EventFile, bytes: Range<u64>, now: Duration) {
+        if self.metadata.includes(&name, now) {
+            self.source.forget(&name);
+            return;
+        }
+        let id = self.processes.of(process, 0, None, now);
+        self.keep(name, id, now);
+        let more = self.files.get_mut(&name).map_or(0, |file| file.dirtied(bytes, now));
+        if more > 0 {
+            let target = || self.processes.hold_target(process, &self.never);
+            self.backlogs.dirtied(name.dev, process, more, now, target);
+            self.wait_to_be_written(name);
+            self.files.look_by(&name, now + WRITE_AFTER);
         }
     }
 
@@ -226,6 +297,7 @@ impl Follower {
     }
 
     fn end(&mut self, pid: u32, now: Duration) {
+        self.backlogs.forget(pid);
         let Some((id, used)) = self.processes.end(pid, now) else { return };
         for name in used {
             let Some(file) = self.files.get_mut(&name) else { continue };
@@ -265,14 +337,19 @@ impl Follower {
         }
     }
 
-    fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, now: Duration) {
+    fn begin_job(&mut self, name: EventFile, ranges: Vec<DueRange>, is_written: bool, now: Duration) {
         let Some(file) = self.files.get_mut(&name) else { return };
+        for range in &ranges {
+            file.unwritten.ask_range(&range.bytes);
+        }
+        let writes = if is_written { file.unwritten.ask(WRITE_PER_JOB) } else { Vec::new() };
         let pid = |id: &ProcessId| self.processes.get(*id).map(|process| process.pid);
         let job = Job {
             file: name,
             owner: pid(&file.owner).unwrap_or_default(),
             users: file.users.iter().filter_map(pid).collect(),
             ranges,
+            writes,
             verdict: file.verdict,
             path: file.path.clone(),
             is_used: Arc::clone(&file.used_by_others),
@@ -296,6 +373,7 @@ impl Follower {
         } else {
             file.why = Some(StayReason::Unwritten);
         }
+        let mut written: u64 = result.written.into_iter().map(|range| file.unwritten.written(range)).sum();
         for tried in result.ranges {
             file.why = tried.why.or(file.why);
             file.is_mapped |= tried.was_mapped;
@@ -305,8 +383,17 @@ impl Follower {
                 let (start, end) = (tried.range.bytes.start, tried.range.bytes.end);
                 self.events.push(StreamEvent::Would { path, start, end });
             }
+            if tried.why != Some(StayReason::Unwritten) {
+                written += file.unwritten.written(tried.range.bytes.clone());
+            }
             file.pages.tried(&tried.range, tried.outcome, now);
         }
+        if result.is_lost || !matches!(file.verdict, None | Some(Verdict::Release)) {
+            written += file.stop_pacing();
+        } else if result.is_last {
+            file.unwritten.ask_again();
+        }
+        self.backlogs.written(result.file.dev, written, now);
         let released = file.pages.totals().released - before;
         if released > 0 {
             file.released_at = now;
@@ -319,6 +406,7 @@ impl Follower {
             let path = path_or_number(file.path.as_deref(), &result.file);
             self.events.push(StreamEvent::Problem { path, sentence: format!("its pages stay: {problem}") });
         }
+        self.wait_to_be_written(result.file);
         self.files.look_by(&result.file, now);
     }
 
@@ -330,6 +418,7 @@ impl Follower {
             self.source.forget(name);
         }
         let report = file.report(name, now);
+        self.backlogs.written(name.dev, file.unwritten.clear(), now);
         file.pages.give_up();
         self.sums.retire(report);
         for user in &file.users {

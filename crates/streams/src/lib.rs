@@ -8,9 +8,11 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod backlog;
 mod device;
 mod files;
 mod follow;
+mod hold;
 mod limits;
 mod open;
 mod processes;
@@ -24,6 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use pagekeeper_policy::stream_pace::StreamPace;
 pub use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
@@ -48,10 +51,12 @@ pub type Decide = Box<dyn Fn(u32, Option<&Path>) -> Verdict + Send + Sync>;
 pub struct StreamOptions {
     /// Names of processes (`comm`) that are followed from their start on, with their children; `*` may stand at the end.
     pub names: Vec<String>,
-    /// Names of processes that are never followed: databases.
+    /// Names of processes that are never followed nor held: databases.
     pub never: Vec<String>,
     /// What may be done with each file.
     pub decide: Decide,
+    /// How fast they may use a disk.
+    pub pace: StreamPace,
 }
 
 /// Why streams can't be followed by events: a sentence.
@@ -139,6 +144,8 @@ pub struct StreamReport {
     pub released_by_program: BTreeMap<String, u64>,
     /// Pages whose additions were not seen, for want of room in the kernel's buffer, in bytes.
     pub lost_bytes: u64,
+    /// How long programs were held because they outran their disk, all together.
+    pub held: Duration,
 }
 
 /// Follows streams, from when it is made until it is dropped.
@@ -149,11 +156,11 @@ pub struct Streams {
 impl Streams {
     /// Begins to follow, also what runs already under one of the names.
     pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
-        let StreamOptions { names, never, decide } = options;
+        let StreamOptions { names, never, decide, pace } = options;
         let names = FollowedNames { streams: names, never };
         let events = PageEvents::open(&names).map_err(|error| Unavailable(error.to_string()))?;
-        let mut follower = Follower::new(Box::new(events), decide);
-        follower.follow_running(&names.streams, &names.never);
+        let mut follower = Follower::new(Box::new(events), decide, names.never, pace);
+        follower.follow_running(&names.streams);
         Ok(Self { follower })
     }
 

@@ -28,6 +28,10 @@ pub(crate) const RANGES_PER_JOB: usize = 1024;
 pub(crate) const HURRY_FOURTHS: usize = 3;
 /// When there is no room, this part of a user's files goes together, so that looking for the oldest is rare.
 pub(crate) const GIVEN_UP_SHARE: usize = 16;
+/// Bytes that one job writes of a file beside what it releases, so that no file keeps the others of its device waiting.
+pub(crate) const WRITE_PER_JOB: u64 = 4 << 20;
+/// What was written to a file goes to the disk after this long, however little it is: long before the kernel's own flusher comes.
+pub(crate) const WRITE_AFTER: Duration = Duration::from_secs(1);
 /// Processes that are distinguished as users of one file: more share it as libraries are shared, which are not streamed.
 pub(crate) const USERS_PER_FILE: usize = 64;
 /// After its streams have ended, a file's clean pages are tried for this long: seven attempts.

@@ -9,6 +9,7 @@ use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::StreamEvent;
+use crate::hold::HoldTarget;
 use crate::limits::{REPORTED_BYTES, REPORTED_PER_USER};
 use crate::report::add;
 
@@ -102,6 +103,13 @@ impl Processes {
         self.running.keys().copied().filter(|pid| self.has_ended(*pid)).collect()
     }
 
+    /// How a running process is found again to be held, unless it has one of these names.
+    pub(crate) fn hold_target(&self, pid: u32, never: &[String]) -> Option<HoldTarget> {
+        let stat = self.proc.stat(pid).ok()?;
+        let is_free = !is_called(&unescaped(&stat.name), never);
+        is_free.then_some(HoldTarget { pid, start_time: stat.start_time })
+    }
+
     /// Whether no such process runs.
     pub(crate) fn has_ended(&self, pid: u32) -> bool {
         match self.proc.stat(pid) {
@@ -169,15 +177,17 @@ impl Processes {
     }
 }
 
+/// Whether a name is one of these patterns, which may have `*` at their end.
+fn is_called(name: &str, patterns: &[String]) -> bool {
+    patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    })
+}
+
 /// The processes that run already under one of these names, and their descendants, but none that is never followed.
 pub(crate) fn running_under(names: &[String], never: &[String]) -> Vec<u32> {
     let proc = ProcRoot::default();
-    let is_called = |name: &str, patterns: &[String]| {
-        patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => name == pattern,
-        })
-    };
     let own = proc.own_pid();
     // Number, parent and name of each, as far as they may be followed.
     let mut others: Vec<(u32, u32, String)> = Vec::new();

@@ -3,6 +3,7 @@
 //! Invariant: what was added is released, handed on, gone, or resident, of each file, each process, and of all together.
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use pagekeeper_kernel::Error;
 use pagekeeper_policy::stream_pages::StreamTotals;
@@ -64,6 +65,7 @@ impl Sums {
             stayed: self.stayed.clone(),
             released_by_program: self.released_by_program.clone(),
             lost_bytes,
+            held: Duration::ZERO,
         };
         for file in kept {
             add(&mut report.totals, file.totals);

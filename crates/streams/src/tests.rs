@@ -76,7 +76,12 @@ impl Run {
     }
 
     fn with(hand: Hand, verdict: Verdict) -> Self {
-        let follower = Follower::new(Box::new(hand.clone()), Box::new(move |_, _| verdict));
+        let follower = Follower::new(
+            Box::new(hand.clone()),
+            Box::new(move |_, _| verdict),
+            Vec::new(),
+            StreamPace::Auto,
+        );
         Self { hand, follower, said: Vec::new() }
     }
 
@@ -401,7 +406,7 @@ fn lost_events_are_counted_and_their_processes_end() {
     run.step();
     assert_eq!(run.follower.running(), 1);
     child.wait().unwrap();
-    *lock(&run.hand.lost) = LostEvents { pages: 10, others: 1, uses: 0 };
+    *lock(&run.hand.lost) = LostEvents { pages: 10, others: 1, ..LostEvents::default() };
     run.step();
     assert_eq!((run.follower.running(), run.follower.report().lost_bytes), (0, 10 * 4096));
 }

@@ -6,10 +6,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{Error, InspectedFile, residency, start_writeback};
 use pagekeeper_policy::pacer::{PIECE_MIN, Pacer, WrittenPart};
+use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::DueRange;
 
 use crate::StayReason;
@@ -18,6 +21,8 @@ use crate::open::Opener;
 
 /// A part that is not written after this long is left to the kernel, and its range tried again later.
 const PART_MAX: Duration = Duration::from_secs(10);
+/// A part that is only to be written is begun again at most so often.
+const RESTARTS_MAX: u32 = 2;
 /// Between two looks at what is on its way: an eighth of what it is expected to take, within these.
 const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
@@ -34,6 +39,8 @@ struct Part {
     begun: Instant,
     /// When it was last seen to be on its way.
     seen: Instant,
+    /// How often its write-back was begun again.
+    restarts: u32,
 }
 
 /// A job whose file is open.
@@ -41,16 +48,33 @@ struct OpenJob {
     job: Job,
     file: InspectedFile,
     /// The ranges that are to be written, the current one first, and how far that is begun.
-    ranges: VecDeque<DueRange>,
+    ranges: VecDeque<Purpose>,
     begun_to: u64,
     parts: Vec<Part>,
     done: Vec<RangeResult>,
 }
 
+/// What becomes of a range once it is written.
+enum Purpose {
+    Write(Range<u64>),
+    Release(DueRange),
+}
+
+impl Purpose {
+    fn bytes(&self) -> &Range<u64> {
+        match self {
+            Self::Write(bytes) => bytes,
+            Self::Release(range) => &range.bytes,
+        }
+    }
+}
+
 /// The write-back of one device.
-#[derive(Default)]
 pub(crate) struct Writing {
     pacer: Pacer,
+    pace: StreamPace,
+    /// Bytes that writers may have unwritten, for whoever holds them.
+    bound: Arc<AtomicU64>,
     waiting: VecDeque<Job>,
     open: VecDeque<OpenJob>,
     /// When the last part was written, if another was on its way or to be begun all the time.
@@ -59,6 +83,18 @@ pub(crate) struct Writing {
 }
 
 impl Writing {
+    pub(crate) fn new(pace: StreamPace, bound: Arc<AtomicU64>) -> Self {
+        let (waiting, open) = (VecDeque::new(), VecDeque::new());
+        Self { pacer: Pacer::NEW, pace, bound, waiting, open, done_at: None, pause_until: None }
+    }
+
+    /// Learns from a part that is written. Nanoseconds for which nothing is to be begun.
+    fn learn(&mut self, part: WrittenPart) -> u64 {
+        let pause = self.pacer.written(part);
+        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
+        if self.pace == StreamPace::Off { 0 } else { pause }
+    }
+
     /// Adds a job whose ranges have pages that are not written.
     pub(crate) fn push(&mut self, job: Job) {
         self.waiting.push_back(job);
@@ -79,7 +115,7 @@ impl Writing {
         let mut at = 0;
         while at < self.open.len() || self.open_next(opener, say) {
             let Some(mut open) = self.open.remove(at) else { return };
-            match self.work_on(&mut open) {
+            match self.work_on(&mut open, say) {
                 Ok(true) => say(open.finish()),
                 Ok(false) => {
                     let is_begun = open.is_begun();
@@ -102,7 +138,7 @@ impl Writing {
     /// Looks at what is on its way of later jobs, which may not begin anything.
     fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
         while let Some(mut open) = self.open.remove(at) {
-            match self.poll(&mut open) {
+            match self.poll(&mut open, say).and_then(|()| open.must_have_name()) {
                 Ok(()) => {
                     self.open.insert(at, open);
                     at += 1;
@@ -127,8 +163,10 @@ impl Writing {
         while let Some(mut job) = self.waiting.pop_front() {
             match opener.open(&job.file, &job.users, job.path.as_deref()) {
                 Ok(file) => {
-                    let ranges: VecDeque<DueRange> = std::mem::take(&mut job.ranges).into();
-                    let begun_to = ranges.front().map_or(0, |range| range.bytes.start);
+                    let writes = std::mem::take(&mut job.writes).into_iter().map(Purpose::Write);
+                    let releases = std::mem::take(&mut job.ranges).into_iter().map(Purpose::Release);
+                    let ranges: VecDeque<Purpose> = releases.chain(writes).collect();
+                    let begun_to = ranges.front().map_or(0, |range| range.bytes().start);
                     let (parts, done) = (Vec::new(), Vec::new());
                     return Some(OpenJob { job, file, ranges, begun_to, parts, done });
                 }
@@ -139,16 +177,17 @@ impl Writing {
     }
 
     /// Whether all of a job is done.
-    fn work_on(&mut self, open: &mut OpenJob) -> Result<bool, Error> {
-        self.poll(open)?;
+    fn work_on(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<bool, Error> {
+        self.poll(open, say)?;
+        open.must_have_name()?;
         while let Some(range) = open.ranges.front() {
-            let end = range.bytes.end;
+            let end = range.bytes().end;
             if open.begun_to < end {
                 if !self.begin(open, end)? {
                     return Ok(false);
                 }
             } else if open.parts.is_empty() {
-                open.drop_first()?;
+                open.finish_first(say)?;
             } else {
                 return Ok(false);
             }
@@ -156,24 +195,33 @@ impl Writing {
         Ok(true)
     }
 
-    /// Learns from the parts that are written. Fails once the file's last name is gone.
-    fn poll(&mut self, open: &mut OpenJob) -> Result<(), Error> {
+    /// Learns from the parts that are written.
+    fn poll(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<(), Error> {
+        let is_write = matches!(open.ranges.front(), Some(Purpose::Write(_)));
         let mut at = 0;
         while let Some(part) = open.parts.get_mut(at) {
             let counted = residency(&open.file, part.range.clone())?;
             let now = Instant::now();
-            if counted.unwritten() > 0 && now.duration_since(part.begun) < PART_MAX {
+            let is_late = now.duration_since(part.begun) >= PART_MAX;
+            // A page that is written to all the time is asked for again later.
+            let is_over = counted.writeback == Some(0) && is_write && part.restarts >= RESTARTS_MAX;
+            if counted.unwritten() > 0 && !is_late && !is_over {
                 if counted.writeback == Some(0) {
                     // Pages that were busy as it was begun are left out; or they were written anew.
                     start_writeback(&open.file, part.range.clone())?;
+                    part.restarts += 1;
                 }
                 part.seen = now;
                 at += 1;
                 continue;
             }
             let part = open.parts.swap_remove(at);
+            if is_write && counted.unwritten() == 0 {
+                // Programs may be held until that is known.
+                say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
+            }
             let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let pause = self.pacer.written(WrittenPart {
+            let pause = self.learn(WrittenPart {
                 bytes: part.bytes,
                 in_flight: part.in_flight,
                 took_min: nanoseconds(part.seen.duration_since(part.begun)),
@@ -185,7 +233,7 @@ impl Writing {
                 self.pause_until = Some(now + Duration::from_nanos(pause));
             }
         }
-        open.must_have_name()
+        Ok(())
     }
 
     /// Begins the next part of the current range, which ends at `end`. `false`: not now.
@@ -207,7 +255,7 @@ impl Writing {
             let begun = Instant::now();
             start_writeback(&open.file, range.clone())?;
             let in_flight = in_flight + bytes;
-            open.parts.push(Part { range: range.clone(), bytes, in_flight, begun, seen: begun });
+            open.parts.push(Part { range: range.clone(), bytes, in_flight, begun, seen: begun, restarts: 0 });
         }
         open.begun_to = range.end;
         Ok(true)
@@ -217,46 +265,51 @@ impl Writing {
 impl OpenJob {
     /// Fails if the file's last name is gone: to have it open keeps its room on the disk.
     fn must_have_name(&self) -> Result<(), Error> {
-        if self.file.has_name()? {
+        if self.file.link_count()? > 0 {
             return Ok(());
         }
         Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))
     }
 
-    /// Drops the current range, all of which was on its way, and goes to the next.
-    fn drop_first(&mut self) -> Result<(), Error> {
+    /// Drops the current range, all of which was on its way, unless it is only to be written, and goes to the next.
+    fn finish_first(&mut self, say: &dyn Fn(JobResult)) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
-        let before = residency(&self.file, range.bytes.clone())?;
-        let mut result = drop_clean(&self.file, range, before.resident, &self.job)?;
-        if before.unwritten() > 0 {
-            result.why = result.why.map(|_| StayReason::Unwritten);
+        let before = residency(&self.file, range.bytes().clone())?;
+        match range {
+            Purpose::Write(bytes) if before.unwritten() == 0 => {
+                say(JobResult { written: vec![bytes.clone()], ..JobResult::of(&self.job) });
+            }
+            // Asked for again.
+            Purpose::Write(_) => {}
+            Purpose::Release(range) => {
+                let mut result = drop_clean(&self.file, range, before.resident, &self.job)?;
+                if before.unwritten() > 0 {
+                    result.why = result.why.map(|_| StayReason::Unwritten);
+                }
+                self.done.push(result);
+            }
         }
-        self.done.push(result);
         self.ranges.pop_front();
-        self.begun_to = self.ranges.front().map_or(0, |range| range.bytes.start);
+        self.begun_to = self.ranges.front().map_or(0, |range| range.bytes().start);
         Ok(())
     }
 
     /// Whether all of it is on its way.
     fn is_begun(&self) -> bool {
-        self.ranges.len() == 1 && self.ranges.front().is_some_and(|range| self.begun_to >= range.bytes.end)
+        self.ranges.len() == 1 && self.ranges.front().is_some_and(|range| self.begun_to >= range.bytes().end)
     }
 
     fn fail(mut self, error: Error) -> JobResult {
-        self.job.ranges = self.ranges.drain(..).collect();
+        let releases = self.ranges.drain(..).filter_map(|range| match range {
+            Purpose::Release(range) => Some(range),
+            Purpose::Write(_) => None,
+        });
+        self.job.ranges = releases.collect();
         let result = failed(self.job, error);
         JobResult { ranges: self.done.into_iter().chain(result.ranges).collect(), ..result }
     }
 
     fn finish(self) -> JobResult {
-        let Self { job, done, .. } = self;
-        JobResult {
-            file: job.file,
-            verdict: job.verdict,
-            path: job.path,
-            ranges: done,
-            problem: None,
-            is_last: true,
-        }
+        JobResult { ranges: self.done, is_last: true, ..JobResult::of(&self.job) }
     }
 }

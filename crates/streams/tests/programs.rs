@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagekeeper_streams::{StreamEvent, StreamOptions, StreamReport, Streams, Verdict};
+use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, StreamReport, Streams, Verdict};
 use pagekeeper_testing::{Mounted, Rng, skip};
 
 const MIB: u64 = 1 << 20;
@@ -71,7 +71,12 @@ fn resident(paths: &[PathBuf]) -> u64 {
 
 fn streams(names: &[&str]) -> Option<Streams> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    let options = StreamOptions { names, never: Vec::new(), decide: Box::new(|_, _| Verdict::Release) };
+    let options = StreamOptions {
+        names,
+        never: Vec::new(),
+        decide: Box::new(|_, _| Verdict::Release),
+        pace: StreamPace::Auto,
+    };
     match Streams::start(options) {
         Ok(streams) => Some(streams),
         Err(error) => {

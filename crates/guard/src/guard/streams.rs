@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_streams::{StayReason, StreamEvent, StreamOptions, StreamReport, Streams};
+use pagekeeper_streams::{StayReason, StreamEvent, StreamOptions, StreamPace, StreamReport, Streams};
 
 use self::rules::StreamRules;
 use super::report::Report;
@@ -117,6 +117,7 @@ impl StreamWatch {
             names: names.streams.clone(),
             never: names.never.clone(),
             decide: Box::new(move |pid, path| lock(&rules).verdict(pid, path, Instant::now())),
+            pace: StreamPace::Auto,
         };
         let ((stop, stopped), (say, updates)) = (channel(), sync_channel(UPDATES_MAX));
         let (started, outcome) = sync_channel(1);

@@ -1,6 +1,6 @@
 //! What processes hold open and map, read from `/proc`: the evidence of who uses a file, and how.
 //!
-//! Invariants: only reads `/proc`, never attaches to a process, and never opens the files it reports (stat follows the
+//! Invariants: only reads `/proc`, attaches to no process but those that [`ProcessHolds`] stops, and never opens the files it reports (stat follows the
 //! links of `/proc/PID/fd`). A process id is a `u32` and may be reused at any time: keep
 //! [`ProcRoot::start_time`] beside it.
 //! Fails with an error whose [`Error::is_gone`] holds when the process has ended, and [`Error::is_denied`] when it is
@@ -21,6 +21,7 @@ mod cgroups;
 mod deleted;
 mod fd_rounds;
 mod fds;
+mod hold;
 mod leases;
 mod maps;
 mod mounts;
@@ -36,7 +37,8 @@ use std::path::{Path, PathBuf};
 pub use cgroups::CgroupPath;
 pub use fd_rounds::{FdRounds, FdVisitor, thread_cpu_time};
 pub use fds::{Access, FdInfo, OpenFile};
-pub use leases::Leases;
+pub use hold::ProcessHolds;
+pub use leases::{AwaitedLocks, Leases};
 pub use maps::{MappedBy, Mapping};
 pub use mounts::Mount;
 pub use namespace::View;

@@ -8,4 +8,5 @@ pub(crate) mod file_handle;
 pub(crate) mod mapping;
 pub(crate) mod nsfs;
 pub(crate) mod process_advice;
+pub(crate) mod ptrace;
 pub(crate) mod sync_range;

@@ -47,7 +47,7 @@ fn next(bits: &PageBits, from: u32, set: bool) -> Option<u32> {
     None
 }
 
-fn count(bits: &PageBits) -> u32 {
+pub(super) fn count(bits: &PageBits) -> u32 {
     bits.iter().map(|word| word.count_ones()).sum()
 }
 
@@ -55,7 +55,11 @@ fn both(one: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| one[word] & other[word])
 }
 
-fn without(bits: &PageBits, other: &PageBits) -> PageBits {
+pub(super) fn union(one: &PageBits, other: &PageBits) -> PageBits {
+    array::from_fn(|word| one[word] | other[word])
+}
+
+pub(super) fn without(bits: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| bits[word] & !other[word])
 }
 
@@ -119,7 +123,7 @@ impl WindowPages {
         let again = count(&both(&self.pages, mask));
         let were_absent = again.min(self.absent);
         self.absent -= were_absent;
-        self.pages = array::from_fn(|word| self.pages[word] | mask[word]);
+        self.pages = union(&self.pages, mask);
         self.used = without(&self.used, mask);
         self.added_at = now;
         self.forget_attempts();
@@ -131,7 +135,7 @@ impl WindowPages {
         self.used_at = now;
         let first_used = both(&self.unused(), mask);
         if first_used != [0; WORDS] {
-            self.used = array::from_fn(|word| self.used[word] | first_used[word]);
+            self.used = union(&self.used, &first_used);
             self.forget_attempts();
         }
     }

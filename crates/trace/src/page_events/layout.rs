@@ -140,6 +140,7 @@ pub(crate) mod kind {
     pub(crate) const BEGAN: i32 = 3;
     pub(crate) const LEFT: i32 = 4;
     pub(crate) const ENDED: i32 = 5;
+    pub(crate) const DIRTIED: i32 = 6;
 }
 
 /// What the table of names says.
@@ -156,7 +157,9 @@ pub(crate) mod lost {
     pub(crate) const OTHERS: i32 = 1;
     /// Uses by processes that are not followed.
     pub(crate) const USES: i32 = 2;
-    pub(crate) const COUNT: u32 = 3;
+    /// Writes to clean pages by processes that are followed.
+    pub(crate) const WRITES: i32 = 3;
+    pub(crate) const COUNT: u32 = 4;
 }
 
 #[cfg(test)]

@@ -82,6 +82,15 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
+    /// A followed process wrote to clean pages, by a call or by a mapping (Linux 5.16).
+    Dirtied {
+        /// The process.
+        process: u32,
+        /// The file.
+        file: EventFile,
+        /// Bytes, in whole pages.
+        bytes: Range<u64>,
+    },
     /// Some process read, mapped, wrote or added pages of a file that a followed process has added pages of (Linux 6.12). Of a followed
     /// process reads and mappings alone are events of this kind.
     Used {
@@ -133,6 +142,8 @@ pub struct LostEvents {
     pub pages: u64,
     /// Uses by processes that are not followed: it is not known any more whose pages are whose.
     pub uses: u64,
+    /// Writes to clean pages by processes that are followed.
+    pub writes: u64,
     /// Other events.
     pub others: u64,
 }
@@ -185,17 +196,30 @@ impl PageEvents {
         let by_name =
             named_table(table(MapKind::LongestPrefix, "pk_names", 4 + NAME_MAX + 1, 4, NAMES_MAX)?, names)?;
         let uses = [Point::Read, Point::Mapped, Point::Faulted, Point::Dirtied];
-        if let Err(error) = events.attach(&uses, &by_name, &offsets) {
-            if !matches!(&error, TraceError::Call { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
-            {
-                return Err(error);
-            }
-            events.attachments.clear();
+        if !events.attach_if_known(&uses, &by_name, &offsets)? {
             events.watched = None;
+            events.attach_if_known(&[Point::Dirtied], &by_name, &offsets)?;
         }
         // Who ends is watched before who begins, so that none stays in the table.
         events.attach(&[Point::Exited, Point::Executed, Point::Forked, Point::Added], &by_name, &offsets)?;
         Ok(events)
+    }
+
+    /// Attaches all of these, or nothing where the kernel lacks one.
+    fn attach_if_known(
+        &mut self,
+        points: &[Point],
+        names: &Map,
+        offsets: &Offsets,
+    ) -> Result<bool, TraceError> {
+        match self.attach(points, names, offsets) {
+            Ok(()) => Ok(true),
+            Err(TraceError::Call { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                self.attachments.clear();
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn attach(&mut self, points: &[Point], names: &Map, offsets: &Offsets) -> Result<(), TraceError> {
@@ -277,7 +301,12 @@ impl PageEvents {
             looked_up.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_lost", errno))?;
             Ok(u64::from_ne_bytes(value))
         };
-        Ok(LostEvents { pages: count(lost::PAGES)?, uses: count(lost::USES)?, others: count(lost::OTHERS)? })
+        Ok(LostEvents {
+            pages: count(lost::PAGES)?,
+            uses: count(lost::USES)?,
+            writes: count(lost::WRITES)?,
+            others: count(lost::OTHERS)?,
+        })
     }
 }
 
@@ -368,10 +397,14 @@ fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
     let record = Record(bytes);
     let process = record.word(record::PROCESS);
     Some(match record.word(record::KIND).cast_signed() {
-        kind::ADDED => {
+        number @ (kind::ADDED | kind::DIRTIED) => {
             let first = record.long(record::FIRST);
-            let pages = first..first.checked_add(record.long(record::PAGES))?;
-            PageEvent::Added { process, file: record.file(), bytes: in_bytes(&pages)? }
+            let bytes = in_bytes(&(first..first.checked_add(record.long(record::PAGES))?))?;
+            let file = record.file();
+            match number {
+                kind::ADDED => PageEvent::Added { process, file, bytes },
+                _ => PageEvent::Dirtied { process, file, bytes },
+            }
         }
         kind::USED => {
             let pages = record.long(record::FIRST)..record.long(record::PAGES).checked_add(1)?;

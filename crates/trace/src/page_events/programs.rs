@@ -34,7 +34,7 @@ pub(super) enum Point {
     Mapped,
     /// Of one page that was faulted in.
     Faulted,
-    /// A folio that was written to: the first argument.
+    /// A clean folio that is written to: the first argument.
     Dirtied,
     Forked,
     Executed,
@@ -212,7 +212,6 @@ impl<'a> Writer<'a> {
 
     /// The folio is the first argument. One that a process adds that is not followed is a use of a watched file.
     fn added(&mut self) {
-        let at = *self.at;
         let (is_followed, has_room) = (self.asm.label(), self.asm.label());
         self.asm.load(Width::B8, R6, R1, 0);
         self.process();
@@ -222,11 +221,7 @@ impl<'a> Writer<'a> {
         self.asm.jump(self.out);
 
         self.asm.bind(is_followed);
-        self.read_pointer(R7, R6, at.folio_mapping);
-        self.file();
-        self.read(RECORD + record::FIRST, 8, R6, signed(at.folio_index));
-        self.pages_of_folio();
-        self.asm.store(Width::B8, R10, RECORD + record::PAGES, R9);
+        self.folio();
         // Whether the watch was begun by this addition.
         self.asm.constant(R8, 0);
         if let Some(watched) = self.tables.watched {
@@ -271,13 +266,29 @@ impl<'a> Writer<'a> {
         self.output(kind::USED, lost::USES);
     }
 
-    /// A process writes to a folio, the first argument.
+    /// A process writes to a clean folio, the first argument.
     fn dirtied(&mut self) {
+        let is_followed = self.asm.label();
         self.asm.load(Width::B8, R6, R1, 0);
         self.process();
         self.look_up(self.tables.followed, RECORD + record::PROCESS);
-        self.asm.jump_if_constant(If::NotEqual, R0, 0, self.out);
+        self.asm.jump_if_constant(If::NotEqual, R0, 0, is_followed);
         self.used_by_others();
+        self.asm.jump(self.out);
+
+        self.asm.bind(is_followed);
+        self.folio();
+        self.asm.constant(R9, 1);
+        self.output(kind::DIRTIED, lost::WRITES);
+    }
+
+    /// The folio at `R6` and its file go into the record; `R9` = its pages.
+    fn folio(&mut self) {
+        self.read_pointer(R7, R6, self.at.folio_mapping);
+        self.file();
+        self.read(RECORD + record::FIRST, 8, R6, signed(self.at.folio_index));
+        self.pages_of_folio();
+        self.asm.store(Width::B8, R10, RECORD + record::PAGES, R9);
     }
 
     /// `R9` = how many pages the folio at `R6` has.

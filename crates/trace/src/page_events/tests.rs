@@ -130,6 +130,49 @@ fn what_another_process_uses_of_a_watched_file_is_known_as_its_own() {
 }
 
 #[test]
+fn writes_to_clean_pages_are_seen_by_calls_and_by_mappings() {
+    let Some(mut events) = opened(&FollowedNames::default()) else { return };
+    let dir = disk_dir();
+    let (new, old, mapped) = (
+        dir.path().join("new"),
+        cold_file(dir.path(), "old", 8 << 20),
+        cold_file(dir.path(), "mapped", 4 << 20),
+    );
+    // Resident and clean: only writes of it are events.
+    std::fs::read(&old).unwrap();
+    let mut shell = Command::new("sh")
+        .args(["-c", "read go; head -c 4194304 /dev/zero >\"$1\"; dd if=/dev/zero of=\"$2\" bs=1M count=2 conv=notrunc 2>&1
+            python3 -c 'import mmap, sys
+f = open(sys.argv[1], \"r+b\"); m = mmap.mmap(f.fileno(), 0)
+for at in range(0, len(m), 4096): m[at] = 1' \"$3\"", "sh"])
+        .args([&new, &old, &mapped])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    events.follow(shell.id()).unwrap();
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let has_python = shell.wait().unwrap().success();
+    let all = drained(&mut events);
+    let dirtied = |name: &str| -> u64 {
+        let ino = std::fs::metadata(dir.path().join(name)).unwrap().ino();
+        all.iter()
+            .map(|event| match event {
+                PageEvent::Dirtied { file, bytes, .. } if file.ino == ino => bytes.end - bytes.start,
+                _ => 0,
+            })
+            .sum()
+    };
+    assert_eq!(dirtied("new"), 4 << 20);
+    // Folios are written to as a whole, and the last one may be larger than what is written of it.
+    assert!((2 << 20..=4 << 20).contains(&dirtied("old")), "{}", dirtied("old"));
+    if has_python {
+        assert_eq!(dirtied("mapped"), 4 << 20);
+    }
+    assert_eq!(events.lost().unwrap().writes, 0);
+}
+
+#[test]
 fn programs_are_followed_by_name_from_their_start() {
     let names = FollowedNames { streams: vec!["dd".into(), "bas*".into()], never: vec!["basename".into()] };
     let Some(mut events) = opened(&names) else { return };

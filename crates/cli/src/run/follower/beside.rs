@@ -14,7 +14,7 @@ use pagekeeper_guard::stream_name;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names;
 use pagekeeper_preload::launcher::LIBRARY_PREFIX;
-use pagekeeper_streams::{StreamOptions, Streams, Verdict};
+use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Verdict};
 
 use super::{FollowedPages, READY, REPORTED_AFTER};
 
@@ -31,7 +31,8 @@ pub(super) fn run(never: &[String], socket: &UnixStream) {
         if is_left || is_called(pid, &databases) { Verdict::Leave } else { Verdict::Release }
     };
     let never = never.iter().filter_map(|pattern| kernel_name(pattern)).collect();
-    let options = StreamOptions { names: Vec::new(), never, decide: Box::new(decide) };
+    let options =
+        StreamOptions { names: Vec::new(), never, decide: Box::new(decide), pace: StreamPace::Auto };
     let mut streams = match Streams::start(options) {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),

@@ -1,0 +1,208 @@
+//! Stopping other processes for a moment, by ptrace(2).
+//!
+//! Invariants: whoever traces them ends, by `kill -9` too, and the kernel lets all of them go. No memory or register of theirs is read
+//! or written. A signal that arrives at a stopped process is delivered when it is let go; SIGKILL ends it at once. A process that a
+//! signal has stopped stays so.
+//! Fails where another process traces it already, and where the kernel refuses that (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::{ProcRoot, malformed, read};
+use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
+use crate::{Error, Result};
+
+/// For so long each round of stops is waited for: a thread inside of a long call stops at its end.
+const STOP_PATIENCE: Duration = Duration::from_millis(2);
+/// Between two looks for stops.
+const STOP_POLL: Duration = Duration::from_micros(50);
+/// Looks at a process's threads: those that start meanwhile are found by the next.
+const ROUNDS: usize = 3;
+
+/// A thread that is traced.
+#[derive(Debug, Clone, Copy)]
+struct Tracee {
+    /// The process that it is held for; 0: it is let go as soon as it stops.
+    pid: u32,
+    /// The signal that it takes when it goes on, or 0; `None` while it runs.
+    stopped: Option<i32>,
+}
+
+/// The processes that the calling thread holds.
+///
+/// A thread that is inside of a long call, or waits for a disk, goes on until that call ends. To be polled every few
+/// milliseconds while [`Self::is_settled`] is false, so that such a thread is let go soon after it has stopped.
+///
+/// Only for threads that start no process, and not for children of the calling process: wait(2) would take their stops.
+/// Whoever drops it ends the thread soon after: the kernel lets go then what has not stopped before.
+#[derive(Debug, Default)]
+pub struct ProcessHolds {
+    proc: ProcRoot,
+    threads: HashMap<i32, Tracee>,
+    /// A tracer is a thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl ProcessHolds {
+    /// Holds no process.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Stops all threads of a process, as far as they stop within some milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// If it has ended ([`Error::is_gone`]), or may not be traced ([`Error::is_denied`]): nothing of it is held then.
+    pub fn hold(&mut self, pid: u32) -> Result<()> {
+        let held = self.seize_all(pid);
+        if held.is_err() {
+            self.let_go(pid);
+        }
+        held
+    }
+
+    fn seize_all(&mut self, pid: u32) -> Result<()> {
+        for _ in 0..ROUNDS {
+            let mut is_new = false;
+            for thread in self.proc.threads(pid)? {
+                is_new |= self.seize(pid, thread)?;
+            }
+            self.wait_for_stops(pid);
+            if !is_new {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a thread is traced from now on.
+    fn seize(&mut self, pid: u32, thread: i32) -> Result<bool> {
+        let failed = |errno| Error::call("ptrace(PTRACE_SEIZE)", self.proc.of(pid, ""), errno);
+        if let Some(known) = self.threads.get_mut(&thread) {
+            known.pid = pid;
+            return Ok(false);
+        }
+        match seize(thread) {
+            Ok(()) => {}
+            // It has just ended; its process may go on.
+            Err(Errno::SRCH) => return Ok(false),
+            Err(Errno::PERM) if self.proc.has_ended(pid) => return Err(failed(Errno::SRCH)),
+            Err(errno) => return Err(failed(errno)),
+        }
+        self.threads.insert(thread, Tracee { pid, stopped: None });
+        // Without effect it is about to end.
+        let _ = interrupt(thread);
+        Ok(true)
+    }
+
+    fn wait_for_stops(&mut self, pid: u32) {
+        let until = Instant::now() + STOP_PATIENCE;
+        loop {
+            self.poll();
+            let runs = |tracee: &Tracee| tracee.pid == pid && tracee.stopped.is_none();
+            if !self.threads.values().any(runs) || Instant::now() >= until {
+                return;
+            }
+            std::thread::sleep(STOP_POLL);
+        }
+    }
+
+    /// Lets a process go.
+    pub fn let_go(&mut self, pid: u32) {
+        for (thread, tracee) in &mut self.threads {
+            if tracee.pid == pid {
+                tracee.pid = 0;
+                if let Some(signal) = tracee.stopped {
+                    // One that was killed is gone, which the next poll tells.
+                    let _ = detach(*thread, signal);
+                }
+            }
+        }
+        self.threads.retain(|_, tracee| tracee.pid != 0 || tracee.stopped.is_none());
+    }
+
+    /// Takes note of threads that have stopped or ended, and lets those go that are not to be held any more.
+    pub fn poll(&mut self) {
+        loop {
+            match next_event() {
+                Ok(Some((thread, TraceEvent::Ended))) => drop(self.threads.remove(&thread)),
+                Ok(Some((thread, TraceEvent::Stopped { signal }))) => self.stopped(thread, signal),
+                Ok(None) => return,
+                // Nobody is traced, whatever was thought: a thread that becomes another program takes its process's number.
+                Err(_) => return self.threads.clear(),
+            }
+        }
+    }
+
+    fn stopped(&mut self, thread: i32, signal: i32) {
+        match self.threads.get_mut(&thread) {
+            Some(tracee) if tracee.pid != 0 => tracee.stopped = Some(signal),
+            _ => {
+                let _ = detach(thread, signal);
+                self.threads.remove(&thread);
+            }
+        }
+    }
+
+    /// Whether every thread that is traced has stopped.
+    pub fn is_settled(&self) -> bool {
+        self.threads.values().all(|tracee| tracee.stopped.is_some())
+    }
+
+    /// Whether a process is held: at least one thread of it has stopped.
+    pub fn is_held(&self, pid: u32) -> bool {
+        self.threads.values().any(|tracee| tracee.pid == pid && tracee.stopped.is_some())
+    }
+}
+
+impl Drop for ProcessHolds {
+    fn drop(&mut self) {
+        self.poll();
+        let mut pids: Vec<u32> = self.threads.values().map(|tracee| tracee.pid).collect();
+        pids.dedup();
+        for pid in pids {
+            self.let_go(pid);
+        }
+    }
+}
+
+impl ProcRoot {
+    /// The numbers of a process's threads.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
+    fn threads(&self, pid: u32) -> Result<Vec<i32>> {
+        let path = self.of(pid, "task");
+        let failed = |error: std::io::Error| Error::call("readdir", path.clone(), error);
+        let mut threads = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            threads.extend(
+                entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()),
+            );
+        }
+        Ok(threads)
+    }
+
+    /// Whether a process has ended, or is about to be taken note of by its parent.
+    fn has_ended(&self, pid: u32) -> bool {
+        self.stat(pid).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
+    }
+
+    /// Whether a signal waits for a process that its first thread does not block. A process that is held takes it when it is let go.
+    pub fn has_pending_signal(&self, pid: u32) -> Result<bool> {
+        let path = self.of(pid, "status");
+        let text = read(&path)?;
+        let field = |name: &str| -> Option<u64> {
+            let mut lines = text.split(|byte| *byte == b'\n');
+            let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
+            u64::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 16).ok()
+        };
+        let pending = || Some((field("SigPnd:")? | field("ShdPnd:")?) & !field("SigBlk:")?);
+        pending().map(|signals| signals != 0).ok_or_else(|| malformed(&path, "SigPnd, ShdPnd and SigBlk"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

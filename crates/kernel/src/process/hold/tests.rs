@@ -1,0 +1,294 @@
+//! Holds of real processes, which are grandchildren: the stops of a child would be taken for its own by whoever waits for it here.
+
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use super::*;
+
+/// Longer than anything takes on a busy machine.
+const AT_MOST: Duration = Duration::from_secs(20);
+
+/// A process under a shell that says its number, waits for its end and says its exit code.
+struct Subject {
+    shell: Child,
+    out: BufReader<ChildStdout>,
+    pid: u32,
+    proc: ProcRoot,
+}
+
+impl Subject {
+    fn new(script: &str) -> Self {
+        Self::of(&["sh", "-c", script])
+    }
+
+    fn of(words: &[&str]) -> Self {
+        // With job control, a job can be stopped as by a terminal.
+        let mut shell = Command::new("bash")
+            .args(["-c", "set -m; exec 3<&0; \"$@\" <&3 & echo $!; wait -f $!; echo code $?", "bash"])
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(shell.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        Self { shell, out, pid: line.trim().parse().unwrap(), proc: ProcRoot::default() }
+    }
+
+    fn status(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
+    /// Holds it until it has stopped, which takes longer where the machine is busy.
+    fn hold(&self, holds: &mut ProcessHolds) {
+        holds.hold(self.pid).unwrap();
+        until(|| {
+            holds.poll();
+            holds.is_held(self.pid) && holds.is_settled()
+        });
+    }
+
+    fn kill(&self, signal: &str) {
+        let pid = self.pid.to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+    }
+
+    /// Waits until its state's letter is one of these and nobody traces it.
+    fn is_free_in(&self, states: &str) {
+        until(|| {
+            let is_in = self.status("State:").chars().next().is_some_and(|state| states.contains(state));
+            is_in && self.status("TracerPid:") == "0"
+        });
+    }
+
+    /// What its shell says at its end.
+    fn end(mut self) -> String {
+        drop(self.shell.stdin.take());
+        let mut rest = String::new();
+        self.out.read_to_string(&mut rest).unwrap();
+        self.shell.wait().unwrap();
+        rest.trim().to_owned()
+    }
+}
+
+fn until(mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + AT_MOST;
+    while !is_so() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs with holds in a thread of their own; `None` where the kernel refuses to trace.
+fn with_holds<T: Send>(run: impl FnOnce(&mut ProcessHolds) -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(|| run(&mut ProcessHolds::new())).join().unwrap())
+}
+
+/// A program that does nothing but compute.
+const BUSY: &str = "while :; do :; done";
+
+#[test]
+fn a_process_stops_and_goes_on() {
+    let subject = Subject::new(BUSY);
+    with_holds(|holds| {
+        for _ in 0..20 {
+            subject.hold(holds);
+            assert_eq!(subject.status("State:"), "t (tracing stop)");
+            holds.let_go(subject.pid);
+            assert!(!holds.is_held(subject.pid));
+            subject.is_free_in("R");
+        }
+    });
+    subject.kill("KILL");
+    assert_eq!(subject.end(), "code 137");
+}
+
+#[test]
+fn the_end_of_a_tracer_lets_all_go() {
+    let (stopped, sleeping) = (Subject::new(BUSY), Subject::of(&["sleep", "1000"]));
+    with_holds(|holds| {
+        stopped.hold(holds);
+        sleeping.hold(holds);
+        // As a thread that panics, or is killed, does.
+        std::mem::forget(std::mem::take(holds));
+    });
+    stopped.is_free_in("R");
+    sleeping.is_free_in("S");
+    for subject in [stopped, sleeping] {
+        subject.kill("TERM");
+        assert_eq!(subject.end(), "code 143");
+    }
+}
+
+#[test]
+fn signals_that_end_a_held_process_are_seen_and_taken() {
+    for (signal, code) in [("TERM", "code 143"), ("INT", "code 130"), ("USR1", "code 138")] {
+        let subject = Subject::new(BUSY);
+        with_holds(|holds| {
+            subject.hold(holds);
+            assert!(!subject.proc.has_pending_signal(subject.pid).unwrap());
+            subject.kill(signal);
+            assert!(subject.proc.has_pending_signal(subject.pid).unwrap(), "{signal}");
+            holds.let_go(subject.pid);
+        });
+        assert_eq!(subject.end(), code);
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_while_held_leaves_its_code_to_its_parent() {
+    let subject = Subject::new(BUSY);
+    with_holds(|holds| {
+        subject.hold(holds);
+        subject.kill("KILL");
+        // The parent hears of it once its tracer has.
+        until(|| {
+            holds.poll();
+            !holds.is_held(subject.pid)
+        });
+        assert_eq!(subject.end(), "code 137");
+        assert!(holds.is_settled());
+    });
+}
+
+#[test]
+fn a_process_that_ends_just_then_leaves_its_code_and_no_zombie() {
+    for _ in 0..20 {
+        let subject = Subject::new("exit 7");
+        let pid = subject.pid;
+        with_holds(|holds| {
+            while let Ok(()) = holds.hold(pid) {
+                holds.let_go(pid);
+            }
+            until(|| {
+                holds.poll();
+                holds.is_settled()
+            });
+        });
+        assert_eq!(subject.end(), "code 7");
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+}
+
+#[test]
+fn a_stopped_process_stays_so_and_can_be_continued() {
+    for signal in ["STOP", "TSTP"] {
+        let subject = Subject::new(BUSY);
+        // Before a hold.
+        subject.kill(signal);
+        subject.is_free_in("T");
+        with_holds(|holds| {
+            holds.hold(subject.pid).unwrap();
+            holds.let_go(subject.pid);
+            subject.is_free_in("T");
+            subject.kill("CONT");
+            subject.is_free_in("R");
+            // While it is held.
+            subject.hold(holds);
+            subject.kill(signal);
+            holds.let_go(subject.pid);
+            subject.is_free_in("T");
+            subject.kill("CONT");
+            subject.is_free_in("R");
+        });
+        subject.kill("KILL");
+        assert_eq!(subject.end(), "code 137", "{signal}");
+    }
+}
+
+#[test]
+fn a_program_that_becomes_another_goes_on() {
+    let subject = Subject::new(
+        "n=0; while [ $n -lt 200 ]; do n=$((n+1)); sh -c 'exec true'; done; exec sh -c 'exit 5'",
+    );
+    with_holds(|holds| {
+        while let Ok(()) = holds.hold(subject.pid) {
+            holds.let_go(subject.pid);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        until(|| {
+            holds.poll();
+            holds.is_settled()
+        });
+    });
+    assert_eq!(subject.end(), "code 5");
+}
+
+#[test]
+fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
+    let script = "import threading, sys\n\
+        def more():\n\x20 for _ in range(200):\n\x20  t = threading.Thread(target=lambda: sum(range(2000)))\n\x20  t.start(); t.join()\n\
+        all = [threading.Thread(target=more) for _ in range(8)]\n\
+        [t.start() for t in all]; [t.join() for t in all]; sys.exit(9)";
+    if Command::new("python3").arg("--version").output().is_err() {
+        return pagekeeper_testing::skip("threads that start threads need python3");
+    }
+    let subject = Subject::of(&["python3", "-c", script]);
+    with_holds(|holds| {
+        let mut held = 0;
+        while let Ok(()) = holds.hold(subject.pid) {
+            held += 1;
+            holds.let_go(subject.pid);
+            holds.poll();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(held > 5, "{held}");
+        until(|| {
+            holds.poll();
+            holds.is_settled()
+        });
+    });
+    assert_eq!(subject.end(), "code 9");
+}
+
+#[test]
+fn who_is_traced_already_is_refused_and_goes_on() {
+    let subject = Subject::new(BUSY);
+    with_holds(|first| {
+        subject.hold(first);
+        let refused = with_holds(|second| second.hold(subject.pid).unwrap_err());
+        assert!(refused.is_denied(), "{refused}");
+        assert!(first.is_held(subject.pid));
+    });
+    subject.is_free_in("R");
+    subject.kill("KILL");
+    assert_eq!(subject.end(), "code 137");
+    let gone = with_holds(|holds| holds.hold(u32::MAX / 4).unwrap_err());
+    assert!(gone.is_gone(), "{gone}");
+}
+
+#[test]
+fn who_waits_for_its_vforked_child_goes_on_as_soon_as_it_ends() {
+    // Python starts programs by vfork(2); the child becomes another program late.
+    let script = "import subprocess, sys\nfor _ in range(100): subprocess.run(['true'])\nsys.exit(4)";
+    if Command::new("python3").arg("--version").output().is_err() {
+        return pagekeeper_testing::skip("a program that uses vfork needs python3");
+    }
+    let subject = Subject::of(&["python3", "-c", script]);
+    with_holds(|holds| {
+        while let Ok(()) = holds.hold(subject.pid) {
+            holds.let_go(subject.pid);
+            holds.poll();
+        }
+        until(|| {
+            holds.poll();
+            holds.is_settled()
+        });
+    });
+    assert_eq!(subject.end(), "code 4");
+}
+
+#[test]
+fn a_line_of_a_terminal_s_job_is_read_after_a_hold() {
+    let mut subject = Subject::of(&["cat"]);
+    with_holds(|holds| {
+        holds.hold(subject.pid).unwrap();
+        holds.let_go(subject.pid);
+    });
+    subject.shell.stdin.as_mut().unwrap().write_all(b"a line\n").unwrap();
+    assert_eq!(subject.end(), "a line\ncode 0");
+}

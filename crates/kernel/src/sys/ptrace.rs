@@ -1,0 +1,59 @@
+//! `ptrace(2)` as far as it takes to stop threads of another process for a moment, and `waitpid(2)` for their stops.
+//!
+//! All of it counts for the calling thread alone: it is the tracer.
+
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+
+use super::cachestat::last_errno;
+
+/// What became of a traced thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TraceEvent {
+    /// It has stopped, about to take this signal, or 0.
+    Stopped { signal: i32 },
+    /// It has ended.
+    Ended,
+}
+
+/// Traces a thread, which goes on. It is let go when the calling thread ends.
+pub(crate) fn seize(thread: i32) -> Result<(), Errno> {
+    call(libc::PTRACE_SEIZE, thread, 0)
+}
+
+/// Has a traced thread stop soon.
+pub(crate) fn interrupt(thread: i32) -> Result<(), Errno> {
+    call(libc::PTRACE_INTERRUPT, thread, 0)
+}
+
+/// Traces a stopped thread no longer: it goes on, with the signal that it was about to take, unless its process is stopped by one.
+pub(crate) fn detach(thread: i32, signal: i32) -> Result<(), Errno> {
+    call(libc::PTRACE_DETACH, thread, signal)
+}
+
+fn call(request: libc::c_uint, thread: i32, data: i32) -> Result<(), Errno> {
+    let data = usize::try_from(data).map_err(|_| Errno::INVAL)?;
+    // SAFETY: none of these requests reads or writes memory of this process: the address is unused, and the last argument is a number.
+    let result = unsafe { libc::ptrace(request, thread, 0_usize, data) };
+    if result == -1 { Err(last_errno()) } else { Ok(()) }
+}
+
+/// The next stop or end of a thread that the calling thread traces, or of a child that it started, if there is one. Never waits.
+pub(crate) fn next_event() -> Result<Option<(i32, TraceEvent)>, Errno> {
+    let mut status = 0;
+    // SAFETY: `status` is a live integer that the call writes to.
+    let thread =
+        unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG) };
+    match thread {
+        -1 => Err(last_errno()),
+        0 => Ok(None),
+        _ if !libc::WIFSTOPPED(status) => Ok(Some((thread, TraceEvent::Ended))),
+        _ => {
+            // A stop that was asked for, or of the whole process, is no delivery of a signal.
+            let is_asked = status >> 16 == libc::PTRACE_EVENT_STOP;
+            let signal = if is_asked { 0 } else { libc::WSTOPSIG(status) };
+            Ok(Some((thread, TraceEvent::Stopped { signal })))
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Which writing processes are held so that no more than a bound is unwritten in front of their disk, and for how long at a time.
+//!
+//! A program writes into memory faster than its disk takes it. What it has written waits there until the kernel's own flusher starts,
+//! and then each commit of a database waits behind all of it. [`DeviceHolds`] says which writers of one device are to be held:
+//! from when more than the bound is unwritten until no more than half of it is. [`HoldCycle`] turns that wish into holds of
+//! [`HOLD_MAX`] at most, with a moment in between in which the process runs and takes its signals.
+//!
+//! # Invariants
+//!
+//! - A process that has not dirtied pages of the device lately is never held.
+//! - Nobody is held once no more than half of the bound is unwritten, nor where nothing of the device's was written for
+//!   [`STALLED_AFTER`]: a disk that hangs, or a worker that does, holds nobody.
+//! - A writer that has less unwritten than half its fair share of what waits is held only where twice the bound waits.
+//! - No hold is longer than [`HOLD_MAX`], and between two holds of a process there is at least [`MOMENT`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Longest hold at a time: half of what users are promised, since a thread may be late to end it.
+pub const HOLD_MAX: Duration = Duration::from_millis(50);
+/// Shortest time between two holds of a process: a writer of 2 GB/s writes 1 MiB in it.
+pub const MOMENT: Duration = Duration::from_micros(500);
+/// A process that dirtied no page of a device for this long is none of its writers.
+pub const WRITER_FOR: Duration = Duration::from_secs(1);
+/// Where nothing was written for this long, holding a program helps nobody: five times as long as the slowest disk takes for a piece.
+pub const STALLED_AFTER: Duration = Duration::from_secs(2);
+/// Time between two decisions while writers write, at most and at least.
+const DECIDE_MAX: Duration = Duration::from_millis(10);
+const DECIDE_MIN: Duration = Duration::from_millis(1);
+/// What a token bucket holds, in parts of a second's tokens, and at least: a call of a program that copies.
+const BURST_PARTS: u64 = 10;
+const BURST_MIN: u64 = 256 << 10;
+
+/// What writers of a device may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriterLimits {
+    /// Bytes that may be unwritten; `None`: any.
+    pub unwritten: Option<u64>,
+    /// Bytes that they may dirty in a second; `None`: any.
+    pub rate: Option<u64>,
+}
+
+/// A process that writes to the device.
+#[derive(Debug, Clone, Copy)]
+struct Writer {
+    /// Its part of what is unwritten, in bytes.
+    share: u64,
+    dirtied_at: Duration,
+}
+
+/// Tokens of a writer's rate: one for each byte that may be dirtied. Negative where too much was.
+#[derive(Debug, Clone, Copy)]
+struct TokenBucket {
+    tokens: i64,
+    filled_at: Duration,
+}
+
+/// The processes that are to be held now, and when that is to be asked again if nothing happens before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HoldDecision {
+    /// Their numbers, ascending.
+    pub held: Vec<u32>,
+    /// `None`: nobody writes.
+    pub again_at: Option<Duration>,
+}
+
+/// The writers of one device.
+///
+/// ```
+/// use pagekeeper_policy::stream_hold::{DeviceHolds, WriterLimits};
+/// use std::time::Duration;
+///
+/// const MIB: u64 = 1 << 20;
+/// let at = Duration::from_millis;
+/// let limits = WriterLimits { unwritten: Some(16 * MIB), rate: None };
+/// let mut device = DeviceHolds::default();
+/// device.dirtied(4711, 20 * MIB, at(1));
+/// assert_eq!(device.decide(limits, at(1)).held, [4711]);
+///
+/// // It is held until half of the bound is written.
+/// device.written(8 * MIB, at(80));
+/// assert_eq!(device.decide(limits, at(80)).held, [4711]);
+/// device.written(4 * MIB, at(120));
+/// assert!(device.decide(limits, at(120)).held.is_empty());
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct DeviceHolds {
+    writers: BTreeMap<u32, Writer>,
+    unwritten: u64,
+    /// Whether more than the bound was unwritten, and not yet no more than half of it again.
+    is_full: bool,
+    /// When something was written, or nothing was to be written.
+    progress_at: Duration,
+    bucket: Option<TokenBucket>,
+    /// What was dirtied since the last decision, and when that was.
+    dirtied: u64,
+    decided_at: Duration,
+}
+
+impl DeviceHolds {
+    /// Takes note that a process dirtied so many bytes of clean pages.
+    pub fn dirtied(&mut self, process: u32, bytes: u64, now: Duration) {
+        if self.unwritten == 0 {
+            self.progress_at = now;
+        }
+        self.unwritten = self.unwritten.saturating_add(bytes);
+        self.dirtied = self.dirtied.saturating_add(bytes);
+        let writer = self.writers.entry(process).or_insert(Writer { share: 0, dirtied_at: now });
+        writer.share = writer.share.saturating_add(bytes);
+        writer.dirtied_at = now;
+        if let Some(bucket) = &mut self.bucket {
+            bucket.tokens = bucket.tokens.saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Takes note that so many bytes are unwritten no longer, whoever dirtied them.
+    pub fn written(&mut self, bytes: u64, now: Duration) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.unwritten;
+        self.unwritten = before.saturating_sub(bytes);
+        self.progress_at = now;
+        let (rest, all) = (u128::from(self.unwritten), u128::from(before.max(1)));
+        for writer in self.writers.values_mut() {
+            writer.share = u64::try_from(u128::from(writer.share) * rest / all).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// Takes note that a process has ended.
+    pub fn ended(&mut self, process: u32) {
+        self.writers.remove(&process);
+    }
+
+    /// Bytes that are unwritten.
+    pub fn unwritten(&self) -> u64 {
+        self.unwritten
+    }
+
+    /// Whether nothing is unwritten and nobody writes.
+    pub fn is_idle(&self) -> bool {
+        self.unwritten == 0 && self.writers.is_empty()
+    }
+
+    /// Decides who is to be held now.
+    pub fn decide(&mut self, limits: WriterLimits, now: Duration) -> HoldDecision {
+        self.writers
+            .retain(|_, writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR || writer.share > 0);
+        self.fill_bucket(limits.rate, now);
+        let bound = limits.unwritten.unwrap_or(u64::MAX);
+        self.is_full = self.unwritten > if self.is_full { bound / 2 } else { bound };
+        let is_stalled = now.saturating_sub(self.progress_at) >= STALLED_AFTER;
+        let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
+        let is_over = (self.is_full && !is_stalled) || is_over_rate;
+        let is_writer = |writer: &Writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR;
+        let count = self.writers.values().filter(|writer| is_writer(writer)).count() as u64;
+        let is_urgent = is_over_rate || self.unwritten / 2 > bound;
+        let has_share =
+            |writer: &Writer| is_urgent || writer.share.saturating_mul(2 * count) >= self.unwritten;
+        let held: Vec<u32> = self
+            .writers
+            .iter()
+            .filter(|(_, writer)| is_over && is_writer(writer) && has_share(writer))
+            .map(|(process, _)| *process)
+            .collect();
+        let again_at = (count > 0).then(|| now + self.time_to_fill(bound, now));
+        (self.dirtied, self.decided_at) = (0, now);
+        HoldDecision { held, again_at }
+    }
+
+    /// Until the bound may be reached, at the pace since the last decision.
+    fn time_to_fill(&self, bound: u64, now: Duration) -> Duration {
+        let nanoseconds = now.saturating_sub(self.decided_at).as_nanos();
+        let room = u128::from(bound.saturating_sub(self.unwritten));
+        let time = room.saturating_mul(nanoseconds) / u128::from(self.dirtied.max(1));
+        let time = Duration::from_nanos(u64::try_from(time).unwrap_or(u64::MAX));
+        if self.is_full || self.dirtied == 0 { DECIDE_MAX } else { time.clamp(DECIDE_MIN, DECIDE_MAX) }
+    }
+
+    fn fill_bucket(&mut self, rate: Option<u64>, now: Duration) {
+        let Some(rate) = rate else {
+            self.bucket = None;
+            return;
+        };
+        let most = i64::try_from((rate / BURST_PARTS).max(BURST_MIN)).unwrap_or(i64::MAX);
+        let bucket = self.bucket.get_or_insert(TokenBucket { tokens: most, filled_at: now });
+        let elapsed = now.saturating_sub(bucket.filled_at).as_nanos();
+        let more = u128::from(rate).saturating_mul(elapsed) / 1_000_000_000;
+        // What is less than a token waits.
+        if more > 0 {
+            bucket.filled_at = now;
+            bucket.tokens = bucket.tokens.saturating_add(i64::try_from(more).unwrap_or(i64::MAX)).min(most);
+        }
+    }
+}
+
+/// What is to be done with a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldStep {
+    /// It is to be stopped.
+    Stop,
+    /// It is to be let go.
+    LetGo,
+    /// It stays as it is for so long, unless the wish changes.
+    Wait(Duration),
+    /// It stays free.
+    Rest,
+}
+
+/// The holds of one process, one after another.
+///
+/// ```
+/// use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
+/// use std::time::Duration;
+///
+/// let start = Duration::from_secs(1);
+/// let mut cycle = HoldCycle::default();
+/// assert_eq!(cycle.next(true, start), HoldStep::Stop);
+/// assert_eq!(cycle.next(true, start), HoldStep::Wait(HOLD_MAX));
+/// assert_eq!(cycle.next(true, start + HOLD_MAX), HoldStep::LetGo);
+/// assert_eq!(cycle.next(true, start + HOLD_MAX), HoldStep::Wait(MOMENT));
+/// assert_eq!(cycle.next(true, start + HOLD_MAX + MOMENT), HoldStep::Stop);
+/// assert_eq!(cycle.next(false, start + HOLD_MAX + MOMENT), HoldStep::LetGo);
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HoldCycle {
+    held_since: Option<Duration>,
+    free_since: Option<Duration>,
+}
+
+impl HoldCycle {
+    /// Says what is to be done now, and takes it as done.
+    pub fn next(&mut self, is_wanted: bool, now: Duration) -> HoldStep {
+        let rest = |since: Duration, length: Duration| (since + length).saturating_sub(now);
+        if let Some(since) = self.held_since {
+            let left = rest(since, HOLD_MAX);
+            if is_wanted && !left.is_zero() {
+                return HoldStep::Wait(left);
+            }
+            (self.held_since, self.free_since) = (None, Some(now));
+            return HoldStep::LetGo;
+        }
+        if !is_wanted {
+            return HoldStep::Rest;
+        }
+        let left = self.free_since.map_or(Duration::ZERO, |since| rest(since, MOMENT));
+        if !left.is_zero() {
+            return HoldStep::Wait(left);
+        }
+        self.held_since = Some(now);
+        HoldStep::Stop
+    }
+
+    /// Since when it is held.
+    pub fn held_since(&self) -> Option<Duration> {
+        self.held_since
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use super::*;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const BOUND: u64 = 16 * MIB;
+const LIMITS: WriterLimits = WriterLimits { unwritten: Some(BOUND), rate: None };
+
+fn at(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[test]
+fn a_writer_with_little_runs_beside_one_with_much() {
+    let mut device = DeviceHolds::default();
+    device.dirtied(1, 17 * MIB, at(0));
+    device.dirtied(2, MIB, at(0));
+    assert_eq!(device.decide(LIMITS, at(0)).held, [1]);
+    device.dirtied(2, 16 * MIB, at(1));
+    assert_eq!(device.decide(LIMITS, at(1)).held, [1, 2], "both have their share");
+    // Where twice the bound waits nobody is spared.
+    let mut device = DeviceHolds::default();
+    device.dirtied(1, 33 * MIB, at(0));
+    device.dirtied(2, MIB, at(0));
+    assert_eq!(device.decide(LIMITS, at(0)).held, [1, 2]);
+}
+
+#[test]
+fn a_disk_that_stands_still_holds_nobody() {
+    let mut device = DeviceHolds::default();
+    device.dirtied(1, 17 * MIB, at(0));
+    assert_eq!(device.decide(LIMITS, at(500)).held, [1]);
+    device.dirtied(1, MIB, at(1500));
+    assert_eq!(device.decide(LIMITS, at(2000)).held, []);
+    device.written(MIB, at(2100));
+    device.dirtied(1, MIB, at(2100));
+    assert_eq!(device.decide(LIMITS, at(2100)).held, [1]);
+}
+
+#[test]
+fn who_has_ended_or_writes_no_longer_is_not_held() {
+    let mut device = DeviceHolds::default();
+    device.dirtied(1, 10 * MIB, at(0));
+    device.dirtied(2, 10 * MIB, at(0));
+    device.ended(1);
+    assert_eq!(device.decide(LIMITS, at(0)).held, [2]);
+    device.written(MIB, at(900));
+    assert_eq!(device.decide(LIMITS, at(1100)).held, [], "it dirtied nothing for a second");
+    device.written(19 * MIB, at(1200));
+    let after = device.decide(LIMITS, at(1200));
+    assert_eq!((after.again_at, device.is_idle()), (None, true));
+}
+
+#[test]
+fn a_rate_is_kept_on_average() {
+    let limits = WriterLimits { unwritten: None, rate: Some(10 * MIB) };
+    let mut device = DeviceHolds::default();
+    let mut dirtied = 0;
+    for step in 0..10_000 {
+        if device.decide(limits, at(step)).held.is_empty() {
+            device.dirtied(1, MIB / 2, at(step));
+            dirtied += MIB / 2;
+        }
+    }
+    assert!((100 * MIB..102 * MIB).contains(&dirtied), "{dirtied}");
+}
+
+/// What happens to a device.
+#[derive(Debug, Clone)]
+enum Event {
+    Dirtied(u32, u64),
+    Written(u64),
+    Ended(u32),
+    Later(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (0..4_u32, 0..8 * MIB).prop_map(|(process, bytes)| Event::Dirtied(process, bytes)),
+        2 => (0..8 * MIB).prop_map(Event::Written),
+        1 => (0..4_u32).prop_map(Event::Ended),
+        2 => (0..1500_u64).prop_map(Event::Later),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn who_is_held_writes_there_and_more_than_half_of_the_bound_waits(events in vec(event(), 1..200)) {
+        let mut device = DeviceHolds::default();
+        let mut now = 0;
+        let mut last = BTreeMap::new();
+        for event in events {
+            match event {
+                Event::Dirtied(process, bytes) => {
+                    device.dirtied(process, bytes, at(now));
+                    last.insert(process, now);
+                }
+                Event::Written(bytes) => device.written(bytes, at(now)),
+                Event::Ended(process) => {
+                    device.ended(process);
+                    last.remove(&process);
+                }
+                Event::Later(millis) => now += millis,
+            }
+            let decision = device.decide(LIMITS, at(now));
+            if device.unwritten() <= BOUND / 2 {
+                prop_assert!(decision.held.is_empty());
+            }
+            for process in &decision.held {
+                prop_assert!(last.get(process).is_some_and(|at| now - at < 1000));
+            }
+            let is_moving = now.saturating_sub(u64::try_from(device.progress_at.as_millis()).unwrap()) < 2000;
+            let has_writers = last.values().any(|at| now - at < 1000);
+            if device.unwritten() > 2 * BOUND && is_moving && has_writers {
+                prop_assert!(!decision.held.is_empty(), "somebody is held: {:?}", device);
+            }
+            prop_assert!(decision.again_at.is_none_or(|again| again > at(now)));
+        }
+    }
+
+    /// A simulated disk and writers that write whenever they are free: the bound is kept but for what one step lets through, the disk
+    /// never runs dry, and equal writers get equal parts.
+    #[test]
+    fn the_bound_is_kept_and_writers_get_equal_parts(
+        writers in 1..5_u32,
+        disk in 20..400_u64,
+        speed in 500..2000_u64,
+    ) {
+        let (step_us, mut now_us) = (500, 0);
+        let mut device = DeviceHolds::default();
+        let mut held = Vec::new();
+        let mut got = vec![0_u64; writers as usize];
+        let mut again = Duration::ZERO;
+        let mut idle_steps = 0;
+        while now_us < 5_000_000 {
+            let now = Duration::from_micros(now_us);
+            let free: Vec<u32> = (0..writers).filter(|writer| !held.contains(writer)).collect();
+            for writer in &free {
+                // One memory for all.
+                let bytes = speed * step_us / free.len() as u64;
+                device.dirtied(*writer, bytes, now);
+                got[*writer as usize] += bytes;
+            }
+            let written = (disk * step_us).min(device.unwritten());
+            idle_steps += u32::from(written < disk * step_us);
+            device.written(written, now);
+            if now >= again {
+                let decision = device.decide(LIMITS, now);
+                (held, again) = (decision.held, decision.again_at.unwrap_or(now));
+            }
+            // Ten milliseconds of the writers, at most, before the first decision knows their pace.
+            prop_assert!(device.unwritten() < BOUND + 12_000 * speed, "{}", device.unwritten());
+            now_us += step_us;
+        }
+        prop_assert!(idle_steps == 0, "{idle_steps}");
+        let (least, most) = (got.iter().min().unwrap(), got.iter().max().unwrap());
+        prop_assert!(most - least <= most / 4 + 32 * MIB, "{got:?}");
+    }
+
+    #[test]
+    fn holds_are_short_and_have_moments_between_them(
+        steps in vec((any::<bool>(), 0..200_000_u64), 1..300),
+    ) {
+        let mut cycle = HoldCycle::default();
+        let (mut now, mut held, mut free) = (0, None, None);
+        for (is_wanted, later) in steps {
+            // Whoever asks comes no later than it was asked to.
+            let most = match cycle.next(is_wanted, Duration::from_micros(now)) {
+                HoldStep::Stop => {
+                    prop_assert!(is_wanted && held.is_none());
+                    prop_assert!(free.is_none_or(|free| now - free >= 500));
+                    held = Some(now);
+                    0
+                }
+                HoldStep::LetGo => {
+                    prop_assert!(held.take().is_some_and(|held| now - held <= 50_000));
+                    free = Some(now);
+                    0
+                }
+                HoldStep::Wait(time) => u64::try_from(time.as_micros()).unwrap(),
+                HoldStep::Rest => {
+                    prop_assert!(!is_wanted && held.is_none());
+                    later
+                }
+            };
+            prop_assert_eq!(cycle.held_since().is_some(), held.is_some());
+            now += later.min(most);
+        }
+    }
+}

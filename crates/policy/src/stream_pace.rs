@@ -1,0 +1,15 @@
+//! How fast streams may use a disk that others use, too: what the operator asks for.
+
+/// How fast streams may use a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StreamPace {
+    /// At the disk's full speed while nobody else waits for it, and behind who does.
+    #[default]
+    Auto,
+    /// As fast as the programs go by themselves.
+    Off,
+    /// Only while nobody else uses the disk.
+    Idle,
+    /// At most so many bytes a second on each disk, and behind others as with [`Self::Auto`].
+    BytesPerSecond(u64),
+}

@@ -1,0 +1,228 @@
+//! The pages of one file that streams wrote to and that are not known to be on disk.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::window_pages::{PageBits, count, mask, runs, union, without};
+use super::{PAGE, PAGES, pages_of, part_of, parts, window_numbers};
+
+/// Windows that are kept of one file. Beyond this many, which is scattered writes of 8 GiB at least, the kernel alone writes the rest.
+const WINDOWS_MAX: usize = 4096;
+/// The largest range that is given at once, in pages.
+const RANGE_PAGES: u64 = (4 << 20) / PAGE;
+
+/// The unwritten pages of one window.
+#[derive(Debug, Clone, Default)]
+struct UnwrittenWindow {
+    /// Pages that are not on their way.
+    dirty: PageBits,
+    /// Pages that somebody was asked to write; those written to since are in both.
+    asked: PageBits,
+    /// The first write to one that was clean.
+    since: Duration,
+}
+
+impl UnwrittenWindow {
+    fn pages(&self) -> u64 {
+        u64::from(count(&union(&self.dirty, &self.asked)))
+    }
+}
+
+/// The pages of one file that streams wrote to and that are not known to be on disk.
+///
+/// ```
+/// use pagekeeper_policy::stream_pages::UnwrittenPages;
+/// use std::time::Duration;
+///
+/// let mut pages = UnwrittenPages::default();
+/// assert_eq!(pages.dirtied(0..8192, Duration::ZERO), 8192);
+/// assert_eq!(pages.dirtied(4096..12_288, Duration::ZERO), 4096);
+/// assert_eq!(pages.ask(1 << 20), [0..12_288]);
+///
+/// // Written to while it is on its way: it stays.
+/// assert_eq!(pages.dirtied(0..4096, Duration::ZERO), 0);
+/// assert_eq!(pages.written(0..12_288), 8192);
+/// assert_eq!(pages.bytes(), 4096);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct UnwrittenPages {
+    windows: BTreeMap<u64, UnwrittenWindow>,
+    pages: u64,
+}
+
+impl UnwrittenPages {
+    /// Takes note of a write to clean pages at `now`. Returns how many bytes more are unwritten.
+    pub fn dirtied(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
+        let pages = pages_of(&bytes);
+        if pages.is_empty() {
+            return 0;
+        }
+        let end = pages.end.min(pages.start.saturating_add(WINDOWS_MAX as u64 * u64::from(PAGES)));
+        let before = self.pages;
+        for (index, part) in parts(&(pages.start..end)) {
+            if self.windows.len() >= WINDOWS_MAX && !self.windows.contains_key(&index) {
+                break;
+            }
+            let window = self
+                .windows
+                .entry(index)
+                .or_insert_with(|| UnwrittenWindow { since: now, ..Default::default() });
+            let had = window.pages();
+            window.dirty = union(&window.dirty, &mask(part));
+            self.pages += window.pages() - had;
+        }
+        (self.pages - before) * PAGE
+    }
+
+    /// Takes the pages of a range as being on their way.
+    pub fn ask_range(&mut self, bytes: &Range<u64>) {
+        let pages = pages_of(bytes);
+        if pages.is_empty() {
+            return;
+        }
+        for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
+            let part = mask(part_of(&pages, *index));
+            let dirty = without(&window.dirty, &part);
+            window.asked = union(&window.asked, &without(&window.dirty, &dirty));
+            window.dirty = dirty;
+        }
+    }
+
+    /// Returns ranges that are not on their way, the first pages of the file first, up to about so many bytes, and takes them as such.
+    pub fn ask(&mut self, at_most: u64) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut left = at_most.div_ceil(PAGE);
+        for (index, window) in &self.windows {
+            let first = index * u64::from(PAGES);
+            for run in runs(&window.dirty) {
+                let mut run = first + u64::from(run.start)..first + u64::from(run.end);
+                while !run.is_empty() && left > 0 {
+                    let end =
+                        run.end.min(run.start - run.start % RANGE_PAGES + RANGE_PAGES).min(run.start + left);
+                    left -= end - run.start;
+                    ranges.push(run.start * PAGE..end * PAGE);
+                    run.start = end;
+                }
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        for range in &ranges {
+            self.ask_range(range);
+        }
+        ranges
+    }
+
+    /// Takes note that what was asked for of a range is on disk. Returns how many bytes less are unwritten.
+    pub fn written(&mut self, bytes: Range<u64>) -> u64 {
+        let pages = pages_of(&bytes);
+        if pages.is_empty() {
+            return 0;
+        }
+        let before = self.pages;
+        for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
+            let had = window.pages();
+            window.asked = without(&window.asked, &mask(part_of(&pages, *index)));
+            self.pages -= had - window.pages();
+        }
+        let done = (before - self.pages) * PAGE;
+        if done > 0 {
+            self.windows.retain(|_, window| window.pages() > 0);
+        }
+        done
+    }
+
+    /// Takes note that nobody writes what was asked for: it is to be asked for again.
+    pub fn ask_again(&mut self) {
+        for window in self.windows.values_mut() {
+            window.dirty = union(&window.dirty, &window.asked);
+            window.asked = PageBits::default();
+        }
+    }
+
+    /// Forgets all. Returns how many bytes were unwritten.
+    pub fn clear(&mut self) -> u64 {
+        self.windows.clear();
+        std::mem::take(&mut self.pages) * PAGE
+    }
+
+    /// Bytes that are unwritten.
+    pub fn bytes(&self) -> u64 {
+        self.pages * PAGE
+    }
+
+    /// When the first of the pages that are not on their way was written to.
+    pub fn oldest(&self) -> Option<Duration> {
+        let windows = self.windows.values().filter(|window| window.dirty != PageBits::default());
+        windows.map(|window| window.since).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn pages_are_those_of_a_set(
+            events in proptest::collection::vec((0..4_u8, 0..1500_u64, 1..300_u64), 1..60),
+        ) {
+            let mut pages = UnwrittenPages::default();
+            let (mut dirty, mut asked) = (BTreeSet::new(), BTreeSet::new());
+            for (kind, first, length) in events {
+                let (range, numbers) = (first * PAGE..(first + length) * PAGE, first..first + length);
+                let before = pages.bytes();
+                match kind {
+                    0 => {
+                        let more = pages.dirtied(range, Duration::ZERO);
+                        prop_assert_eq!(pages.bytes() - before, more);
+                        dirty.extend(numbers);
+                    }
+                    1 => {
+                        let ranges = pages.ask(length * PAGE);
+                        let mut sum = 0;
+                        for range in ranges {
+                            prop_assert!(range.end - range.start <= RANGE_PAGES * PAGE);
+                            for page in range.start / PAGE..range.end / PAGE {
+                                prop_assert!(dirty.remove(&page));
+                                asked.insert(page);
+                                sum += 1;
+                            }
+                        }
+                        prop_assert!(sum == length || (sum < length && dirty.is_empty()));
+                    }
+                    2 => {
+                        let less = pages.written(range);
+                        prop_assert_eq!(before - pages.bytes(), less);
+                        asked.retain(|page| !numbers.contains(page));
+                    }
+                    _ => {
+                        pages.ask_again();
+                        dirty.append(&mut asked);
+                    }
+                }
+                prop_assert_eq!(pages.bytes(), dirty.union(&asked).count() as u64 * PAGE);
+                prop_assert_eq!(pages.oldest().is_none(), dirty.is_empty());
+            }
+            prop_assert_eq!(pages.clear(), dirty.union(&asked).count() as u64 * PAGE);
+            prop_assert_eq!(pages.bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn scattered_writes_take_bounded_memory() {
+        let mut pages = UnwrittenPages::default();
+        for window in 0..2 * WINDOWS_MAX as u64 {
+            pages.dirtied(window * crate::WINDOW..window * crate::WINDOW + 1, Duration::ZERO);
+        }
+        assert_eq!(pages.bytes(), WINDOWS_MAX as u64 * PAGE);
+        assert_eq!(
+            pages.dirtied(0..u64::MAX, Duration::ZERO),
+            (WINDOWS_MAX as u64 * u64::from(PAGES) - WINDOWS_MAX as u64) * PAGE
+        );
+    }
+}

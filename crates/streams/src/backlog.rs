@@ -1,0 +1,104 @@
+//! What followed programs have written that is not on disk, by device, and whom that makes wait.
+//!
+//! Invariant: the sum of a device is that of its files' unwritten pages.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use pagekeeper_policy::stream_hold::{DeviceHolds, WriterLimits};
+use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_trace::page_events::EventFile;
+
+use crate::hold::HoldTarget;
+
+/// A device's output is written as soon as this part of what may be unwritten is: a short-lived file may never have to be.
+const PRESSED_PART: u64 = 4;
+
+/// One device.
+#[derive(Default)]
+struct DeviceBacklog {
+    holds: DeviceHolds,
+    /// Files with unwritten pages that nobody was asked to write, those that wait longest first.
+    files: VecDeque<EventFile>,
+}
+
+/// All devices.
+pub(crate) struct Backlogs {
+    pace: StreamPace,
+    devices: HashMap<u64, DeviceBacklog>,
+    /// How processes that write are found again; `None`: never held.
+    targets: HashMap<u32, Option<HoldTarget>>,
+    /// When [`Self::decide`] is to be asked again.
+    pub(crate) again_at: Option<Duration>,
+}
+
+impl Backlogs {
+    pub(crate) fn new(pace: StreamPace) -> Self {
+        Self { pace, devices: HashMap::new(), targets: HashMap::new(), again_at: None }
+    }
+
+    /// A process dirtied clean pages. `target` is asked once for each.
+    pub(crate) fn dirtied(
+        &mut self,
+        dev: u64,
+        pid: u32,
+        bytes: u64,
+        now: Duration,
+        target: impl FnOnce() -> Option<HoldTarget>,
+    ) {
+        self.targets.entry(pid).or_insert_with(target);
+        self.devices.entry(dev).or_default().holds.dirtied(pid, bytes, now);
+    }
+
+    /// A file has unwritten pages that nobody was asked to write.
+    pub(crate) fn wait(&mut self, name: EventFile) {
+        self.devices.entry(name.dev).or_default().files.push_back(name);
+    }
+
+    /// Bytes are unwritten no longer, or are not counted any more.
+    pub(crate) fn written(&mut self, dev: u64, bytes: u64, now: Duration) {
+        if let Some(device) = self.devices.get_mut(&dev) {
+            device.holds.written(bytes, now);
+        }
+    }
+
+    /// A process has ended, or has become another program.
+    pub(crate) fn forget(&mut self, pid: u32) {
+        if self.targets.remove(&pid).is_some() {
+            self.devices.values_mut().for_each(|device| device.holds.ended(pid));
+        }
+    }
+
+    /// Whether so much is unwritten of a device, which may have this much, that its files are to be written at once.
+    pub(crate) fn is_pressed(&self, dev: u64, bound: u64) -> bool {
+        self.devices.get(&dev).is_some_and(|device| device.holds.unwritten() > bound / PRESSED_PART)
+    }
+
+    /// Takes the files that are to be written at once.
+    pub(crate) fn pressed_files(&mut self, bound: impl Fn(u64) -> u64) -> Vec<EventFile> {
+        let mut files = Vec::new();
+        for (dev, device) in &mut self.devices {
+            if device.holds.unwritten() > bound(*dev) / PRESSED_PART {
+                files.extend(device.files.drain(..));
+            }
+        }
+        files
+    }
+
+    /// Those that are to be held now.
+    pub(crate) fn decide(&mut self, bound: impl Fn(u64) -> u64, now: Duration) -> Vec<HoldTarget> {
+        self.again_at = None;
+        let mut held = Vec::new();
+        for (dev, device) in &mut self.devices {
+            let unwritten = (self.pace != StreamPace::Off).then(|| bound(*dev));
+            let rate = if let StreamPace::BytesPerSecond(rate) = self.pace { Some(rate) } else { None };
+            let decision = device.holds.decide(WriterLimits { unwritten, rate }, now);
+            let targets = decision.held.iter().filter_map(|pid| *self.targets.get(pid)?);
+            held.extend(targets);
+            self.again_at = self.again_at.into_iter().chain(decision.again_at).min();
+        }
+        self.devices.retain(|_, device| !device.holds.is_idle() || !device.files.is_empty());
+        held.dedup();
+        held
+    }
+}

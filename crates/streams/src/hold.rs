@@ -1,0 +1,216 @@
+//! The thread that holds writing programs: it stops them, and lets them go.
+//!
+//! Invariants: a hold ends after [`HOLD_MAX`], when nobody has wished it for [`WISH_FOR`], and when a signal waits for the process; it ends
+//! at once where this process ends, since the kernel lets go what the thread traces. Never held: processes for whose locks others
+//! wait, those that are stopped or traced already, this process, its children, and the first process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pagekeeper_kernel::Error;
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::process::{ProcRoot, ProcessHolds};
+use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
+
+/// A wish that is not renewed for so long ends: whoever wishes is late, or hangs.
+const WISH_FOR: Duration = Duration::from_millis(100);
+/// Between two looks for signals that a held process is to take, and for threads that stop late.
+const POLL: Duration = Duration::from_millis(5);
+/// A process that was not wished for this long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
+/// Refusals that are kept until they are said.
+const REFUSALS_MAX: usize = 64;
+
+/// A process that may be held: a later one of the same number began at another time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HoldTarget {
+    pub(crate) pid: u32,
+    pub(crate) start_time: u64,
+}
+
+/// What the thread says.
+#[derive(Default)]
+struct HoldRecord {
+    held_ns: AtomicU64,
+    refused: Mutex<Vec<(HoldTarget, Error)>>,
+}
+
+/// The thread, once somebody was to be held.
+#[derive(Default)]
+pub(crate) struct Holds {
+    wishes: Option<Sender<Vec<HoldTarget>>>,
+    record: Arc<HoldRecord>,
+    is_wishing: bool,
+}
+
+impl Holds {
+    /// Has these held from now on, and nobody else. To be renewed within [`WISH_FOR`].
+    pub(crate) fn wish(&mut self, targets: Vec<HoldTarget>) {
+        if targets.is_empty() && !self.is_wishing {
+            return;
+        }
+        self.is_wishing = !targets.is_empty();
+        if self.wishes.is_none() {
+            self.wishes = start(Arc::clone(&self.record));
+        }
+        if let Some(wishes) = &self.wishes {
+            // The thread ends only with this value.
+            let _ = wishes.send(targets);
+        }
+    }
+
+    /// How long processes were held, all together.
+    pub(crate) fn held(&self) -> Duration {
+        Duration::from_nanos(self.record.held_ns.load(Ordering::Relaxed))
+    }
+
+    /// Processes that could not be held since the last call.
+    pub(crate) fn refused(&self) -> Vec<(HoldTarget, Error)> {
+        std::mem::take(&mut *lock(&self.record.refused))
+    }
+}
+
+/// `None` where no thread can be had: nobody is held.
+fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldTarget>>> {
+    let (sender, wishes) = channel();
+    let run = move || hold_wished(&wishes, record);
+    std::thread::Builder::new().name("streams-hold".to_owned()).spawn(run).ok().map(|_| sender)
+}
+
+fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
+    let mut holder = Holder {
+        proc: ProcRoot::default(),
+        holds: ProcessHolds::new(),
+        subjects: Vec::new(),
+        started: Instant::now(),
+        record,
+    };
+    loop {
+        let received = match holder.go_on() {
+            Some(pause) => wishes.recv_timeout(pause),
+            None => wishes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(targets) => holder.wish(&targets),
+            Err(RecvTimeoutError::Timeout) => {}
+            // The end of this thread ends all holds.
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// A process that was to be held lately.
+struct Subject {
+    target: HoldTarget,
+    cycle: HoldCycle,
+    wished_until: Duration,
+    /// Since when it stands still.
+    stopped_at: Option<Duration>,
+    is_refused: bool,
+}
+
+struct Holder {
+    proc: ProcRoot,
+    holds: ProcessHolds,
+    subjects: Vec<Subject>,
+    started: Instant,
+    record: Arc<HoldRecord>,
+}
+
+impl Holder {
+    fn wish(&mut self, targets: &[HoldTarget]) {
+        let now = self.started.elapsed();
+        for subject in &mut self.subjects {
+            if !targets.contains(&subject.target) {
+                subject.wished_until = subject.wished_until.min(now);
+            }
+        }
+        for target in targets {
+            let wished_until = now + WISH_FOR;
+            match self.subjects.iter_mut().find(|subject| subject.target == *target) {
+                Some(subject) => subject.wished_until = wished_until,
+                None => self.subjects.push(Subject {
+                    target: *target,
+                    cycle: HoldCycle::default(),
+                    wished_until,
+                    stopped_at: None,
+                    is_refused: false,
+                }),
+            }
+        }
+    }
+
+    /// Does what is to be done now. Returns until when nothing is, unless a wish comes; `None`: for ever.
+    fn go_on(&mut self) -> Option<Duration> {
+        self.holds.poll();
+        let mut pause: Option<Duration> = (!self.holds.is_settled()).then_some(POLL);
+        let mut subjects = std::mem::take(&mut self.subjects);
+        for subject in &mut subjects {
+            let next = self.go_on_with(subject);
+            pause = pause.into_iter().chain(next).min();
+        }
+        let now = self.started.elapsed();
+        subjects
+            .retain(|subject| subject.stopped_at.is_some() || now < subject.wished_until + FORGOTTEN_AFTER);
+        self.subjects = subjects;
+        pause
+    }
+
+    fn go_on_with(&mut self, subject: &mut Subject) -> Option<Duration> {
+        let pid = subject.target.pid;
+        let now = self.started.elapsed();
+        let is_wished = now < subject.wished_until && !subject.is_refused;
+        // It is to take its signals before it is held again. One that has ended has none.
+        let is_wanted = is_wished && !self.proc.has_pending_signal(pid).unwrap_or(true);
+        match subject.cycle.next(is_wanted, now) {
+            HoldStep::Stop => {
+                if self.may_be_held(subject.target) {
+                    self.stop(subject, now);
+                }
+                Some(POLL)
+            }
+            HoldStep::LetGo => {
+                self.holds.let_go(pid);
+                let held = subject
+                    .stopped_at
+                    .take()
+                    .map_or(Duration::ZERO, |since| self.started.elapsed().saturating_sub(since));
+                let nanoseconds = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+                self.record.held_ns.fetch_add(nanoseconds, Ordering::Relaxed);
+                is_wished.then_some(MOMENT)
+            }
+            HoldStep::Wait(time) => Some(time.min(POLL)),
+            HoldStep::Rest => is_wished.then_some(POLL),
+        }
+    }
+
+    fn stop(&mut self, subject: &mut Subject, now: Duration) {
+        match self.holds.hold(subject.target.pid) {
+            Ok(()) => subject.stopped_at = Some(now),
+            Err(error) if error.is_gone() => {}
+            Err(error) => {
+                subject.is_refused = true;
+                let mut refused = lock(&self.record.refused);
+                if refused.len() < REFUSALS_MAX {
+                    refused.push((subject.target, error));
+                }
+            }
+        }
+    }
+
+    /// Whether nobody but the program's own user waits longer if it stands still for a moment.
+    fn may_be_held(&self, HoldTarget { pid, start_time }: HoldTarget) -> bool {
+        let own = self.proc.own_pid();
+        let runs = self.proc.stat(pid).is_ok_and(|stat| {
+            stat.start_time == start_time && stat.parent != own && !matches!(stat.state, 'T' | 'Z' | 'X')
+        });
+        let is_awaited =
+            || self.proc.awaited_locks().map_or(true, |awaited| self.proc.is_awaited(pid, &awaited));
+        pid != own && pid != 1 && runs && !is_awaited()
+    }
+}
+
+/// A hold is over before anybody is promised it is.
+const _: () = assert!(HOLD_MAX.as_millis() + POLL.as_millis() < 100);
