@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::command::{Outcome, finish, pagekeeper, program};
+use crate::support::command::{Outcome, finish, pagekeeper, pagekeeper_by_library, program};
 use crate::support::{can_run, can_start, copy_program, scratch};
 
 /// Leaves its process group in one way, or stays, and ends in another.
@@ -254,7 +254,7 @@ fn the_command_is_started_whatever_becomes_of_the_report() {
 
 #[test]
 fn json_alone_is_a_report() {
-    let outcome = finish(pagekeeper().args(["run", "--json", "--", "sh", "-c", "exit 7"]));
+    let outcome = finish(pagekeeper_by_library().args(["run", "--json", "--", "sh", "-c", "exit 7"]));
     let report: serde_json::Value = serde_json::from_str(&outcome.stderr).expect("JSON");
     assert!(outcome.code == 7 && report["counted"] == true, "{report:#}");
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 
 use crate::support;
-use crate::support::command::{finish, pagekeeper};
+use crate::support::command::{finish, pagekeeper_by_library};
 use crate::support::slow_disk::{PROGRAMS, SlowDisk};
 use crate::support::{MIB, scratch};
 
@@ -82,7 +82,7 @@ fn output_goes_to_its_disk_in_pieces() {
 /// Copies a file under `run`, and says what was seen of the copy.
 fn copied_in_pieces((kind, role): (&str, &str), disk: &SlowDisk, source: &Path, scratch: &Path) -> Seen {
     let (copy, log) = (disk.path().join(role), scratch.join("calls"));
-    let run = pagekeeper();
+    let run = pagekeeper_by_library();
     let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-e", "trace=sync_file_range", "-o"]).arg(&log);
     command.arg(run.get_program()).args(run.get_args()).args(["run", "--as", role, "--", "cp"]);

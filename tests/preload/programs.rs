@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::command::{Outcome, finish, pagekeeper_by_library};
 use crate::support::loop_images::{LoopImage, QuickDisk};
 use crate::support::mariadb_test;
 use crate::support::postgresql::{SEGMENT_BYTES, Server, WAL_BYTES};
@@ -18,7 +18,7 @@ use crate::support::{MIB, evict};
 
 /// A command under `pagekeeper run` with these arguments.
 fn under(arguments: &[&str], command: &[&str]) -> Command {
-    let mut run = pagekeeper();
+    let mut run = pagekeeper_by_library();
     run.arg("run").args(arguments).arg("--").args(command);
     run
 }

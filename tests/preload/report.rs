@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::support;
 use crate::support::MIB;
-use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::command::{Outcome, finish, pagekeeper_by_library};
 use crate::support::loop_images::QuickDisk;
 
 /// Resident bytes of each file below a directory, by cachestat(2).
@@ -102,7 +102,7 @@ fn reported(line: &str, here: &Path, config: &Path) -> (Value, Outcome) {
     let to = config.with_extension("report");
     let mut report = std::ffi::OsString::from("--report=");
     report.push(&to);
-    let mut command = pagekeeper();
+    let mut command = pagekeeper_by_library();
     command.arg("run").arg(report).arg("--json").arg("--config").arg(config);
     let outcome = finish(command.args(["--", "sh", "-c", line]).current_dir(here));
     (serde_json::from_slice(&std::fs::read(&to).expect("a report")).expect("JSON"), outcome)
@@ -300,7 +300,7 @@ fn hostile_names_are_escaped_and_the_list_ends() {
     }
     evict_all(here);
     let text = "import mmap, os\nfor n in os.listdir(b'.'):\n  if b'fi' not in n: continue\n  f = open(n, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); m[0]; m[90000]";
-    let mut command = pagekeeper();
+    let mut command = pagekeeper_by_library();
     command.args(["run", "--report", "--config"]).arg(&config).args(["--", "python3", "-c", text]);
     let outcome = finish(command.current_dir(here));
     let lines: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("  stayed")).collect();

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::support::command::{Outcome, finish, pagekeeper, program, run};
+use crate::support::command::{
+    Outcome, finish, pagekeeper, pagekeeper_by_library, program, run, words_by_library,
+};
 use crate::support::loop_images::QuickDisk;
 use crate::support::{
     MIB, can_run, can_start, copy_program, eventually, open_to_others, resident_bytes, scratch,
@@ -23,7 +25,7 @@ const SOON: Duration = Duration::from_secs(300);
 
 /// Runs a shell's text under `pagekeeper run` with these options.
 fn run_sh(options: &[&str], text: &str) -> Outcome {
-    finish(pagekeeper().arg("run").args(options).args(["--", "sh", "-c", text]))
+    finish(pagekeeper_by_library().arg("run").args(options).args(["--", "sh", "-c", text]))
 }
 
 /// Compiles a C program, with these options of the compiler.
@@ -185,7 +187,9 @@ fn what_was_preloaded_before_stays_and_runs_nest() {
     let own = library();
     let expected = format!("{}:{}\n", other.display(), own.display());
     let show = "echo $LD_PRELOAD";
-    let kept = finish(pagekeeper().args(["run", "--", "sh", "-c", show]).env("LD_PRELOAD", &other)).fine();
+    let kept =
+        finish(pagekeeper_by_library().args(["run", "--", "sh", "-c", show]).env("LD_PRELOAD", &other))
+            .fine();
     assert_eq!(kept, expected);
     let program = program();
     let nested = format!(
@@ -317,7 +321,6 @@ fn programs_of_musl_that_a_command_starts_run() {
         let outcome = run_sh(options, &line);
         assert_eq!(outcome.code, 0, "{options:?}: {outcome:?}");
         assert_eq!(outcome.stdout, "written with the library\n".repeat(3), "{options:?}");
-        // Streams may be followed by events. Else the shell says so once, and env.
         let said =
             || outcome.stderr.lines().filter(|line| !line.contains("/sh uses by io_uring or mappings"));
         assert!(said().all(|line| line.contains("uses musl for its C library")), "{outcome:?}");
@@ -361,7 +364,7 @@ fn setuid_programs_are_reported_and_run() {
 fn in_own_mounts(mounts: &str, options: &str) -> Outcome {
     // Through a descriptor: what is mounted may lie over the program.
     let text = format!(
-        "exec 3<\"$PAGEKEEPER\"\nset -e\nmount --make-rprivate /\n{mounts}\nexec /proc/self/fd/3 run {options} -- sh -c 'echo started; echo $LD_PRELOAD'"
+        "exec 3<\"$PAGEKEEPER\"\nset -e\nmount --make-rprivate /\n{mounts}\nexec setpriv --bounding-set=-sys_admin,-bpf,-perfmon -- /proc/self/fd/3 run {options} -- sh -c 'echo started; echo $LD_PRELOAD'"
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &text]).env("PAGEKEEPER", program());
@@ -473,7 +476,7 @@ fn a_report_says_that_processes_of_other_users_are_not_in_it() {
         return;
     }
     let become_another = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let mut command = pagekeeper();
+    let mut command = pagekeeper_by_library();
     command.args(["run", "--report", "--"]);
     let outcome = finish(command.args(become_another).args(["dd", "status=none", "if=/proc/self/maps"]));
     assert!(outcome.code == 0 && outcome.stdout.contains("libpagekeeper-"), "{outcome:?}");
@@ -521,7 +524,7 @@ fn where_cachestat_is_forbidden_all_works() {
         let mut command = Command::new(&filter);
         command
             .arg(error.raw_os_error().to_string())
-            .arg(program())
+            .args(words_by_library())
             .args(["run", "--report", "--json", "--", "cp"]);
         let outcome = finish(command.arg(&from).arg(&to));
         assert_eq!(outcome.code, 0, "{outcome:?}");
@@ -544,7 +547,7 @@ fn where_cachestat_kills_all_works_and_it_is_said() {
     std::fs::write(&from, vec![7; 4 << 20]).unwrap();
     for options in [&["--report", "--as", "stream"][..], &["--report", "--json", "--as", "stream"]] {
         let mut command = Command::new(&filter);
-        command.arg("0").arg(program()).arg("run").args(options).args(["--", "cp"]);
+        command.arg("0").args(words_by_library()).arg("run").args(options).args(["--", "cp"]);
         let outcome = finish(command.arg(&from).arg(&to));
         assert_eq!(outcome.code, 0, "{outcome:?}");
         if options.contains(&"--json") {
@@ -763,7 +766,11 @@ fn a_report_says_what_was_released() {
     std::fs::write(&from, bytes).unwrap();
     let evict = || drop(finish(pagekeeper().arg("evict").arg(&from)).fine());
     evict();
-    let outcome = finish(pagekeeper().args(["run", "--report", "--json", "--", "cp"]).arg(&from).arg(&to));
+    let copy = |options: &[&str]| {
+        let mut run = pagekeeper_by_library();
+        finish(run.arg("run").args(options).args(["--", "cp"]).arg(&from).arg(&to))
+    };
+    let outcome = copy(&["--report", "--json"]);
     let report: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
     let resident = (resident_bytes(std::slice::from_ref(&from)), resident_bytes(std::slice::from_ref(&to)));
     assert!(resident.0 <= SIZE / 8 && resident.1 <= SIZE / 8, "{resident:?}: {report:#}");
@@ -775,11 +782,11 @@ fn a_report_says_what_was_released() {
     // For people; and what was resident before stays.
     std::fs::remove_file(&to).unwrap();
     drop(finish(pagekeeper().arg("warm").arg(&from)).fine());
-    let outcome = finish(pagekeeper().args(["run", "--report", "--", "cp"]).arg(&from).arg(&to));
+    let outcome = copy(&["--report"]);
     for said in ["what the rules did in 1 process\n", "read 64 MiB", "written 64 MiB"] {
         assert!(outcome.stderr.contains(said), "{said}: {outcome:?}");
     }
-    assert_eq!(resident_bytes(&[from]), SIZE, "{outcome:?}");
+    assert_eq!(resident_bytes(std::slice::from_ref(&from)), SIZE, "{outcome:?}");
     let nothing = run_sh(&["--report"], "true");
     assert!(nothing.stderr.contains("no rule was for any process of it (see"), "{nothing:?}");
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support;
-use crate::support::command::{finish, pagekeeper};
+use crate::support::command::{finish, pagekeeper_by_library};
 use crate::support::compare::Way;
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, resident_bytes, scratch};
@@ -16,7 +16,7 @@ fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
     let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-e", "signal=none", "-o"]).arg(&log);
     if under_run {
-        let run = pagekeeper();
+        let run = pagekeeper_by_library();
         command.arg(run.get_program()).args(run.get_args()).args(["run", "--"]);
     }
     // Where libraries are searched for first would count for each.

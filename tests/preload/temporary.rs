@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support;
 use crate::support::MIB;
-use crate::support::command::{Outcome, finish, pagekeeper};
+use crate::support::command::{Outcome, finish, words_by_library};
 use crate::support::loop_images::QuickDisk;
 
 /// Runs a line of a shell, every process of it a stream: its report, what it left, and the bytes that it read of a disk.
@@ -19,7 +19,7 @@ fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     // What the children read is added to their parent's as it waits for them.
     let script = "\"$@\" || exit; grep ^read_bytes /proc/$$/io >\"$IO\"";
     let mut command = Command::new("sh");
-    command.args(["-euc", script, "sh"]).arg(pagekeeper().get_program());
+    command.args(["-euc", script, "sh"]).args(words_by_library());
     command.arg("run").arg(format!("--report={}", to.display())).args(["--json", "--as", "stream", "--"]);
     command.args(["sh", "-euc", line]).env("IO", &io).env("LC_ALL", "C").current_dir(here);
     let outcome = finish(&mut command);

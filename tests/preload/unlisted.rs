@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::backups::{bytes as random_bytes, evict_all, little_stays};
 use crate::support;
-use crate::support::command::{finish, pagekeeper};
+use crate::support::command::{finish, pagekeeper, pagekeeper_by_library};
 use crate::support::loop_images::QuickDisk;
 use crate::support::{MIB, copy_program, evict, files_in, resident_bytes};
 
@@ -148,7 +148,7 @@ fn a_child_that_goes_through_much_once_is_a_stream() {
     let file = here.join("source/large");
     std::fs::write(&file, random_bytes(256 << 20, 4)).expect("write");
     let under = |line: &str, report: &str| {
-        let mut command = pagekeeper();
+        let mut command = pagekeeper_by_library();
         command.args(["run", "--require", report, "--", "sh", "-euc", line]).current_dir(here);
         let outcome = finish(&mut command);
         assert_eq!(outcome.code, 0, "{line}: {outcome:?}");

@@ -1,6 +1,6 @@
 //! Runs of the program under test as a user runs it, each with a deadline: nothing here may hang.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -38,6 +38,24 @@ pub(crate) fn pagekeeper() -> Command {
     let mut command = Command::new(program());
     command.env_remove("NO_COLOR").env_remove("COLUMNS");
     command
+}
+
+/// The program under test as root has it in most containers, without the permission to load programs into the kernel: so `run` takes
+/// the library for streams, too.
+pub(crate) fn pagekeeper_by_library() -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return pagekeeper();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-sys_admin,-bpf,-perfmon", "--"]).arg(program());
+    command.env_remove("NO_COLOR").env_remove("COLUMNS");
+    command
+}
+
+/// The words of [`pagekeeper_by_library`].
+pub(crate) fn words_by_library() -> Vec<OsString> {
+    let command = pagekeeper_by_library();
+    [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()
 }
 
 /// Where the program under test is.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use super::command::{finish, pagekeeper};
+use super::command::{finish, pagekeeper_by_library};
 
 /// What a program's file is called where a comparison takes its name away.
 const NAME: &str = "NAME";
@@ -44,7 +44,7 @@ impl Way {
         Self { label: format!("with {}", library.display()), ..Self::plain() }.and_library(library)
     }
 
-    /// By `pagekeeper run` with these arguments.
+    /// By `pagekeeper run` with these arguments, and the library.
     pub(crate) fn run(arguments: &[&str], file: &str) -> Self {
         Self {
             label: format!("run {} ({file})", arguments.join(" ")),
@@ -54,7 +54,7 @@ impl Way {
         }
     }
 
-    /// Every program as a stream, by the library alone: with `--as stream` it is followed by events, too, and nothing would stay.
+    /// Every program as a stream.
     pub(crate) fn stream_by_library() -> Self {
         Self::run(&["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml")], "")
     }
@@ -81,7 +81,7 @@ impl Way {
         let mut command = match &self.run {
             None => Command::new(program),
             Some(arguments) => {
-                let mut command = pagekeeper();
+                let mut command = pagekeeper_by_library();
                 command.arg("run").args(arguments).arg("--").arg(program);
                 command
             }

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
+use pagekeeper_policy::stream_pace::StreamPace;
+
 /// A number of bytes, read from and shown to people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
@@ -138,6 +140,21 @@ pub fn parse_period(text: &str) -> Result<Duration, String> {
     text.parse::<Period>().map(|period| period.0)
 }
 
+/// Reads how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`, `off`, `idle`, or a size a second, as
+/// `64M` or `64M/s`.
+pub fn parse_pace(text: &str) -> Result<StreamPace, String> {
+    let bad = || format!("\"{text}\" is not a pace: give auto, off, idle, or a rate, like 64M/s");
+    match text.trim() {
+        "auto" => Ok(StreamPace::Auto),
+        "off" => Ok(StreamPace::Off),
+        "idle" => Ok(StreamPace::Idle),
+        rate => match parse_size(rate.strip_suffix("/s").unwrap_or(rate)) {
+            Ok(0) | Err(_) => Err(bad()),
+            Ok(bytes) => Ok(StreamPace::BytesPerSecond(bytes)),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +167,23 @@ mod tests {
         }
         for text in ["", "5", "s", "0s", "-1s", "1d", "1e400s", "1..2s"] {
             assert!(parse_period(text).unwrap_err().contains("not a length of time"), "{text}");
+        }
+    }
+
+    #[test]
+    fn paces_are_read() {
+        for (text, pace) in [
+            ("auto", StreamPace::Auto),
+            ("off", StreamPace::Off),
+            ("idle", StreamPace::Idle),
+            ("64M", StreamPace::BytesPerSecond(64 << 20)),
+            ("64M/s", StreamPace::BytesPerSecond(64 << 20)),
+            ("1.5 MB/s", StreamPace::BytesPerSecond(1_500_000)),
+        ] {
+            assert_eq!(parse_pace(text), Ok(pace), "{text}");
+        }
+        for text in ["", "0", "0/s", "slow", "/s", "64M/h", "64M/s/s", "-1", "AUTO"] {
+            assert!(parse_pace(text).unwrap_err().contains(&format!("\"{text}\" is not a pace")), "{text}");
         }
     }
 

@@ -19,9 +19,6 @@ pub const VARIABLE: &str = "PAGEKEEPER_RUN";
 /// Bytes of the longest text; a longer one is void.
 pub const TEXT_MAX: usize = 32 << 10;
 
-/// A line for the end of a text: nothing that these processes start is out of reach.
-pub const NO_LAUNCHER: &str = "launcher \n";
-
 /// The words for data whose users read it by direct I/O alone, and for data that they may read through the page cache, too.
 const DIRECT_ONLY: &[u8] = b"direct-only";
 const DIRECT_AND_BUFFERED: &[u8] = b"direct-and-buffered";
@@ -162,7 +159,7 @@ impl<'a> Plan<'a> {
                 },
                 b"budget" => plan.budget = number(rest)?,
                 b"report" => plan.report = Some(rest),
-                b"launcher" => plan.launcher = Some(rest).filter(|path| !path.is_empty()),
+                b"launcher" => plan.launcher = Some(rest),
                 b"require" => plan.is_required = true,
                 b"stream" => {
                     if plan.part == Part::None && is_name_of(rest, comm) {
@@ -482,8 +479,6 @@ mod tests {
         assert_eq!(read, Settings { launcher: None, profiles: profiles.collect(), ..own.clone() });
         assert_eq!(Settings::decode(b"as stream\n").unwrap().role, Role::Stream);
         assert_eq!(Settings::decode(b"as king"), None);
-        let followed = settings().encode() + NO_LAUNCHER;
-        assert_eq!(Plan::decode(followed.as_bytes(), b"sh").unwrap().launcher, None);
     }
 
     #[test]

@@ -111,6 +111,14 @@ impl Follower {
         Ok(())
     }
 
+    pub(crate) fn heed_names_below(&mut self, pid: u32) -> Result<(), TraceError> {
+        self.source.heed_names_below(pid)
+    }
+
+    pub(crate) fn heeds_names(&self) -> bool {
+        self.source.heeds_names()
+    }
+
     pub(crate) fn step(&mut self) -> Vec<StreamEvent> {
         let now = self.started.elapsed();
         self.last_step = now;

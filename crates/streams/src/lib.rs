@@ -164,6 +164,24 @@ impl Streams {
         Ok(Self { follower })
     }
 
+    /// Begins to follow, by names only below the processes of [`Self::heed_names_below`].
+    pub fn start_below(options: StreamOptions) -> Result<Self, Unavailable> {
+        let StreamOptions { names, never, decide, pace: _ } = options;
+        let names = FollowedNames { streams: names, never };
+        let events = PageEvents::open_below(&names).map_err(|error| Unavailable(error.to_string()))?;
+        Ok(Self { follower: Follower::new(Box::new(events), decide) })
+    }
+
+    /// Follows this process, and the children that it starts from now on, from when they have one of the names.
+    pub fn heed_names_below(&mut self, pid: u32) -> Result<(), Unavailable> {
+        self.follower.heed_names_below(pid).map_err(|error| Unavailable(error.to_string()))
+    }
+
+    /// Whether a process runs that may be followed by its name some time.
+    pub fn heeds_names(&self) -> bool {
+        self.follower.heeds_names()
+    }
+
     /// Follows a process and the children that it starts from now on, whatever they are called.
     pub fn follow(&mut self, pid: u32) -> Result<(), Unavailable> {
         self.follower.follow(pid).map_err(|error| Unavailable(error.to_string()))

@@ -9,6 +9,14 @@ use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents
 pub(crate) trait EventSource: Send {
     /// Follows a process and the children that it starts from now on.
     fn follow(&self, process: u32) -> Result<(), TraceError>;
+    /// Follows this process, and the children that it starts from now on, once their names say so.
+    fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
+        self.follow(process)
+    }
+    /// Whether such a process runs.
+    fn heeds_names(&self) -> bool {
+        false
+    }
     /// Follows a process no longer.
     fn unfollow(&self, process: u32);
     /// Watches who uses a file.
@@ -28,6 +36,14 @@ pub(crate) trait EventSource: Send {
 impl EventSource for PageEvents {
     fn follow(&self, process: u32) -> Result<(), TraceError> {
         self.follow(process)
+    }
+
+    fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
+        self.heed_names_below(process)
+    }
+
+    fn heeds_names(&self) -> bool {
+        self.heeds_names()
     }
 
     fn unfollow(&self, process: u32) {

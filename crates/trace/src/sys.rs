@@ -72,6 +72,7 @@ enum Command {
     MapLookup = 1,
     MapUpdate = 2,
     MapDelete = 3,
+    MapNextKey = 4,
     ProgLoad = 5,
     #[cfg(test)]
     ProgFdById = 13,
@@ -290,6 +291,17 @@ impl Map {
     /// Deletes an entry; false where there is none.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool, Errno> {
         found(self.element(Command::MapDelete, key, 0))
+    }
+
+    /// Whether there is an entry.
+    pub(crate) fn has_entries(&self) -> Result<bool, Errno> {
+        let mut first = [0_u8; 64];
+        assert!(self.key_size <= first.len(), "there is room for a key");
+        let value = address_mut(&mut first);
+        let mut attributes = MapElement { map_fd: raw(&self.fd), padding: 0, key: 0, value, flags: 0 };
+        // SAFETY: the attributes are those of the command. Without a key the kernel writes the first one, for which there is room, as
+        // asserted.
+        found(unsafe { bpf(Command::MapNextKey, &mut attributes).map(drop) })
     }
 
     /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6): how many, and whether those were

@@ -19,7 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::command::program;
+use crate::support::command::{program, words_by_library};
 use crate::support::compare::files_below;
 use crate::support::mariadb::{self, Options};
 use crate::support::memory_group::MemoryGroup;
@@ -90,8 +90,11 @@ impl Worker<'_> {
         let mut command = match way {
             None => self.group.command(words[0]),
             Some(way) => {
-                let mut command = self.group.command(program().to_str().expect("a plain path"));
-                command.arg("run").args(way).arg("--").arg(words[0]);
+                // Every name is a stream's: by events it would be as with --as.
+                let is_by_library = way.iter().any(|word| word == STREAMS);
+                let starter = if is_by_library { words_by_library() } else { vec![program().into()] };
+                let mut command = self.group.command(starter[0].to_str().expect("a plain path"));
+                command.args(&starter[1..]).arg("run").args(way).arg("--").arg(words[0]);
                 command
             }
         };

@@ -1,8 +1,7 @@
-//! By what means the rules reach a command: the library, events of the kernel ([`Follower`](super::follower::Follower)), both, or neither.
+//! What a command is, and what is in the library's way: known by its name, by `--as`, by a profile, or by a word of a command line that
+//! starts something else (`sudo -u db tar …`). [`super::means`] decides by that.
 //!
-//! All that a followed process brings in is released, so only streams are followed: a database would lose its cache. What a command
-//! streams is known by its name, by `--as stream`, or by a word of a command line that starts something else (`sudo -u db tar …`).
-//! Invariant: what neither reaches is said, before it starts. Never fails.
+//! All that a followed process brings in is released, so a database is never taken for a stream: it would lose its cache. Never fails.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +13,9 @@ use pagekeeper_preload::launcher::{ELSEWHERE, MAPPING, WRAPPERS};
 use pagekeeper_preload::settings::{Role, Settings};
 
 use super::find;
+use super::means::ProgramKind;
 use super::obstacle::{self, Obstacle};
+use super::typed::{self, SHELLS};
 
 /// Programs that become another, with the library if that can have it.
 pub(super) const PREFIXES: [&str; 13] = [
@@ -36,7 +37,7 @@ pub(super) const PREFIXES: [&str; 13] = [
 pub(super) const DEPTH_MAX: usize = 4;
 
 /// Programs that are many in one: which one their first word says.
-const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
+pub(super) const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
 
 /// Bytes of a process's name that the kernel keeps.
 const COMM_MAX: usize = 15;
@@ -70,19 +71,27 @@ impl std::fmt::Display for Hindrance {
     }
 }
 
-/// How a command is reached.
+/// What a command is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cover {
-    /// Why the library alone is not enough.
+    pub(crate) kind: ProgramKind,
+    /// Why the library does not reach it.
     pub(crate) hindrance: Option<Hindrance>,
-    /// Whether it is a stream that is to be followed by events.
-    pub(crate) wants_events: bool,
+    /// Whether it is a stream that is known to map what it reads, which the library does not see.
+    pub(crate) maps: bool,
 }
 
-/// How the command is reached whose program is this file.
+/// What the command is whose program is this file.
 pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
     let (file, command) = behind_prefixes(file, command);
-    cover_plain(&file, command, settings)
+    let name = command.first().map_or(OsStr::new(""), |name| base(name));
+    let hindrance = hindrance(&file, name, command.get(1..).unwrap_or_default());
+    let kind = match hindrance {
+        Some(Hindrance::Elsewhere(_)) => ProgramKind::Elsewhere,
+        _ => kind(command, settings),
+    };
+    let maps = kind == ProgramKind::Stream && is_one_of(name, &MAPPING);
+    Cover { kind, hindrance, maps }
 }
 
 /// The directory that chroot(1) makes the root of what it starts, if the command is that.
@@ -129,30 +138,77 @@ pub(super) fn first_program(words: &[OsString]) -> Option<(PathBuf, &[OsString])
     })
 }
 
-fn cover_plain(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
-    let name = command.first().map_or(OsStr::new(""), |name| base(name));
-    let is_one_of = |names: &[&str]| names.iter().any(|known| OsStr::new(known) == name);
-    let rest = command.get(1..).unwrap_or_default();
-    // env(1) may clear the environment.
-    let is_wrapper = is_one_of(&WRAPPERS) || name == "env";
-    let hindrance = if is_one_of(&ELSEWHERE) && !is_in_scope(rest) {
+fn hindrance(file: &Path, name: &OsStr, rest: &[OsString]) -> Option<Hindrance> {
+    if is_one_of(name, &ELSEWHERE) && !is_in_scope(rest) {
         Some(Hindrance::Elsewhere(name.to_owned()))
-    } else if is_wrapper && !keeps_environment(name, rest) {
+    } else if is_wrapper(name) && !keeps_environment(name, rest) {
         Some(Hindrance::Wrapper(name.to_owned()))
     } else {
         obstacle::obstacle(file).map(Hindrance::Program)
-    };
-    let is_stream = settings.role == Role::Stream
-        || is_streaming(name, settings)
-        || (is_one_of(&MANY_IN_ONE) && rest.first().is_some_and(|word| is_streaming(base(word), settings)))
-        || (is_wrapper && rest.iter().any(|word| starts_stream(word, settings)));
-    let wants_events = match hindrance {
-        Some(Hindrance::Elsewhere(_)) => false,
-        Some(Hindrance::Program(_) | Hindrance::Wrapper(_)) => is_stream,
-        // It may use io_uring or mappings, or start what no library can be loaded into.
-        None => settings.role == Role::Stream || is_stream && is_one_of(&MAPPING),
-    };
-    Cover { hindrance, wants_events }
+    }
+}
+
+/// What a command is whose processes are on this host, behind what it only passes through.
+fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
+    match settings.role {
+        Role::Stream => return ProgramKind::Stream,
+        Role::Bulk | Role::Logs => return ProgramKind::Server,
+        Role::Auto => {}
+    }
+    let Some((name, rest)) = command.split_first() else { return ProgramKind::Script };
+    let name = base(name);
+    let applet = rest.first().filter(|_| is_one_of(name, &MANY_IN_ONE)).map(|word| base(word));
+    if is_streaming(name, settings) || applet.is_some_and(|applet| is_streaming(applet, settings)) {
+        ProgramKind::Stream
+    } else if is_wrapper(name) {
+        kind_behind_wrapper(rest, settings)
+    } else if typed::is_server(comm(name), settings) || name == "java" {
+        ProgramKind::Server
+    } else if is_one_of(name, &SHELLS) && starts_server(rest, settings) {
+        ProgramKind::Server
+    } else {
+        ProgramKind::Script
+    }
+}
+
+/// What sudo(8) and its like start.
+fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
+    let inner = first_program(rest).map(|(_, inner)| inner).filter(|inner| !inner.is_empty());
+    let inner_name = inner.and_then(|inner| inner.first()).map(|name| base(name));
+    if let Some(inner) = inner.filter(|_| inner_name.is_some_and(|name| is_one_of(name, &SHELLS))) {
+        return kind(inner, settings);
+    }
+    if rest.iter().any(|word| starts_stream(word, settings)) {
+        return ProgramKind::Stream;
+    }
+    // By --profile the rules are for all that is no stream.
+    let is_ruled = settings.profiles.iter().any(|profile| profile.processes.iter().any(|name| name == "*"));
+    let unknown = if is_ruled { ProgramKind::Server } else { ProgramKind::Script };
+    inner.map_or(unknown, |inner| kind(inner, settings))
+}
+
+/// Whether a shell with these words is given a server to start: as its script, or as the first word of a command in its text.
+fn starts_server(words: &[OsString], settings: &Settings) -> bool {
+    let is_option = |word: &&OsString| word.as_bytes().starts_with(b"-");
+    let Some(text) = words.iter().find(|word| !is_option(word)) else { return false };
+    let mut commands = text.as_bytes().split(|byte| matches!(byte, b';' | b'|' | b'&' | b'(' | b'\n'));
+    commands.any(|command| {
+        let words = command.split(u8::is_ascii_whitespace);
+        let mut words = words.filter(|word| !word.is_empty() && word != b"exec");
+        words.next().is_some_and(|word| {
+            let name = base(OsStr::from_bytes(word));
+            !is_streaming(name, settings) && typed::is_server(comm(name), settings)
+        })
+    })
+}
+
+fn is_one_of(name: &OsStr, names: &[&str]) -> bool {
+    names.iter().any(|known| OsStr::new(known) == name)
+}
+
+/// env(1) may clear the environment.
+fn is_wrapper(name: &OsStr) -> bool {
+    is_one_of(name, &WRAPPERS) || name == "env"
 }
 
 pub(super) fn base(word: &OsStr) -> &OsStr {
@@ -212,6 +268,7 @@ fn keeps_environment(name: &OsStr, rest: &[OsString]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_preload::settings::ProfileRules;
 
     fn covered(role: Role, words: &[&str]) -> Cover {
         let settings = Settings {
@@ -221,48 +278,71 @@ mod tests {
             budget: 0,
             report: None,
             launcher: None,
-            profiles: Vec::new(),
+            profiles: vec![ProfileRules {
+                name: "db".to_owned(),
+                processes: vec!["dbd".to_owned()],
+                files: Vec::new(),
+            }],
         };
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
         cover(Path::new("/bin/sh"), &words, &settings)
     }
 
+    use ProgramKind::{Elsewhere, Script, Server, Stream};
+
     #[test]
-    fn the_library_does_for_most() {
-        for words in
-            [&["tar", "-c"][..], &["sh", "-c", "tar"], &["env", "A=b", "tar"], &["unshare", "-p", "tar"]]
-        {
-            assert_eq!(
-                covered(Role::Auto, words),
-                Cover { hindrance: None, wants_events: false },
-                "{words:?}"
-            );
+    fn each_kind_is_known() {
+        for (role, words, kind) in [
+            (Role::Auto, &["tar", "-c"][..], Stream),
+            (Role::Auto, &["env", "A=b", "tar"], Stream),
+            (Role::Auto, &["nice", "b3sum"], Stream),
+            (Role::Auto, &["busybox", "tar"], Stream),
+            (Role::Auto, &["sudo", "-u", "db", "/usr/bin/tar", "-c"], Stream),
+            (Role::Auto, &["su", "-", "db", "-c", "cd /d; tar -c ."], Stream),
+            (Role::Auto, &["unshare", "-p", "tar"], Stream),
+            (Role::Stream, &["sh"], Stream),
+            (Role::Auto, &["sh", "-c", "tar"], Script),
+            (Role::Auto, &["sh", "-c", "tar -c /var/lib/dbd; echo dbd"], Script),
+            (Role::Auto, &["sudo", "sh", "-c", "tar"], Script),
+            (Role::Auto, &["busybox", "sh"], Script),
+            (Role::Auto, &["sudo", "-u", "nobody-here", "sh", "backup.sh"], Script),
+            (Role::Auto, &["dbd"], Server),
+            (Role::Auto, &["sudo", "dbd"], Server),
+            (Role::Auto, &["sh", "-ec", "cd /; exec /usr/sbin/dbd --x"], Server),
+            (Role::Auto, &["sh", "/usr/bin/db-start"], Server),
+            (Role::Auto, &["sh", "/usr/bin/db-backup.sh"], Script),
+            (Role::Auto, &["java", "-jar", "x"], Server),
+            (Role::Bulk, &["tar"], Server),
+            (Role::Stream, &["docker", "exec", "db", "tar"], Elsewhere),
+        ] {
+            assert_eq!(covered(role, words).kind, kind, "{role:?} {words:?}");
         }
-        assert!(covered(Role::Stream, &["sh"]).wants_events);
-        let mapping = Cover { hindrance: None, wants_events: true };
-        assert_eq!(covered(Role::Auto, &["nice", "b3sum"]), mapping);
-        assert!(!covered(Role::Bulk, &["b3sum-of-others"]).wants_events);
     }
 
     #[test]
-    fn what_loses_the_library_is_followed_where_it_streams() {
-        for (words, wants_events) in [
-            (&["sudo", "-u", "db", "/usr/bin/tar", "-c"][..], true),
-            (&["/usr/bin/sudo", "pg_dump"], true),
-            (&["su", "-", "db", "-c", "cd /d; tar -c ."], true),
-            (&["env", "-i", "tar"], true),
-            (&["env", "-", "tar"], true),
-            (&["env", "-C", "/", "-i", "A=b", "tar"], true),
-            (&["nice", "sudo", "tar"], true),
-            (&["chroot", "/r", "tar"], true),
-            (&["unshare", "-pR", "/r", "tar"], true),
-            (&["nsenter", "-t1", "-m", "tar"], true),
-            (&["sudo", "mariadbd"], false),
-            (&["su", "db", "-c", "start tarred"], false),
+    fn what_the_library_misses_is_known() {
+        assert!(covered(Role::Auto, &["nice", "b3sum"]).maps);
+        assert!(covered(Role::Stream, &["b3sum"]).maps);
+        assert!(!covered(Role::Auto, &["tar"]).maps);
+        assert!(!covered(Role::Bulk, &["b3sum"]).maps);
+        for words in
+            [&["tar", "-c"][..], &["sh", "-c", "tar"], &["env", "A=b", "tar"], &["unshare", "-p", "tar"]]
+        {
+            assert_eq!(covered(Role::Auto, words).hindrance, None, "{words:?}");
+        }
+        for words in [
+            &["sudo", "pg_dump"][..],
+            &["su", "db", "-c", "start tarred"],
+            &["env", "-i", "tar"],
+            &["env", "-", "tar"],
+            &["env", "-C", "/", "-i", "A=b", "tar"],
+            &["nice", "sudo", "tar"],
+            &["chroot", "/r", "tar"],
+            &["unshare", "-pR", "/r", "tar"],
+            &["nsenter", "-t1", "-m", "tar"],
         ] {
             let cover = covered(Role::Auto, words);
             assert!(matches!(cover.hindrance, Some(Hindrance::Wrapper(_))), "{words:?}");
-            assert_eq!(cover.wants_events, wants_events, "{words:?}");
         }
     }
 
@@ -283,10 +363,7 @@ mod tests {
     fn what_runs_elsewhere_is_said() {
         for words in [&["docker", "exec", "db", "tar"][..], &["systemd-run", "tar"]] {
             let cover = covered(Role::Stream, words);
-            assert!(
-                matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))) && !cover.wants_events,
-                "{words:?}"
-            );
+            assert!(matches!(cover.hindrance, Some(Hindrance::Elsewhere(_))), "{words:?}");
         }
         assert_eq!(covered(Role::Auto, &["systemd-run", "--scope", "tar"]).hindrance, None);
     }

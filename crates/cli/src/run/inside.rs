@@ -14,10 +14,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use pagekeeper_preload::counters::{self, Count};
-use pagekeeper_preload::settings::{NO_LAUNCHER, Role, Settings};
+use pagekeeper_preload::settings::Settings;
+use pagekeeper_streams::StreamPace;
 
+use super::cover::{Cover, Hindrance};
 use super::find::NotFound;
-use super::{Means, Problem, prepare, refuse, sys};
+use super::means::ProgramKind;
+use super::{Problem, Reach, prepare, refuse, refuse_as_required, sys};
 
 /// Becomes the program of `words`: how, the settings, and its file.
 pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -> ExitCode {
@@ -29,26 +32,25 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
     program.arg0(name).args(arguments);
     // Without settings that are understood the command would have no rules either.
     if let Some(settings) = Settings::decode(text.as_bytes()) {
-        let Means { library, follower, problem } = Means::of(path, command, &settings);
+        // What a script starts comes here by itself, unless it loses the library.
+        let may_follow = |cover: &Cover| {
+            cover.kind == ProgramKind::Stream || matches!(cover.hindrance, Some(Hindrance::Wrapper(_)))
+        };
+        let Reach { library, follower, problem, .. } =
+            Reach::of(path, command, &settings, StreamPace::Auto, may_follow);
         if let Some(problem) = &problem {
             if matches!(problem, Problem::All(_)) {
                 note(&settings, path, Count::NotReached);
             }
-            // Where all are streams, that was said of the command.
-            let is_said = matches!(problem, Problem::Unseen(_)) && settings.role == Role::Stream;
-            if how == "require" {
-                problem.refuse();
-                return ExitCode::FAILURE;
+            if let (Problem::All(sentence), "require") = (problem, how.to_str().unwrap_or_default()) {
+                return refuse_as_required(sentence);
             }
-            if how == "say" && !is_said {
+            if how != "quiet" {
                 problem.say();
             }
         }
-        let mut text = text.clone();
-        let follower = follower.and_then(Result::ok);
         if follower.is_some() {
             note(&settings, path, Count::Followed);
-            text.push(NO_LAUNCHER);
         }
         prepare(&mut program, &library, text);
         found.pass_on(&mut program);

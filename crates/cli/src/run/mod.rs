@@ -1,7 +1,8 @@
-//! `pagekeeper run`: starts a command with the rules inside it, by a library that its loader preloads.
+//! `pagekeeper run`: starts a command with the rules for it: followed by events of the kernel, or with a library that its loader preloads
+//! ([`means`] decides); or follows processes that run already ([`running`]).
 //!
 //! Without a report this process becomes the command, by execve(2): same process id, nothing left between. With a report it stays as the
-//! parent ([`parent`]). Invariants: whatever keeps the library out, the command is started all the same, unless `--require` says
+//! parent ([`parent`]). Invariants: whatever keeps both out, the command is started all the same, unless `--require` says
 //! otherwise; whatever becomes of the report, it ends as the command ends; what the command is given (arguments, descriptors, signals, the rest of its environment) is what this process was given.
 //!
 //! Fails as shells and env(1) do: 127 where the command is not found, 126 where it can't be executed.
@@ -16,10 +17,12 @@ mod follower;
 mod inside;
 mod left;
 mod library;
+mod means;
 mod obstacle;
 mod parent;
 mod report;
 mod report_file;
+mod running;
 mod sys;
 mod typed;
 
@@ -30,13 +33,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_preload::settings::{Launcher, Role, Settings, VARIABLE};
+use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
+use pagekeeper_streams::StreamPace;
 
 use crate::output;
+use crate::size::parse_pace;
 use choice::{As, Choice};
 use cover::{Cover, Hindrance};
 use find::NotFound;
-use follower::{Follower, Refusal};
+use follower::{FollowPlan, Follower, Refusal};
+use means::Means;
 use obstacle::Why;
 
 pub(crate) use sys::hold_all as hold_all_signals;
@@ -46,16 +52,13 @@ const PRELOAD: &str = "LD_PRELOAD";
 
 /// Run a command so that it does not evict others' pages from the page cache
 ///
-/// The command itself is not changed: a library is preloaded into it and into the processes that it starts, and applies
-/// rules at their system calls. Without options the name of a process decides: streaming programs (tar, cp, rsync,
-/// mariabackup, mysqldump and others) release the pages that they brought in themselves, never those that were there
-/// before; databases release their logs once they are synced, and write compactions at the disk's pace. A command that no
-/// list and no profile knows is taken for a stream, and one line says so; what it starts becomes one once it has gone
-/// through 64 MiB of files without coming back.
+/// Pages that a streaming program (tar, cp, rsync, mariabackup, mysqldump and others) brings in are released behind it, never
+/// those that were there before. A command that no list and no profile knows is taken for a stream, and one line says so. A
+/// script is none: the streams that it starts are known by their names.
 ///
-/// A stream that no library can be loaded into (statically linked, written in Go, under sudo) is followed by events of the
-/// kernel, by a process beside it that releases its pages: as root, on Linux 5.9 and later. Without events, and for other
-/// programs, a message says that the command runs without the rules.
+/// As root, on Linux 5.9 and later, a stream is followed by events of the kernel, by a process beside it. For other users,
+/// and for databases, a library is preloaded into the command and what it starts: databases release their logs once they
+/// are synced, and write compactions at the disk's pace. What neither reaches is said.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "pagekeeper run [OPTIONS] -- COMMAND [ARGS]…",
@@ -65,13 +68,11 @@ const PRELOAD: &str = "LD_PRELOAD";
   pagekeeper run --as stream -- ./own-backup.sh       treat all its processes as streams
   pagekeeper run --profile mariadb -- mariadbd        a server; its logs leave the page cache
   pagekeeper run --as bulk -- ./load-tables           large files, written out at the disk's pace
+  pagekeeper run --pid 4711 --pid 4712                follow what runs already, until it ends
 
 Exit codes: the command's own; if a signal ended the command, the same signal ends pagekeeper.
-127: not found, 126: can't be executed, 1: refused by --require, 2: wrong usage.
-
-io_uring and io_submit bypass the C library: files used that way are watched by their size and residency, and with --as stream all that the command brings in is
-released by events. For programs that can't be restarted, or can't load the library, use
-pagekeeper guard --streams, which releases from outside."
+127: not found, 126: can't be executed, 1: refused, 2: wrong usage. With --pid: 0 once the processes
+have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
 )]
 pub(crate) struct Args {
     /// Profile for every process that is no streaming program, instead of the one that its name selects
@@ -80,6 +81,14 @@ pub(crate) struct Args {
     /// Role of every process of the command, whatever its name
     #[arg(long = "as", value_name = "WHAT", value_enum)]
     role: Option<As>,
+    /// Follow this process, which runs already, and its children, until they end or a signal comes; no command is started.
+    /// May be given several times
+    #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
+    pids: Vec<u32>,
+    /// How fast a stream may use a disk: "auto" stands back for others, "off" does not, "idle" waits until nobody else uses
+    /// it; a rate (64M, or 64M/s) is the most on each disk, and stands back. Needs events
+    #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
+    pace: StreamPace,
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
@@ -97,7 +106,7 @@ pub(crate) struct Args {
     #[arg(long, hide = true, num_args = 3, allow_hyphen_values = true, value_names = ["HOW", "SETTINGS", "FILE"])]
     inside: Option<Vec<OsString>>,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
+    #[arg(required_unless_present = "pids", trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND", value_hint = clap::ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
 
@@ -110,6 +119,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
     let settings = choice.settings(budget::budget_here())?;
+    if !args.pids.is_empty() {
+        return Ok(running::run(args, &settings));
+    }
     let Some((name, arguments)) = args.command.split_first() else {
         return Err(output::UsageError("name a command".to_owned()).into());
     };
@@ -118,25 +130,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(refuse(&error)),
     };
     let settings = Settings { command: typed::unlisted(&args.command, &settings), ..settings };
-    let report = args.report.as_deref().or(args.json.then_some(Path::new(report::STANDARD_ERROR)));
-    let Means { library, follower, problem } = Means::of(&file, &args.command, &settings);
-    if let Some(problem) = &problem {
-        if args.require {
-            problem.refuse();
-            return Ok(ExitCode::FAILURE);
+    let Reach { library, follower, refusal, problem } =
+        Reach::of(&file, &args.command, &settings, args.pace, |_| true);
+    if let Some(sentence) = unpaced(args.pace, follower.is_some(), refusal.as_ref()) {
+        output::complain(sentence);
+        return Ok(ExitCode::FAILURE);
+    }
+    match &problem {
+        Some(Problem::All(sentence)) if args.require => {
+            return Ok(refuse_as_required(sentence));
         }
-        problem.say();
-    } else if let Some(command) = &settings.command {
-        typed::say(command);
+        Some(problem) => problem.say(),
+        None => settings.command.as_deref().into_iter().for_each(typed::say),
     }
     if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
         counting::remove_left(directory);
     }
-    let (follower, refusal) = match follower {
-        Some(Ok(follower)) => (Some(follower), None),
-        Some(Err(refusal)) => (None, Some(refusal.to_string())),
-        None => (None, None),
-    };
     // What a followed command starts is followed, too.
     let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
     let settings = Settings { launcher, ..settings };
@@ -146,15 +155,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(follower) = &follower {
         follower.attach(&mut command);
     }
-    if let Some(to) = report {
+    if let Some(to) = args.report_to() {
         let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
         prepare(&mut command, &library, Settings { report: report.path(), ..settings }.encode());
         return match parent::run(&mut command) {
             Ok(ended) => {
                 let (pages, refusal) = match follower.map(Follower::end) {
-                    Some(Ok(pages)) => (Some(pages), refusal),
+                    Some(Ok(pages)) => (Some(pages), None),
                     Some(Err(why)) => (None, Some(why.to_owned())),
-                    None => (None, refusal),
+                    None => (None, refusal.map(|refusal| refusal.to_string())),
                 };
                 report.end(pages, refusal);
                 Ok(ended.pass_on())
@@ -166,13 +175,34 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(refuse(&NotFound::of(name, &command.exec())))
 }
 
-/// By what the rules reach a command.
-struct Means {
+impl Args {
+    /// Where the report goes, if there is to be one.
+    fn report_to(&self) -> Option<&Path> {
+        self.report.as_deref().or(self.json.then_some(Path::new(report::STANDARD_ERROR)))
+    }
+}
+
+/// Why a pace that was asked for can't be kept, if so: a sentence.
+fn unpaced(pace: StreamPace, is_followed: bool, refusal: Option<&Refusal>) -> Option<String> {
+    if pace == StreamPace::Auto || is_followed {
+        return None;
+    }
+    let why = refusal.map_or_else(|| "no rule takes it for a stream".to_owned(), Refusal::to_string);
+    Some(format!(
+        "--pace needs a stream that is followed by events, which this command is not ({why}): leave it out, and the library paces the \
+         command by itself"
+    ))
+}
+
+/// What a command is to have.
+struct Reach {
     /// The library, laid out.
     library: Result<PathBuf, NoLibrary>,
-    /// A process that follows it by events, where it is to have one.
-    follower: Option<Result<Follower, Refusal>>,
-    /// What they do not reach, and why.
+    /// A process that follows it by events.
+    follower: Option<Follower>,
+    /// Why it has none, where it was to have one.
+    refusal: Option<Refusal>,
+    /// What the rules do not reach, and why.
     problem: Option<Problem>,
 }
 
@@ -182,8 +212,8 @@ enum NoLibrary {
     Nowhere(String),
     /// The command has no use for it; what it starts may.
     Unused,
-    /// What the command starts would not find it.
-    Hidden,
+    /// What the command starts must not have it, either: it is followed, or would not find it.
+    TakenOut,
 }
 
 /// What the rules do not reach of a command.
@@ -195,16 +225,6 @@ enum Problem {
 }
 
 impl Problem {
-    fn sentence(&self) -> &str {
-        match self {
-            Self::All(sentence) | Self::Unseen(sentence) => sentence,
-        }
-    }
-
-    fn refuse(&self) {
-        output::complain(format_args!("{}; not started, by --require", self.sentence()));
-    }
-
     fn say(&self) {
         match self {
             Self::All(sentence) => {
@@ -215,57 +235,71 @@ impl Problem {
     }
 }
 
-impl Means {
-    /// Lays out and starts what the command is to have.
-    fn of(file: &Path, command: &[OsString], settings: &Settings) -> Self {
-        let Cover { hindrance, wants_events } = cover::cover(file, command, settings);
-        let library = match &hindrance {
-            // It may yet reach what a wrapper starts.
-            None | Some(Hindrance::Wrapper(_)) => {
-                library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library))
-            }
-            Some(Hindrance::Program(_) | Hindrance::Elsewhere(_)) => Err(NoLibrary::Unused),
+impl Reach {
+    /// Lays out and starts what the command is to have. `may_follow` says which commands may have a process that follows them.
+    fn of(
+        file: &Path,
+        command: &[OsString],
+        settings: &Settings,
+        pace: StreamPace,
+        may_follow: fn(&Cover) -> bool,
+    ) -> Self {
+        let cover = cover::cover(file, command, settings);
+        let followed = cover.kind.followed().filter(|_| may_follow(&cover));
+        let tried = followed.map(|followed| Follower::start(&FollowPlan::new(followed, settings, pace)));
+        let (follower, refusal) = match tried.transpose() {
+            Ok(follower) => (follower, None),
+            Err(refusal) => (None, Some(refusal)),
         };
-        let reaches = hindrance.is_none() && library.is_ok();
-        let follower = wants_events.then(|| Follower::start(&never_followed(settings)));
-        let problem = match (&hindrance, &follower) {
-            (_, Some(Ok(_))) => None,
-            (None, Some(Err(refusal))) if reaches => Some(Problem::Unseen(format!(
-                "what {} uses by io_uring or mappings stays, and can't be followed by events: {refusal}",
+        match means::choose(cover.kind, follower.is_some(), cover.hindrance.is_none()) {
+            Means::Events(_) => {
+                Self { library: Err(NoLibrary::TakenOut), follower, refusal: None, problem: None }
+            }
+            Means::Library => Self::by_library(file, command, &cover, refusal),
+            Means::Nothing => Self::by_nothing(command, &cover, refusal),
+        }
+    }
+
+    fn by_library(file: &Path, command: &[OsString], cover: &Cover, refusal: Option<Refusal>) -> Self {
+        let library = library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library));
+        let problem = match (&library, &refusal) {
+            (Err(NoLibrary::Nowhere(sentence)), _) => Some(Problem::All(sentence.clone())),
+            (Ok(_), Some(refusal)) if cover.maps => Some(Problem::Unseen(format!(
+                "what {} uses by mappings stays, and can't be followed by events: {refusal}",
                 escaped(file)
             ))),
-            (None, None | Some(Err(_))) => match &library {
-                Err(NoLibrary::Nowhere(sentence)) => Some(Problem::All(sentence.clone())),
-                Ok(_) | Err(NoLibrary::Unused | NoLibrary::Hidden) => None,
-            },
-            (Some(hindrance), Some(Err(refusal))) => Some(Problem::All(format!(
-                "{hindrance}, and its pages can't be followed by events: {refusal}"
-            ))),
-            (Some(hindrance), None) => Some(Problem::All(format!("{hindrance} ({})", instead(hindrance)))),
+            _ => None,
         };
-        Self { library, follower, problem }
+        Self { library, follower: None, refusal, problem }
+    }
+
+    fn by_nothing(command: &[OsString], cover: &Cover, refusal: Option<Refusal>) -> Self {
+        let library = match &cover.hindrance {
+            // It may yet reach what a wrapper starts.
+            Some(Hindrance::Wrapper(_)) => {
+                library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library))
+            }
+            _ => Err(NoLibrary::Unused),
+        };
+        let problem = cover.hindrance.as_ref().map(|hindrance| match &refusal {
+            Some(refusal) => {
+                Problem::All(format!("{hindrance}, and its pages can't be followed by events: {refusal}"))
+            }
+            None => Problem::All(format!("{hindrance} ({})", instead(hindrance))),
+        });
+        Self { library, follower: None, refusal, problem }
     }
 }
 
 /// The library, unless what the command starts would not find it below its root: its loader would complain.
 fn below(command: &[OsString], library: PathBuf) -> Result<PathBuf, NoLibrary> {
     let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
-    if cover::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::Hidden) }
+    if cover::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::TakenOut) }
 }
 
 /// This program, by which what the library does not reach is started.
 fn launcher(is_required: bool) -> Option<Launcher> {
     std::env::current_exe().ok().map(|path| Launcher { path, is_required })
-}
-
-/// The programs that a followed command may start, and that are not followed: databases, by their profiles.
-fn never_followed(settings: &Settings) -> Vec<String> {
-    if settings.role == Role::Stream {
-        return Vec::new();
-    }
-    let names = settings.profiles.iter().flat_map(|profile| &profile.processes);
-    // By --profile it is for every process that is no stream.
-    names.filter(|name| *name != "*").cloned().collect()
 }
 
 /// The library, laid out; or a sentence.
@@ -298,14 +332,15 @@ fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings
             let all = others(&before).chain(own(library, threads));
             command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
         }
-        // Where this process runs inside another `pagekeeper run`.
-        Err(NoLibrary::Hidden) => {
+        // Where this process runs inside another `pagekeeper run`. Else the environment is passed on untouched, in its order.
+        Err(NoLibrary::TakenOut) if has_library(&before) => {
             match joined(others(&before)) {
                 none if none.is_empty() => command.env_remove(PRELOAD),
                 others => command.env(PRELOAD, others),
             };
+            command.env_remove(VARIABLE);
         }
-        Err(NoLibrary::Nowhere(_) | NoLibrary::Unused) => {}
+        Err(_) => {}
     }
 }
 
@@ -315,6 +350,10 @@ fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
     parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS)
 }
 
+fn has_library(before: &OsStr) -> bool {
+    before.as_bytes().split(|byte| matches!(byte, b':' | b' ')).any(library::is_library)
+}
+
 /// The library, and behind it, where the C library does not have them itself, threads.
 fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
     [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS))
@@ -322,6 +361,12 @@ fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
 
 fn joined<'a>(names: impl Iterator<Item = &'a [u8]>) -> OsString {
     OsString::from_vec(names.collect::<Vec<_>>().join(&b':'))
+}
+
+/// Says that a command is not started since the rules don't reach it.
+fn refuse_as_required(sentence: &str) -> ExitCode {
+    output::complain(format_args!("{sentence}; not started, by --require"));
+    ExitCode::FAILURE
 }
 
 fn refuse(error: &NotFound) -> ExitCode {
@@ -334,15 +379,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn databases_are_not_followed() {
-        let names = |choice: Choice| never_followed(&choice.settings(1 << 20).unwrap());
-        let all = names(Choice::default());
-        assert!(
-            ["mariadbd", "postgres", "mongod"].iter().all(|&name| all.contains(&name.to_owned())),
-            "{all:?}"
-        );
-        assert_eq!(names(Choice { profile: Some("mariadb".to_owned()), ..Choice::default() }), [""; 0]);
-        assert_eq!(names(Choice { role: Some(As::Stream), ..Choice::default() }), [""; 0]);
+    fn a_pace_needs_events() {
+        assert_eq!(unpaced(StreamPace::Auto, false, None), None);
+        assert_eq!(unpaced(StreamPace::Idle, true, None), None);
+        for (refusal, said) in [(None, "no rule takes it"), (Some(Refusal::Silent), "does not answer")] {
+            let sentence = unpaced(StreamPace::Off, false, refusal.as_ref()).unwrap();
+            assert!(sentence.contains(said) && sentence.contains("leave it out"), "{sentence}");
+        }
     }
 
     #[test]

@@ -316,11 +316,7 @@ fn seconds(nanoseconds: u64) -> f64 {
 impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(events) = &self.events {
-            if self.processes.is_empty() {
-                writeln!(f, "pagekeeper: the command was followed by events of the kernel")?;
-            } else {
-                self.fmt_rules(f)?;
-            }
+            writeln!(f, "pagekeeper: pages of what was followed by events of the kernel")?;
             return events.fmt(f);
         }
         self.fmt_rules(f)?;

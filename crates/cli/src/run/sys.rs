@@ -173,6 +173,13 @@ impl Held {
         Self(set)
     }
 
+    /// Whether one has come; it is taken.
+    pub(crate) fn has_come(&self) -> bool {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: both point to values of their types; nothing is to be said of the signal.
+        unsafe { libc::sigtimedwait(&raw const self.0, std::ptr::null_mut(), &raw const now) > 0 }
+    }
+
     /// Waits for the next.
     pub(crate) fn next(&self) -> io::Result<Came> {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();

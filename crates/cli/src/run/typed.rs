@@ -14,9 +14,12 @@ use pagekeeper_preload::settings::{Role, Settings};
 use super::cover::{self, PREFIXES};
 use crate::output;
 
-/// Programs that say nothing of what is done.
-const STARTERS: [&str; 12] =
-    ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "busybox", "java"];
+/// Programs that only start what does the work.
+pub(super) const SHELLS: [&str; 10] =
+    ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh"];
+
+/// What names have in them that a server's has not, whatever else they begin with: `mysql-backup.sh`.
+const NO_SERVER: [&[u8]; 2] = [b"backup", b"dump"];
 
 /// The name of the command (`comm`), if it is on no list and in no profile, and its processes are taken for what they are called.
 pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<String> {
@@ -26,7 +29,12 @@ pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
     let name = cover::base(behind_starters(command)?.first()?);
     let comm = cover::comm(name);
     let is_one_of = |known: &[&str]| known.iter().any(|known| OsStr::new(known) == name);
-    if is_one_of(&STARTERS) || cover::is_streaming(name, settings) || is_server(comm, settings) {
+    if is_one_of(&SHELLS)
+        || is_one_of(&cover::MANY_IN_ONE)
+        || name == "java"
+        || cover::is_streaming(name, settings)
+        || is_server(comm, settings)
+    {
         return None;
     }
     std::str::from_utf8(comm).ok().filter(|comm| !comm.contains('\n')).map(str::to_owned)
@@ -59,12 +67,14 @@ fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
 
 /// Whether a profile says what is done with it: one for processes of that name, or of which the name is part (`cassandra`,
 /// `kafka-server-start.sh`, `mariadbd-safe`).
-fn is_server(comm: &[u8], settings: &Settings) -> bool {
+pub(super) fn is_server(comm: &[u8], settings: &Settings) -> bool {
+    let is_no_server = NO_SERVER.iter().any(|part| comm.windows(part.len()).any(|bytes| bytes == *part));
     settings.profiles.iter().any(|profile| {
         let mut names = profile.processes.iter().map(String::as_str).chain([profile.name.as_str()]);
         names.any(|name| {
             // One that was cut may fit by its pattern alone.
-            comm.starts_with(name.as_bytes()) || names::matches_name(name.as_bytes(), comm).is_some()
+            (comm.starts_with(name.as_bytes()) && !is_no_server)
+                || names::matches_name(name.as_bytes(), comm).is_some()
         })
     })
 }
@@ -94,6 +104,8 @@ mod tests {
             (&["su", "nobody-here", "-c", "start it all"], None),
             (&["env"], None),
             (&["docker", "exec", "db", "ls"], None),
+            (&["./mysql-backup.sh"], Some("mysql-backup.sh")),
+            (&["busybox", "sh"], None),
             (&["a\nb"], None),
             (&[], None),
         ] {

@@ -155,6 +155,8 @@ pub struct PageEvents {
     ring: Ring,
     records: Map,
     followed: Map,
+    /// Processes that may be followed by their names, and whose children may; all where there is none.
+    heeded: Option<Map>,
     watched: Option<Map>,
     lost: Map,
     readers: Readers,
@@ -174,6 +176,15 @@ impl PageEvents {
     /// Where the kernel or the caller's permissions don't allow that, or a name is longer than 15 bytes or has a `*` that is not
     /// at its end.
     pub fn open(names: &FollowedNames) -> Result<Self, TraceError> {
+        Self::open_with(names, false)
+    }
+
+    /// As [`Self::open`], but processes are followed by their names only below those of [`Self::heed_names_below`].
+    pub fn open_below(names: &FollowedNames) -> Result<Self, TraceError> {
+        Self::open_with(names, true)
+    }
+
+    fn open_with(names: &FollowedNames, is_below: bool) -> Result<Self, TraceError> {
         if !is_first_pid_namespace() {
             return Err(TraceError::OtherNamespace);
         }
@@ -189,6 +200,7 @@ impl PageEvents {
             ring,
             records,
             followed: table(MapKind::Hash, "pk_followed", 4, 8, FOLLOWED_MAX)?,
+            heeded: is_below.then(|| table(MapKind::Hash, "pk_heeded", 4, 8, FOLLOWED_MAX)).transpose()?,
             watched: Some(table(MapKind::Hash, "pk_watched", 8, 8, WATCHED_MAX)?),
             lost: table(MapKind::Array, "pk_lost", 4, 8, lost::COUNT)?,
             readers: Readers::default(),
@@ -226,6 +238,7 @@ impl PageEvents {
         let tables = Tables {
             followed: self.followed.raw_fd(),
             names: names.raw_fd(),
+            heeded: self.heeded.as_ref().map(Map::raw_fd),
             watched: self.watched.as_ref().map(Map::raw_fd),
             ring: self.records.raw_fd(),
             lost: self.lost.raw_fd(),
@@ -249,6 +262,20 @@ impl PageEvents {
     pub fn follow(&self, process: u32) -> Result<(), TraceError> {
         let added = self.followed.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
         added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_followed", errno))
+    }
+
+    /// Has this process and the children that it starts from now on be followed from when they become a program that is to be followed
+    /// by its name. Nothing where names are heeded everywhere.
+    pub fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
+        let Some(heeded) = &self.heeded else { return Ok(()) };
+        let added = heeded.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
+        added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_heeded", errno))
+    }
+
+    /// Whether some process runs that [`Self::heed_names_below`] is for.
+    pub fn heeds_names(&self) -> bool {
+        // Who can't be asked is taken to have none: else its caller would wait for good.
+        self.heeded.as_ref().is_some_and(|heeded| heeded.has_entries().unwrap_or(false))
     }
 
     /// Follows a process no longer.

@@ -16,6 +16,8 @@ pub(super) struct Tables {
     pub(super) followed: i32,
     /// What processes are by their names.
     pub(super) names: i32,
+    /// Processes that may be followed by their names; all where there is no such table.
+    pub(super) heeded: Option<i32>,
     /// Files whose uses are watched, by the address of their mapping; none where uses are not seen.
     pub(super) watched: Option<i32>,
     /// The ring buffer.
@@ -333,24 +335,39 @@ impl<'a> Writer<'a> {
         self.output(kind::USED, lost::OTHERS);
     }
 
-    /// A child of a followed process is followed; the child is the second argument.
+    /// A child of a followed process is followed, and one of a process whose name is heeded is heeded; the child is the second argument.
     fn forked(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 8);
-        self.process();
-        self.look_up(self.tables.followed, RECORD + record::PROCESS);
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
         self.read(NUMBER, 4, R6, signed(at.task_process));
         self.asm.load(Width::B4, R7, R10, NUMBER);
         self.read(NUMBER, 4, R6, signed(at.task_thread));
         self.asm.load(Width::B4, R8, R10, NUMBER);
         // A thread.
         self.asm.jump_if(If::NotEqual, R7, R8, self.out);
+        self.process();
+        self.inherit_heed();
+        self.look_up(self.tables.followed, RECORD + record::PROCESS);
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
         self.asm.load(Width::B4, R1, R10, RECORD + record::PROCESS);
         self.asm.store(Width::B4, R10, RECORD + record::OTHER, R1);
         self.asm.store(Width::B4, R10, RECORD + record::PROCESS, R7);
         self.task_name(RECORD + record::NAME);
         self.begin();
+    }
+
+    /// The child `R7` of the process of the record is heeded if that is. Uses `R9`.
+    fn inherit_heed(&mut self) {
+        let Some(heeded) = self.tables.heeded else { return };
+        let goes_on = self.asm.label();
+        self.look_up(heeded, RECORD + record::PROCESS);
+        self.asm.jump_if_constant(If::Equal, R0, 0, goes_on);
+        self.asm.store(Width::B4, R10, INDEX, R7);
+        self.update(heeded, INDEX);
+        self.asm.jump_if_constant(If::Equal, R0, 0, goes_on);
+        self.asm.constant(R9, 1);
+        self.count_lost(lost::OTHERS);
+        self.asm.bind(goes_on);
     }
 
     /// Follows the process of the record, and says so.
@@ -394,6 +411,10 @@ impl<'a> Writer<'a> {
         self.asm.jump_if_constant(If::Equal, R7, signed(named::NEVER), never);
         self.asm.jump_if_constant(If::NotEqual, R8, 0, is_followed);
         self.asm.jump_if_constant(If::NotEqual, R7, signed(named::STREAM), self.out);
+        if let Some(heeded) = self.tables.heeded {
+            self.look_up(heeded, RECORD + record::PROCESS);
+            self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        }
         self.asm.bind(is_followed);
         self.begin();
         self.asm.jump(self.out);
@@ -416,12 +437,16 @@ impl<'a> Writer<'a> {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 0);
         self.process();
-        self.look_up(self.tables.followed, RECORD + record::PROCESS);
-        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
         self.read_pointer(R7, R6, at.task_signal);
         self.read(NUMBER, 4, R7, signed(at.signal_live));
         self.asm.load(Width::B4, R1, R10, NUMBER);
         self.asm.jump_if_constant(If::NotEqual, R1, 0, self.out);
+        if let Some(heeded) = self.tables.heeded {
+            self.map_and_key(heeded, RECORD + record::PROCESS);
+            self.asm.call(Helper::MapDelete);
+        }
+        self.look_up(self.tables.followed, RECORD + record::PROCESS);
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
         self.leave(kind::ENDED);
     }
 }

@@ -7,7 +7,11 @@ use std::process::{Command, Stdio};
 use pagekeeper_testing::disk_dir;
 
 fn opened(names: &FollowedNames) -> Option<PageEvents> {
-    match PageEvents::open(names) {
+    opened_by(|| PageEvents::open(names))
+}
+
+fn opened_by(open: impl FnOnce() -> Result<PageEvents, TraceError>) -> Option<PageEvents> {
+    match open() {
         Ok(events) => Some(events),
         Err(error) if !rustix::process::geteuid().is_root() => {
             eprintln!("SKIPPED: needs root: {error}");
@@ -190,6 +194,30 @@ fn programs_are_followed_by_name_from_their_start() {
     // Other tests may start some of them meanwhile.
     assert!(began.iter().any(|name| name == "dd") && began.iter().any(|name| name == "base64"), "{began:?}");
     assert!(!began.iter().any(|name| name == "basename" || name == "true"), "{began:?}");
+}
+
+/// A process below this one alone, and what it starts in turn.
+#[test]
+fn names_count_below_a_process() {
+    let names = FollowedNames { streams: vec!["dd".into()], never: Vec::new() };
+    let Some(mut events) = opened_by(|| PageEvents::open_below(&names)) else { return };
+    assert!(!events.heeds_names(), "nobody was named yet");
+    let start = |line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let line = "read line; dd --version; sh -c 'dd --version; true'; dd if=/dev/null status=none; true";
+    let (mut other, mut named) = (start(line), start(line));
+    events.heed_names_below(named.id()).unwrap();
+    assert!(events.heeds_names());
+    for child in [&mut other, &mut named] {
+        drop(child.stdin.take());
+    }
+    other.wait().unwrap();
+    named.wait().unwrap();
+    assert!(!events.heeds_names(), "all have ended");
+    let began = drained(&mut events).into_iter().filter(|event| matches!(event, PageEvent::Began { .. }));
+    assert_eq!(began.count(), 3, "of the one that was named");
 }
 
 #[test]

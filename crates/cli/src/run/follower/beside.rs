@@ -4,36 +4,21 @@
 //! behind the end. Never fails: what can't be released stays, and is counted.
 
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use pagekeeper_guard::stream_name;
-use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::names;
-use pagekeeper_preload::launcher::LIBRARY_PREFIX;
-use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Verdict};
+use pagekeeper_streams::Streams;
 
-use super::{FollowedPages, READY, REPORTED_AFTER};
+use super::{FollowPlan, FollowedPages, READY, REPORTED_AFTER};
 
 /// How often it looks where something comes in.
-const BUSY_INTERVAL: Duration = Duration::from_millis(10);
+pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often it looks whether somebody asks for a report, where nothing comes in.
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
-pub(super) fn run(never: &[String], socket: &UnixStream) {
-    let (began, databases) = (SystemTime::now(), never.to_vec());
-    let decide = move |pid, path: Option<&Path>| {
-        let is_left = path.is_some_and(|path| looks_temporary(path, began)) && has_library(pid);
-        if is_left || is_called(pid, &databases) { Verdict::Leave } else { Verdict::Release }
-    };
-    let never = never.iter().filter_map(|pattern| kernel_name(pattern)).collect();
-    let options =
-        StreamOptions { names: Vec::new(), never, decide: Box::new(decide), pace: StreamPace::Auto };
-    let mut streams = match Streams::start(options) {
+pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
+    let mut streams = match plan.start() {
         Ok(streams) => streams,
         Err(unavailable) => return answer(socket, &unavailable.to_string()),
     };
@@ -42,7 +27,7 @@ pub(super) fn run(never: &[String], socket: &UnixStream) {
     if (&*socket).read_exact(&mut pid).is_err() {
         return;
     }
-    match streams.follow(u32::from_ne_bytes(pid)) {
+    match plan.follow(&mut streams, u32::from_ne_bytes(pid)) {
         Ok(()) => {
             answer(socket, "followed");
             follow(&mut streams, socket);
@@ -50,35 +35,6 @@ pub(super) fn run(never: &[String], socket: &UnixStream) {
         // Whoever waits starts the command.
         Err(unavailable) => answer(socket, &unavailable.to_string()),
     }
-}
-
-/// Whether a file was made as mkstemp(3) makes it, for its maker alone, since then. The library keeps such files until they are removed,
-/// since they are read again soon.
-fn looks_temporary(path: &Path, began: SystemTime) -> bool {
-    const MAKER_ALONE: u32 = 0o600;
-    path.symlink_metadata().is_ok_and(|metadata| {
-        metadata.mode() & 0o7777 == MAKER_ALONE && metadata.created().is_ok_and(|created| created >= began)
-    })
-}
-
-/// A pattern of names as the kernel compares it: up to its first `*`. One that begins with that can't be compared there.
-fn kernel_name(pattern: &str) -> Option<String> {
-    let name = pattern.split_once('*').map_or_else(|| pattern.to_owned(), |(begin, _)| format!("{begin}*"));
-    stream_name(&name).ok().filter(|name| name != "*")
-}
-
-/// Whether a process's name is one of these patterns.
-fn is_called(pid: u32, patterns: &[String]) -> bool {
-    ProcRoot::default().name(pid).is_ok_and(|name| {
-        patterns.iter().any(|pattern| names::matches_name(pattern.as_bytes(), name.as_bytes()).is_some())
-    })
-}
-
-/// Whether the library is loaded into a process.
-fn has_library(pid: u32) -> bool {
-    let prefix = LIBRARY_PREFIX.as_bytes();
-    let maps = std::fs::read(format!("/proc/{pid}/maps"));
-    maps.is_ok_and(|maps| maps.windows(prefix.len()).any(|name| name == prefix))
 }
 
 /// Nobody reads it where the other end has ended or become the command.
@@ -91,7 +47,7 @@ fn follow(streams: &mut Streams, socket: &UnixStream) {
     let mut is_reported = false;
     loop {
         drop(streams.step());
-        let is_running = streams.running() > 0;
+        let is_running = streams.running() > 0 || streams.heeds_names();
         if asked.is_none() && is_asked(socket) {
             asked = Some(Instant::now());
         }
@@ -116,21 +72,5 @@ fn is_asked(socket: &UnixStream) -> bool {
     match received {
         Ok(bytes) => bytes == 0,
         Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn new_files_of_their_maker_alone_look_temporary() {
-        let hour = Duration::from_secs(3600);
-        let temporary = tempfile::NamedTempFile::new().unwrap();
-        assert!(looks_temporary(temporary.path(), SystemTime::now() - hour));
-        assert!(!looks_temporary(temporary.path(), SystemTime::now() + hour), "it was there before");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        std::fs::set_permissions(temporary.path(), mode).unwrap();
-        assert!(!looks_temporary(temporary.path(), SystemTime::now() - hour));
     }
 }

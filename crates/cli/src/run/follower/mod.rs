@@ -1,5 +1,4 @@
-//! Follows a command by events of the kernel: for a stream that no library can be loaded into, and for what a library does not see (Go,
-//! static programs, programs under sudo, `io_uring`, mappings).
+//! Follows a command by events of the kernel: any program that streams, whatever it is linked with, and the streams that a script starts.
 //!
 //! A process [`beside`] the command follows it and all that it starts, and releases the pages that they bring into the page cache
 //! (`pagekeeper_streams`). The process that becomes the command names itself to that process just before it is executed, and waits for
@@ -11,6 +10,7 @@
 
 mod beside;
 mod pages;
+mod plan;
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader};
@@ -21,7 +21,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::thread::CapabilitySet;
+
+pub(crate) use beside::BUSY_INTERVAL;
 pub(crate) use pages::FollowedPages;
+pub(crate) use plan::FollowPlan;
 
 use crate::run::sys;
 
@@ -35,8 +39,10 @@ const READY: &str = "ready";
 /// Why a command can't be followed by events.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The kernel or this process's permissions don't allow it: a sentence.
+    /// The kernel does not allow it: a sentence.
     Unavailable(String),
+    /// This process has not the permissions.
+    NotPermitted,
     /// The process beside the command does not answer.
     Silent,
     /// Processes whose parent has ended become this one's children, which the command would not know.
@@ -49,6 +55,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(sentence) => f.write_str(sentence),
+            Self::NotPermitted => {
+                f.write_str("that takes root, or the capabilities BPF, PERFMON and DAC_READ_SEARCH")
+            }
             Self::Silent => f.write_str("the process that follows it does not answer"),
             Self::Inherits => f.write_str(
                 "the process that follows it would be a child of it, as in the first process of a container",
@@ -64,15 +73,17 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts the process. Programs whose names are one of the patterns `never`, in which `*` stands for any characters, are not
-    /// followed.
-    pub(crate) fn start(never: &[String]) -> Result<Self, Refusal> {
+    /// Starts the process.
+    pub(crate) fn start(plan: &FollowPlan) -> Result<Self, Refusal> {
+        if !is_permitted() {
+            return Err(Refusal::NotPermitted);
+        }
         if std::process::id() == 1
             || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
         {
             return Err(Refusal::Inherits);
         }
-        let follower = Self::begin(never).map_err(Refusal::Failed)?;
+        let follower = Self::begin(plan).map_err(Refusal::Failed)?;
         match follower.answer() {
             Some(answer) if answer == READY => Ok(follower),
             Some(sentence) => Err(Refusal::Unavailable(sentence)),
@@ -80,10 +91,10 @@ impl Follower {
         }
     }
 
-    fn begin(never: &[String]) -> io::Result<Self> {
+    fn begin(plan: &FollowPlan) -> io::Result<Self> {
         let (socket, other) = UnixStream::pair()?;
         socket.set_read_timeout(Some(ANSWERED_AFTER))?;
-        sys::apart(&[other.as_fd()], || beside::run(never, &other))?;
+        sys::apart(&[other.as_fd()], || beside::run(plan, &other))?;
         Ok(Self { socket: Arc::new(socket) })
     }
 
@@ -110,6 +121,15 @@ impl Follower {
             .find_map(|line| serde_json::from_str(&line).ok())
             .ok_or("the process that followed it does not answer: what it brought in since then stays")
     }
+}
+
+/// Whether this process may load programs into the kernel and open files by their handles: else no process is started in vain.
+pub(crate) fn is_permitted() -> bool {
+    let Ok(sets) = rustix::thread::capabilities(None) else { return false };
+    let has = |capability| sets.effective.contains(capability);
+    let administers = has(CapabilitySet::SYS_ADMIN);
+    has(CapabilitySet::DAC_READ_SEARCH)
+        && (administers || has(CapabilitySet::BPF) && has(CapabilitySet::PERFMON))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(crate) struct FollowedPages {
     pub(crate) released_bytes: u64,
     /// Used by other processes since, and left to them.
     pub(crate) used_by_others_bytes: u64,
-    /// Dropped by the kernel or by the library, or with their file.
+    /// Dropped by the kernel, or with their file.
     pub(crate) gone_bytes: u64,
     pub(crate) left_bytes: u64,
     /// Brought in without being seen: no room was in the kernel's buffer.
@@ -46,7 +46,6 @@ enum Why {
     Mapped,
     NotOpened,
     Hung,
-    Temporary,
     InUse,
 }
 
@@ -57,7 +56,6 @@ impl Why {
             Self::Mapped => "mapped",
             Self::NotOpened => "the file can't be opened",
             Self::Hung => "its file system does not answer",
-            Self::Temporary => "temporary, and kept by the library until it is removed",
             Self::InUse => "in use or in flight",
         }
     }
@@ -65,7 +63,7 @@ impl Why {
 
 impl FollowedPages {
     /// What is known so far; whether some of the processes `goes_on`.
-    pub(super) fn of(report: &StreamReport, goes_on: bool) -> Self {
+    pub(crate) fn of(report: &StreamReport, goes_on: bool) -> Self {
         let totals = report.totals;
         Self {
             added_bytes: totals.added,
@@ -87,8 +85,7 @@ impl LeftOfFile {
             Some(StayReason::Mapped) => Why::Mapped,
             Some(StayReason::NotOpened) => Why::NotOpened,
             Some(StayReason::Hung) => Why::Hung,
-            Some(StayReason::Left) => Why::Temporary,
-            Some(StayReason::Other) | None => Why::InUse,
+            Some(StayReason::Left | StayReason::Other) | None => Why::InUse,
         };
         Self { path: unescaped(path).into_owned(), left_bytes: totals.resident, why }
     }

@@ -1,0 +1,113 @@
+//! What a process beside a command follows of it.
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use pagekeeper_guard::stream_name;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_policy::names;
+use pagekeeper_preload::settings::{Role, Settings};
+use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdict};
+
+use crate::run::cover::MANY_IN_ONE;
+use crate::run::means::Followed;
+
+/// Which processes are followed, and how.
+#[derive(Debug)]
+pub(crate) struct FollowPlan {
+    /// The names of streams, where only those are followed; `None`: all processes.
+    names: Option<Vec<String>>,
+    /// Patterns of names of databases, which are not followed; `*` stands for any characters.
+    never: Vec<String>,
+    pace: StreamPace,
+}
+
+impl FollowPlan {
+    pub(crate) fn new(followed: Followed, settings: &Settings, pace: StreamPace) -> Self {
+        let names = match followed {
+            Followed::All => None,
+            // Which applet of many it is the kernel does not see.
+            Followed::ByName => {
+                let streams = settings.streams.iter().filter_map(|name| stream_name(name).ok());
+                Some(streams.chain(MANY_IN_ONE.map(str::to_owned)).collect())
+            }
+        };
+        Self { names, never: databases(settings), pace }
+    }
+
+    /// Begins to follow, but nobody yet.
+    pub(crate) fn start(&self) -> Result<Streams, Unavailable> {
+        let databases = self.never.clone();
+        let decide = move |pid, _: Option<&Path>| {
+            if is_called(pid, &databases) { Verdict::Leave } else { Verdict::Release }
+        };
+        let never = self.never.iter().filter_map(|pattern| kernel_name(pattern)).collect();
+        let names = self.names.clone().unwrap_or_default();
+        let options = StreamOptions { names, never, decide: Box::new(decide), pace: self.pace };
+        if self.names.is_some() { Streams::start_below(options) } else { Streams::start(options) }
+    }
+
+    /// Follows what this process and its children do.
+    pub(crate) fn follow(&self, streams: &mut Streams, pid: u32) -> Result<(), Unavailable> {
+        if self.names.is_some() { streams.heed_names_below(pid) } else { streams.follow(pid) }
+    }
+
+    /// Whether a process of this name is not followed.
+    pub(crate) fn is_never(&self, pid: u32) -> bool {
+        is_called(pid, &self.never)
+    }
+}
+
+/// The programs that a followed command may start, and that are not followed.
+fn databases(settings: &Settings) -> Vec<String> {
+    if settings.role == Role::Stream {
+        return Vec::new();
+    }
+    let names = settings.profiles.iter().flat_map(|profile| &profile.processes);
+    // By --profile it is for every process that is no stream.
+    names.filter(|name| *name != "*").cloned().collect()
+}
+
+/// A pattern of names as the kernel compares it: up to its first `*`. One that begins with that can't be compared there.
+fn kernel_name(pattern: &str) -> Option<String> {
+    let name = pattern.split_once('*').map_or_else(|| pattern.to_owned(), |(begin, _)| format!("{begin}*"));
+    stream_name(&name).ok().filter(|name| name != "*")
+}
+
+/// Whether a process's name is one of these patterns.
+fn is_called(pid: u32, patterns: &[String]) -> bool {
+    ProcRoot::default().name(pid).is_ok_and(|name| {
+        patterns.iter().any(|pattern| names::matches_name(pattern.as_bytes(), name.as_bytes()).is_some())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::choice::{As, Choice};
+
+    fn plan(followed: Followed, choice: &Choice) -> FollowPlan {
+        FollowPlan::new(followed, &choice.settings(1 << 20).unwrap(), StreamPace::Auto)
+    }
+
+    #[test]
+    fn databases_are_not_followed() {
+        let never = |choice: Choice| plan(Followed::All, &choice).never;
+        let all = never(Choice::default());
+        assert!(
+            ["mariadbd", "postgres", "mongod"].iter().all(|&name| all.contains(&name.to_owned())),
+            "{all:?}"
+        );
+        assert_eq!(never(Choice { profile: Some("mariadb".to_owned()), ..Choice::default() }), [""; 0]);
+        assert_eq!(never(Choice { role: Some(As::Stream), ..Choice::default() }), [""; 0]);
+    }
+
+    #[test]
+    fn every_name_of_a_stream_is_one_for_the_kernel() {
+        let names = plan(Followed::ByName, &Choice::default()).names.unwrap();
+        let settings = Choice::default().settings(1 << 20).unwrap();
+        assert_eq!(names.len(), settings.streams.len() + MANY_IN_ONE.len());
+        assert!(["tar", "cat", "busybox"].iter().all(|&name| names.contains(&name.to_owned())), "{names:?}");
+        assert_eq!(plan(Followed::All, &Choice::default()).names, None);
+    }
+}

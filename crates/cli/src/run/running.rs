@@ -1,0 +1,137 @@
+//! `pagekeeper run --pid`: follows processes that run already, and their children, until they end or a signal comes.
+//!
+//! Invariants: none of them is a database, a thread of the kernel, the first process, or one that the caller could not end. Nothing is
+//! done to them, and what they brought in before stays. Fails with a sentence before it follows any.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::{SIGHUP, SIGINT, SIGTERM};
+use pagekeeper_catalog::{Profile, recognise_process};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_preload::settings::Settings;
+use pagekeeper_streams::Streams;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use super::follower::{BUSY_INTERVAL, FollowPlan, FollowedPages, Refusal, is_permitted};
+use super::means::Followed;
+use super::sys::Held;
+use super::{Args, report};
+use crate::output;
+
+/// How long a signal may wait where nothing comes in.
+const IDLE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Follows the processes that were named.
+pub(super) fn run(args: &Args, settings: &Settings) -> ExitCode {
+    let plan = FollowPlan::new(Followed::All, settings, args.pace);
+    // Before a thread is started that would take them.
+    let held = Held::hold(&[SIGINT, SIGTERM, SIGHUP]);
+    let mut streams = match start(&args.pids, &plan, args.config.as_deref()) {
+        Ok(streams) => streams,
+        Err(sentence) => {
+            output::complain(sentence);
+            return ExitCode::FAILURE;
+        }
+    };
+    let report = args.report_to().map(|to| report::Pending::begin(None, to, args.json));
+    while !held.has_come() && (streams.running() > 0 || streams.is_busy()) {
+        drop(streams.step());
+        streams.wait(if streams.is_busy() { BUSY_INTERVAL } else { IDLE_INTERVAL });
+    }
+    if let Some(report) = report {
+        report.end(Some(FollowedPages::of(&streams.report(), false)), None);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Follows all of them, or none.
+fn start(pids: &[u32], plan: &FollowPlan, config: Option<&Path>) -> Result<Streams, String> {
+    let proc = ProcRoot::default();
+    let profiles = profiles(config)?;
+    for &pid in pids {
+        check(&proc, pid, &profiles)?;
+    }
+    let refused = |why: String| format!("processes can't be followed by events: {why}");
+    if !is_permitted() {
+        return Err(refused(Refusal::NotPermitted.to_string()));
+    }
+    let mut streams = plan.start().map_err(|error| refused(error.to_string()))?;
+    // Once more for those that were started before their parent was followed.
+    for _ in 0..2 {
+        for pid in with_children(&proc, pids).into_iter().filter(|pid| !plan.is_never(*pid)) {
+            plan.follow(&mut streams, pid).map_err(|error| refused(error.to_string()))?;
+        }
+    }
+    Ok(streams)
+}
+
+/// The profiles that databases are known by.
+fn profiles(config: Option<&Path>) -> Result<Vec<Arc<Profile>>, String> {
+    let options =
+        config.map(pagekeeper_guard::Options::read).transpose().map_err(|error| error.to_string())?;
+    Ok(options.unwrap_or_default().profiles.into_iter().map(Arc::new).collect())
+}
+
+/// Checks that a process may be followed.
+fn check(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Result<(), String> {
+    let stat = proc.stat(pid).map_err(|error| {
+        if error.is_gone() { format!("no process {pid} runs") } else { error.to_string() }
+    })?;
+    let process = format!("process {pid} ({})", escaped(Path::new(&stat.name)));
+    if stat.state == 'Z' {
+        return Err(format!("{process} has ended"));
+    }
+    if !is_process(pid) {
+        return Err(format!("{pid} is a thread: give the number of its process"));
+    }
+    if stat.kernel_thread {
+        return Err(format!("{process} is a thread of the kernel, which streams for others"));
+    }
+    if pid == 1 {
+        return Err(format!("{process} has started all others: give the numbers of those that stream"));
+    }
+    if pid == proc.own_pid() {
+        return Err(format!("{process} is this one"));
+    }
+    if let Some(profile) = recognise_process(proc, pid, profiles) {
+        return Err(format!(
+            "{process} is a database (profile {}), which would lose its cache: pagekeeper guard keeps its logs out of memory",
+            profile.name
+        ));
+    }
+    let number = Pid::from_raw(pid.cast_signed()).ok_or_else(|| format!("{pid} is no process"))?;
+    match test_kill_process(number) {
+        Err(Errno::PERM) => Err(format!("{process} is another user's, and may not be followed")),
+        Err(Errno::SRCH) => Err(format!("no process {pid} runs")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the number is a process's; threads are not listed.
+fn is_process(pid: u32) -> bool {
+    let mut entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.any(|entry| entry.file_name() == OsStr::new(&pid.to_string()))
+}
+
+/// The processes, and what descends from them.
+fn with_children(proc: &ProcRoot, pids: &[u32]) -> BTreeSet<u32> {
+    let all = proc.pids().unwrap_or_default();
+    let parents: Vec<(u32, u32)> =
+        all.into_iter().filter_map(|pid| Some((pid, proc.stat(pid).ok()?.parent))).collect();
+    let mut found: BTreeSet<u32> = pids.iter().copied().collect();
+    loop {
+        let is_new = |(pid, parent): &(u32, u32)| found.contains(parent) && !found.contains(pid);
+        let children: Vec<u32> = parents.iter().filter(|pair| is_new(pair)).map(|(pid, _)| *pid).collect();
+        if children.is_empty() {
+            return found;
+        }
+        found.extend(children);
+    }
+}
