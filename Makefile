@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo test test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
+.PHONY: help demo check test test-all test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,8 +22,14 @@ help: ## list these targets
 demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--seconds 12")
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
 
-test: ## all checks and all tests, real databases included; as root it installs what they need
+check: ## before each commit: formatting, clippy, unit tests and doc tests, without root and without packages
+	@scripts/check.sh
+
+test: ## all checks and the tests, real databases included; as root it installs what they need
 	@scripts/keep-idle-pages.sh scripts/test.sh
+
+test-all: ## every test that `make test` leaves out, in parts, as root (ARGS="kernels faults"); hours
+	@scripts/test-all.sh $(ARGS)
 
 test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
 	@scripts/keep-idle-pages.sh scripts/test-kills.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The C library, laid out in a directory: include, lib, lib/pkgconfig, lib/cmake. `build-capi.sh DIRECTORY [PROFILE]`, of cargo's profiles `release`
-# if none is said. Needs a C compiler beside Rust.
+# The C library, laid out in a directory: include, lib, lib/pkgconfig, lib/cmake. `build-capi.sh DIRECTORY [LIBRARY]`: of a static library
+# that cargo has built, or else of one that is built here, by cargo's profile `release`. Needs a C compiler beside Rust.
 #
 # The shared library is linked here, of the static one: rustc has no way to give symbols versions.
 set -euo pipefail
@@ -8,18 +8,17 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 target=${CARGO_TARGET_DIR:-target}
 to=${1:?a directory to lay it out in}
-profile=${2:-release}
+library=${2:-}
 
 scripts/require-rust.sh
 if ! command -v "${CC:-cc}" >/dev/null; then
     echo "A C compiler is missing: apt-get install gcc" >&2
     exit 1
 fi
-"$cargo" build --quiet --package pagekeeper-capi --lib --profile "$profile"
-case $profile in
-dev | test) built=$target/debug ;;
-*) built=$target/$profile ;;
-esac
+if [ -z "$library" ]; then
+    "$cargo" build --quiet --package pagekeeper-capi --lib --release
+    library=$target/release/libpagekeeper_capi.a
+fi
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 major=${version%%.*}
@@ -29,7 +28,7 @@ filled() { # filled TEMPLATE FILE
 
 mkdir -p "$to"/include "$to"/lib/pkgconfig "$to"/lib/cmake/pagekeeper
 install --mode 644 crates/capi/include/pagekeeper.h crates/capi/include/pagekeeper.hpp "$to/include/"
-install --mode 644 "$built/libpagekeeper_capi.a" "$to/lib/libpagekeeper.a"
+install --mode 644 "$library" "$to/lib/libpagekeeper.a"
 filled crates/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
 filled crates/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
 

@@ -1,19 +1,16 @@
 #!/usr/bin/env bash
-# librocksdb_pagekeeper.so, in a directory, against the RocksDB whose headers are installed. `build-rocksdb.sh DIRECTORY [PROFILE]`. Needs a C++
-# compiler and RocksDB's headers (Debian: g++ librocksdb-dev) beside Rust.
+# librocksdb_pagekeeper.so, in a directory, against the RocksDB whose headers are installed. `build-rocksdb.sh DIRECTORY [LIBRARY]`, of the C
+# library that scripts/build-capi.sh takes. Needs a C++ compiler and RocksDB's headers (Debian: g++ librocksdb-dev) beside Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=${CARGO_TARGET_DIR:-target}
 to=${1:?a directory to build it in}
-profile=${2:-release}
 
 if [ -z "${ROCKSDB_INCLUDE:-}" ] && [ ! -e /usr/include/rocksdb/file_system.h ]; then
     echo "RocksDB's headers are missing: apt-get install librocksdb-dev, or set ROCKSDB_INCLUDE" >&2
     exit 1
 fi
-laid_out=$target/capi-$profile
-scripts/build-capi.sh "$laid_out" "$profile"
-mkdir -p "$to"
+laid_out=$to/capi
+scripts/build-capi.sh "$laid_out" "${2:-}"
 "${CXX:-c++}" -std=c++17 -O2 -g -fPIC -shared -fvisibility-inlines-hidden -Wall -Wextra ${ROCKSDB_INCLUDE:+-I"$ROCKSDB_INCLUDE"} -I"$laid_out/include" \
     $(ls integrations/rocksdb/*.cc | grep --invert-match builtin) -o "$to/librocksdb_pagekeeper.so" \
     -Wl,-soname,librocksdb_pagekeeper.so -Wl,--exclude-libs,libpagekeeper.a -Wl,-z,defs -Wl,-z,nodelete \

@@ -10,7 +10,7 @@ awk -v status="$2" '
         passed += number("passed"); failed += number("failed"); ignored += number("ignored")
     }
     /^== / { run = substr($0, 4); of = "" }
-    / \.\.\. FAILED$/ { split($0, words, " "); names[++named] = (run == "" ? "" : run ": ") $0; key[named] = run SUBSEP words[2] }
+    / \.\.\. FAILED( <[0-9.]+s>)?$/ { split($0, words, " "); names[++named] = (run == "" ? "" : run ": ") $0; key[named] = run SUBSEP words[2] }
     /^---- .* stdout ----$/ { of = run SUBSEP $2; lines = 0; next }
     /^(----|failures:|successes:|test result:)/ { of = "" }
     of != "" && $0 != "" && lines < 12 { lines++; said[of] = said[of] "    " $0 "\n" }

@@ -8,7 +8,7 @@
 # builds are kept in the target directory. A kernel that can't be had is a failure, or is only named where PAGEKEEPER_REQUIRE_ALL=0; what
 # unit tests skip on a kernel is named, and counted as skipped. Takes some minutes for each; a fraction of it with
 # QEMU_ACCEL=kvm. For x86-64, as root. With --compare before them the table stays as it is, and a kernel of which it says otherwise fails:
-# so `make test` has an old kernel and a new one. CRATES="kernel io" has unit tests of these alone, and
+# so `make test-all` has them. CRATES="kernel io" has unit tests of these alone, and
 # CRATES=none has no unit tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,6 +5,7 @@ mod support;
 
 mod block_devices;
 mod completions;
+mod deadlines;
 mod demo;
 mod doctor_schema;
 mod endless;

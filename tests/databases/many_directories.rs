@@ -125,7 +125,7 @@ fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
     let _alone = support::alone();
     let scratch = support::scratch();
     let hoards = hoards(scratch.path(), scratch.path());
-    for duration in ["200ms", "400ms", "800ms", "1600ms"] {
+    for duration in ["200ms", "400ms", "800ms", "1600ms", "3200ms", "6400ms", "12800ms"] {
         let ended = guard(&hoards.iter().collect::<Vec<_>>(), &["--duration", duration]).wait();
         // On a busy machine it may have found nothing yet of what it was given, which is a failure.
         let found = ended.events.iter().any(|event| event["event"] == "found");

@@ -60,6 +60,7 @@ pub(crate) fn words_by_library() -> Vec<OsString> {
 
 /// Where the program under test is.
 pub(crate) fn program() -> PathBuf {
+    super::begin();
     PathBuf::from(env!("CARGO_BIN_EXE_pagekeeper"))
 }
 

@@ -226,7 +226,8 @@ pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
         return path.clone();
     }
     let path = place.join(format!("{name}-{:08x}", crc32c::crc32c(key.as_bytes())));
-    let new = path.with_extension(std::process::id().to_string());
+    let own = tempfile::tempdir_in(place).expect("make a directory");
+    let new = own.path().join(name);
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/preload/programs_in_c/{name}.c"));
     // Warnings are of no use here: these programs do wrong things on purpose.

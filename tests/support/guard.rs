@@ -4,16 +4,12 @@
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The program under test.
-pub(crate) fn program() -> PathBuf {
-    PathBuf::from(env!("CARGO_BIN_EXE_pagekeeper"))
-}
+pub(crate) use super::command::program;
 
 #[derive(Default)]
 struct Said {

@@ -20,14 +20,13 @@ impl MemoryGroup {
     /// Makes one; `None`, with a sentence, where that can't be done here; panics with that sentence where
     /// `PAGEKEEPER_REQUIRE_ALL=1`.
     pub(crate) fn new(test: &str, limit: u64) -> Option<Self> {
-        let name = format!("pagekeeper-test-{}-{}", std::process::id(), limit >> 20);
         let made = places().into_iter().find_map(|(root, limit_file)| {
             let is_v2 = limit_file == "memory.max";
             if is_v2 {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
             }
-            let directory = root.join(&name);
-            std::fs::create_dir(&directory).ok()?;
+            // Of a name that is nobody else's: process ids are not, where tests have namespaces of their own.
+            let directory = tempfile::Builder::new().prefix("pagekeeper-test-").tempdir_in(root).ok()?.keep();
             let group = Self { directory, below: is_v2.then(RefCell::default) };
             std::fs::write(group.directory.join(limit_file), limit.to_string()).ok()?;
             if is_v2 {

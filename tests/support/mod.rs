@@ -10,6 +10,7 @@ pub(crate) mod command;
 pub(crate) mod compare;
 pub(crate) mod configured;
 pub(crate) mod container;
+pub(crate) mod deadline;
 pub(crate) mod decoys;
 pub(crate) mod doctor_report;
 pub(crate) mod fake;
@@ -27,6 +28,7 @@ pub(crate) mod podman;
 pub(crate) mod postgresql;
 pub(crate) mod prometheus;
 pub(crate) mod rocksdb;
+pub(crate) mod signals;
 pub(crate) mod slow_disk;
 pub(crate) mod sysbench;
 pub(crate) mod tmux;
@@ -36,7 +38,7 @@ pub(crate) mod versions;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagekeeper_testing::skip;
@@ -49,7 +51,16 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Waits until no other test of this binary runs a load.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    begin();
+    alone
+}
+
+/// Sees to the children of a test: they have a deadline, and signals by default. All that tests begin with calls it.
+fn begin() {
+    static SIGNALS: Once = Once::new();
+    SIGNALS.call_once(signals::reset_for_children);
+    deadline::renew();
 }
 
 /// True if this process is root and every one of `programs` can be started.
@@ -96,6 +107,7 @@ fn missing_programs(programs: &[&str]) -> impl Iterator<Item = String> {
 }
 
 fn is_there(test: &str, missing: impl Iterator<Item = String>) -> bool {
+    begin();
     let missing: Vec<String> = missing.collect();
     if missing.is_empty() {
         return true;
@@ -112,6 +124,7 @@ fn is_on_path(program: &str) -> bool {
 /// A new directory on a disk (`PAGEKEEPER_TEST_DIR`, else `/var/tmp`: `/tmp` is often a tmpfs, which has nothing
 /// to release) that other users may enter.
 pub(crate) fn scratch() -> tempfile::TempDir {
+    begin();
     let parent =
         std::env::var_os("PAGEKEEPER_TEST_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
     let directory = tempfile::Builder::new()

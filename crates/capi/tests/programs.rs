@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use pagekeeper_testing::{disk_dir, skip};
+use pagekeeper_testing::{built_beside, disk_dir, skip};
 
 /// What the examples and checks are compiled with, and without a warning.
 const CHECKED: [&str; 9] = [
@@ -50,15 +50,9 @@ fn library() -> &'static Path {
         let laid_out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi");
         let script = crate_file("../../scripts/build-capi.sh");
         let mut build = Command::new(script);
-        // As this test was built, so that the parts of it are there.
-        run(build.arg(&laid_out).arg("test").env("CARGO", env!("CARGO")).env("CARGO_TARGET_DIR", target()));
+        run(build.arg(&laid_out).arg(built_beside("libpagekeeper_capi-", ".a")).env("CARGO", env!("CARGO")));
         laid_out
     })
-}
-
-/// Cargo's target directory.
-fn target() -> &'static Path {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("tmp is in it")
 }
 
 /// Compiles a program against the library that pkg-config finds.

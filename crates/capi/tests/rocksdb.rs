@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
-use pagekeeper_testing::{Mounted, disk_dir, skip};
+use pagekeeper_testing::{Mounted, built_beside, disk_dir, skip};
 
 const URI: &str = "pagekeeper://?cache=2m";
 const MIB: u64 = 1 << 20;
@@ -44,9 +44,8 @@ fn built() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rocksdb");
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("tmp is in it");
         let mut build = Command::new(repository().join("scripts/build-rocksdb.sh"));
-        build.arg(&to).arg("test").env("CARGO", env!("CARGO")).env("CARGO_TARGET_DIR", target);
+        build.arg(&to).arg(built_beside("libpagekeeper_capi-", ".a")).env("CARGO", env!("CARGO"));
         succeeded(&mut build);
         let story = to.join("story");
         let source = repository().join("integrations/rocksdb/tests/story.cc");

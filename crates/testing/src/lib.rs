@@ -35,6 +35,23 @@ pub fn disk_dir() -> TempDir {
     tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
 }
 
+/// The newest file with such a name in the directory of this test program, where cargo builds a package's libraries beside its tests.
+/// Older ones are of other features, or of sources before a change.
+///
+/// # Panics
+///
+/// Where there is none.
+pub fn built_beside(prefix: &str, suffix: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let files = std::fs::read_dir(program.parent().unwrap()).unwrap().map(|entry| entry.unwrap());
+    let named = files.filter(|file| {
+        let name = file.file_name();
+        name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(suffix))
+    });
+    let newest = named.max_by_key(|file| file.metadata().and_then(|found| found.modified()).unwrap());
+    newest.unwrap_or_else(|| panic!("{prefix}*{suffix} is not beside {}", program.display())).path()
+}
+
 /// Says that a test, or a part of it, can't be run here.
 ///
 /// # Panics

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# What to run before each commit: formatting and words, clippy, unit tests and doc tests of all crates. Needs neither root nor packages. Models of
+# threads are left to `make test`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+scripts/require-rust.sh
+scripts/lint.sh text clippy
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+tests() {
+    "$cargo" test --no-fail-fast --workspace --exclude pagekeeper-bench "$@" 2>&1 | tee --append "$log" || status=$?
+}
+tests --lib --bins -- --skip model::
+tests --doc
+scripts/count-tests.sh "$log" "$status"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# slowest-tests.sh LOG: the slowest twenty tests in the output of test programs that were run with --report-time. A test that waits for its turn
+# among others counts that, too.
+set -euo pipefail
+
+echo "The slowest tests, in seconds:"
+awk '
+    /^ *Running / { program = $NF; sub(".*/", "", program); sub("-[0-9a-f]+$", "", program) }
+    /^test .* <[0-9.]+s>$/ { seconds = substr($NF, 2); printf "%9.1f  %s %s\n", seconds, program, $2 }
+' "$1" | sort --numeric-sort --reverse | sed 20q
