@@ -9,6 +9,7 @@ mod doctor_memory;
 mod doctor_rocksdb;
 mod doctor_settings;
 mod doctor_streams;
+mod doctor_synced;
 mod engine;
 mod engine_pod;
 mod guard_budgets;

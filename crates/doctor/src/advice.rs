@@ -19,7 +19,7 @@ mod table;
 use crate::Fix;
 use crate::settings::{Engine, Settings};
 
-pub(crate) use log_device::move_log;
+pub(crate) use log_device::move_log_of;
 pub(crate) use recovery::shorten;
 pub use row::{Advice, Against, Effect, Offer, Product};
 pub use table::TABLE;

@@ -11,22 +11,28 @@ mod dirty_limits;
 mod logs;
 mod memory;
 mod mixed;
+#[cfg(test)]
+mod printed;
 mod settings;
 mod start;
 mod streams;
+mod synced;
 mod throttled;
 mod unnamed;
+mod unwritten;
 
 use crate::{Finding, Kind, Observation};
 
 pub use mixed::{MixedWith, mixed_with, was_read_through_cache};
 pub use start::lacks_snapshot;
+pub(crate) use throttled::is_background;
 
 /// What finders of one kind or a few have in common.
 type Finder = fn(&Observation<'_>, Earlier<'_>) -> Vec<Finding>;
 
 /// All finders, in the order in which they run.
 const FINDERS: &[Finder] = &[
+    synced::find,
     dirty_limits::find,
     throttled::find,
     start::find,

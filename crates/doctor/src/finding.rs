@@ -27,6 +27,8 @@ pub enum Kind {
     IdleReclaim,
     /// Writers are throttled for dirty pages.
     WritersThrottled,
+    /// Syncs of a log wait for data that others wrote to its device.
+    SyncedLog,
     /// A log and bulk output share a device whose dirty pages pause writers.
     SharedDevice,
     /// The limits on dirty pages are set so that they can't do what they should.

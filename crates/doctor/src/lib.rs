@@ -19,6 +19,7 @@ mod programs;
 mod report;
 pub mod settings;
 mod streamers;
+mod syncs;
 #[cfg(test)]
 mod testing;
 mod wrapping;
@@ -33,3 +34,4 @@ pub use observation::{Observation, Releasable, SavedFile, SavedSnapshot, called}
 pub use pagekeeper_observe::VisibilityGap;
 pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report};
 pub use streamers::{Streamer, StreamerFile, streamers};
+pub use syncs::{SeenSync, SyncedFile, Syncs};

@@ -15,7 +15,7 @@ use pagekeeper_policy::DiskProfile;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
 use crate::settings::Settings;
-use crate::{Advised, Goal, Journal, Streamer, Subject};
+use crate::{Advised, Goal, Journal, Streamer, Subject, Syncs};
 
 /// What is known when findings are made.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct Observation<'a> {
     pub stretches: Vec<(Inode, Vec<Range<u64>>)>,
     /// The processes that brought the most pages in while watching; see [`streamers`](crate::streamers()).
     pub streamers: Vec<Streamer>,
+    /// The syncs that were seen while watching; `None` where they were not looked at.
+    pub syncs: Option<Syncs>,
     /// What was resident before a restart, if that is known.
     pub snapshot: Option<SavedSnapshot>,
     /// What a recovery of each database of [`Self::after`] would read, in its order; none for those past its end.
@@ -66,6 +68,7 @@ impl<'a> Observation<'a> {
             kept: Vec::new(),
             stretches: Vec::new(),
             streamers: Vec::new(),
+            syncs: None,
             snapshot: None,
             journals: Vec::new(),
             recovery_target: None,

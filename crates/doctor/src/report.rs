@@ -309,7 +309,10 @@ impl fmt::Display for Inspected {
         for database in &self.databases {
             let root = database.root.as_ref();
             let root = root.map(|root| format!(" (inside its own root, {root})")).unwrap_or_default();
-            let directories = database.directories.join(", ");
+            let directories = match database.directories.as_slice() {
+                [] => "no directory of it is known".to_owned(),
+                all => all.join(", "),
+            };
             wrapped(f, "  ", 4, &format!("{}: {directories}{root}", database.name))?;
             if !database.settings_from.is_empty() {
                 labelled(f, "  settings", &database.settings_from.join(", "))?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::{SeenSync, SyncedFile};
 use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::{
     CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit, MemInfo, MemoryCgroup, SysRoots,
@@ -210,4 +211,17 @@ pub(crate) fn pauses(pid: u32, name: &str, milliseconds: &[u64], levels: DirtyLe
 
 fn task(pid: u32, name: &str) -> Task {
     Task { process: pid, thread: pid, name: name.to_owned() }
+}
+
+/// A sync of a file on the device of all files by a process's only thread; times in milliseconds.
+pub(crate) fn sync(pid: u32, path: &str, began: u64, took: u64) -> SeenSync {
+    let file = file(path, FileClass::Data, 0, 0);
+    SeenSync {
+        task: task(pid, "name"),
+        call: "fdatasync",
+        file: Some(Arc::new(SyncedFile { inode: file.stat_inode, path: file.path })),
+        began: Duration::from_millis(began),
+        took: Duration::from_millis(took),
+        goes_on: false,
+    }
 }

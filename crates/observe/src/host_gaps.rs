@@ -6,6 +6,7 @@ use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
 use crate::Host;
+use crate::VisibilityGap;
 use crate::visibility::{VisibilityGaps, lacked, listed};
 
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
@@ -82,6 +83,19 @@ pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
     for missing in tracer.missing() {
         gaps.add("some of the events", missing.to_string(), None);
     }
+}
+
+/// What could not be traced beside a [`Tracer`], and why.
+///
+/// ```
+/// use pagekeeper_observe::not_traced;
+/// use pagekeeper_trace::TraceError;
+///
+/// let gap = not_traced("how long syncs take", &TraceError::NoTracefs);
+/// assert_eq!(gap.why, "tracefs is not mounted");
+/// ```
+pub fn not_traced(what: &str, error: &TraceError) -> VisibilityGap {
+    VisibilityGap { what: what.to_owned(), why: why(error), needs: needs(error) }
 }
 
 /// The kernel's reason; [`needs`] names what would help.

@@ -65,6 +65,7 @@ pub use census::{
     RowKey, Rows, SHARE, Sort, Split, Use,
 };
 pub use error::ObserveError;
+pub use host_gaps::not_traced;
 pub use observer::Observer;
 pub use options::{ObserverOptions, Scope, Selects};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};

@@ -31,6 +31,10 @@
 //! reader of its own: of the crates that read BTF one is under the LGPL (btf-rs), the other keeps the fields of structs to itself
 //! (aya-obj).
 //!
+//! # Syncs
+//!
+//! [`syncs`] hands on each sync of a file: who called it, with which descriptor, and how long it took.
+//!
 //! # To add an event
 //!
 //! 1. In `tracefs`: a variant of `Event`, with its category and name.
@@ -87,6 +91,7 @@ mod pipe;
 mod polling;
 mod programs;
 mod record;
+pub mod syncs;
 mod sys;
 #[cfg(test)]
 mod testing;

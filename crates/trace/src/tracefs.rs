@@ -57,15 +57,20 @@ impl Tracefs {
 
     /// What the kernel says of a tracepoint.
     pub(super) fn event(&self, event: Event) -> Result<Tracepoint, TraceError> {
-        let path = self.root.join("events").join(event.category()).join(event.name()).join("format");
+        Ok(Tracepoint { event, format: self.format(event.category(), event.name())? })
+    }
+
+    /// The same of any tracepoint.
+    pub(super) fn format(&self, category: &str, name: &str) -> Result<Format, TraceError> {
+        let path = self.root.join("events").join(category).join(name).join("format");
         let text = std::fs::read_to_string(&path).map_err(|error| {
             if error.kind() == std::io::ErrorKind::NotFound {
-                TraceError::NoEvent { event: event.to_string(), path: path.clone() }
+                TraceError::NoEvent { event: format!("{category}:{name}"), path: path.clone() }
             } else {
                 TraceError::file(Right::Reading, "read", &path, &error)
             }
         })?;
-        Ok(Tracepoint { event, format: Format::parse(&text, &path)? })
+        Format::parse(&text, &path)
     }
 }
 

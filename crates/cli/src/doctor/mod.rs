@@ -7,6 +7,7 @@
 mod fix;
 mod gather;
 mod holders;
+mod syncs;
 mod watch;
 
 use std::collections::HashSet;
@@ -26,6 +27,7 @@ use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
 
 use self::gather::Gathered;
+use self::syncs::SyncWatch;
 use crate::output;
 use crate::problems::{self, Problem};
 use crate::signals::Stop;
@@ -114,7 +116,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         ..ObserverOptions::default()
     })?;
     let before = observer.snapshot()?;
-    let judged = watch::watch(args, &before, &stop)?;
+    let mut sync_watch = SyncWatch::start(&before);
+    let judged = watch::watch(args, &before, &stop, || sync_watch.tick())?;
+    let (syncs, syncs_unseen) = sync_watch.finish();
     let after = Arc::new(observer.snapshot()?);
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
@@ -137,10 +141,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         streamers,
         recovery_target: args.recovery_target,
         ..Observation::new(&before, &after)
-    };
+    }
+    .with_syncs(syncs);
     let mut report = Report::new(&observation, examine(&observation), traced);
     report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
+    report.visibility_gaps.extend(syncs_unseen);
     // Only where that was asked for: it opens files of everybody.
     if args.elsewhere {
         let (largest, gap) = holders::search(&after, &stop);

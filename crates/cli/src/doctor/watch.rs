@@ -36,8 +36,13 @@ pub(super) struct Judged {
     pub(super) kept: Vec<(PathBuf, String)>,
 }
 
-/// Watches for as long as was asked, or until a signal.
-pub(super) fn watch(args: &Args, before: &Snapshot, stop: &Stop) -> anyhow::Result<Judged> {
+/// Watches for as long as was asked, or until a signal; calls `beside` at each tick.
+pub(super) fn watch(
+    args: &Args,
+    before: &Snapshot,
+    stop: &Stop,
+    mut beside: impl FnMut(),
+) -> anyhow::Result<Judged> {
     let options = Options {
         find: false,
         pids: before.databases.iter().filter_map(|database| database.pid).collect(),
@@ -51,6 +56,7 @@ pub(super) fn watch(args: &Args, before: &Snapshot, stop: &Stop) -> anyhow::Resu
     let waited = loop {
         let decision = guard.decide(&mut |_| {});
         judged.add(decision, guard.watched_files());
+        beside();
         let left = args.watch.saturating_sub(began.elapsed());
         progress.show(began.elapsed());
         // To the end of the watch rather than into a sample that would come after it.

@@ -56,7 +56,7 @@ pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     (settings.engine == Engine::MariaDb).then(|| {
         format!(
             "its redo log goes through the page cache because innodb_flush_log_at_trx_commit is 2 ({}; MariaDB 10.8 and \
-             later): that is a choice of durability against speed, and the page cache no reason to change it; pagekeeper \
+             later; as it was started: SET GLOBAL may have changed it since): that is a choice of durability against speed, and the page cache no reason to change it; pagekeeper \
              guard releases the log where it is written in whole pages",
             setting.from
         )

@@ -12,14 +12,49 @@ use super::table::innodb::{
     MYSQL_REDO_DIRECTORY, MYSQL_RELAY_LOG,
 };
 use super::table::rocksdb::TIKV_RAFT_DIRECTORY;
+use crate::observation::Observation;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
 use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
 const DISK: &str = "/ANOTHER/DISK";
 
-/// What moves the log that a file is part of; `None` where nothing is known that does.
-pub(crate) fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
+/// What moves the log of a database that a file is part of; `None` where nothing is known that does, or its settings were not read.
+pub(crate) fn move_log_of(
+    observation: &Observation<'_>,
+    database: usize,
+    class: FileClass,
+    log: &Path,
+) -> Option<Fix> {
+    if observation.after.databases[database].profile.name == "etcd" {
+        return (class == FileClass::Wal).then(|| move_etcd_wal(log));
+    }
+    move_log(observation.settings_of(database)?, class, log)
+}
+
+/// etcd takes it from its command line, the environment or a file, which are the operator's.
+fn move_etcd_wal(log: &Path) -> Fix {
+    Fix::advice(
+        format!("--wal-dir={DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"),
+        "at its next start: stop the member, move what is in member/wal there, and start it so",
+        Terms {
+            holds_for: HoldsFor { product: "etcd".to_owned(), versions: "3.0 and later".to_owned() },
+            risk: Risk {
+                recovery: Some("needs the files in their new place: stop the member before they are moved"),
+                restart: Restart::Database,
+                ..Risk::none_but("another disk, and a stop of the member while the files are moved")
+            },
+            undo: "move the files back while the member is stopped, and start it without".to_owned(),
+            undo_is_command: false,
+            evidence: format!("{} shares its device with what its syncs wait for", file_name(log)),
+            confidence: Confidence::Measured,
+            source: Some("https://etcd.io/docs/latest/op-guide/configuration/"),
+        },
+    )
+}
+
+/// The same by the database's settings.
+fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
     if settings.engine_doubt.is_some() {
         return None;
     }
@@ -102,6 +137,12 @@ mod tests {
         }
         assert!(act(Engine::PostgreSql, FileClass::Wal, "/d/pg_wal/0").unwrap().starts_with("move pg_wal"));
         assert_eq!(act(Engine::Other, FileClass::Wal, "/d/000004.log"), None);
+        let mut snapshot = crate::testing::sample();
+        snapshot.databases = vec![crate::testing::database("etcd", 100, "/e")];
+        let observation = Observation::new(&snapshot, &snapshot);
+        let of_etcd = |class| move_log_of(&observation, 0, class, Path::new("/e/member/wal/0-0.wal"));
+        assert!(of_etcd(FileClass::Wal).unwrap().act.starts_with("--wal-dir=/ANOTHER/DISK/wal"));
+        assert_eq!(of_etcd(FileClass::Data), None);
         let mut myrocks = Settings::new(Engine::MariaDb);
         myrocks.myrocks = true;
         let fix = move_log(&myrocks, FileClass::Wal, Path::new("/d/#rocksdb/000004.log")).unwrap();

@@ -19,10 +19,11 @@ use pagekeeper_policy::FileClass;
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, guard_command};
+use super::unwritten::{of_unwritten, unwritten};
 use crate::fix::HoldsFor;
 use crate::observation::Observation;
 use crate::phrases::{number, percent};
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
 
 /// A group with less than this part of its limit unused is near it, …
 const NEAR_PART: u64 = 5;
@@ -34,13 +35,22 @@ const WASTED_PART: u64 = 10;
 const ROOM: u64 = 64 << 20;
 
 /// One finding for each group near its limit because of page cache.
-pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let groups = observation.databases().filter_map(|(index, database)| {
         let group = database.cgroup.as_ref()?;
         seen.insert(&group.directory).then_some((index, group))
     });
-    groups.filter_map(|(index, group)| near(observation, index, group)).collect()
+    let found = groups.filter_map(|(index, group)| {
+        let mut found = near(observation, index, group)?;
+        // One that is at its limit has them there.
+        if let Some(short) = earlier.of(Kind::MemoryShort, index) {
+            found.fixes.retain(|fix| !short.fixes.contains(fix));
+            found.remarks.retain(|remark| !short.remarks.contains(remark));
+        }
+        Some(found)
+    });
+    found.collect()
 }
 
 /// What kubelet takes for the memory that a group needs.
@@ -134,14 +144,22 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
         without(group, &held),
     ];
     let in_pod = is_pod(&group.directory);
-    let mut fixes = Vec::new();
+    let unwritten = unwritten(group);
+    let mostly_unwritten = unwritten >= cache / 2;
+    let Advised { mut fixes, mut remarks } =
+        if mostly_unwritten { of_unwritten(observation, index, group) } else { Advised::default() };
+    remarks.push(
+        "the limit need not be raised for page cache; where data comes back from storage again and again, the finding on short \
+         memory says so"
+            .to_owned(),
+    );
     if in_pod {
         fixes.extend(wasted.map(|wasted| daemon_set(group, wasted)));
         fixes.push(request(group, &held));
     }
     Some(Finding {
         kind: Kind::CgroupCache,
-        severity: if is_much { Severity::Warning } else { Severity::Note },
+        severity: if is_much || mostly_unwritten { Severity::Warning } else { Severity::Note },
         database: Some(observation.subject(index)),
         title: format!(
             "its memory cgroup {} is near its limit of {} because of page cache",
@@ -149,17 +167,9 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
             Size(limit)
         ),
         evidence: evidence.into_iter().flatten().collect(),
-        cost: Cost::estimated(
-            "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. Monitors and kubelet take \
-             a part of it for needed memory: they alert, evict the pod when the node is short, and have limits raised that the \
-             database does not need.",
-        ),
+        cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten))),
         fixes,
-        remarks: vec![
-            "the limit need not be raised for page cache; where data comes back from storage again and again, the finding on short \
-             memory says so"
-                .to_owned(),
-        ],
+        remarks,
         pagekeeper: wasted.map(|wasted| {
             format!(
                 "{} releases {} of log pages that nobody will read again, for as long as it runs; [cgroup] in its \
@@ -169,6 +179,22 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
             )
         }),
     })
+}
+
+/// Pages that are dirty can't be dropped; clean ones can at once.
+fn cost(unwritten: Option<u64>) -> String {
+    let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
+                    have limits raised that the database does not need.";
+    match unwritten {
+        Some(unwritten) => format!(
+            "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
+             disk. {monitors}",
+            Size(unwritten)
+        ),
+        None => format!(
+            "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
+        ),
+    }
 }
 
 fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
@@ -425,6 +451,31 @@ mod tests {
             found.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
         );
         assert!(found.pagekeeper.as_ref().unwrap().contains("240 MiB"));
+    }
+
+    #[test]
+    fn a_group_whose_page_cache_is_mostly_dirty_waits_for_the_disk_and_names_who_fills_it() {
+        let own = MemoryCgroup { dirty: Some(400 * MIB), writeback: Some(50 * MIB), ..group(900 * MIB) };
+        let mut after = snapshot(own.clone());
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages =
+            Some(vec![pages(pagekeeper_kernel::Inode { dev: 1, ino: 1 }, 55, "cp", 400 * MIB, 0)]);
+        let before = sample();
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![Streamer {
+            pid: 55,
+            title: "cp a b".to_owned(),
+            cgroup: Some(own),
+            group_beside: None,
+            files: Vec::new(),
+        }];
+        let found =
+            examine(&observation).into_iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap();
+        assert_eq!(found.severity, Severity::Warning);
+        assert!(found.cost.text.starts_with("450 MiB of it have to be written"), "{found:?}");
+        assert_eq!(found.fixes[0].act, "pagekeeper run -- cp ...");
+        assert!(found.remarks[0].contains("vm.dirty_ratio"), "{found:?}");
+        let clean = find_in(&snapshot(group(900 * MIB)), 0);
+        assert!(clean[0].cost.text.starts_with("No throughput by itself"), "{clean:?}");
     }
 
     #[test]

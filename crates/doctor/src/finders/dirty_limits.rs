@@ -5,7 +5,7 @@
 
 mod device;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use pagekeeper_catalog::units::Size;
@@ -17,9 +17,9 @@ use super::Earlier;
 use crate::attribution::database_of;
 use crate::observation::called;
 use crate::phrases::{per_second, rate, time};
-use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-pub(crate) use device::is_own as is_devices_own;
+pub(crate) use device::{cap, is_own as is_devices_own};
 
 /// A limit that would take more of the memory than this, in percent of what can be dirty, is not advised.
 const MAX_PERCENT: u64 = 40;
@@ -194,9 +194,48 @@ impl Raise {
     }
 }
 
-/// A limit high enough for what was watched, as a fix; `None` where no sensible one is, or nothing is known of the rates.
+/// A limit high enough for what was watched, as a fix; `None` where no sensible one is, or nothing is known of the rates, or somebody
+/// syncs on a device that writers are throttled for: each sync waits behind what is dirty there, the longer the more that may be.
 pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
+    if !synced_devices(observation).is_empty() {
+        return None;
+    }
     Some(Raise::reckon(observation, Flow::watched(observation)?, fullest(observation))?.fix())
+}
+
+/// The devices that writers are throttled for, or all where none was seen to be, on which somebody syncs.
+fn synced_devices(observation: &Observation<'_>) -> BTreeSet<String> {
+    let mut devices: BTreeSet<String> = pauses(observation).map(|pause| pause.device.clone()).collect();
+    if devices.is_empty() {
+        let synced = observation.syncs.iter().flat_map(|syncs| &syncs.calls);
+        devices.extend(synced.filter_map(|call| Some(observation.device_of(call.file.as_ref()?))));
+    }
+    devices.retain(|device| observation.is_synced(device));
+    devices
+}
+
+/// The databases whose tasks were throttled for the limits on the whole.
+fn throttled_databases(observation: &Observation<'_>) -> String {
+    let throttled = pauses(observation).filter_map(|pause| database_of(observation, &pause.task));
+    let throttled: BTreeSet<usize> = throttled.collect();
+    let names = throttled.into_iter().map(|index| called(&observation.after.databases[index]));
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// What helps where the limits are full.
+fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
+    let synced = synced_devices(observation);
+    if synced.is_empty() {
+        let raise = raise(observation).or_else(|| flow.map(no_limit_will_do));
+        return Advised { fixes: raise.into_iter().collect(), remarks: Vec::new() };
+    }
+    let devices = synced.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    Advised {
+        fixes: synced.iter().filter_map(|device| cap(observation, device)).collect(),
+        remarks: vec![format!(
+            "no higher limit is named: files on device {devices} are synced, and a sync waits for what is dirty before it"
+        )],
+    }
 }
 
 /// Tasks were throttled, or there is so much dirty that they would be.
@@ -223,10 +262,11 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
     evidence.extend(waited_for_storage(observation));
     evidence.extend(flow.map(|flow| rates(&flow)));
     evidence.extend(devices(observation));
-    evidence.extend(flow.map(|flow| alternatives(report, &flow)));
+    let Advised { fixes, remarks } = fixes(observation, flow.as_ref());
+    if remarks.is_empty() {
+        evidence.extend(flow.map(|flow| alternatives(report, &flow)));
+    }
     evidence.extend(groups(observation));
-    let raise = flow.and_then(|flow| Raise::reckon(observation, flow, fullest));
-    let fix = raise.map(|raise| raise.fix()).or_else(|| flow.map(|flow| no_limit_will_do(&flow)));
     let unknown =
         !traced(observation) && fullest >= begins(&thresholds) && !observation.after.databases.is_empty();
     Finding {
@@ -249,13 +289,14 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
                 .to_owned()
         } else {
             format!(
-                "the databases' tasks were throttled for {} in {}",
+                "tasks of {} were throttled for {} in {}",
+                throttled_databases(observation),
                 time(throttled),
                 time(observation.period())
             )
         }),
-        fixes: fix.into_iter().collect(),
-        remarks: Vec::new(),
+        fixes,
+        remarks,
         pagekeeper: None,
     }
 }

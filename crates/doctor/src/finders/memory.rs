@@ -19,6 +19,7 @@ use pagekeeper_trace::{Durations, ReclaimKind};
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
+use super::unwritten::{of_unwritten, unwritten};
 use crate::attribution::database_of;
 use crate::observation::Observation;
 use crate::phrases::{number, percent, time};
@@ -235,7 +236,7 @@ fn group(
     let waits = waits(observation, ReclaimKind::Group, own);
     let waited = waits.as_deref().map(together);
     let share = waited.map_or(0.0, |all| share_of(all.total(), observation.period()));
-    let unwritten = group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0);
+    let unwritten = unwritten(group);
     let much_unwritten = unwritten >= limit / UNWRITTEN_PART;
     let again = Again::of(observation, index, database);
     let much_again = again.much();
@@ -276,6 +277,11 @@ fn group(
     }
     let counted = much_again.is_some();
     let Advised { mut fixes, mut remarks } = observation.advise(Goal::LessPageCache, index);
+    if much_unwritten {
+        let unwritten = of_unwritten(observation, index, group);
+        fixes.splice(0..0, unwritten.fixes);
+        remarks.extend(unwritten.remarks);
+    }
     match (counted, stream) {
         (false, _) => {}
         (true, Some(stream)) => remarks.push(format!(

@@ -197,7 +197,8 @@ fn found(
         pagekeeper: match mixed_with {
             MixedWith::Leftover => Some(format!(
                 "`pagekeeper doctor{scope} --fix` evicts them, and reports what stayed and why; it leaves files \
-                 alone that a process uses through the page cache, or used while it watched."
+                 alone that a process uses through the page cache, or used while it watched. The next run of a program \
+                 that reads them so brings them back."
             )),
             MixedWith::OnPurpose => Some(
                 "Leaves them to the database: its profile does not say that it reads them by direct I/O alone.".to_owned(),

@@ -15,6 +15,7 @@ use crate::advice::rocksdb::{is_on, is_rocksdb, recycled, rocks_setting, size};
 use crate::advice::uncertain;
 use crate::settings::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
+use crate::syncs::SYNC_AT_COMMIT;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity, advise};
 
 /// Pages of a log or of tables are worth a word from so many bytes on.
@@ -269,7 +270,7 @@ pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     if innodb::redo(settings).is_none() && innodb::by_commit(settings).is_none() {
         return Vec::new();
     }
-    let names = ["innodb_flush_log_at_trx_commit", "innodb_log_file_buffering"];
+    let names = [SYNC_AT_COMMIT, "innodb_log_file_buffering"];
     names.iter().filter_map(|name| settings.get(name)).map(evidence_of).collect()
 }
 
@@ -283,6 +284,7 @@ fn evidence_of(setting: &Setting) -> Evidence {
     let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
     let text = match from {
         Origin::Seen if value == BUFFERED => "it has table files open without O_DIRECT".to_owned(),
+        Origin::Seen if name == SYNC_AT_COMMIT => format!("{name} is {value} in effect: seen by its syncs"),
         Origin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
         Origin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
         Origin::CommandLine | Origin::File { .. } | Origin::Environment => {

@@ -8,7 +8,7 @@
 //!
 //! Without tracing there are no tasks: then [`dirty_limits`] says that so much is dirty that writers are being throttled.
 
-mod help;
+pub(super) mod help;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
 use super::{Earlier, dirty_limits};
-use crate::advice::{move_log, uncertain};
+use crate::advice::{move_log_of, uncertain};
 use crate::attribution::{self, DeviceOutput, Owner};
 use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
@@ -117,19 +117,7 @@ impl Throttled<'_> {
                 time(observation.period())
             ),
             evidence,
-            cost: Cost::measured(if own.is_empty() {
-                "its background threads are slowed to the speed of the disk, which is what the limits are for; \
-                 none of its other threads had to wait"
-                    .to_owned()
-            } else {
-                format!(
-                    "its foreground threads waited for {} in {}, the longest write {}, although what they wrote did \
-                     not have to be on disk",
-                    time(all.total),
-                    time(observation.period()),
-                    time(all.longest)
-                )
-            }),
+            cost: Cost::measured(self.cost(observation, own.is_empty(), &all)),
             fixes,
             remarks,
             pagekeeper: Some(help::pagekeeper(database, other.as_deref())),
@@ -190,6 +178,37 @@ impl Throttled<'_> {
 }
 
 impl Throttled<'_> {
+    /// What it costs. Syncs are waits of their own: what they wait for is in no pause.
+    fn cost(&self, observation: &Observation<'_>, only_background: bool, all: &Sum) -> String {
+        let syncs = observation.sync_times_of(self.index);
+        let waited = syncs.filter(|syncs| syncs.longest >= LONG_WAIT);
+        let of_syncs = waited.map(|syncs| {
+            let (waited, longest) = (time(syncs.waited), time(syncs.longest));
+            format!("; apart from that its threads waited in syncs for {waited}, the longest {longest}")
+        });
+        if only_background {
+            let others = match (syncs, of_syncs) {
+                (_, Some(of_syncs)) => of_syncs,
+                (Some(_), None) => "; none of its other threads had to wait".to_owned(),
+                (None, None) => "; whether others waited in syncs was not looked at".to_owned(),
+            };
+            return format!(
+                "its background threads are slowed to the speed of the disk, which is what the limits are for{others}"
+            );
+        }
+        let others = match (syncs, of_syncs) {
+            (_, Some(of_syncs)) => of_syncs,
+            (Some(_), None) => ", although what they wrote did not have to be on disk".to_owned(),
+            (None, None) => String::new(),
+        };
+        format!(
+            "its foreground threads waited for {} in {}, the longest write {}{others}",
+            time(all.total),
+            time(observation.period()),
+            time(all.longest)
+        )
+    }
+
     /// Why nothing is named that moves a log.
     fn remarks(&self, observation: &Observation<'_>) -> Vec<String> {
         observation.settings_of(self.index).and_then(uncertain).into_iter().collect()
@@ -197,7 +216,6 @@ impl Throttled<'_> {
 
     /// What moves the logs that were written to the device, or the largest where none was seen to be.
     fn moves(&self, observation: &Observation<'_>, own: &[&DeviceOutput<'_>], largest: &File) -> Vec<Fix> {
-        let Some(settings) = observation.settings_of(self.index) else { return Vec::new() };
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
             .iter()
@@ -207,7 +225,9 @@ impl Throttled<'_> {
         if logs.is_empty() {
             logs.extend(largest.class.map(|class| (class, largest.path.as_path())));
         }
-        logs.into_iter().filter_map(|(class, path)| move_log(settings, class, path)).collect()
+        logs.into_iter()
+            .filter_map(|(class, path)| move_log_of(observation, self.index, class, path))
+            .collect()
     }
 }
 
@@ -238,7 +258,7 @@ impl Sum {
 
 /// Whether a thread does work in the background: being slowed is what the limits are for. RocksDB names its threads for flushing
 /// and merging so, in every program that embeds it; PostgreSQL has processes, which say it in their titles.
-fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
+pub(crate) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
@@ -334,7 +354,7 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
 }
 
 /// Who wrote what share of what came to a device.
-fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
+pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     let Some(all) = attribution::on_device(observation, device) else {
         return Evidence::new(format!(
             "who wrote the dirty pages of device {device} is not known: pages were not traced"

@@ -13,7 +13,7 @@
 mod btf;
 mod layout;
 mod programs;
-mod ring;
+pub(crate) mod ring;
 #[cfg(test)]
 mod tests;
 
@@ -349,7 +349,7 @@ fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
 }
 
 /// Whether processes have the same numbers here as in the kernel's events. Where that can't be read they have not.
-fn is_first_pid_namespace() -> bool {
+pub(crate) fn is_first_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
 }
 

@@ -9,8 +9,12 @@ use pagekeeper_kernel::pressure::BackingDevice;
 use pagekeeper_trace::PauseCounts;
 
 use crate::attribution::database_of;
+use crate::fix::HoldsFor;
 use crate::phrases::time;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
+
+/// Dirty bytes of a device whose files are synced: what a disk of 100 MB/s writes in the sixth part of a second.
+const CAP: u64 = 16 << 20;
 
 /// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
@@ -33,8 +37,8 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
     let (dirty, begins) = (most(|pause| pause.levels.dirty), most(|pause| pause.levels.threshold()));
     let (on_device, steered) =
         (most(|pause| pause.levels.device_dirty), most(|pause| pause.levels.device_setpoint));
-    let device =
-        observation.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name);
+    let device = of_name(observation, name);
+    let is_synced = observation.is_synced(name);
     let whole = Evidence::new(format!(
         "when they were throttled {} were dirty on the whole host, of {} where throttling begins; for device {name} it was {}, of a \
          share of {} that the kernel steers towards",
@@ -60,10 +64,51 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
             time(total),
             time(observation.period())
         )),
-        fixes: fixes(name, device),
-        remarks: Vec::new(),
+        fixes: if is_synced { Vec::new() } else { fixes(name, device) },
+        remarks: is_synced
+            .then(|| {
+                "it is not to be lifted: files on the device are synced, and a sync waits for what is dirty before it".to_owned()
+            })
+            .into_iter()
+            .collect(),
         pagekeeper: None,
     }
+}
+
+fn of_name<'a>(observation: &Observation<'a>, name: &str) -> Option<&'a BackingDevice> {
+    observation.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name)
+}
+
+/// What bounds the dirty pages of a device whose files are synced: each sync then has no more than that before it. `None` where the
+/// kernel has no such setting, or a bound is set.
+pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
+    let device = of_name(observation, name)?;
+    let strict = device.strict_limit.filter(|strict| !strict)?;
+    let before = device.max_bytes?;
+    let place = format!("/sys/class/bdi/{name}");
+    let terms = Terms::anywhere(
+        Confidence::Estimated,
+        format!("files on device {name} are synced, and {} may be dirty for it", Size(before)),
+        "whoever writes to this device through the page cache runs at the speed of the disk from there on, the database's own \
+         flushes and compactions too",
+        format!(
+            "echo {} >{place}/max_ratio && echo {} >{place}/strict_limit",
+            device.max_ratio,
+            u64::from(strict)
+        ),
+    );
+    Some(Fix::system(
+        format!("echo {CAP} >{place}/max_bytes && echo 1 >{place}/strict_limit"),
+        format!(
+            "at once, until the device comes anew: at most about {} are dirty for it, so that no sync waits for more",
+            Size(CAP)
+        ),
+        Terms {
+            holds_for: HoldsFor { product: "Linux".to_owned(), versions: "6.2 and later".to_owned() },
+            ..terms
+        }
+        .taken_back_by_command(),
+    ))
 }
 
 /// The device's settings, as far as they can be read.

@@ -16,7 +16,7 @@ releases logs \
                        dirty pages";
 
 /// What pagekeeper can do now; `other` is the program that wrote most, if that is no database.
-pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
+pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
         return format!(
             "`pagekeeper run` before {name}, which wrote most of it (see the fixes): from outside nothing slows \
@@ -38,7 +38,7 @@ pub(super) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
 
 /// The program that wrote most of what came to these devices, where it is no database and a library
 /// can be preloaded into it.
-pub(super) fn most_by_another<'a>(
+pub(in crate::finders) fn most_by_another<'a>(
     observation: &Observation<'_>,
     devices: impl Iterator<Item = &'a str>,
 ) -> Option<String> {
@@ -54,7 +54,7 @@ pub(super) fn most_by_another<'a>(
 }
 
 /// What is worth a try on such a program.
-pub(super) fn of_another(name: &str) -> Vec<Fix> {
+pub(in crate::finders) fn of_another(name: &str) -> Vec<Fix> {
     let command = |act: String, does: &str, costs: &str| {
         let evidence = format!("{name} brought in most of what came to the device by writing");
         let undo = "start it as before";

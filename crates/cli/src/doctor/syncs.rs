@@ -1,0 +1,91 @@
+//! The syncs of all processes while the doctor watches, each with the file that its descriptor led to.
+//!
+//! Invariants: only reads; a descriptor is looked up at the tick after its first sync, and again once it was synced in another tick, so
+//! that one that is used for another file is known so for a tick at most. At most [`CALLS_MAX`] syncs are kept, the rest is counted.
+//! Where syncs can't be seen that is a gap, not an error.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_doctor::{SeenSync, SyncedFile, Syncs, VisibilityGap};
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_observe::{Snapshot, not_traced};
+use pagekeeper_trace::syncs::{SyncEvent, SyncEvents};
+use pagekeeper_trace::{Task, TraceError};
+
+/// Syncs that are kept: a minute of 8,000 a second.
+const CALLS_MAX: usize = 500_000;
+
+/// The syncs since it was made.
+pub(super) struct SyncWatch {
+    events: Result<SyncEvents, TraceError>,
+    began: Duration,
+    proc: ProcRoot,
+    syncs: Syncs,
+}
+
+impl SyncWatch {
+    /// Begins; threads of these databases that are in a sync already count from now on.
+    pub(super) fn start(before: &Snapshot) -> Self {
+        let events = SyncEvents::open();
+        if let Ok(events) = &events {
+            for database in &before.databases {
+                database.pid.iter().chain(&database.workers).for_each(|pid| events.adopt(*pid));
+            }
+        }
+        Self { events, began: SyncEvents::now(), proc: ProcRoot::default(), syncs: Syncs::default() }
+    }
+
+    /// Takes what has ended since the last tick.
+    pub(super) fn tick(&mut self) {
+        let mut ended = Vec::new();
+        if let Ok(events) = &mut self.events {
+            events.drain(&mut |event| ended.push(event));
+        }
+        self.keep(ended);
+    }
+
+    /// The syncs, those that have not ended among them; and why they could not be looked at.
+    pub(super) fn finish(mut self) -> (Option<Syncs>, Option<VisibilityGap>) {
+        self.tick();
+        let (waiting, lost) = match &self.events {
+            Ok(events) => (events.waiting().unwrap_or_default(), events.lost().unwrap_or_default()),
+            Err(error) => return (None, Some(not_traced("syncs are not looked at", error))),
+        };
+        self.keep(waiting);
+        self.syncs.lost += lost;
+        self.syncs.looked = SyncEvents::now().saturating_sub(self.began);
+        (Some(self.syncs), None)
+    }
+
+    fn keep(&mut self, events: Vec<SyncEvent>) {
+        let mut files: HashMap<(u32, i32), Option<Arc<SyncedFile>>> = HashMap::new();
+        let now = SyncEvents::now();
+        for event in events {
+            if self.syncs.calls.len() >= CALLS_MAX {
+                self.syncs.lost += 1;
+                continue;
+            }
+            let file = files.entry((event.process, event.fd)).or_insert_with(|| self.file_of(&event)).clone();
+            let began = event.began.max(self.began);
+            let took = event.ended.unwrap_or(now).saturating_sub(began);
+            self.syncs.calls.push(SeenSync {
+                call: event.call.name(),
+                task: Task { process: event.process, thread: event.thread, name: event.name },
+                file,
+                began: began - self.began,
+                took,
+                goes_on: event.ended.is_none(),
+            });
+        }
+    }
+
+    /// The file behind a descriptor by now.
+    fn file_of(&self, event: &SyncEvent) -> Option<Arc<SyncedFile>> {
+        let inode = self.proc.inode_behind(event.process, event.fd)?;
+        let path: PathBuf = std::fs::read_link(self.proc.fd_path(event.process, event.fd)).ok()?;
+        Some(Arc::new(SyncedFile { inode, path }))
+    }
+}

@@ -1,0 +1,244 @@
+//! Logs whose syncs wait for data that others wrote to the same device: how long, in which file, and whose data that was.
+//!
+//! A sync is no pause for dirty pages: the thread waits in fdatasync(2) for the device's queue, and for the journal's transaction, which on
+//! ext4 and XFS orders others' data before itself. Higher limits on dirty pages make that wait longer, lower ones for the device shorter.
+//!
+//! Only logs are looked at: that a checkpoint syncs its tables for long is what it is for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::unescaped;
+use pagekeeper_policy::FileClass;
+
+use super::throttled::{help, whose};
+use super::{Earlier, dirty_limits};
+use crate::advice::move_log_of;
+use crate::attribution::{self, Owner, database_of};
+use crate::observation::called;
+use crate::phrases::{file_name, number, time};
+use crate::syncs::{SeenSync, SyncTimes, SyncedFile, Syncs};
+use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
+
+/// A sync below this is not reported: what a disk with a queue takes.
+const LONG: Duration = Duration::from_millis(100);
+/// From this on it is serious, and reported whatever it waited for.
+const VERY_LONG: Duration = Duration::from_secs(1);
+/// Less data of others makes no sync wait for long.
+const MUCH: u64 = 4 << 20;
+
+/// The logs whose syncs wait.
+pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
+    let mut logs: BTreeMap<(usize, String, FileClass), Vec<&SeenSync>> = BTreeMap::new();
+    for (file, calls) in observation.syncs.iter().flat_map(Syncs::by_file) {
+        let Some(index) = database_of(observation, &calls[0].task) else { continue };
+        let Some(class) = class_of(observation, index, file) else { continue };
+        logs.entry((index, observation.device_of(file), class)).or_default().extend(calls);
+    }
+    let logs = logs.into_iter().map(|((index, device, class), calls)| SyncedLog {
+        index,
+        times: SyncTimes::of(&calls),
+        device,
+        class,
+        calls,
+    });
+    logs.filter_map(|log| log.finding(observation)).collect()
+}
+
+/// The class of the log that a database's task synced; `None` where it is no log.
+fn class_of(observation: &Observation<'_>, index: usize, file: &SyncedFile) -> Option<FileClass> {
+    let known = observation.synced_file(file).and_then(|file| file.class);
+    // A log that came and went while watching is in neither snapshot.
+    let class = known.or_else(|| observation.after.databases[index].profile.class_of(&file.path))?;
+    Some(class).filter(|class| class.is_log())
+}
+
+/// Syncs of one database's logs of a class on a device, of which there is at least one.
+struct SyncedLog<'a> {
+    index: usize,
+    device: String,
+    class: FileClass,
+    calls: Vec<&'a SeenSync>,
+    times: SyncTimes,
+}
+
+/// Whose data the syncs waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Filler {
+    /// A program beside the database.
+    Program(String),
+    /// The database itself, or another one.
+    Database(usize),
+    /// Somebody who wrote it before the look.
+    Earlier,
+    /// Nobody was seen to write much.
+    Unknown,
+}
+
+impl SyncedLog<'_> {
+    fn finding(&self, observation: &Observation<'_>) -> Option<Finding> {
+        let filler = self.filler(observation);
+        let least = if filler == Filler::Unknown { VERY_LONG } else { LONG };
+        if self.times.longest < least {
+            return None;
+        }
+        let looked = observation.syncs.as_ref()?.looked;
+        let is_serious = self.times.longest >= VERY_LONG || self.times.waited >= looked / 2;
+        let Advised { fixes, remarks } = self.fixes(observation, &filler);
+        Some(Finding {
+            kind: Kind::SyncedLog,
+            severity: if is_serious { Severity::Serious } else { Severity::Warning },
+            database: Some(observation.subject(self.index)),
+            title: format!(
+                "syncs of its log ({}) took {} of {}, p99 {}, the longest {}{}",
+                self.class,
+                time(self.times.waited),
+                time(looked),
+                time(self.times.p99),
+                time(self.times.longest),
+                self.waits_for(observation, &filler)
+            ),
+            evidence: self.evidence(observation, looked),
+            cost: Cost::measured(format!(
+                "whoever commits waits for its sync: up to {} while it was watched",
+                time(self.times.longest)
+            )),
+            fixes,
+            remarks,
+            pagekeeper: None,
+        })
+    }
+
+    fn waits_for(&self, observation: &Observation<'_>, filler: &Filler) -> String {
+        match filler {
+            Filler::Program(name) => format!(": they wait for data that {name} wrote to the same device"),
+            Filler::Database(index) if *index == self.index => {
+                ": they wait for other data that it wrote to the same device".to_owned()
+            }
+            Filler::Database(index) => format!(
+                ": they wait for data that {} wrote to the same device",
+                called(&observation.after.databases[*index])
+            ),
+            Filler::Earlier => ": they wait for data that was written to the same device before".to_owned(),
+            Filler::Unknown => String::new(),
+        }
+    }
+
+    /// Who wrote most to the device that is not this log.
+    fn filler(&self, observation: &Observation<'_>) -> Filler {
+        let all = attribution::on_device(observation, &self.device).unwrap_or_default();
+        let is_own = |owner: &Owner| *owner == Owner::Database(self.index);
+        let mut owners: BTreeMap<&Owner, u64> = BTreeMap::new();
+        for written in all.iter().filter(|written| !(is_own(&written.owner) && written.is_log())) {
+            *owners.entry(&written.owner).or_default() += written.bytes;
+        }
+        let most = owners.into_iter().max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes >= MUCH);
+        match most {
+            Some((Owner::Database(index), _)) => Filler::Database(*index),
+            Some((Owner::Process(_, name), _)) => Filler::Program(name.clone()),
+            None if self.unwritten(observation).is_some_and(|(before, after)| before.max(after) >= MUCH) => {
+                Filler::Earlier
+            }
+            None => Filler::Unknown,
+        }
+    }
+
+    /// What was dirty or under writeback for the device when the look began and when it ended; `None` where that is not known.
+    fn unwritten(&self, observation: &Observation<'_>) -> Option<(u64, u64)> {
+        let of = |devices: &[(u64, pagekeeper_kernel::pressure::BackingDevice)]| {
+            let stats = devices.iter().find(|(_, device)| device.name == self.device)?.1.stats?;
+            Some(stats.dirty + stats.writeback)
+        };
+        Some((of(&observation.before.host.devices)?, of(&observation.after.host.devices)?))
+    }
+
+    fn evidence(&self, observation: &Observation<'_>, looked: Duration) -> Vec<Evidence> {
+        let mut evidence = vec![self.of_file(looked)];
+        if let Some((before, after)) = self.unwritten(observation) {
+            evidence.push(
+                Evidence::new(format!(
+                    "{} were dirty or under writeback for device {} when the look began, {} when it ended",
+                    Size(before),
+                    self.device,
+                    Size(after)
+                ))
+                .with("device", self.device.as_str())
+                .with("unwritten_before_bytes", before)
+                .with("unwritten_bytes", after),
+            );
+        }
+        evidence.push(whose(observation, &self.device));
+        let lost = observation.syncs.as_ref().map_or(0, |syncs| syncs.lost);
+        if lost > 0 {
+            let text = format!("{} more found no room, and are not counted", number(lost, "sync", "syncs"));
+            evidence.push(Evidence::new(text).with("lost_syncs", lost));
+        }
+        evidence
+    }
+
+    /// The file that most of the time was spent in.
+    fn of_file(&self, looked: Duration) -> Evidence {
+        let slowest = self.calls.iter().max_by_key(|call| call.took);
+        let file = slowest.and_then(|call| call.file.as_ref());
+        let mut callers: Vec<u32> = self.calls.iter().map(|call| call.task.thread).collect();
+        callers.sort_unstable();
+        callers.dedup();
+        let go_on = match self.times.go_on {
+            0 => String::new(),
+            many => format!("; {many} had not ended"),
+        };
+        let evidence = Evidence::new(format!(
+            "{} by {}, the longest a {} of {}; at least one was under way for {} of {}{go_on}",
+            number(self.times.count, "sync", "syncs"),
+            number(callers.len(), "thread", "threads"),
+            slowest.map_or("sync", |call| call.call),
+            file.map_or_else(|| "a file".to_owned(), |file| file_name(&file.path)),
+            time(self.times.waited),
+            time(looked),
+        ))
+        .with("device", self.device.as_str())
+        .with("syncs", self.times.count)
+        .with("synced_seconds", self.times.waited.as_secs_f64())
+        .with("watched_seconds", looked.as_secs_f64())
+        .with("p99_seconds", self.times.p99.as_secs_f64())
+        .with("longest_seconds", self.times.longest.as_secs_f64());
+        match file {
+            Some(file) => evidence.with("path", unescaped(&file.path)),
+            None => evidence,
+        }
+    }
+
+    fn fixes(&self, observation: &Observation<'_>, filler: &Filler) -> Advised {
+        let mut advised = Advised::default();
+        match filler {
+            Filler::Program(_) => {
+                let other = help::most_by_another(observation, [self.device.as_str()].into_iter());
+                advised.fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
+            }
+            Filler::Database(index) => advised = observation.advise(Goal::SteadyWriteback, *index),
+            Filler::Earlier => advised.remarks.push(
+                "who wrote that was not seen: `pagekeeper doctor` names it while it writes".to_owned(),
+            ),
+            Filler::Unknown => advised.remarks.push(
+                "nobody was seen to write much to the device through the page cache: direct I/O of others, or the \
+                 device itself, may be what takes so long"
+                    .to_owned(),
+            ),
+        }
+        if *filler != Filler::Unknown {
+            advised.fixes.extend(dirty_limits::cap(observation, &self.device));
+        }
+        advised.fixes.extend(self.moved(observation));
+        advised
+    }
+
+    /// What moves the log to another disk.
+    fn moved(&self, observation: &Observation<'_>) -> Option<Fix> {
+        let file = self.calls.iter().find_map(|call| call.file.as_ref())?;
+        move_log_of(observation, self.index, self.class, &file.path)
+    }
+}
+
+#[cfg(test)]
+mod tests;

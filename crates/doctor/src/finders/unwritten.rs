@@ -1,0 +1,53 @@
+//! Memory cgroups whose page cache is mostly dirty: nothing of it can be reclaimed before the disk has it.
+
+use std::collections::BTreeMap;
+
+use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
+
+use super::logs::RELEASABLE_MIN;
+use super::throttled::help;
+use crate::attribution::database_of;
+use crate::{Advised, Goal, Observation, Streamer};
+
+/// What is still to be written of a group's page cache, in bytes.
+pub(super) fn unwritten(group: &MemoryCgroup) -> u64 {
+    group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0)
+}
+
+/// What helps where most of a group's page cache is dirty.
+pub(super) fn of_unwritten(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Advised {
+    let mut advised = observation.advise(Goal::SteadyWriteback, index);
+    if let Some(name) = largest_stream(observation, group) {
+        advised.fixes.splice(0..0, help::of_another(&name));
+    }
+    advised.remarks.push(match group.version {
+        CgroupVersion::V1 => "version 1 has no limit on dirty pages of a group; in one of version 2 the limits (vm.dirty_ratio, \
+                              vm.dirty_background_ratio) hold of the group's own memory, and slow its writers down before it is full"
+            .to_owned(),
+        CgroupVersion::V2 => "the limits on dirty pages hold of the group's own memory as a share (vm.dirty_ratio, \
+                              vm.dirty_background_ratio), if its io controller is on (cgroup.subtree_control of the group above)"
+            .to_owned(),
+    });
+    advised
+}
+
+/// The program beside the databases that brought most in while watching, of those in the group.
+fn largest_stream(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<String> {
+    let pages = observation.trace()?.pages.as_ref()?;
+    let mut programs: BTreeMap<&str, u64> = BTreeMap::new();
+    for counts in pages {
+        let Some(task) = &counts.task else { continue };
+        let is_in = |streamer: &&Streamer| {
+            streamer.pid == task.process
+                && streamer.cgroup.as_ref().is_some_and(|other| other.directory == group.directory)
+        };
+        if observation.streamers.iter().any(|streamer| is_in(&streamer))
+            && database_of(observation, task).is_none()
+        {
+            *programs.entry(&task.name).or_default() += counts.flow.added.bytes;
+        }
+    }
+    let (name, _) =
+        programs.into_iter().max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes >= RELEASABLE_MIN)?;
+    Some(name.to_owned())
+}

@@ -1,0 +1,270 @@
+//! Syncs that were seen while watching: plain data, and how long a group of them took.
+//!
+//! A sync waits behind everything that is in the device's queue before it, and on ext4 and XFS behind the data that the journal's
+//! transaction orders before it. None of that is a pause for dirty pages, so that it shows in no count of throttled writers.
+//!
+//! Invariant: times are counted from the beginning of the look; a sync that had not ended by its end lasts until then at the least.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_observe::File;
+use pagekeeper_policy::FileClass;
+use pagekeeper_trace::Task;
+
+use crate::attribution::{database_of, device_name};
+use crate::finders::is_background;
+use crate::observation::Observation;
+use crate::settings::{Engine, Origin};
+
+/// Syncs of a program that is no database, in a look, from which on it counts as one that syncs.
+const OFTEN: usize = 10;
+
+/// The setting that says when InnoDB syncs its redo log.
+pub(crate) const SYNC_AT_COMMIT: &str = "innodb_flush_log_at_trx_commit";
+/// With any other value than 1 InnoDB syncs its redo log once a second, and at checkpoints.
+const REDO_SYNCS_A_SECOND: f64 = 5.0;
+
+/// The call that waits for a range that was written, and makes nothing durable.
+const RANGE: &str = "sync_file_range";
+
+/// The syncs of a look.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Syncs {
+    /// How long was looked.
+    pub looked: Duration,
+    /// Each of them.
+    pub calls: Vec<SeenSync>,
+    /// How many more there were that found no room.
+    pub lost: u64,
+}
+
+/// One sync.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeenSync {
+    /// Who called it.
+    pub task: Task,
+    /// The call: "fdatasync".
+    pub call: &'static str,
+    /// The file; `None` if its descriptor was closed before it could be looked up.
+    pub file: Option<Arc<SyncedFile>>,
+    /// When it began, from the beginning of the look.
+    pub began: Duration,
+    /// How long it took.
+    pub took: Duration,
+    /// Whether it had not ended by the end of the look.
+    pub goes_on: bool,
+}
+
+/// A file that was synced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyncedFile {
+    /// As stat shows it.
+    pub inode: Inode,
+    /// As its process sees it.
+    pub path: PathBuf,
+}
+
+impl Syncs {
+    /// Those of each process and file; those of files that are not known are left out.
+    pub(crate) fn by_file(&self) -> Vec<(&SyncedFile, Vec<&SeenSync>)> {
+        let mut files: BTreeMap<(u32, Inode), (&SyncedFile, Vec<&SeenSync>)> = BTreeMap::new();
+        for call in &self.calls {
+            let Some(file) = call.file.as_deref() else { continue };
+            let entry = files.entry((call.task.process, file.inode));
+            entry.or_insert_with(|| (file, Vec::new())).1.push(call);
+        }
+        files.into_values().collect()
+    }
+}
+
+/// How long some syncs took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SyncTimes {
+    pub(crate) count: usize,
+    /// How long at least one of them was under way.
+    pub(crate) waited: Duration,
+    /// 99 of 100 took no longer.
+    pub(crate) p99: Duration,
+    pub(crate) longest: Duration,
+    pub(crate) go_on: usize,
+}
+
+impl SyncTimes {
+    pub(crate) fn of(calls: &[&SeenSync]) -> Self {
+        let mut lengths: Vec<Duration> = calls.iter().map(|call| call.took).collect();
+        lengths.sort_unstable();
+        let at = (lengths.len() * 99).div_ceil(100).saturating_sub(1);
+        Self {
+            count: lengths.len(),
+            waited: covered(calls),
+            p99: lengths.get(at).copied().unwrap_or_default(),
+            longest: lengths.last().copied().unwrap_or_default(),
+            go_on: calls.iter().filter(|call| call.goes_on).count(),
+        }
+    }
+}
+
+/// The time that is in at least one of these syncs.
+fn covered(calls: &[&SeenSync]) -> Duration {
+    let mut spans: Vec<(Duration, Duration)> =
+        calls.iter().map(|call| (call.began, call.began + call.took)).collect();
+    spans.sort_unstable();
+    let (mut sum, mut until) = (Duration::ZERO, Duration::ZERO);
+    for (began, ended) in spans {
+        sum += ended.saturating_sub(began.max(until));
+        until = until.max(ended);
+    }
+    sum
+}
+
+impl Observation<'_> {
+    /// The same with the syncs that were seen. What a server does counts more than what it was started with: one that syncs its redo log
+    /// far more often than once a second does so at each commit, whatever its settings files say.
+    #[must_use]
+    pub fn with_syncs(mut self, syncs: Option<Syncs>) -> Self {
+        self.syncs = syncs;
+        for index in 0..self.settings.len() {
+            let is_innodb = matches!(self.settings[index].engine, Engine::MariaDb | Engine::MySql);
+            if is_innodb && self.syncs_redo_at_commits(index) {
+                self.settings[index].add(SYNC_AT_COMMIT, "1", Origin::Seen);
+            }
+        }
+        self
+    }
+
+    fn syncs_redo_at_commits(&self, database: usize) -> bool {
+        let Some(syncs) = &self.syncs else { return false };
+        let files = syncs.by_file().into_iter().filter(|(file, _)| {
+            let known = self.synced_file(file);
+            known.is_some_and(|file| file.database == Some(database) && file.class == Some(FileClass::Redo))
+        });
+        let count: usize = files.map(|(_, calls)| calls.len()).sum();
+        count as f64 > syncs.looked.as_secs_f64() * REDO_SYNCS_A_SECOND
+    }
+
+    /// The kernel's name for the device of a synced file.
+    pub(crate) fn device_of(&self, synced: &SyncedFile) -> String {
+        // On btrfs stat shows another device than the kernel's own.
+        device_name(self, self.synced_file(synced).map_or(synced.inode.dev, |file| file.inode.dev))
+    }
+
+    /// A synced file as the snapshots have it; `None` where they don't.
+    pub(crate) fn synced_file(&self, synced: &SyncedFile) -> Option<&File> {
+        let mut all = self.after.files.iter().chain(&self.before.files);
+        all.find(|file| file.stat_inode == synced.inode)
+    }
+
+    /// Whether somebody commits by syncs on this device: a database at all, or others often. False where syncs were not looked at.
+    pub(crate) fn is_synced(&self, device: &str) -> bool {
+        self.is_any_synced(|name| name == device)
+    }
+
+    /// The same of the devices that `wanted` chooses.
+    pub(crate) fn is_any_synced(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        let mut of_others = 0;
+        self.syncs.iter().flat_map(Syncs::by_file).any(|(file, calls)| {
+            let commits = calls.iter().filter(|call| self.is_commit(call)).count();
+            if commits == 0 || !wanted(&self.device_of(file)) {
+                return false;
+            }
+            of_others += commits;
+            of_others >= OFTEN || database_of(self, &calls[0].task).is_some()
+        })
+    }
+
+    /// Whether somebody may wait for a sync with a commit. Not so for those who bound what they have dirty themselves, as a copy may, nor
+    /// in the background, where flushes and checkpoints sync what they wrote.
+    fn is_commit(&self, call: &SeenSync) -> bool {
+        call.call != RANGE && !is_background(self, &call.task)
+    }
+
+    /// How long a database's threads were in syncs, but for those in the background; `None` where that was not looked at.
+    pub(crate) fn sync_times_of(&self, database: usize) -> Option<SyncTimes> {
+        let files = self.syncs.as_ref()?.by_file().into_iter();
+        let own = files.filter(|(_, calls)| database_of(self, &calls[0].task) == Some(database));
+        let calls = own.flat_map(|(_, calls)| calls).filter(|call| self.is_commit(call));
+        Some(SyncTimes::of(&calls.collect::<Vec<_>>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advice::innodb::by_commit;
+    use crate::settings::Settings;
+    use crate::testing::{file, sample, sync};
+    use proptest::prelude::*;
+
+    #[test]
+    fn time_in_several_syncs_at_once_counts_once() {
+        let calls = [
+            sync(100, "/log", 0, 10),
+            sync(100, "/log", 5, 10),
+            sync(100, "/log", 20, 1),
+            sync(100, "/log", 21, 0),
+        ];
+        let calls: Vec<&SeenSync> = calls.iter().collect();
+        let times = SyncTimes::of(&calls);
+        assert_eq!((times.count, times.waited), (4, Duration::from_millis(16)));
+        assert_eq!((times.p99, times.longest), (Duration::from_millis(10), Duration::from_millis(10)));
+        assert_eq!(SyncTimes::of(&[]).longest, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_database_syncs_with_one_and_others_with_many() {
+        let snapshot = sample();
+        let mut observation = Observation::new(&snapshot, &snapshot);
+        assert!(!observation.is_synced("8:0"), "not looked at");
+        let synced =
+            |pid, count| Some(Syncs { calls: vec![sync(pid, "/log", 0, 1); count], ..Syncs::default() });
+        observation.syncs = synced(100, 1);
+        assert!(observation.is_synced("8:0") && !observation.is_synced("7:0"));
+        observation.syncs = synced(7, OFTEN - 1);
+        assert!(!observation.is_synced("8:0"));
+        observation.syncs = synced(7, OFTEN);
+        assert!(observation.is_synced("8:0"));
+        for call in &mut observation.syncs.as_mut().unwrap().calls {
+            call.call = RANGE;
+        }
+        assert!(!observation.is_synced("8:0"));
+        observation.syncs = synced(100, OFTEN);
+        for call in &mut observation.syncs.as_mut().unwrap().calls {
+            call.task.name = "rocksdb:low".to_owned();
+        }
+        assert!(!observation.is_synced("8:0"), "what merges syncs its tables");
+        assert_eq!(observation.sync_times_of(0).unwrap().count, 0);
+    }
+
+    #[test]
+    fn a_server_that_is_seen_to_sync_at_commits_is_believed_before_its_command_line() {
+        let mut snapshot = sample();
+        snapshot.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, 0, 0)];
+        let mut settings = Settings::new(Engine::MariaDb);
+        settings.add(SYNC_AT_COMMIT, "2", Origin::CommandLine);
+        let by_commit_after = |syncs: usize| {
+            let calls = vec![sync(100, "/var/lib/mysql/ib_logfile0", 0, 1); syncs];
+            let mut observation = Observation::new(&snapshot, &snapshot);
+            observation.settings = vec![settings.clone()];
+            let syncs = Syncs { looked: Duration::from_secs(10), calls, lost: 0 };
+            by_commit(&observation.with_syncs(Some(syncs)).settings[0])
+        };
+        let said = by_commit_after(10).expect("once a second");
+        assert!(said.contains("SET GLOBAL may have changed it"), "{said}");
+        assert_eq!(by_commit_after(51), None);
+    }
+
+    proptest! {
+        #[test]
+        fn covered_time_is_between_the_longest_and_the_sum(spans in prop::collection::vec((0_u64..1000, 0_u64..100), 1..30)) {
+            let calls: Vec<SeenSync> = spans.iter().map(|&(began, took)| sync(1, "/log", began, took)).collect();
+            let calls: Vec<&SeenSync> = calls.iter().collect();
+            let times = SyncTimes::of(&calls);
+            let sum: Duration = calls.iter().map(|call| call.took).sum();
+            prop_assert!(times.longest <= times.waited && times.waited <= sum && times.p99 <= times.longest);
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and sync_file_range(2) that waits, by any process, with its beginning,
+//! its end and its descriptor.
+//!
+//! Programs at the tracepoints of these system calls remember when a thread began one, and write a record as it ends. No other
+//! system call runs a program. Not covered: syncs by io_uring, msync(2), and writes with `O_DSYNC`, which are no calls of these.
+//!
+//! Invariants: it only observes. All tables are bounded, and syncs that found no room are counted ([`SyncEvents::lost`]). All is removed
+//! when [`SyncEvents`] is dropped, and when its process ends, `kill -9` included.
+//! Fails where the kernel has no events of single system calls (`CONFIG_FTRACE_SYSCALLS`), or refuses the programs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
+use rustix::io::Errno;
+
+use crate::TraceError;
+use crate::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
+use crate::error::Right;
+use crate::format::Format;
+use crate::page_events::{is_first_pid_namespace, ring::Ring};
+use crate::sys::{Attachment, Instruction, LoadError, Map, MapKind, Program, ProgramKind};
+use crate::tracefs::Tracefs;
+use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
+
+/// Bytes of the ring buffer: 74,000 syncs.
+const RING_BYTES: u32 = 4 << 20;
+/// Threads that can be in a sync at a time.
+const WAITING_MAX: u32 = 16 << 10;
+/// How many threads are read with one call.
+const BATCH: usize = 512;
+/// The flags of sync_file_range(2) with which it waits (`SYNC_FILE_RANGE_WAIT_BEFORE`, `_AFTER`).
+const WAITS: i32 = 1 | 4;
+
+/// Which call it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SyncCall {
+    /// fsync(2).
+    Fsync,
+    /// fdatasync(2).
+    Fdatasync,
+    /// sync_file_range(2) with a flag that waits.
+    SyncFileRange,
+    /// syncfs(2): of a whole file system.
+    Syncfs,
+}
+
+impl SyncCall {
+    const ALL: [Self; 4] = [Self::Fsync, Self::Fdatasync, Self::SyncFileRange, Self::Syncfs];
+
+    /// The kernel's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fsync => "fsync",
+            Self::Fdatasync => "fdatasync",
+            Self::SyncFileRange => "sync_file_range",
+            Self::Syncfs => "syncfs",
+        }
+    }
+
+    fn number(self) -> libc::c_long {
+        match self {
+            Self::Fsync => libc::SYS_fsync,
+            Self::Fdatasync => libc::SYS_fdatasync,
+            Self::SyncFileRange => libc::SYS_sync_file_range,
+            Self::Syncfs => libc::SYS_syncfs,
+        }
+    }
+
+    /// Its number in the programs' records.
+    fn index(self) -> i32 {
+        self as i32
+    }
+
+    fn of_index(index: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|call| u32::try_from(call.index()) == Ok(index))
+    }
+}
+
+/// A sync.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyncEvent {
+    /// The process (thread group), in the first pid namespace.
+    pub process: u32,
+    /// Its thread.
+    pub thread: u32,
+    /// The thread's name (`comm`), at most 15 bytes; empty if it is not known.
+    pub name: String,
+    /// The descriptor that it was called with.
+    pub fd: i32,
+    /// Which call it is.
+    pub call: SyncCall,
+    /// When it began, as [`SyncEvents::now`] counts.
+    pub began: Duration,
+    /// When it ended; `None`: it has not yet.
+    pub ended: Option<Duration>,
+}
+
+/// Syncs, from when it is made until it is dropped.
+#[derive(Debug)]
+pub struct SyncEvents {
+    // The attachments go first: no program runs while the rest is taken apart.
+    attachments: Vec<Attachment>,
+    ring: Ring,
+    records: Map,
+    waiting: Map,
+    lost: Map,
+}
+
+impl SyncEvents {
+    /// Loads and attaches the programs. Needs `CAP_BPF` and `CAP_PERFMON`.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel or the caller's permissions don't allow that.
+    pub fn open() -> Result<Self, TraceError> {
+        if !is_first_pid_namespace() {
+            return Err(TraceError::OtherNamespace);
+        }
+        let tracefs = Tracefs::find(&ProcRoot::default())?;
+        let table = |kind, name, key, value, entries| {
+            Map::create(kind, name, key, value, entries)
+                .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
+        };
+        let records = table(MapKind::Ring, "pk_syncs", 0, 0, RING_BYTES)?;
+        let ring = Ring::new(&records, RING_BYTES).map_err(|errno| failed("mmap", "pk_syncs", errno))?;
+        let mut events = Self {
+            attachments: Vec::new(),
+            ring,
+            records,
+            waiting: table(MapKind::Hash, "pk_syncing", 8, begun::SIZE.unsigned_abs().into(), WAITING_MAX)?,
+            lost: table(MapKind::Array, "pk_lost", 4, 8, 1)?,
+        };
+        for call in SyncCall::ALL {
+            match events.watch(&tracefs, call) {
+                // Not every kernel has the lesser two.
+                Err(TraceError::NoEvent { .. })
+                    if matches!(call, SyncCall::SyncFileRange | SyncCall::Syncfs) => {}
+                other => other?,
+            }
+        }
+        Ok(events)
+    }
+
+    /// Has the two programs run at a call's beginning and end.
+    fn watch(&mut self, tracefs: &Tracefs, call: SyncCall) -> Result<(), TraceError> {
+        for edge in [Edge::End, Edge::Beginning] {
+            let name = format!("{}_{}", edge.prefix(), call.name());
+            let format = tracefs.format("syscalls", &name)?;
+            let code = self.program(&format, &name, call, edge)?;
+            let program = Program::load(ProgramKind::Tracepoint, &format!("pk_{}", call.name()), &code)
+                .map_err(|error| refused(&name, error))?;
+            let attached = program.attach(format.id, online_cpu());
+            self.attachments.push(attached.map_err(|error| failed(error.call, &name, error.errno))?);
+        }
+        Ok(())
+    }
+
+    fn program(
+        &self,
+        format: &Format,
+        name: &str,
+        call: SyncCall,
+        edge: Edge,
+    ) -> Result<Vec<Instruction>, TraceError> {
+        let field = |field: &'static str| {
+            let known = format.field(field).filter(|known| known.size == 8);
+            known
+                .and_then(|known| i16::try_from(known.offset).ok())
+                .ok_or_else(|| TraceError::NoField { event: format!("syscalls:{name}"), field })
+        };
+        let writer = Writer::new(self);
+        let code = match edge {
+            Edge::End => writer.end(),
+            Edge::Beginning => {
+                let flags = (call == SyncCall::SyncFileRange).then(|| field("flags")).transpose()?;
+                writer.beginning(call, field("fd")?, flags)
+            }
+        };
+        code.map_err(|error| TraceError::Call {
+            call: "assemble",
+            what: name.to_owned(),
+            source: std::io::Error::other(error),
+        })
+    }
+
+    /// Takes the threads of a process into account that are in a sync already: as if it began now.
+    pub fn adopt(&self, process: u32) {
+        let tasks = ProcRoot::default().path().join(format!("{process}/task"));
+        for entry in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
+            let Ok(thread) = unescaped(&entry.file_name()).parse::<u32>() else { continue };
+            let Ok(Some((call, fd))) = call_of(process, thread) else { continue };
+            let key = ((u64::from(process) << 32) | u64::from(thread)).to_ne_bytes();
+            // Where it has begun another one since, or there is no room, nothing is lost.
+            let _ = self.waiting.update(&key, &begun::bytes(Self::now(), fd, call));
+        }
+    }
+
+    /// Takes the syncs that have ended, the oldest first, at most one buffer's worth.
+    pub fn drain(&mut self, take: &mut dyn FnMut(SyncEvent)) {
+        self.ring.drain(|bytes| {
+            if let Some(event) = record::parsed(bytes) {
+                take(event);
+            }
+        });
+    }
+
+    /// The syncs that have not ended yet.
+    pub fn waiting(&self) -> Result<Vec<SyncEvent>, TraceError> {
+        let mut all = Vec::new();
+        let (mut keys, mut values) = (vec![0; BATCH * 8], vec![0; BATCH * begun::BYTES]);
+        let mut cursor = None;
+        loop {
+            let read = self.waiting.lookup_batch(&mut cursor, &mut keys, &mut values);
+            let (count, end) = read.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_syncing", errno))?;
+            let entries = keys.chunks(8).zip(values.chunks(begun::BYTES)).take(count);
+            all.extend(entries.filter_map(|(key, value)| begun::parsed(key, value)));
+            if end {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// How many syncs found no room since the start.
+    pub fn lost(&self) -> Result<u64, TraceError> {
+        let mut value = [0; 8];
+        let looked_up = self.lost.lookup(&0_u32.to_ne_bytes(), &mut value);
+        looked_up.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_lost", errno))?;
+        Ok(u64::from_ne_bytes(value))
+    }
+
+    /// The time that events have: of the monotonic clock.
+    pub fn now() -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::try_from(now).unwrap_or_default()
+    }
+}
+
+fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
+    TraceError::of(Right::Programs, call, what, errno)
+}
+
+fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
+    if log.is_empty() {
+        return failed("bpf(PROG_LOAD)", name, errno);
+    }
+    TraceError::Rejected { program: name.to_owned(), log, source: errno.into() }
+}
+
+/// A processor that is online; programs run on all.
+fn online_cpu() -> u32 {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    online.ok().and_then(|text| text.split(['-', ',', '\n']).next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The sync that a thread is in at this moment; `None` if it is in none. Fails where that can't be seen.
+fn call_of(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, i32)>> {
+    let path: PathBuf = ProcRoot::default().path().join(format!("{process}/task/{thread}/syscall"));
+    std::fs::read_to_string(path).map(|text| parsed_call(&text))
+}
+
+/// `75 0x7 0x0 …`, or `running`.
+fn parsed_call(text: &str) -> Option<(SyncCall, i32)> {
+    let mut words = text.split_ascii_whitespace();
+    let number: libc::c_long = words.next()?.parse().ok()?;
+    let call = SyncCall::ALL.into_iter().find(|call| call.number() == number)?;
+    let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+    let fd = i32::try_from(argument(words.next()?)? & 0xffff_ffff).ok()?;
+    if call == SyncCall::SyncFileRange {
+        let flags = argument(words.nth(2)?)?;
+        return (flags & u64::from(WAITS.unsigned_abs()) != 0).then_some((call, fd));
+    }
+    Some((call, fd))
+}
+
+/// Which end of a call a program runs at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    Beginning,
+    End,
+}
+
+impl Edge {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Beginning => "sys_enter",
+            Self::End => "sys_exit",
+        }
+    }
+}
+
+/// Value of the table of threads in a sync: nanoseconds, descriptor (4 bytes), call (4).
+mod begun {
+    use super::{Duration, ProcRoot, SyncCall, SyncEvent, call_of, unescaped};
+
+    pub(super) const AT: i16 = 0;
+    pub(super) const FD: i16 = 8;
+    pub(super) const CALL: i16 = 12;
+    pub(super) const SIZE: i16 = 16;
+    pub(super) const BYTES: usize = 16;
+
+    pub(super) fn bytes(at: Duration, fd: i32, call: SyncCall) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&u64::try_from(at.as_nanos()).unwrap_or(u64::MAX).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&fd.to_ne_bytes());
+        bytes[12..].copy_from_slice(&call.index().to_ne_bytes());
+        bytes
+    }
+
+    /// A sync that has not ended; `None` if its thread has left it meanwhile, or has ended.
+    pub(super) fn parsed(key: &[u8], value: &[u8]) -> Option<SyncEvent> {
+        let ids = u64::from_ne_bytes(key.try_into().ok()?);
+        let (process, thread) = (u32::try_from(ids >> 32).ok()?, u32::try_from(ids & 0xffff_ffff).ok()?);
+        let name = ProcRoot::default().name(thread).ok()?;
+        if matches!(call_of(process, thread), Ok(None)) {
+            return None;
+        }
+        let word = |at: usize| Some(u32::from_ne_bytes(value.get(at..at + 4)?.try_into().ok()?));
+        Some(SyncEvent {
+            process,
+            thread,
+            name: unescaped(&name).into_owned(),
+            fd: word(8)?.cast_signed(),
+            call: SyncCall::of_index(word(12)?)?,
+            began: Duration::from_nanos(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?)),
+            ended: None,
+        })
+    }
+}
+
+/// A record: process and thread as the kernel packs them, beginning, end (nanoseconds), descriptor (4 bytes), call (4), name (16).
+mod record {
+    use super::{Duration, SyncCall, SyncEvent, unescaped_bytes};
+
+    pub(super) const TASK: i16 = 0;
+    pub(super) const BEGAN: i16 = 8;
+    pub(super) const ENDED: i16 = 16;
+    pub(super) const FD_AND_CALL: i16 = 24;
+    pub(super) const NAME: i16 = 32;
+    pub(super) const NAME_BYTES: i16 = 16;
+    pub(super) const SIZE: i16 = 48;
+
+    pub(super) fn parsed(bytes: &[u8]) -> Option<SyncEvent> {
+        let long = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let task = long(0)?;
+        let name = bytes.get(32..48)?;
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        Some(SyncEvent {
+            process: u32::try_from(task >> 32).ok()?,
+            thread: u32::try_from(task & 0xffff_ffff).ok()?,
+            name: unescaped_bytes(&name[..end]).into_owned(),
+            fd: word(24)?.cast_signed(),
+            call: SyncCall::of_index(word(28)?)?,
+            began: Duration::from_nanos(long(8)?),
+            ended: Some(Duration::from_nanos(long(16)?)),
+        })
+    }
+}
+
+/// On the stack: the record, a thread as key, what it began, an index.
+const RECORD: i16 = -record::SIZE;
+const KEY: i16 = RECORD - 8;
+const BEGUN: i16 = KEY - begun::SIZE;
+const INDEX: i16 = BEGUN - 8;
+
+/// Writes the programs of one call.
+struct Writer {
+    asm: Assembler,
+    waiting: i32,
+    ring: i32,
+    lost: i32,
+    out: Label,
+}
+
+impl Writer {
+    fn new(events: &SyncEvents) -> Self {
+        let mut asm = Assembler::new();
+        let out = asm.label();
+        // The record of the tracepoint stays at R6.
+        asm.set(R6, R1);
+        Self {
+            asm,
+            waiting: events.waiting.raw_fd(),
+            ring: events.records.raw_fd(),
+            lost: events.lost.raw_fd(),
+            out,
+        }
+    }
+
+    fn finish(mut self) -> Result<Vec<Instruction>, AsmError> {
+        self.asm.bind(self.out);
+        self.asm.constant(R0, 0);
+        self.asm.exit();
+        self.asm.finish()
+    }
+
+    /// The thread remembers when it began, and with which descriptor; a call whose flags do not wait is passed over.
+    fn beginning(
+        mut self,
+        call: SyncCall,
+        fd: i16,
+        flags: Option<i16>,
+    ) -> Result<Vec<Instruction>, AsmError> {
+        if let Some(flags) = flags {
+            self.asm.load(Width::B8, R1, R6, flags);
+            self.asm.alu_constant(Op::And, R1, WAITS);
+            self.asm.jump_if_constant(If::Equal, R1, 0, self.out);
+        }
+        self.thread();
+        self.asm.call(Helper::Nanoseconds);
+        self.asm.store(Width::B8, R10, BEGUN + begun::AT, R0);
+        self.asm.load(Width::B8, R1, R6, fd);
+        self.asm.store(Width::B4, R10, BEGUN + begun::FD, R1);
+        self.asm.store_constant(Width::B4, R10, BEGUN + begun::CALL, call.index());
+        self.map_and_key(self.waiting, KEY);
+        self.asm.set(R3, R10);
+        self.asm.alu_constant(Op::Add, R3, i32::from(BEGUN));
+        self.asm.constant(R4, 0);
+        self.asm.call(Helper::MapUpdate);
+        self.count_lost_unless_done();
+        self.finish()
+    }
+
+    /// A record of what the thread began; one that it began unseen is passed over.
+    fn end(mut self) -> Result<Vec<Instruction>, AsmError> {
+        self.thread();
+        self.map_and_key(self.waiting, KEY);
+        self.asm.call(Helper::MapLookup);
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        self.asm.load(Width::B8, R7, R0, begun::AT);
+        self.asm.load(Width::B8, R8, R0, begun::FD);
+        self.asm.store(Width::B8, R10, RECORD + record::BEGAN, R7);
+        self.asm.store(Width::B8, R10, RECORD + record::FD_AND_CALL, R8);
+        self.asm.load(Width::B8, R1, R10, KEY);
+        self.asm.store(Width::B8, R10, RECORD + record::TASK, R1);
+        self.asm.call(Helper::Nanoseconds);
+        self.asm.store(Width::B8, R10, RECORD + record::ENDED, R0);
+        self.asm.set(R1, R10);
+        self.asm.alu_constant(Op::Add, R1, i32::from(RECORD + record::NAME));
+        self.asm.constant(R2, i32::from(record::NAME_BYTES));
+        self.asm.call(Helper::TaskName);
+        self.map_and_key(self.waiting, KEY);
+        self.asm.call(Helper::MapDelete);
+        self.map_and_key(self.ring, RECORD);
+        self.asm.constant(R3, i32::from(record::SIZE));
+        self.asm.constant(R4, 0);
+        self.asm.call(Helper::RingOutput);
+        self.count_lost_unless_done();
+        self.finish()
+    }
+
+    /// The calling thread becomes the key.
+    fn thread(&mut self) {
+        self.asm.call(Helper::ProcessAndThread);
+        self.asm.store(Width::B8, R10, KEY, R0);
+    }
+
+    /// `R1` = the map, `R2` = a place on the stack.
+    fn map_and_key(&mut self, map: i32, key: i16) {
+        self.asm.map(R1, map);
+        self.asm.set(R2, R10);
+        self.asm.alu_constant(Op::Add, R2, i32::from(key));
+    }
+
+    /// Counts one lost sync unless `R0` says that the last call did what it should.
+    fn count_lost_unless_done(&mut self) {
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        self.asm.store_constant(Width::B4, R10, INDEX, 0);
+        self.map_and_key(self.lost, INDEX);
+        self.asm.call(Helper::MapLookup);
+        self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
+        self.asm.constant(R1, 1);
+        self.asm.atomic_add(R0, 0, R1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+
+    /// `None`, with a sentence, where the kernel can't be asked.
+    fn events() -> Option<SyncEvents> {
+        match SyncEvents::open() {
+            Err(TraceError::Refused { .. }) => {
+                crate::testing::skip("syncs are seen by root");
+                None
+            }
+            other => Some(other.unwrap()),
+        }
+    }
+
+    fn own(events: &mut SyncEvents, fd: i32) -> Vec<SyncEvent> {
+        let mut all = Vec::new();
+        events.drain(&mut |event| all.push(event));
+        all.retain(|event| event.process == std::process::id() && event.fd == fd);
+        all
+    }
+
+    #[test]
+    fn each_call_that_waits_is_seen_with_its_descriptor_and_times() {
+        let Some(mut events) = events() else { return };
+        let dir = pagekeeper_testing::disk_dir();
+        let file = std::fs::File::create(dir.path().join("log")).unwrap();
+        rustix::io::write(&file, &[1; 4096]).unwrap();
+        let before = SyncEvents::now();
+        file.sync_data().unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::syncfs(&file).unwrap();
+        let after = SyncEvents::now();
+        let seen = own(&mut events, file.as_raw_fd());
+        let calls: Vec<SyncCall> = seen.iter().map(|event| event.call).collect();
+        assert_eq!(calls, [SyncCall::Fdatasync, SyncCall::Fsync, SyncCall::Syncfs], "{seen:?}");
+        let mut then = before;
+        for event in seen {
+            assert!(event.began >= then && event.ended >= Some(event.began), "{event:?}");
+            then = event.ended.unwrap();
+        }
+        assert!(then <= after);
+        assert_eq!(events.lost().unwrap(), 0);
+    }
+
+    #[test]
+    fn what_a_thread_is_in_is_read_as_the_kernel_writes_it() {
+        let number = SyncCall::Fdatasync.number();
+        let line = format!("{number} 0x7 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00\n");
+        assert_eq!(parsed_call(&line), Some((SyncCall::Fdatasync, 7)));
+        let range = SyncCall::SyncFileRange.number();
+        assert_eq!(parsed_call(&format!("{range} 0x7 0x0 0x0 0x2 0x0 0x0 0x7ffe 0x7f00")), None);
+        let waits = format!("{range} 0x7 0x0 0x0 0x7 0x0 0x0 0x7ffe 0x7f00");
+        assert_eq!(parsed_call(&waits), Some((SyncCall::SyncFileRange, 7)));
+        for other in ["running", "-1 0x7ffe 0x7f00", "", "0 0x7"] {
+            assert_eq!(parsed_call(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_waits_has_its_descriptor() {
+        let value = begun::bytes(Duration::from_nanos(5), 9, SyncCall::Fsync);
+        let key = ((u64::from(std::process::id()) << 32) | u64::from(std::process::id())).to_ne_bytes();
+        // This thread is in no sync.
+        assert_eq!(begun::parsed(&key, &value), None);
+        let Some(events) = events() else { return };
+        assert!(events.waiting().unwrap().iter().all(|event| event.process != std::process::id()));
+    }
+}

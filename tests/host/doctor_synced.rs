@@ -1,0 +1,174 @@
+//! The doctor beside a real `PostgreSQL` whose commits wait for a copy to the same disk: each state of the limits on dirty pages, and which
+//! fixes are printed in it.
+//!
+//! Needs root and `PostgreSQL`; skips with a sentence otherwise. Skips in any case on a host without the blkio controller of cgroup
+//! version 1. The limits on dirty pages are the whole machine's: they are low while a copy runs, and put back whatever happens.
+
+use crate::support;
+use crate::support::MIB;
+use crate::support::command::run;
+use crate::support::doctor_report::finding;
+use crate::support::postgresql::{Server, programs};
+use crate::support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Bytes a second that the disk writes.
+const DISK_RATE: u64 = 30_000_000;
+/// Where background writeback begins, and where writers wait.
+const LIMITS: (u64, u64) = (64 * MIB, 128 * MIB);
+/// Far more than the disk writes while the doctor looks.
+const COPY_BYTES: u64 = 1 << 30;
+const WATCH: &str = "5s";
+/// The machine may stand still, and the copy with it: then it is looked at again.
+const TRIES: usize = 3;
+
+/// A process that does not outlive its handle.
+struct Beside(Child);
+
+impl Beside {
+    fn start(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().expect("start a program beside the server"))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the doctor says of the server while a copy of a file to its disk runs, as the first of some looks that `is_seen` chooses.
+fn beside_copy(server: &Server, from: &Path, to: &Path, is_seen: impl Fn(&Value) -> bool) -> Value {
+    let mut report = Value::Null;
+    for _ in 0..TRIES {
+        let copy = Beside::start(Command::new("cp").arg(from).arg(to));
+        let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", WATCH, "--json"]);
+        drop(copy);
+        std::fs::remove_file(to).expect("remove the copy");
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        report = support::doctor_report::of(&outcome);
+        if is_seen(&report) {
+            break;
+        }
+    }
+    report
+}
+
+fn acts(finding: &Value) -> Vec<&str> {
+    finding["fixes"]
+        .as_array()
+        .expect("fixes")
+        .iter()
+        .map(|fix| fix["act"].as_str().expect("an act"))
+        .collect()
+}
+
+/// Each fix of each finding.
+fn all_acts(report: &Value) -> Vec<&str> {
+    report["findings"].as_array().expect("findings").iter().flat_map(acts).collect()
+}
+
+/// Acts that have each sync wait for more.
+fn is_harmful(act: &str) -> bool {
+    act.starts_with("sysctl") || act.starts_with("echo 0 >/sys/class/bdi") || act.ends_with("/max_ratio")
+}
+
+#[test]
+fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
+    let needed = programs();
+    let needed: Vec<&str> =
+        needed.iter().map(String::as_str).chain(PROGRAMS).chain(["cp", "mkfs.xfs"]).collect();
+    let test = "synced commits on a slow disk";
+    if !support::can_run(test, &needed) {
+        return;
+    }
+    let _alone = support::alone();
+    for kind in ["ext4", "xfs"] {
+        let Some(disk) = SlowDisk::of_kind(kind, test, 4 << 30, DISK_RATE) else { return };
+        support::open_to_others(disk.path());
+        on(kind, &disk);
+    }
+}
+
+fn on(kind: &str, disk: &SlowDisk) {
+    let scratch = support::scratch();
+    let from = scratch.path().join("from");
+    std::fs::File::create(&from).and_then(|file| file.set_len(COPY_BYTES)).expect("make a file to copy");
+    let server = Server::start_with(disk.path(), &[]);
+    let made = server.pgbench(&["--initialize", "--quiet", "--scale=1"]).output().expect("start pgbench");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let _load = Beside::start(&mut server.pgbench(&[
+        "--no-vacuum",
+        "--skip-some-updates",
+        "--client=4",
+        "--time=600",
+    ]));
+    let limits = LowLimits::new(LIMITS.0, LIMITS.1);
+    let to = disk.path().join("copy");
+
+    // The limits on the whole are full.
+    let report = beside_copy(&server, &from, &to, |report| {
+        finding(report, "synced-log").is_some() && finding(report, "dirty-limits").is_some()
+    });
+    let synced = finding(&report, "synced-log").unwrap_or_else(|| panic!("{kind}: not found: {report:#}"));
+    assert!(
+        synced["title"].as_str().expect("a title").contains("they wait for data that cp wrote"),
+        "{synced:#}"
+    );
+    let figures = &synced["evidence"][0]["figures"];
+    assert_eq!(figures["device"], disk.device(), "{kind}: {synced:#}");
+    let path = figures["path"].as_str().expect("the file");
+    assert!(path.contains("/pg_wal/"), "{kind}: {path}");
+    let seconds = |name: &str| figures[name].as_f64().expect("a time");
+    assert!(
+        seconds("longest_seconds") <= seconds("synced_seconds")
+            && seconds("synced_seconds") <= seconds("watched_seconds"),
+        "{synced:#}"
+    );
+    let cap = format!(
+        "echo 16777216 >/sys/class/bdi/{0}/max_bytes && echo 1 >/sys/class/bdi/{0}/strict_limit",
+        disk.device()
+    );
+    let own = acts(synced);
+    assert_eq!(own[0], "pagekeeper run -- cp ...", "{kind}: {synced:#}");
+    let bdi = PathBuf::from(format!("/sys/class/bdi/{}", disk.device()));
+    let can_bound = bdi.join("max_bytes").exists() && bdi.join("strict_limit").exists();
+    assert_eq!(own.contains(&cap.as_str()), can_bound, "{kind}: {synced:#}");
+    assert!(own.iter().any(|act| act.starts_with("move pg_wal")), "{kind}: {synced:#}");
+    assert!(!all_acts(&report).into_iter().any(is_harmful), "{kind}: {report:#}");
+    let limited = finding(&report, "dirty-limits").unwrap_or_else(|| panic!("{kind}: no limits: {report:#}"));
+    assert!(limited["remarks"].to_string().contains("no higher limit is named"), "{kind}: {limited:#}");
+
+    // With the bound it is the device's own limit that is full: nothing says to lift it, and none is named twice.
+    drop(limits);
+    if can_bound {
+        with_bound(&bdi, || {
+            let report = beside_copy(&server, &from, &to, |report| finding(report, "dirty-limits").is_some());
+            let acts = all_acts(&report);
+            assert!(!acts.iter().any(|act| is_harmful(act) || *act == cap), "{kind}: {report:#}");
+        });
+    }
+}
+
+/// Does so while dirty pages of the device are bounded.
+fn with_bound(bdi: &Path, act: impl FnOnce()) {
+    struct Unbound<'a>(&'a Path);
+    impl Drop for Unbound<'_> {
+        fn drop(&mut self) {
+            set(self.0, "strict_limit", "0");
+            set(self.0, "max_ratio", "100");
+        }
+    }
+    fn set(bdi: &Path, name: &str, value: &str) {
+        std::fs::write(bdi.join(name), value).expect("set a limit of a device");
+    }
+    let _unbound = Unbound(bdi);
+    set(bdi, "max_bytes", &(16 * MIB).to_string());
+    set(bdi, "strict_limit", "1");
+    act();
+}
