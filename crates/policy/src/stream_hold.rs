@@ -183,7 +183,9 @@ impl DeviceHolds {
             return;
         };
         let most = i64::try_from((rate / BURST_PARTS).max(BURST_MIN)).unwrap_or(i64::MAX);
-        let bucket = self.bucket.get_or_insert(TokenBucket { tokens: most, filled_at: now });
+        let taken = i64::try_from(self.dirtied).unwrap_or(i64::MAX);
+        let tokens = most.saturating_sub(taken);
+        let bucket = self.bucket.get_or_insert(TokenBucket { tokens, filled_at: now });
         let elapsed = now.saturating_sub(bucket.filled_at).as_nanos();
         let more = u128::from(rate).saturating_mul(elapsed) / 1_000_000_000;
         // What is less than a token waits.

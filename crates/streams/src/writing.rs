@@ -265,7 +265,7 @@ impl Writing {
 impl OpenJob {
     /// Fails if the file's last name is gone: to have it open keeps its room on the disk.
     fn must_have_name(&self) -> Result<(), Error> {
-        if self.file.link_count()? > 0 {
+        if self.file.has_name()? {
             return Ok(());
         }
         Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))

@@ -307,7 +307,6 @@ mod tests {
             (Role::Auto, &["busybox", "sh"], Script),
             (Role::Auto, &["sudo", "-u", "nobody-here", "sh", "backup.sh"], Script),
             (Role::Auto, &["dbd"], Server),
-            (Role::Auto, &["sudo", "dbd"], Server),
             (Role::Auto, &["sh", "-ec", "cd /; exec /usr/sbin/dbd --x"], Server),
             (Role::Auto, &["sh", "/usr/bin/db-start"], Server),
             (Role::Auto, &["sh", "/usr/bin/db-backup.sh"], Script),
