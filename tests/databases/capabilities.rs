@@ -16,7 +16,7 @@ use crate::support::guard::Guard;
 use crate::support::postgresql::SEGMENT_BYTES;
 use crate::support::prometheus::{ask, free_port};
 use crate::support::sysbench::{self, Load};
-use crate::support::unit::{capabilities, confined, mask, sets_of};
+use crate::support::unit::{USER, capabilities, confined, mask, sets_of};
 use crate::support::{self, MIB, command, eventually, kept_bytes, mariadb, postgresql};
 
 const SOON: Duration = Duration::from_secs(120);
@@ -167,11 +167,17 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     // A name that no other program on this machine has.
     let copier = scratch.path().join("units-copier");
     std::os::unix::fs::symlink("/bin/cp", &copier).expect("make a link");
+    // As RuntimeDirectory= makes it.
+    let runtime = scratch.path().join("runtime");
+    std::fs::create_dir(&runtime).expect("make a directory");
+    std::os::unix::fs::chown(&runtime, Some(USER), Some(USER)).expect("give it to the unit's user");
+    let socket = runtime.join("streams.sock");
     std::fs::write(
         &config,
         format!(
-            "directories = [\"{}\"]\n[streams]\nprocesses = [\"units-copier\"]\n",
-            scratch.path().display()
+            "directories = [\"{}\"]\n[streams]\nprocesses = [\"units-copier\"]\nsocket = \"{}\"\n",
+            scratch.path().display(),
+            socket.display()
         ),
     )
     .expect("write the configuration");
@@ -207,6 +213,12 @@ fn the_units_capabilities_are_enough_for_streams_and_said_to_be_missing() {
     assert_eq!(sets_of(guard.pid()), BTreeSet::from([mask(&given)]), "those and no more");
     copy();
     support::wait_until_resident_below(&files, MIB, SOON);
+    std::fs::set_permissions(&to, PermissionsExt::from_mode(0o644)).expect("open a file to others");
+    let mut request = Command::new("setpriv");
+    request.args(["--reuid=1001", "--regid=1001", "--clear-groups", "--"]).arg(&program);
+    request.args(["run", "--json", "--as", "stream", "--", "fincore"]).arg(&to);
+    let said = command::finish(request.env("PAGEKEEPER_STREAM_SOCKET", &socket));
+    assert!(said.code == 0 && said.stderr.contains("\"by_guard\":true"), "{said:#?}");
     let ended = guard.stop();
     let released = &ended.summary()["released_behind_streams_bytes"]["units-copier"];
     assert!(released.as_u64() >= Some(64 * MIB), "{}", ended.summary());

@@ -25,4 +25,5 @@ mod recovery;
 mod recycled;
 mod selection;
 mod settings;
+mod stream_service;
 mod text_logs;

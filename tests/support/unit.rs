@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// A user that owns nothing, as that of `DynamicUser=` does.
-const USER: u32 = 61_999;
+pub(crate) const USER: u32 = 61_999;
 
 /// The capabilities that systemd would give by `CapabilityBoundingSet=` and `AmbientCapabilities=` of these files of
 /// `deploy/`, which are the same.

@@ -186,7 +186,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             // Where there are very many processes, it takes more than one to find all.
             ticks += u32::from(ticks > 0 || guard.has_seen_all());
             if let Some(metrics) = &metrics {
-                metrics.ticked(guard.done(), guard.released_behind_streams(), guard.tick_by_process());
+                metrics.ticked(guard.done(), &guard.streams(), guard.tick_by_process());
             }
             // With all found, files are sampled at the next tick; the one after that releases what had to be written out first.
             if (args.once && ticks >= 3 && !guard.is_behind()) || guard.is_done() || unheard.get() {

@@ -38,6 +38,7 @@ mod server;
 mod settings;
 mod shipped;
 mod snapshot;
+mod stream_request;
 mod superblock;
 mod trace;
 mod tree_page;
@@ -59,7 +60,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
     Target { name: "increment", fuzz_one: increment::fuzz_one, seeds: seeds::increment },
@@ -77,6 +78,7 @@ pub const TARGETS: [Target; 21] = [
     Target { name: "settings", fuzz_one: settings::fuzz_one, seeds: seeds::settings },
     Target { name: "shipped", fuzz_one: shipped::fuzz_one, seeds: seeds::shipped },
     Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
+    Target { name: "stream_request", fuzz_one: stream_request::fuzz_one, seeds: stream_request::seeds },
     Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },
     Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },
     Target { name: "tree_page", fuzz_one: tree_page::fuzz_one, seeds: seeds::tree_page },

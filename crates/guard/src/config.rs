@@ -3,6 +3,8 @@
 //!
 //! What can't be read is refused with file, line and key.
 
+mod streams;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -12,13 +14,14 @@ use std::time::Duration;
 use globset::{GlobBuilder, GlobMatcher};
 use pagekeeper_catalog::units::{Period, Size};
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, Rules, STREAMING_PROGRAMS, Spelled, disks, find_profile, parse_config,
-    read_config,
+    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::Deserialize;
 
 use crate::targets::{Selector, Targets};
+use streams::StreamsText;
+pub use streams::{StreamSocket, Streams, stream_name};
 
 /// What the guard watches and how.
 #[derive(Debug, Clone)]
@@ -166,61 +169,6 @@ impl GroupsText {
     }
 }
 
-/// What is done about streaming programs: what such a process brings into the page cache is released behind it.
-#[derive(Debug, Clone)]
-pub struct Streams {
-    /// Whether they are followed.
-    pub on: bool,
-    /// Names of the processes (`/proc/PID/comm`), in which `*` may stand at the end; [`STREAMING_PROGRAMS`] unless others are given.
-    pub processes: Vec<String>,
-}
-
-impl Default for Streams {
-    fn default() -> Self {
-        Self { on: false, processes: STREAMING_PROGRAMS.map(str::to_owned).to_vec() }
-    }
-}
-
-/// Bytes that the kernel keeps of a process's name.
-const NAME_MAX: usize = 15;
-
-/// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, `*` at its end. Fails with a sentence for
-/// any other glob.
-pub fn stream_name(text: &str) -> Result<String, String> {
-    let (name, star) = text.strip_suffix('*').map_or((text, ""), |start| (start, "*"));
-    if text.is_empty() || name.contains(['*', '?', '[', ']', '{', '}', '\\']) {
-        return Err(format!(
-            "\"{text}\" can't be compared by the kernel, which follows streams by their names: give a whole name, or the beginning of one \
-             and * at the end"
-        ));
-    }
-    let ends = name.char_indices().map(|(at, character)| at + character.len_utf8());
-    let end = ends.take_while(|end| *end <= NAME_MAX).last().unwrap_or(0);
-    Ok(if end < name.len() { name[..end].to_owned() } else { format!("{name}{star}") })
-}
-
-/// One name of `processes`.
-struct StreamName(String);
-
-impl FromStr for StreamName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        stream_name(text).map(Self)
-    }
-}
-
-/// The time between samples of streams, which are not sampled any more.
-struct RemovedTick;
-
-impl FromStr for RemovedTick {
-    type Err = String;
-
-    fn from_str(_: &str) -> Result<Self, String> {
-        Err("streams are followed by events of the kernel, not by samples: remove this key".to_owned())
-    }
-}
-
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -256,24 +204,6 @@ impl TargetsText {
     fn targets(self) -> Targets {
         let list = |selectors: Vec<Spelled<Selector>>| selectors.into_iter().map(|one| one.0).collect();
         Targets { only: list(self.only), never: list(self.never), canary: self.canary.map(|canary| canary.0) }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StreamsText {
-    processes: Option<Vec<Spelled<StreamName>>>,
-    /// Reading it fails.
-    #[serde(rename = "tick", default)]
-    _tick: Option<Spelled<RemovedTick>>,
-}
-
-impl StreamsText {
-    /// A section turns streams on, unless it names no process.
-    fn streams(self) -> Streams {
-        let given = |names: Vec<Spelled<StreamName>>| names.into_iter().map(|name| name.0.0).collect();
-        let processes: Vec<String> = self.processes.map_or_else(|| Streams::default().processes, given);
-        Streams { on: !processes.is_empty(), processes }
     }
 }
 
@@ -403,6 +333,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_catalog::STREAMING_PROGRAMS;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))
@@ -430,6 +361,7 @@ mod tests {
             ("RULES", _) => "[rules.wal]\nrule = \"release-behind-followers\"\n",
             ("GUARD", _) => "[guard]\n",
             ("POSTGRESQL", _) => "[postgresql]\n",
+            ("STREAMS", "socket_mode") => "[streams]\nsocket = \"/run/s\"\n",
             ("STREAMS", _) => "[streams]\n",
             ("CGROUP", _) => "[cgroup]\ngroups = [\"/a\"]\n",
             _ => "",
@@ -441,6 +373,7 @@ mod tests {
         match default {
             "empty" | "[]" => "[]".to_owned(),
             "true" | "false" => default.to_owned(),
+            octal if octal.starts_with('0') => format!("\"{octal}\""),
             number if number.parse::<u32>().is_ok() => number.to_owned(),
             text => format!("\"{text}\""),
         }
@@ -471,7 +404,7 @@ mod tests {
                 checked += 1;
             }
         }
-        assert_eq!(checked, 16, "keys with defaults");
+        assert_eq!(checked, 18, "keys with defaults");
     }
 
     #[test]
@@ -486,13 +419,15 @@ mod tests {
             let Some((key, rest)) = line.split_once(" = ") else { continue };
             let default = rest.split('#').next().unwrap_or_default().trim().trim_matches('"');
             // Examples, where there is no default.
-            let has_default = !["rule", "budget", "profile", "canary", "groups", "processes"].contains(&key);
+            let examples =
+                ["rule", "budget", "profile", "canary", "groups", "processes", "socket", "socket_group"];
+            let has_default = !examples.contains(&key);
             if has_default && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
                 check_default(&section, key, default);
                 checked += 1;
             }
         }
-        assert_eq!(checked, 16, "keys with defaults");
+        assert_eq!(checked, 18, "keys with defaults");
     }
 
     #[test]

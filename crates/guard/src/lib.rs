@@ -27,6 +27,7 @@ mod remembered;
 mod sample;
 mod server_settings;
 mod shares;
+pub mod stream_request;
 mod targets;
 mod usage;
 mod visibility;
@@ -34,8 +35,8 @@ mod wal_readers;
 mod warned;
 
 pub use budget::Budget;
-pub use config::{Groups, Options, Streams, WalReaderLimits, stream_name};
+pub use config::{Groups, Options, StreamSocket, Streams, WalReaderLimits, stream_name};
 pub use decision::{Action, Decision, FileAct, FileWarning};
 pub use event::{Done, Event, GroupNews, Refusal, Summary, Tick};
-pub use guard::{Control, Guard};
+pub use guard::{Control, Guard, StreamFigures};
 pub use targets::{ProcessTraits, Selector, Targets};

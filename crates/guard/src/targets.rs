@@ -91,7 +91,7 @@ impl FromStr for Selector {
         let absolute = || if value.starts_with('/') { Ok(()) } else { Err(bad("its path is not absolute")) };
         match kind {
             "user" => {
-                let uid = value.parse().ok().or_else(|| user_id(value));
+                let uid = value.parse().ok().or_else(|| named_id("/etc/passwd", value));
                 let uid = uid.ok_or_else(|| bad("/etc/passwd has no such user; a number will do"))?;
                 Ok(Self::User { name: value.to_owned(), uid })
             }
@@ -117,6 +117,11 @@ impl Display for Selector {
 }
 
 impl Selector {
+    /// Whether a process is in the unit or control group.
+    pub(crate) fn has_member(&self, proc: &ProcRoot, pid: u32) -> bool {
+        self.matches(Some(&ProcessTraits::of(proc, pid)), Path::new("")) == Some(true)
+    }
+
     /// Whether it selects what lies in `directory` for that process; `None` if that is not known. Without a process only the
     /// directory counts.
     fn matches(&self, process: Option<&ProcessTraits>, directory: &Path) -> Option<bool> {
@@ -147,15 +152,15 @@ fn is_unit(name: &std::ffi::OsStr) -> bool {
     extension.is_some_and(|extension| extension == "service" || extension == "scope")
 }
 
-/// The number of a user of this host, by `/etc/passwd` (passwd(5)).
+/// The number of a user or group of this host: by `/etc/passwd` (passwd(5)) or `/etc/group` (group(5)).
 #[allow(clippy::disallowed_methods, reason = "a file of root's")]
-fn user_id(name: &str) -> Option<u32> {
-    let passwd = std::fs::read("/etc/passwd").ok()?;
-    passwd.split(|byte| *byte == b'\n').find_map(|line| {
+pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
+    let table = std::fs::read(table).ok()?;
+    table.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b':');
         let is_it = fields.next()? == name.as_bytes();
-        let uid = fields.nth(1).filter(|_| is_it)?;
-        std::str::from_utf8(uid).ok()?.parse().ok()
+        let id = fields.nth(1).filter(|_| is_it)?;
+        std::str::from_utf8(id).ok()?.parse().ok()
     })
 }
 

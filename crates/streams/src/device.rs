@@ -17,6 +17,7 @@ use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::open::Opener;
+use crate::requests::Beneficiaries;
 use crate::writing::Writing;
 use crate::{Decide, StayReason, Verdict};
 
@@ -37,6 +38,8 @@ pub(crate) struct Job {
     /// Ranges that are to be written, and kept.
     pub(crate) writes: Vec<Range<u64>>,
     pub(crate) verdict: Option<Verdict>,
+    /// For whom its pages are released.
+    pub(crate) beneficiaries: Beneficiaries,
     pub(crate) path: Option<PathBuf>,
     /// Whether pages of it stayed before because one of its users maps them.
     pub(crate) is_mapped: bool,
@@ -210,7 +213,10 @@ fn do_job(
         Err(error) => return say(failed(job, error)),
     };
     job.path.get_or_insert_with(|| file.path().to_path_buf());
-    let verdict = *job.verdict.get_or_insert_with(|| decide(job.owner, job.path.as_deref()));
+    let verdict = *job.verdict.get_or_insert_with(|| {
+        let may_read = job.beneficiaries.may_read(&file);
+        if may_read { decide(job.owner, job.path.as_deref()) } else { Verdict::Leave }
+    });
     let mut done = Vec::new();
     let mut dirty = Vec::new();
     for range in std::mem::take(&mut job.ranges) {

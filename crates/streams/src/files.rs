@@ -16,6 +16,7 @@ use crate::limits::{
     WRITTEN_AFTER_END,
 };
 use crate::processes::ProcessId;
+use crate::requests::{Beneficiaries, Origin};
 use crate::{FileReport, StayReason, Verdict};
 
 /// A file.
@@ -32,7 +33,11 @@ pub(crate) struct File {
     pub(crate) owner: ProcessId,
     pub(crate) counted: StreamTotals,
     /// Whose process brought it in first.
-    user: u32,
+    pub(crate) user: u32,
+    /// For whom its pages are released.
+    pub(crate) beneficiaries: Beneficiaries,
+    /// Whether the verdict of the job that is under way was given without one of them.
+    pub(crate) is_verdict_stale: bool,
     pub(crate) path: Option<PathBuf>,
     pub(crate) verdict: Option<Verdict>,
     /// Why pages of it stayed at the last attempt.
@@ -82,6 +87,8 @@ impl File {
             owner,
             counted: StreamTotals::default(),
             user,
+            beneficiaries: Beneficiaries::default(),
+            is_verdict_stale: false,
             path: None,
             verdict: None,
             why: None,
@@ -109,6 +116,14 @@ impl File {
             self.users.push(process);
         }
         is_new
+    }
+
+    /// Its pages are released for one more. What was decided for the others before is decided anew.
+    pub(crate) fn add_beneficiary(&mut self, origin: &Origin) {
+        if self.beneficiaries.add(origin) && self.verdict != Some(Verdict::Leave) {
+            self.verdict = None;
+            self.is_verdict_stale = self.job_since.is_some();
+        }
     }
 
     /// The part of its totals that its present owner is to count.

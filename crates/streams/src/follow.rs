@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,12 +20,13 @@ use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
 use crate::hold::Holds;
-use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, WRITE_AFTER, WRITE_PER_JOB};
+use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, UNFOLLOWED_FOR, WRITE_AFTER, WRITE_PER_JOB};
 use crate::open::Metadata;
-use crate::processes::{ProcessId, Processes, running_under};
-use crate::report::Sums;
+use crate::processes::{ProcessId, Processes, is_called, running_wanted};
+use crate::report::{Sums, add};
+use crate::requests::{Origin, RequestId, RequestReport, Requester, Requests};
 use crate::source::EventSource;
-use crate::{Decide, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
+use crate::{Decide, IsMember, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
 
 /// Time between two looks for processes whose end may be among lost events.
 const ENDS_EVERY: Duration = Duration::from_secs(1);
@@ -44,6 +46,12 @@ pub(crate) struct Follower {
     never: Vec<String>,
     metadata: Metadata,
     sums: Sums,
+    requests: Requests,
+    /// Who is followed of all that become another program. With members all have events.
+    names: Vec<String>,
+    members: Option<IsMember>,
+    /// Processes that are followed no longer, since when: what they do is others' use.
+    unfollowed: HashMap<u32, Duration>,
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
     last_step: Duration,
@@ -76,6 +84,10 @@ impl Follower {
             never,
             metadata: Metadata::default(),
             sums: Sums::default(),
+            requests: Requests::default(),
+            names: Vec::new(),
+            members: None,
+            unfollowed: HashMap::new(),
             events: Vec::new(),
             last_event: None,
             last_step: Duration::ZERO,
@@ -88,11 +100,12 @@ impl Follower {
         }
     }
 
-    /// Follows what runs already under one of these names, and its descendants.
-    pub(crate) fn follow_running(&mut self, names: &[String]) {
+    /// Follows what has one of these names or is a member, also what runs already, and its descendants.
+    pub(crate) fn follow_chosen(&mut self, names: Vec<String>, members: Option<IsMember>) {
+        (self.names, self.members) = (names, members);
         // Once more for those that were started before their parent was followed.
         for _ in 0..2 {
-            for pid in running_under(names, &self.never) {
+            for pid in running_wanted(|pid, name| self.is_chosen(pid, Some(name)), &self.never) {
                 // One that has just ended is no stream.
                 let _ = self.follow(pid);
             }
@@ -100,15 +113,55 @@ impl Follower {
     }
 
     pub(crate) fn follow(&mut self, pid: u32) -> Result<(), TraceError> {
+        self.follow_as(pid, Origin::Configured).map(drop)
+    }
+
+    /// Follows a process for a user, and keeps its sums until [`Self::forget_request`].
+    pub(crate) fn follow_for(&mut self, pid: u32, user: Requester) -> Result<RequestId, TraceError> {
+        let id = self.requests.next_id();
+        if let Some(root) = self.follow_as(pid, Origin::Asked(id, Arc::new(user)))? {
+            self.requests.insert(id, root);
+        }
+        Ok(id)
+    }
+
+    /// `None`: it has ended.
+    fn follow_as(&mut self, pid: u32, origin: Origin) -> Result<Option<ProcessId>, TraceError> {
         self.source.follow(pid)?;
         // Of a process that ended before that no event comes, and a later one may get its number.
         if self.processes.has_ended(pid) {
             self.source.unfollow(pid);
-            return Ok(());
+            return Ok(None);
         }
-        let now = self.started.elapsed();
-        self.processes.of(pid, 0, None, now);
-        Ok(())
+        self.unfollowed.remove(&pid);
+        let id = self.processes.of(pid, 0, None, origin.clone(), self.started.elapsed());
+        // One that is followed already counts for the last who asked.
+        if let Some(process) = self.processes.get_mut(id) {
+            process.origin = origin;
+        }
+        Ok(Some(id))
+    }
+
+    pub(crate) fn request_report(&self, id: RequestId) -> Option<RequestReport> {
+        let request = self.requests.get(id)?;
+        let is_of = |process| {
+            let process = self.processes.get(process)?;
+            matches!(process.origin, Origin::Asked(other, _) if other == id).then_some(process)
+        };
+        let mut report = RequestReport { totals: request.totals, ..RequestReport::default() };
+        for (other, process) in self.processes.iter().filter(|(other, _)| is_of(*other).is_some()) {
+            add(&mut report.totals, process.totals);
+            report.running += usize::from(process.is_running() && other != request.root);
+        }
+        for (_, file) in self.files.iter().filter(|(_, file)| is_of(file.owner).is_some()) {
+            add(&mut report.totals, file.uncounted());
+            report.files += usize::from(!file.pages.is_done());
+        }
+        Some(report)
+    }
+
+    pub(crate) fn forget_request(&mut self, id: RequestId) {
+        self.requests.forget(id);
     }
 
     pub(crate) fn heed_names_below(&mut self, pid: u32) -> Result<(), TraceError> {
@@ -130,6 +183,7 @@ impl Follower {
         if !came.is_empty() {
             self.last_event = Some(now);
         }
+        self.unfollowed.retain(|_, since| now.saturating_sub(*since) < UNFOLLOWED_FOR);
         for event in came {
             self.event(event, now);
         }
@@ -176,6 +230,15 @@ impl Follower {
     }
 
     pub(crate) fn wait(&self, at_most: Duration) {
+        self.source.wait(self.pause(at_most));
+    }
+
+    pub(crate) fn wait_or_readable(&self, at_most: Duration, other: BorrowedFd<'_>) {
+        self.source.wait_or_readable(self.pause(at_most), other);
+    }
+
+    /// Sleeps until the next step may be. How long nothing is to be done from then on, unless an event comes.
+    fn pause(&self, at_most: Duration) -> Duration {
         let now = self.started.elapsed();
         // No more than a hundred steps a second, whatever comes, unless a writer is about to outrun its disk.
         let step = self.backlogs.again_at.map_or(STEP, |at| at.saturating_sub(self.last_step).min(STEP));
@@ -185,7 +248,7 @@ impl Follower {
         std::thread::sleep(rest);
         let look = self.files.next_look().map_or(at_most, |look| look.saturating_sub(now + rest));
         let left = at_most.saturating_sub(rest).min(look);
-        self.source.wait(if self.devices.queued() > 0 { left.min(STEP) } else { left });
+        if self.devices.queued() > 0 { left.min(STEP) } else { left }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -200,20 +263,69 @@ impl Follower {
     pub(crate) fn report(&self) -> StreamReport {
         let now = self.started.elapsed();
         let kept = self.files.iter().map(|(name, file)| file.report(name, now));
-        StreamReport {
-            held: self.holds.held(),
-            ..self.sums.report(kept, self.source.lost().pages * page_size())
+        let report = self.sums.report(kept, self.source.lost().pages * page_size());
+        StreamReport { running: self.running(), held: self.holds.held(), ..report }
+    }
+
+    /// Whether a process is to be followed by its name, or as a member.
+    fn is_chosen(&self, pid: u32, name: Option<&str>) -> bool {
+        let read = name.is_none().then(|| self.processes.name_of(pid)).flatten();
+        let name = name.or(read.as_deref()).unwrap_or_default();
+        is_called(name, &self.names) || self.members.as_ref().is_some_and(|is_member| is_member(pid))
+    }
+
+    /// The process of an event, unless it is followed no longer, or was only to be looked at.
+    fn followed(&mut self, pid: u32, parent: u32, name: Option<String>, now: Duration) -> Option<ProcessId> {
+        let is_known = self.processes.is_running(pid) || self.processes.is_running(parent);
+        if is_known || (name.is_some() && parent == 0) {
+            self.unfollowed.remove(&pid);
         }
+        let is_left = self.unfollowed.contains_key(&pid) || self.unfollowed.contains_key(&parent);
+        let asks = self.members.is_some() || self.requests.were_made();
+        let is_chosen = !is_known && !is_left && asks && self.is_chosen(pid, name.as_deref());
+        if !is_known && (is_left || (self.members.is_some() && !is_chosen)) {
+            self.unfollow(pid, now);
+            return None;
+        }
+        // The event that it descends from a user's process may be lost.
+        let is_unknown = self.requests.were_made() && !is_chosen;
+        let origin = if is_unknown { Origin::Unknown } else { Origin::Configured };
+        let id = self.processes.of(pid, parent, name, origin, now);
+        if self.processes.is_beyond_limit(id) {
+            self.end(pid, now);
+            self.unfollow(pid, now);
+            return None;
+        }
+        Some(id)
+    }
+
+    fn unfollow(&mut self, pid: u32, now: Duration) {
+        if self.unfollowed.insert(pid, now).is_none() {
+            self.source.unfollow(pid);
+        }
+    }
+
+    /// A process that is not followed uses a file.
+    fn used_by_others(&mut self, file: &EventFile, bytes: Range<u64>) {
+        let Some(kept) = self.files.get_mut(file) else { return };
+        kept.pages.used_by_others(bytes);
+        // A job may be about to drop these very pages.
+        kept.used_by_others.store(true, Ordering::Relaxed);
     }
 
     fn event(&mut self, event: PageEvent, now: Duration) {
         match event {
             PageEvent::Added { process, file, bytes } => {
+                let Some(id) = self.followed(process, 0, None, now) else {
+                    if self.files.get_mut(&file).is_none() {
+                        self.source.forget(&file);
+                    }
+                    return self.used_by_others(&file, bytes);
+                };
                 if self.metadata.includes(&file, now) {
                     self.source.forget(&file);
                     return;
                 }
-                let id = self.processes.of(process, 0, None, now);
                 self.keep(file, id, now);
                 self.events.extend(self.processes.brought_in(id, bytes.end.saturating_sub(bytes.start)));
                 if let Some(kept) = self.files.get_mut(&file) {
@@ -226,23 +338,20 @@ impl Follower {
                 if self.files.get_mut(&file).is_none() {
                     return;
                 }
-                let id = self.processes.of(process, 0, None, now);
+                let Some(id) = self.followed(process, 0, None, now) else {
+                    return self.used_by_others(&file, bytes);
+                };
                 self.keep(file, id, now);
                 if let Some(kept) = self.files.get_mut(&file) {
                     kept.pages.used(bytes, now);
                 }
                 self.files.look_by(&file, now);
             }
-            PageEvent::Used { is_followed: false, file, bytes, .. } => {
-                if let Some(kept) = self.files.get_mut(&file) {
-                    kept.pages.used_by_others(bytes);
-                    // A job may be about to drop these very pages.
-                    kept.used_by_others.store(true, Ordering::Relaxed);
-                }
-            }
+            PageEvent::Used { is_followed: false, file, bytes, .. } => self.used_by_others(&file, bytes),
             PageEvent::Began { process, parent, name } => {
-                let id = self.processes.of(process, parent, Some(name.clone()), now);
-                self.processes.rename(id, name);
+                if let Some(id) = self.followed(process, parent, Some(name.clone()), now) {
+                    self.processes.rename(id, name);
+                }
                 self.backlogs.forget(process);
             }
             PageEvent::Left { process } | PageEvent::Ended { process } => self.end(process, now),
@@ -282,7 +391,11 @@ impl Follower {
                 process.files += 1;
             }
         }
-        let is_new = self.files.get_mut(&name).is_some_and(|file| file.add_user(id, now));
+        let origin = self.processes.get(id).map_or(&Origin::Unknown, |process| &process.origin);
+        let is_new = self.files.get_mut(&name).is_some_and(|file| {
+            file.add_beneficiary(origin);
+            file.add_user(id, now)
+        });
         if let Some(process) = self.processes.get_mut(id).filter(|_| is_new) {
             process.uses.insert(name);
         }
@@ -326,7 +439,15 @@ impl Follower {
                 Some(_) => {}
             }
         }
-        self.events.extend(self.processes.finish(id));
+        self.finish(id);
+    }
+
+    /// Forgets a process that has ended and has no files any more.
+    fn finish(&mut self, id: ProcessId) {
+        if let Some(process) = self.processes.take_finished(id) {
+            self.requests.add(&process.origin, process.totals);
+            self.events.extend(self.processes.report_end(process));
+        }
     }
 
     /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be: whose they are is not known.
@@ -359,6 +480,7 @@ impl Follower {
             ranges,
             writes,
             verdict: file.verdict,
+            beneficiaries: file.beneficiaries.clone(),
             path: file.path.clone(),
             is_used: Arc::clone(&file.used_by_others),
             is_mapped: file.is_mapped,
@@ -373,10 +495,13 @@ impl Follower {
     fn take_in(&mut self, result: JobResult, now: Duration) {
         let Some(file) = self.files.get_mut(&result.file) else { return };
         let before = file.pages.totals().released;
-        file.verdict = result.verdict.or(file.verdict);
+        if !file.is_verdict_stale {
+            file.verdict = result.verdict.or(file.verdict);
+        }
         file.path = result.path.or_else(|| file.path.take());
         if result.is_last {
             file.job_since = None;
+            file.is_verdict_stale = false;
             file.why = None;
         } else {
             file.why = Some(StayReason::Unwritten);
@@ -407,7 +532,7 @@ impl Follower {
             file.released_at = now;
         }
         let program = self.processes.get(file.owner).map(|process| process.program.as_str());
-        self.sums.released(program.unwrap_or("?"), released);
+        self.sums.released(file.user, program.unwrap_or("?"), released);
         if let Some(problem) =
             result.problem.filter(|problem| self.sums.is_new_problem(result.file.dev, problem))
         {
@@ -435,6 +560,6 @@ impl Follower {
             }
         }
         self.processes.lose(file.owner, file.uncounted());
-        self.events.extend(self.processes.finish(file.owner));
+        self.finish(file.owner);
     }
 }

@@ -17,12 +17,14 @@ mod limits;
 mod open;
 mod processes;
 mod report;
+mod requests;
 mod source;
 #[cfg(test)]
 mod tests;
 mod writing;
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +33,7 @@ pub use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
 use follow::Follower;
+pub use requests::{RequestId, RequestReport, Requester};
 
 /// What may be done with a stream's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,10 +50,16 @@ pub enum Verdict {
 /// devices at once.
 pub type Decide = Box<dyn Fn(u32, Option<&Path>) -> Verdict + Send + Sync>;
 
+/// Whether a process that has just become another program is followed, although none of the names fits.
+pub type IsMember = Box<dyn Fn(u32) -> bool + Send>;
+
 /// What is to be followed, and how.
 pub struct StreamOptions {
     /// Names of processes (`comm`) that are followed from their start on, with their children; `*` may stand at the end.
     pub names: Vec<String>,
+    /// Processes that are followed beside these, such as those of a control group. It is asked about each program that is started on this
+    /// machine.
+    pub members: Option<IsMember>,
     /// Names of processes that are never followed nor held: databases.
     pub never: Vec<String>,
     /// What may be done with each file.
@@ -142,6 +151,10 @@ pub struct StreamReport {
     pub stayed: Vec<FileReport>,
     /// Released so far, by program.
     pub released_by_program: BTreeMap<String, u64>,
+    /// Released so far, by the user who runs the program; `None` are users beyond the first 256.
+    pub released_by_user: BTreeMap<Option<u32>, u64>,
+    /// Followed processes that run.
+    pub running: usize,
     /// Pages whose additions were not seen, for want of room in the kernel's buffer, in bytes.
     pub lost_bytes: u64,
     /// How long programs were held because they outran their disk, all together.
@@ -156,20 +169,22 @@ pub struct Streams {
 impl Streams {
     /// Begins to follow, also what runs already under one of the names.
     pub fn start(options: StreamOptions) -> Result<Self, Unavailable> {
-        let StreamOptions { names, never, decide, pace } = options;
-        let names = FollowedNames { streams: names, never };
-        let events = PageEvents::open(&names).map_err(|error| Unavailable(error.to_string()))?;
-        let mut follower = Follower::new(Box::new(events), decide, names.never, pace);
-        follower.follow_running(&names.streams);
+        let StreamOptions { names, members, never, decide, pace } = options;
+        // With members each program's start is an event; what is none of them is followed no longer.
+        let every = members.iter().map(|_| "*".to_owned());
+        let kernel = FollowedNames { streams: names.iter().cloned().chain(every).collect(), never };
+        let events = PageEvents::open(&kernel).map_err(|error| Unavailable(error.to_string()))?;
+        let mut follower = Follower::new(Box::new(events), decide, kernel.never, pace);
+        follower.follow_chosen(names, members);
         Ok(Self { follower })
     }
 
     /// Begins to follow, by names only below the processes of [`Self::heed_names_below`].
     pub fn start_below(options: StreamOptions) -> Result<Self, Unavailable> {
-        let StreamOptions { names, never, decide, pace: _ } = options;
+        let StreamOptions { names, members: _, never, decide, pace } = options;
         let names = FollowedNames { streams: names, never };
         let events = PageEvents::open_below(&names).map_err(|error| Unavailable(error.to_string()))?;
-        Ok(Self { follower: Follower::new(Box::new(events), decide) })
+        Ok(Self { follower: Follower::new(Box::new(events), decide, names.never, pace) })
     }
 
     /// Follows this process, and the children that it starts from now on, from when they have one of the names.
@@ -187,6 +202,21 @@ impl Streams {
         self.follower.follow(pid).map_err(|error| Unavailable(error.to_string()))
     }
 
+    /// Follows a process, and the children that it starts from now on, for a user: only files that they may read are released.
+    pub fn follow_for(&mut self, pid: u32, user: Requester) -> Result<RequestId, Unavailable> {
+        self.follower.follow_for(pid, user).map_err(|error| Unavailable(error.to_string()))
+    }
+
+    /// What became of the pages that a request's processes brought in; `None` if it was forgotten.
+    pub fn request_report(&self, id: RequestId) -> Option<RequestReport> {
+        self.follower.request_report(id)
+    }
+
+    /// Keeps the sums of a request no longer; its processes are followed as before.
+    pub fn forget_request(&mut self, id: RequestId) {
+        self.follower.forget_request(id);
+    }
+
     /// Takes the events that have come, decides, and releases. To be called each 10 ms while [`Self::is_busy`], else after
     /// [`Self::wait`].
     pub fn step(&mut self) -> Vec<StreamEvent> {
@@ -196,6 +226,11 @@ impl Streams {
     /// Waits until something is to be done, or for so long; at least until 10 ms after the last step, unless that is longer.
     pub fn wait(&self, at_most: Duration) {
         self.follower.wait(at_most);
+    }
+
+    /// Waits as [`Self::wait`] does, and no longer than until the descriptor is readable.
+    pub fn wait_or_readable(&self, at_most: Duration, other: BorrowedFd<'_>) {
+        self.follower.wait_or_readable(at_most, other);
     }
 
     /// Whether events have come lately, or pages are to be released.

@@ -14,6 +14,12 @@ pub(crate) const IDLE: Duration = Duration::from_millis(50);
 pub(crate) const REPORTED_BYTES: u64 = 1 << 20;
 /// Processes of one user that are reported at a time: more than an administrator reads, and one user does not fill the log.
 pub(crate) const REPORTED_PER_USER: usize = 64;
+/// Processes of one user other than root that are followed at a time: a quarter of the kernel's table.
+pub(crate) const PROCESSES_PER_USER: usize = 4096;
+/// Events of a process that is no longer followed may still come for this long.
+pub(crate) const UNFOLLOWED_FOR: Duration = Duration::from_secs(1);
+/// Users that are distinguished in the report; further ones count together.
+pub(crate) const USERS_MAX: usize = 256;
 /// Files that are kept at a time: 16 MB of memory if each has a window or two.
 pub(crate) const FILES_MAX: usize = 16_384;
 /// Files of one user other than root: a quarter, so that one user leaves room for three.

@@ -10,8 +10,9 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::StreamEvent;
 use crate::hold::HoldTarget;
-use crate::limits::{REPORTED_BYTES, REPORTED_PER_USER};
+use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES, REPORTED_PER_USER};
 use crate::report::add;
+use crate::requests::Origin;
 
 /// A process, by a number that no later one gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,6 +25,8 @@ pub(crate) struct Process {
     pub(crate) program: String,
     /// Who runs it.
     pub(crate) user: u32,
+    /// Why it is followed.
+    pub(crate) origin: Origin,
     began: Duration,
     ended: Option<Duration>,
     /// Files that it uses.
@@ -37,6 +40,12 @@ pub(crate) struct Process {
     is_reported: bool,
 }
 
+impl Process {
+    pub(crate) fn is_running(&self) -> bool {
+        self.ended.is_none()
+    }
+}
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct Processes {
@@ -44,25 +53,36 @@ pub(crate) struct Processes {
     all: HashMap<ProcessId, Process>,
     /// Those that run.
     running: HashMap<u32, ProcessId>,
+    /// How many of them each user runs.
+    running_of: HashMap<u32, usize>,
     /// How many are reported, by user.
     reported: HashMap<u32, usize>,
     next: u64,
 }
 
 impl Processes {
-    /// The process of that number, which is followed from now on.
-    pub(crate) fn of(&mut self, pid: u32, parent: u32, name: Option<String>, now: Duration) -> ProcessId {
+    /// The process of that number, which is followed from now on, for the reason that its parent is followed for; without a parent that is
+    /// followed, for `origin`.
+    pub(crate) fn of(
+        &mut self,
+        pid: u32,
+        parent: u32,
+        name: Option<String>,
+        origin: Origin,
+        now: Duration,
+    ) -> ProcessId {
         if let Some(id) = self.running.get(&pid) {
             return *id;
         }
         let users = self.proc.users(pid).map(|users| users.real);
-        let of_parent = || self.running.get(&parent).and_then(|id| Some(self.all.get(id)?.user));
-        let user = users.ok().or_else(of_parent).unwrap_or(u32::MAX);
-        let read = || self.proc.name(pid).map(|name| unescaped(&name).into_owned()).ok();
+        let parent = self.running.get(&parent).and_then(|id| self.all.get(id));
+        let user = users.ok().or_else(|| Some(parent?.user)).unwrap_or(u32::MAX);
+        let origin = parent.map_or(origin, |parent| parent.origin.clone());
         let process = Process {
             pid,
-            program: name.or_else(read).unwrap_or_else(|| "?".to_owned()),
+            program: name.or_else(|| self.name_of(pid)).unwrap_or_else(|| "?".to_owned()),
             user,
+            origin,
             began: now,
             ended: None,
             uses: HashSet::new(),
@@ -76,7 +96,28 @@ impl Processes {
         self.next += 1;
         self.all.insert(id, process);
         self.running.insert(pid, id);
+        *self.running_of.entry(user).or_default() += 1;
         id
+    }
+
+    /// Whether a process is followed.
+    pub(crate) fn is_running(&self, pid: u32) -> bool {
+        self.running.contains_key(&pid)
+    }
+
+    /// What a process is called now.
+    pub(crate) fn name_of(&self, pid: u32) -> Option<String> {
+        self.proc.name(pid).map(|name| unescaped(&name).into_owned()).ok()
+    }
+
+    /// Whether the user of a process, who is not root, has more of them than are followed.
+    pub(crate) fn is_beyond_limit(&self, id: ProcessId) -> bool {
+        let user = self.all.get(&id).map_or(0, |process| process.user);
+        user != 0 && self.running_of.get(&user).is_some_and(|count| *count > PROCESSES_PER_USER)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ProcessId, &Process)> {
+        self.all.iter().map(|(id, process)| (*id, process))
     }
 
     /// It has become another program.
@@ -123,6 +164,12 @@ impl Processes {
         let id = self.running.remove(&pid)?;
         let process = self.all.get_mut(&id)?;
         process.ended = Some(now);
+        if let Some(count) = self.running_of.get_mut(&process.user) {
+            *count -= 1;
+            if *count == 0 {
+                self.running_of.remove(&process.user);
+            }
+        }
         Some((id, process.uses.drain().collect()))
     }
 
@@ -150,17 +197,18 @@ impl Processes {
         }
     }
 
-    /// Forgets a process that has ended and has no files any more. Gives its report, if its beginning was reported.
-    pub(crate) fn finish(&mut self, id: ProcessId) -> Option<StreamEvent> {
+    /// Takes out a process that has ended and has no files any more.
+    pub(crate) fn take_finished(&mut self, id: ProcessId) -> Option<Process> {
         let process = self.all.get(&id)?;
-        let ended = process.ended?;
-        if process.owns > 0 {
+        if process.ended.is_none() || process.owns > 0 {
             return None;
         }
-        let process = self.all.remove(&id)?;
-        if !process.is_reported {
-            return None;
-        }
+        self.all.remove(&id)
+    }
+
+    /// The report of a process that has ended, if its beginning was reported.
+    pub(crate) fn report_end(&mut self, process: Process) -> Option<StreamEvent> {
+        let ended = process.ended.filter(|_| process.is_reported)?;
         if let Some(reported) = self.reported.get_mut(&process.user) {
             *reported -= 1;
             if *reported == 0 {
@@ -177,16 +225,16 @@ impl Processes {
     }
 }
 
-/// Whether a name is one of these patterns, which may have `*` at their end.
-fn is_called(name: &str, patterns: &[String]) -> bool {
+/// Whether a name is one of these, in which `*` may stand at the end.
+pub(crate) fn is_called(name: &str, patterns: &[String]) -> bool {
     patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
         None => name == pattern,
     })
 }
 
-/// The processes that run already under one of these names, and their descendants, but none that is never followed.
-pub(crate) fn running_under(names: &[String], never: &[String]) -> Vec<u32> {
+/// The processes that run already and are to be followed, and their descendants, but none that is never followed.
+pub(crate) fn running_wanted(is_wanted: impl Fn(u32, &str) -> bool, never: &[String]) -> Vec<u32> {
     let proc = ProcRoot::default();
     let own = proc.own_pid();
     // Number, parent and name of each, as far as they may be followed.
@@ -199,7 +247,7 @@ pub(crate) fn running_under(names: &[String], never: &[String]) -> Vec<u32> {
         }
     }
     let mut found: Vec<u32> =
-        others.iter().filter(|(_, _, name)| is_called(name, names)).map(|(pid, ..)| *pid).collect();
+        others.iter().filter(|(pid, _, name)| is_wanted(*pid, name)).map(|(pid, ..)| *pid).collect();
     let mut known: HashSet<u32> = found.iter().copied().collect();
     loop {
         let children: Vec<u32> = others

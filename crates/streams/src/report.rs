@@ -8,7 +8,7 @@ use std::time::Duration;
 use pagekeeper_kernel::Error;
 use pagekeeper_policy::stream_pages::StreamTotals;
 
-use crate::limits::{OTHER_PROGRAMS, PROBLEMS_MAX, PROGRAMS_MAX, STAYED_MAX};
+use crate::limits::{OTHER_PROGRAMS, PROBLEMS_MAX, PROGRAMS_MAX, STAYED_MAX, USERS_MAX};
 use crate::{FileReport, StreamReport};
 
 /// Adds `more` to `sum`.
@@ -27,6 +27,7 @@ pub(crate) struct Sums {
     /// Those of which something stayed, the most first.
     stayed: Vec<FileReport>,
     released_by_program: BTreeMap<String, u64>,
+    released_by_user: BTreeMap<Option<u32>, u64>,
     problems: HashSet<(u64, Option<i32>)>,
 }
 
@@ -39,11 +40,14 @@ impl Sums {
         }
     }
 
-    /// Counts what was released for a program.
-    pub(crate) fn released(&mut self, program: &str, bytes: u64) {
+    /// Counts what was released for a user's program.
+    pub(crate) fn released(&mut self, user: u32, program: &str, bytes: u64) {
         if bytes == 0 {
             return;
         }
+        let has_room =
+            self.released_by_user.len() < USERS_MAX || self.released_by_user.contains_key(&Some(user));
+        *self.released_by_user.entry(has_room.then_some(user)).or_default() += bytes;
         let is_new = !self.released_by_program.contains_key(program);
         let name =
             if is_new && self.released_by_program.len() >= PROGRAMS_MAX { OTHER_PROGRAMS } else { program };
@@ -64,6 +68,8 @@ impl Sums {
             totals: self.totals,
             stayed: self.stayed.clone(),
             released_by_program: self.released_by_program.clone(),
+            released_by_user: self.released_by_user.clone(),
+            running: 0,
             lost_bytes,
             held: Duration::ZERO,
         };
@@ -109,13 +115,15 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_changes_its_name_for_ever_takes_no_more_room() {
+    fn names_and_users_without_end_take_no_more_room() {
         let mut sums = Sums::default();
         for number in 0..10_000 {
-            sums.released(&number.to_string(), 1);
+            sums.released(number, &number.to_string(), 1);
         }
-        let by_program = sums.report(std::iter::empty(), 0).released_by_program;
-        assert_eq!(by_program.len(), PROGRAMS_MAX + 1);
-        assert_eq!(by_program.values().sum::<u64>(), 10_000);
+        let report = sums.report(std::iter::empty(), 0);
+        assert_eq!(report.released_by_program.len(), PROGRAMS_MAX + 1);
+        assert_eq!(report.released_by_program.values().sum::<u64>(), 10_000);
+        assert_eq!(report.released_by_user.len(), USERS_MAX + 1);
+        assert_eq!(report.released_by_user.values().sum::<u64>(), 10_000);
     }
 }

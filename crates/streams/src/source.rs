@@ -1,5 +1,6 @@
 //! Where events come from.
 
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use pagekeeper_trace::TraceError;
@@ -29,6 +30,10 @@ pub(crate) trait EventSource: Send {
     fn drain(&mut self, take: &mut dyn FnMut(PageEvent));
     /// Waits until an event comes, or for so long.
     fn wait(&self, timeout: Duration);
+    /// Waits until an event comes, the other descriptor is readable, or for so long.
+    fn wait_or_readable(&self, timeout: Duration, _other: BorrowedFd<'_>) {
+        self.wait(timeout);
+    }
     /// Events that found no room since the start.
     fn lost(&self) -> LostEvents;
 }
@@ -71,6 +76,10 @@ impl EventSource for PageEvents {
 
     fn wait(&self, timeout: Duration) {
         self.wait(timeout);
+    }
+
+    fn wait_or_readable(&self, timeout: Duration, other: BorrowedFd<'_>) {
+        self.wait_or_readable(timeout, other);
     }
 
     fn lost(&self) -> LostEvents {

@@ -16,6 +16,8 @@ use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent};
 use super::*;
 use crate::source::EventSource;
 
+mod requests;
+
 const MIB: u64 = 1 << 20;
 const AT_MOST: Duration = Duration::from_secs(60);
 

@@ -73,6 +73,7 @@ fn streams(names: &[&str]) -> Option<Streams> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     let options = StreamOptions {
         names,
+        members: None,
         never: Vec::new(),
         decide: Box::new(|_, _| Verdict::Release),
         pace: StreamPace::Auto,

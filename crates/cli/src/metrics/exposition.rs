@@ -238,6 +238,7 @@ impl Exposition {
     }
 
     fn acts(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let streamed = &self.known.streamed;
         let released = || {
             let released = self.known.released.iter();
             released.map(|((name, class), released)| (labels_and(name, "class", class), released))
@@ -272,7 +273,45 @@ impl Exposition {
                 Some(Unit::Bytes),
                 "Bytes released behind streaming programs, which they brought into the page cache.",
             ),
-            self.known.streamed.iter().map(|(program, bytes)| (vec![("program", program.clone())], *bytes)),
+            streamed
+                .released_by_program
+                .iter()
+                .map(|(program, bytes)| (vec![("program", program.clone())], *bytes)),
+        )?;
+        sheet.counter(
+            (
+                "stream_user_released",
+                Some(Unit::Bytes),
+                "Bytes released behind streaming programs, by the number of the user who ran them.",
+            ),
+            streamed.released_by_user.iter().map(|(user, bytes)| {
+                let user = user.map_or_else(|| "other".to_owned(), |user| user.to_string());
+                (vec![("user", user)], *bytes)
+            }),
+        )?;
+        sheet.counter(
+            ("stream_added", Some(Unit::Bytes), "Bytes that streaming programs brought into the page cache."),
+            one(streamed.totals.added),
+        )?;
+        sheet.counter(
+            (
+                "stream_lost",
+                Some(Unit::Bytes),
+                "Bytes that streaming programs brought in unseen, since events found no room.",
+            ),
+            one(streamed.lost_bytes),
+        )?;
+        sheet.gauge(
+            (
+                "stream_left",
+                Some(Unit::Bytes),
+                "Bytes that streaming programs brought in, and that are resident or were given up.",
+            ),
+            one(streamed.totals.resident),
+        )?;
+        sheet.gauge(
+            ("stream_processes", None, "Streaming processes that are followed and run."),
+            one(streamed.running as u64),
         )
     }
 
@@ -657,6 +696,7 @@ pub(super) mod tests {
     use crate::metrics::digest::{Class, Digest, Traced, Waited};
     use crate::metrics::host::Host;
     use crate::metrics::state::MetricsState;
+    use pagekeeper_guard::StreamFigures;
     use pagekeeper_kernel::pressure::SysRoots;
     use pagekeeper_policy::FileClass;
     use std::collections::BTreeMap;
@@ -685,7 +725,12 @@ pub(super) mod tests {
         state.ticked(
             Duration::from_millis(2),
             &[],
-            &[("tar".to_owned(), 7)].into(),
+            &StreamFigures {
+                released_by_program: [("tar".to_owned(), 7)].into(),
+                released_by_user: [(Some(34), 5), (None, 2)].into(),
+                lost_bytes: 3,
+                ..StreamFigures::default()
+            },
             [(1, Duration::from_millis(4))].into(),
         );
         state.host_sampled(&Host::read(&SysRoots::default()));
@@ -701,6 +746,9 @@ pub(super) mod tests {
             "# TYPE pagekeeper_throttle_pause_seconds counter",
             "pagekeeper_build_info{version=\"0.1.0\"} 1",
             "pagekeeper_stream_released_bytes_total{program=\"tar\"} 7",
+            "pagekeeper_stream_user_released_bytes_total{user=\"34\"} 5",
+            "pagekeeper_stream_user_released_bytes_total{user=\"other\"} 2",
+            "pagekeeper_stream_lost_bytes_total 3",
             "pagekeeper_guard_refused_total{reason=\"not-owner\"} 0",
             "pagekeeper_guard_over_budget_total{budget=\"names\"} 0",
         ] {

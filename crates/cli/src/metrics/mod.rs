@@ -35,7 +35,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagekeeper_guard::{Done, Event, Options};
+use pagekeeper_guard::{Done, Event, Options, StreamFigures};
 use pagekeeper_observe::VisibilityGap;
 
 use state::MetricsState;
@@ -107,14 +107,9 @@ impl Metrics {
         self.said.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
-    /// A tick has ended, and did this; `streamed` is what was released behind streams so far, by program, `took` how long
+    /// A tick has ended, and did this; `streamed` is what became of streams so far, `took` how long
     /// the tick took by process.
-    pub(crate) fn ticked(
-        &self,
-        done: &[Done],
-        streamed: &BTreeMap<String, u64>,
-        took: BTreeMap<u32, Duration>,
-    ) {
+    pub(crate) fn ticked(&self, done: &[Done], streamed: &StreamFigures, took: BTreeMap<u32, Duration>) {
         self.state.ticked(self.resumed.get().elapsed(), done, streamed, took);
     }
 

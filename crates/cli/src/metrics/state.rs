@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_guard::{Done, Event, Tick};
+use pagekeeper_guard::{Done, Event, StreamFigures, Tick};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::VisibilityGap;
@@ -56,8 +56,8 @@ pub(super) struct Known {
     pub(super) warnings: u64,
     pub(super) problems: u64,
     pub(super) released: BTreeMap<(Name, FileClass), Released>,
-    /// Released behind streaming processes, by what they are called.
-    pub(super) streamed: BTreeMap<String, u64>,
+    /// What became of streaming programs.
+    pub(super) streamed: StreamFigures,
     pub(super) host: Host,
     pub(super) samples: Samples,
     pub(super) databases: Vec<Seen>,
@@ -131,7 +131,7 @@ impl MetricsState {
             warnings: 0,
             problems: 0,
             released: BTreeMap::new(),
-            streamed: BTreeMap::new(),
+            streamed: StreamFigures::default(),
             host: Host::default(),
             samples: Samples::default(),
             databases: Vec::new(),
@@ -204,7 +204,7 @@ impl MetricsState {
         &self,
         took: Duration,
         done: &[Done],
-        streamed: &BTreeMap<String, u64>,
+        streamed: &StreamFigures,
         by_process: BTreeMap<u32, Duration>,
     ) {
         let mut known = self.lock();
@@ -500,14 +500,14 @@ mod tests {
         state.ticked(
             Duration::from_millis(3),
             &[done(7, 100), done(8, 10)],
-            &BTreeMap::new(),
+            &StreamFigures::default(),
             BTreeMap::new(),
         );
         assert!(state.known().released.is_empty());
         state.host_sampled(&Host::default());
         assert_eq!(state.history().1[0].released, 110, "the history has it already");
         sample(&state, vec![seen(7, "/var/lib/mysql")]);
-        state.ticked(Duration::from_millis(3), &[done(7, 1)], &BTreeMap::new(), BTreeMap::new());
+        state.ticked(Duration::from_millis(3), &[done(7, 1)], &StreamFigures::default(), BTreeMap::new());
         let known = state.known();
         let bytes = |directory| known.released[&(name(directory), FileClass::Binlog)].bytes;
         assert_eq!((bytes("/var/lib/mysql"), bytes("/logs"), known.acts), (101, 10, 3));
@@ -517,9 +517,9 @@ mod tests {
     fn a_restarted_database_goes_on_under_its_name() {
         let state = state();
         sample(&state, vec![seen(7, "/a")]);
-        state.ticked(Duration::ZERO, &[done(7, 5)], &BTreeMap::new(), BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(7, 5)], &StreamFigures::default(), BTreeMap::new());
         sample(&state, vec![seen(9, "/a")]);
-        state.ticked(Duration::ZERO, &[done(9, 6)], &BTreeMap::new(), BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(9, 6)], &StreamFigures::default(), BTreeMap::new());
         let known = state.known();
         assert_eq!(known.released.len(), 1);
         assert_eq!(

@@ -19,7 +19,7 @@ use pagekeeper_streams::Streams;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use super::follower::{BUSY_INTERVAL, FollowPlan, FollowedPages, Refusal, is_permitted};
+use super::follower::{BUSY_INTERVAL, FollowPlan, FollowedPages, NoService, Refusal, is_permitted};
 use super::means::Followed;
 use super::sys::Held;
 use super::{Args, report};
@@ -60,7 +60,7 @@ fn start(pids: &[u32], plan: &FollowPlan, config: Option<&Path>) -> Result<Strea
     }
     let refused = |why: String| format!("processes can't be followed by events: {why}");
     if !is_permitted() {
-        return Err(refused(Refusal::NotPermitted.to_string()));
+        return Err(refused(Refusal::NotPermitted(NoService::Unasked).to_string()));
     }
     let mut streams = plan.start().map_err(|error| refused(error.to_string()))?;
     // Once more for those that were started before their parent was followed.

@@ -167,6 +167,11 @@ fn random_snapshots_end_no_parser() {
 }
 
 #[test]
+fn random_requests_for_streams_end_no_parser() {
+    random_input_for("stream_request");
+}
+
+#[test]
 fn random_superblocks_end_no_parser() {
     random_input_for_our("superblock");
 }

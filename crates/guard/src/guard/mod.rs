@@ -55,6 +55,7 @@ use self::carry_out::carry_out;
 use self::decide::Decider;
 use self::groups::Groups;
 use self::report::Report;
+pub use self::streams::StreamFigures;
 use self::streams::StreamWatch;
 use self::watched::Watched;
 use crate::config::{Options, Settings};
@@ -277,9 +278,9 @@ impl Guard {
         self.watched.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
     }
 
-    /// Released behind streaming processes so far, in bytes, by what they are called.
-    pub fn released_behind_streams(&self) -> &BTreeMap<String, u64> {
-        self.streams.released()
+    /// What became of streams so far.
+    pub fn streams(&self) -> StreamFigures {
+        self.streams.figures()
     }
 
     /// Reclaimed in memory cgroups so far, in bytes, by their paths.

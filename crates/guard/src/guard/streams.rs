@@ -1,24 +1,34 @@
 //! Streaming programs, followed by events of the kernel in a thread of its own, which reports to the loop.
 //!
 //! Invariants: the loop never waits for the thread while it ticks, and reports of the thread have a bound; a program that a
-//! profile names as a database is not followed; if streams can't be followed, the guard reports that once and all else goes on.
+//! profile names as a database is not followed; if streams can't be followed, the guard reports that once and all else goes on. Users'
+//! requests come by a [`service`], which outlives the thread.
 
+mod listener;
 mod rules;
+mod service;
+#[cfg(test)]
+mod service_tests;
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_streams::{StayReason, StreamEvent, StreamOptions, StreamPace, StreamReport, Streams};
+use pagekeeper_streams::{
+    IsMember, StayReason, StreamEvent, StreamOptions, StreamPace, StreamReport, StreamTotals,
+};
 
 use self::rules::StreamRules;
+use self::service::{Asks, CurrentLink, Service, ThreadLink};
 use super::report::Report;
-use crate::config::{Options, Settings, stream_name};
+use crate::config::{Options, Settings, Streams, stream_name};
 use crate::decision::Action;
 use crate::event::Event;
+use crate::targets::Selector;
 
 /// Time between two steps while streams bring pages in.
 const BUSY_STEP: Duration = Duration::from_millis(10);
@@ -35,22 +45,72 @@ const START_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Names of the processes that are followed, and of those that never are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which processes are followed, and which never are.
+#[derive(Debug, Clone)]
 struct FollowedNames {
     streams: Vec<String>,
+    groups: Vec<Selector>,
     never: Vec<String>,
+    pace: StreamPace,
 }
 
 impl FollowedNames {
-    /// The names of the configuration, unless it wants no streams. Globs of profiles that the kernel can't compare are left to
+    /// The processes of the configuration, unless it wants no streams. Globs of profiles that the kernel can't compare are left to
     /// [`StreamRules`].
     fn of(options: &Options) -> Option<Self> {
         let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
         let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();
         never.sort_unstable();
         never.dedup();
-        options.streams.on.then(|| Self { streams: options.streams.processes.clone(), never })
+        let Streams { on, processes, groups, pace, socket: _ } = options.streams.clone();
+        on.then_some(Self { streams: processes, groups, never, pace })
+    }
+
+    /// Which processes of units and control groups are followed, if any are.
+    fn members(&self, proc: &ProcRoot) -> Option<IsMember> {
+        let (groups, proc) = (self.groups.clone(), proc.clone());
+        (!groups.is_empty()).then(|| -> IsMember {
+            Box::new(move |pid| groups.iter().any(|group| group.has_member(&proc, pid)))
+        })
+    }
+
+    /// What tells it from another.
+    fn identity(&self) -> (&[String], Vec<String>, &[String], StreamPace) {
+        let groups = self.groups.iter().map(Selector::to_string).collect();
+        (&self.streams, groups, &self.never, self.pace)
+    }
+}
+
+/// What became of streams since the start.
+#[derive(Debug, Clone, Default)]
+pub struct StreamFigures {
+    /// Followed processes that run.
+    pub running: usize,
+    /// What became of their pages.
+    pub totals: StreamTotals,
+    /// Pages whose additions were not seen, in bytes.
+    pub lost_bytes: u64,
+    /// Released so far, in bytes, by what the programs are called.
+    pub released_by_program: BTreeMap<String, u64>,
+    /// Released so far, in bytes, by the user who runs them; `None` are users beyond the first 256.
+    pub released_by_user: BTreeMap<Option<u32>, u64>,
+}
+
+impl StreamFigures {
+    fn add(&mut self, report: &StreamReport) {
+        self.running = report.running;
+        self.totals.added += report.totals.added;
+        self.totals.released += report.totals.released;
+        self.totals.handed_on += report.totals.handed_on;
+        self.totals.gone += report.totals.gone;
+        self.totals.resident += report.totals.resident;
+        self.lost_bytes += report.lost_bytes;
+        for (program, bytes) in &report.released_by_program {
+            *self.released_by_program.entry(program.clone()).or_default() += bytes;
+        }
+        for (user, bytes) in &report.released_by_user {
+            *self.released_by_user.entry(*user).or_default() += bytes;
+        }
     }
 }
 
@@ -76,10 +136,12 @@ pub(super) struct StreamWatch {
     proc: ProcRoot,
     rules: Arc<Mutex<StreamRules>>,
     thread: Option<StreamThread>,
+    service: Option<Service>,
+    link: CurrentLink,
     /// The thread's last report.
     last: StreamReport,
-    /// Of threads that were stopped, in bytes.
-    kept_before: u64,
+    /// Of threads that were stopped.
+    before: StreamFigures,
     released: BTreeMap<String, u64>,
 }
 
@@ -88,7 +150,8 @@ impl StreamWatch {
     pub(super) fn new(proc: ProcRoot, settings: &Settings, report: &mut Report) -> Self {
         let rules = Arc::new(Mutex::new(StreamRules::new(proc.clone(), &settings.options)));
         let (last, released) = (StreamReport::default(), BTreeMap::new());
-        let mut watch = Self { proc, rules, thread: None, last, kept_before: 0, released };
+        let (service, link, before) = (None, CurrentLink::default(), StreamFigures::default());
+        let mut watch = Self { proc, rules, thread: None, service, link, last, before, released };
         watch.apply(settings, report);
         watch
     }
@@ -97,38 +160,64 @@ impl StreamWatch {
     pub(super) fn apply(&mut self, settings: &Settings, report: &mut Report) {
         *lock(&self.rules) = StreamRules::new(self.proc.clone(), &settings.options);
         let wanted = FollowedNames::of(&settings.options);
-        if self.thread.as_ref().map(|thread| &thread.names) == wanted.as_ref() {
-            return;
+        let present = self.thread.as_ref().map(|thread| thread.names.identity());
+        if present != wanted.as_ref().map(FollowedNames::identity) {
+            self.stop(report);
+            if let Some(names) = wanted {
+                self.begin(names, report);
+            }
         }
-        self.stop(report);
-        let Some(names) = wanted else { return };
+        self.serve(settings, report);
+    }
+
+    fn begin(&mut self, names: FollowedNames, report: &mut Report) {
         match self.start(names) {
-            Ok(thread) => self.thread = Some(thread),
+            Ok((thread, link)) => {
+                self.thread = Some(thread);
+                *lock(&self.link) = Some(link);
+            }
             Err(why) => {
                 report.events.push(Event::VisibilityGap { gap: format!("streams are not followed: {why}") });
             }
         }
     }
 
+    /// Hears requests where the settings say so, as long as streams are followed.
+    fn serve(&mut self, settings: &Settings, report: &mut Report) {
+        let wanted = self.thread.as_ref().and(settings.options.streams.socket.as_ref());
+        if self.service.as_ref().map(|service| &service.socket) == wanted {
+            return;
+        }
+        self.service = None;
+        let started = wanted.map(|socket| Service::start(self.proc.clone(), socket, Arc::clone(&self.link)));
+        match started.transpose() {
+            Ok(service) => self.service = service,
+            Err(gap) => report.events.push(Event::VisibilityGap { gap }),
+        }
+    }
+
     /// Starts the thread. Fails with a sentence where streams can't be followed.
-    fn start(&self, names: FollowedNames) -> Result<StreamThread, String> {
+    fn start(&self, names: FollowedNames) -> Result<(StreamThread, ThreadLink), String> {
         let rules = Arc::clone(&self.rules);
         let options = StreamOptions {
             names: names.streams.clone(),
+            members: names.members(&self.proc),
             never: names.never.clone(),
             decide: Box::new(move |pid, path| lock(&rules).verdict(pid, path, Instant::now())),
-            pace: StreamPace::Auto,
+            pace: names.pace,
         };
+        let rules = Arc::clone(&self.rules);
+        let (link, asks) = service::link(move |pid| lock(&rules).refusal(pid, Instant::now()))?;
         let ((stop, stopped), (say, updates)) = (channel(), sync_channel(UPDATES_MAX));
         let (started, outcome) = sync_channel(1);
         let run = move || {
-            let streams = match Streams::start(options) {
+            let streams = match pagekeeper_streams::Streams::start(options) {
                 Ok(streams) => streams,
                 Err(error) => return drop(started.send(Err(error.to_string()))),
             };
             // Whoever started the thread may have given up.
             if started.send(Ok(())).is_ok() {
-                follow(streams, &stopped, &say);
+                follow(streams, &asks, &stopped, &say);
             }
         };
         std::thread::Builder::new().name("streams".to_owned()).spawn(run).map_err(|error| {
@@ -136,18 +225,20 @@ impl StreamWatch {
         })?;
         let outcome = outcome.recv_timeout(START_MAX);
         outcome.map_err(|_| "the kernel does not load the programs for that in time".to_owned())??;
-        Ok(StreamThread { names, stop, updates })
+        Ok((StreamThread { names, stop, updates }, link))
     }
 
     /// Stops the thread, and takes in its last updates.
     pub(super) fn stop(&mut self, report: &mut Report) {
         let Some(StreamThread { stop, updates, .. }) = self.thread.take() else { return };
+        *lock(&self.link) = None;
         drop(stop);
         let until = Instant::now() + STOP_MAX;
         while let Ok(update) = updates.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.take_in(update, report);
         }
-        self.kept_before += std::mem::take(&mut self.last).totals.resident;
+        let last = std::mem::take(&mut self.last);
+        self.before.add(&StreamReport { running: 0, ..last });
     }
 
     /// Takes in the thread's updates since the last tick.
@@ -224,17 +315,30 @@ impl StreamWatch {
 
     /// Brought in by streams, and still there, in bytes.
     pub(super) fn kept(&self) -> u64 {
-        self.kept_before + self.last.totals.resident
+        self.before.totals.resident + self.last.totals.resident
+    }
+
+    /// What became of streams so far.
+    pub(super) fn figures(&self) -> StreamFigures {
+        let mut figures = self.before.clone();
+        figures.add(&self.last);
+        figures
     }
 }
 
 /// Follows streams until the other end of `stopped` is dropped.
-fn follow(mut streams: Streams, stopped: &Receiver<()>, say: &SyncSender<StreamUpdate>) {
+fn follow(
+    mut streams: pagekeeper_streams::Streams,
+    asks: &Asks,
+    stopped: &Receiver<()>,
+    say: &SyncSender<StreamUpdate>,
+) {
     let (mut update, mut said) = (StreamUpdate::default(), Instant::now());
     // Whether anything may have happened that was not said yet.
     let mut has_news = true;
     loop {
         let is_stopped = stopped.try_recv() == Err(TryRecvError::Disconnected);
+        asks.serve(&mut streams);
         update.add(streams.step());
         let is_busy = streams.is_busy();
         has_news |= is_busy || !update.events.is_empty();
@@ -255,7 +359,7 @@ fn follow(mut streams: Streams, stopped: &Receiver<()>, say: &SyncSender<StreamU
             // Ends at once where the thread is to stop.
             let _ = stopped.recv_timeout(BUSY_STEP);
         } else {
-            streams.wait(IDLE_WAIT);
+            streams.wait_or_readable(IDLE_WAIT, asks.wake.as_fd());
         }
     }
 }

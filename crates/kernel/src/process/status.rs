@@ -109,6 +109,15 @@ impl ProcRoot {
         parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))
     }
 
+    /// Whose rights the process has, and its groups: the one that its rights to files go by, and the supplementary ones. In one read, so
+    /// that they belong together.
+    pub fn users_and_groups(&self, pid: u32) -> Result<(ProcessUsers, Vec<u32>)> {
+        let path = self.of(pid, "status");
+        let content = read(&path)?;
+        let users = parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))?;
+        Ok((users, parse_groups(&content).ok_or_else(|| malformed(&path, "Groups"))?))
+    }
+
     /// The program the process runs, as the process's own mount namespace names it, ` (deleted)` stripped where the
     /// program was replaced; `None` for kernel threads and zombies.
     pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
@@ -131,14 +140,21 @@ impl ProcRoot {
     }
 }
 
-fn parse_users(content: &[u8]) -> Option<ProcessUsers> {
+/// The numbers of a line of `/proc/PID/status`.
+fn parse_ids(content: &[u8], line: &[u8]) -> Option<Vec<u32>> {
     // The kernel escapes newlines in the name, which comes first.
-    let line = content.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"))?;
-    let ids: Vec<u32> = unescaped_bytes(line)
-        .split_ascii_whitespace()
-        .map(str::parse)
-        .collect::<std::result::Result<_, _>>()
-        .ok()?;
+    let line = content.split(|byte| *byte == b'\n').find_map(|other| other.strip_prefix(line))?;
+    unescaped_bytes(line).split_ascii_whitespace().map(str::parse).collect::<std::result::Result<_, _>>().ok()
+}
+
+fn parse_groups(content: &[u8]) -> Option<Vec<u32>> {
+    let &[.., file_system] = &parse_ids(content, b"Gid:")?[..] else { return None };
+    let supplementary = parse_ids(content, b"Groups:")?;
+    Some(std::iter::once(file_system).chain(supplementary).collect())
+}
+
+fn parse_users(content: &[u8]) -> Option<ProcessUsers> {
+    let ids = parse_ids(content, b"Uid:")?;
     let &[real, effective, saved, file_system] = &ids[..] else { return None };
     Some(ProcessUsers { real, effective, saved, file_system })
 }

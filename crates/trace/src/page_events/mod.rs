@@ -20,6 +20,7 @@ mod tests;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use pagekeeper_kernel::page_size;
@@ -318,6 +319,13 @@ impl PageEvents {
         let timeout = Timespec::try_from(timeout).ok();
         // A signal ends it early, which is no harm.
         let _ = poll(&mut [PollFd::new(&self.records.fd(), PollFlags::IN)], timeout.as_ref());
+    }
+
+    /// Waits until an event comes, the other descriptor is readable, or for so long.
+    pub fn wait_or_readable(&self, timeout: Duration, other: BorrowedFd<'_>) {
+        let timeout = Timespec::try_from(timeout).ok();
+        let mut both = [self.records.fd(), other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let _ = poll(&mut both, timeout.as_ref());
     }
 
     /// How many events found no room since the start.

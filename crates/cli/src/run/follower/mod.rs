@@ -4,6 +4,8 @@
 //! (`pagekeeper_streams`). The process that becomes the command names itself to that process just before it is executed, and waits for
 //! the answer: so no page of the command's is missed.
 //!
+//! Whoever may not do that asks the guard's [`service`] to follow the command, where one listens.
+//!
 //! Invariants: the process beside the command is no child of the command's, holds none of its descriptors, and ends by itself. The command
 //! waits for it for [`ANSWERED_AFTER`] at most, and is started all the same. If it is killed, nothing is held: the command goes on
 //! without the rules. Fails, before anything is started, where the command can't be followed ([`Refusal`]).
@@ -11,21 +13,26 @@
 mod beside;
 mod pages;
 mod plan;
+mod service;
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagekeeper_guard::stream_request::STREAM_SOCKET;
 use rustix::thread::CapabilitySet;
 
 pub(crate) use beside::BUSY_INTERVAL;
 pub(crate) use pages::FollowedPages;
 pub(crate) use plan::FollowPlan;
+pub(crate) use service::NoService;
+use service::Service;
 
 use crate::run::sys;
 
@@ -41,8 +48,8 @@ const READY: &str = "ready";
 pub(crate) enum Refusal {
     /// The kernel does not allow it: a sentence.
     Unavailable(String),
-    /// This process has not the permissions.
-    NotPermitted,
+    /// This process has not the permissions; and why the guard's service does not follow it.
+    NotPermitted(NoService),
     /// The process beside the command does not answer.
     Silent,
     /// Processes whose parent has ended become this one's children, which the command would not know.
@@ -55,8 +62,8 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(sentence) => f.write_str(sentence),
-            Self::NotPermitted => {
-                f.write_str("that takes root, or the capabilities BPF, PERFMON and DAC_READ_SEARCH")
+            Self::NotPermitted(why) => {
+                write!(f, "that takes root, or the capabilities BPF, PERFMON and DAC_READ_SEARCH{why}")
             }
             Self::Silent => f.write_str("the process that follows it does not answer"),
             Self::Inherits => f.write_str(
@@ -67,60 +74,77 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A process beside the command, which is ready to follow it.
-pub(crate) struct Follower {
-    socket: Arc<UnixStream>,
+/// Who follows the command.
+pub(crate) enum Follower {
+    /// A process beside it, which is ready to.
+    Beside(Arc<UnixStream>),
+    /// The guard's service, which follows this process and all that it starts already.
+    Service(Service),
 }
 
 impl Follower {
     /// Starts the process.
     pub(crate) fn start(plan: &FollowPlan) -> Result<Self, Refusal> {
         if !is_permitted() {
-            return Err(Refusal::NotPermitted);
+            let service =
+                if plan.suits_service() { Service::ask(&service_path()) } else { Err(NoService::Unasked) };
+            return service.map(Self::Service).map_err(Refusal::NotPermitted);
         }
         if std::process::id() == 1
             || rustix::process::child_subreaper().is_ok_and(|subreaper| subreaper.is_some())
         {
             return Err(Refusal::Inherits);
         }
-        let follower = Self::begin(plan).map_err(Refusal::Failed)?;
-        match follower.answer() {
-            Some(answer) if answer == READY => Ok(follower),
+        let socket = Self::begin(plan).map_err(Refusal::Failed)?;
+        match next_answer(&socket) {
+            Some(answer) if answer == READY => Ok(Self::Beside(Arc::new(socket))),
             Some(sentence) => Err(Refusal::Unavailable(sentence)),
             None => Err(Refusal::Silent),
         }
     }
 
-    fn begin(plan: &FollowPlan) -> io::Result<Self> {
+    fn begin(plan: &FollowPlan) -> io::Result<UnixStream> {
         let (socket, other) = UnixStream::pair()?;
         socket.set_read_timeout(Some(ANSWERED_AFTER))?;
         sys::apart(&[other.as_fd()], || beside::run(plan, &other))?;
-        Ok(Self { socket: Arc::new(socket) })
-    }
-
-    /// Its next answer. `None`: it has ended, or takes too long.
-    fn answer(&self) -> Option<String> {
-        let mut line = String::new();
-        // Its next answer comes once it was asked again: nothing of it is in the reader's buffer.
-        BufReader::new(&*self.socket).read_line(&mut line).ok()?;
-        Some(line).filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned())
+        Ok(socket)
     }
 
     /// Has it follow the process that becomes the command, and what that starts.
     pub(crate) fn attach(&self, command: &mut Command) {
-        sys::announce(command, Arc::clone(&self.socket));
+        match self {
+            Self::Beside(socket) => sys::announce(command, Arc::clone(socket)),
+            Self::Service(_) => {}
+        }
     }
 
     /// What became of the pages, as the command has ended; or why that is not known.
     pub(crate) fn end(self) -> Result<FollowedPages, &'static str> {
+        let socket = match self {
+            Self::Beside(socket) => socket,
+            Self::Service(service) => return service.end(),
+        };
         // This asks for them.
-        let _ = self.socket.shutdown(Shutdown::Write);
-        let _ = self.socket.set_read_timeout(Some(2 * REPORTED_AFTER));
-        let mut lines = BufReader::new(&*self.socket).lines().map_while(Result::ok);
+        let _ = socket.shutdown(Shutdown::Write);
+        let _ = socket.set_read_timeout(Some(2 * REPORTED_AFTER));
+        let mut lines = BufReader::new(&*socket).lines().map_while(Result::ok);
         lines
             .find_map(|line| serde_json::from_str(&line).ok())
             .ok_or("the process that followed it does not answer: what it brought in since then stays")
     }
+}
+
+/// Where the guard's service listens, if it does.
+fn service_path() -> PathBuf {
+    std::env::var_os("PAGEKEEPER_STREAM_SOCKET").map_or_else(|| STREAM_SOCKET.into(), PathBuf::from)
+}
+
+/// The next answer of a process beside the command. `None`: it has ended, or takes too long.
+fn next_answer(socket: &UnixStream) -> Option<String> {
+    let mut line = String::new();
+    // Its next answer comes once it was asked again: nothing of it is in the reader's buffer.
+    BufReader::new(socket).read_line(&mut line).ok()?;
+    Some(line).filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned())
 }
 
 /// Whether this process may load programs into the kernel and open files by their handles: else no process is started in vain.
@@ -136,24 +160,24 @@ pub(crate) fn is_permitted() -> bool {
 mod tests {
     use super::*;
 
-    fn with_answers(answers: &str) -> Follower {
+    fn with_answers(answers: &str) -> UnixStream {
         let (socket, other) = UnixStream::pair().unwrap();
         io::Write::write_all(&mut &other, answers.as_bytes()).unwrap();
-        Follower { socket: Arc::new(socket) }
+        socket
     }
 
     #[test]
     fn the_pages_come_behind_answers_that_nobody_waited_for() {
         let pages = FollowedPages { released_bytes: 4096, ..FollowedPages::default() };
         let text = serde_json::to_string(&pages).unwrap();
-        let read = with_answers(&format!("followed\n{text}\n")).end().unwrap();
+        let read = Follower::Beside(Arc::new(with_answers(&format!("followed\n{text}\n")))).end().unwrap();
         assert_eq!(read.released_bytes, 4096);
-        assert!(with_answers("followed\n").end().is_err());
+        assert!(Follower::Beside(Arc::new(with_answers("followed\n"))).end().is_err());
     }
 
     #[test]
     fn an_answer_is_a_whole_line() {
-        assert_eq!(with_answers("no BTF here\n").answer().as_deref(), Some("no BTF here"));
-        assert_eq!(with_answers("no B").answer(), None);
+        assert_eq!(next_answer(&with_answers("no BTF here\n")).as_deref(), Some("no BTF here"));
+        assert_eq!(next_answer(&with_answers("no B")), None);
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use pagekeeper_catalog::units::Size;
+use pagekeeper_guard::stream_request::StreamSums;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,8 @@ const NAMED_MAX: usize = 16;
 /// What became of the pages, in bytes: what was added was released, used by others, has gone or is left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FollowedPages {
+    /// Whether the guard's service followed the command, and not a process beside it.
+    pub(crate) by_guard: bool,
     /// Brought in; a page that came twice counts twice.
     pub(crate) added_bytes: u64,
     pub(crate) released_bytes: u64,
@@ -66,6 +69,7 @@ impl FollowedPages {
     pub(crate) fn of(report: &StreamReport, goes_on: bool) -> Self {
         let totals = report.totals;
         Self {
+            by_guard: false,
             added_bytes: totals.added,
             released_bytes: totals.released,
             used_by_others_bytes: totals.handed_on,
@@ -74,6 +78,21 @@ impl FollowedPages {
             lost_bytes: report.lost_bytes,
             goes_on,
             left: report.stayed.iter().take(NAMED_MAX).map(LeftOfFile::of).collect(),
+        }
+    }
+
+    /// What the guard's service says, which names no files.
+    pub(super) fn of_sums(sums: &StreamSums) -> Self {
+        Self {
+            by_guard: true,
+            added_bytes: sums.added_bytes,
+            released_bytes: sums.released_bytes,
+            used_by_others_bytes: sums.used_by_others_bytes,
+            gone_bytes: sums.gone_bytes,
+            left_bytes: sums.left_bytes,
+            lost_bytes: 0,
+            goes_on: sums.goes_on,
+            left: Vec::new(),
         }
     }
 }
@@ -107,7 +126,8 @@ impl fmt::Display for FollowedPages {
             .map(|(what, bytes)| format!("{what} {}", Size(*bytes)))
             .collect();
         let text = if parts.is_empty() { "nothing was brought in".to_owned() } else { parts.join(", ") };
-        writeln!(f, "  events      {text}")?;
+        let by = if self.by_guard { " (by the guard)" } else { "" };
+        writeln!(f, "  events      {text}{by}")?;
         for LeftOfFile { path, left_bytes, why } in &self.left {
             let path = escaped(Path::new(path));
             writeln!(f, "  left        {} of {path} ({})", Size(*left_bytes), why.sentence())?;

@@ -43,8 +43,14 @@ impl FollowPlan {
         };
         let never = self.never.iter().filter_map(|pattern| kernel_name(pattern)).collect();
         let names = self.names.clone().unwrap_or_default();
-        let options = StreamOptions { names, never, decide: Box::new(decide), pace: self.pace };
+        let options =
+            StreamOptions { names, members: None, never, decide: Box::new(decide), pace: self.pace };
         if self.names.is_some() { Streams::start_below(options) } else { Streams::start(options) }
+    }
+
+    /// Whether the guard's service may follow in place of a process of its own: it knows neither names nor paces of others.
+    pub(crate) fn suits_service(&self) -> bool {
+        self.names.is_none() && self.pace == StreamPace::Auto
     }
 
     /// Follows what this process and its children do.

@@ -64,6 +64,20 @@ impl StreamRules {
         }
     }
 
+    /// Why a process may not be followed for the user who asks for it.
+    pub(super) fn refusal(&mut self, pid: u32, now: Instant) -> Option<&'static str> {
+        let process = self.process(pid, now);
+        if process.is_database {
+            Some("its name is that of a database, which is never followed")
+        } else if self.targets.never(Some(&process.traits), Path::new("")) {
+            Some("the guard's configuration says never to touch its files")
+        } else if self.dry_run || !self.targets.acts_on(Some(&process.traits), Path::new("")) {
+            Some("the guard only reports what it would do")
+        } else {
+            None
+        }
+    }
+
     /// What is known of a process; what was known before, if it has ended.
     fn process(&mut self, pid: u32, now: Instant) -> StreamProcess {
         let known = self.known.get(&pid);
@@ -91,6 +105,23 @@ mod tests {
     use super::*;
     use crate::targets::Selector;
     use pagekeeper_testing::fake_process;
+
+    #[test]
+    fn databases_and_what_is_never_to_be_touched_are_refused() {
+        let case = Case::new();
+        case.process(7, "mariadbd");
+        case.process(8, "tar");
+        let refusal = |targets, pid| case.rules(targets).refusal(pid, case.now);
+        assert!(refusal(Targets::default(), 7).unwrap().contains("database"));
+        assert_eq!(refusal(Targets::default(), 8), None);
+        let never = Targets { never: vec![Selector::Process(8)], ..Targets::default() };
+        assert!(refusal(never, 8).unwrap().contains("never to touch"));
+        let canary = Targets { canary: Some(Selector::Process(9)), ..Targets::default() };
+        assert!(refusal(canary, 8).unwrap().contains("only reports"));
+        let options = Options { dry_run: true, ..Options::default() };
+        let mut dry = StreamRules::new(ProcRoot::at(case.tree.path()), &options);
+        assert!(dry.refusal(8, case.now).unwrap().contains("only reports"));
+    }
 
     struct Case {
         tree: tempfile::TempDir,

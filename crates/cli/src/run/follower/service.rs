@@ -1,0 +1,124 @@
+//! The guard's service, which follows the command for a user who may not do that: see `pagekeeper_guard::stream_request`.
+//!
+//! Invariants: this process itself is followed, and so what it starts or becomes; the connection is closed as it becomes the command. Each
+//! wait has a bound. Where nobody listens nothing is said, since the library serves as well.
+
+use std::fmt;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use pagekeeper_guard::stream_request::{LINE_MAX, StreamAnswer, request_line};
+use pagekeeper_kernel::text::escaped;
+
+use super::FollowedPages;
+
+/// Longest wait for each line. The report waits 2 s for what is still being written.
+const ANSWERED_AFTER: Duration = Duration::from_secs(8);
+
+/// Why the service does not follow a command.
+#[derive(Debug)]
+pub(crate) enum NoService {
+    /// It can't do what is wanted.
+    Unasked,
+    /// Nobody listens.
+    Absent,
+    /// A sentence.
+    Refused(String),
+}
+
+impl fmt::Display for NoService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unasked => Ok(()),
+            Self::Absent => f.write_str(", or a guard that takes requests ([streams] socket)"),
+            Self::Refused(why) => write!(f, "; the guard does not follow it: {}", escaped(Path::new(why))),
+        }
+    }
+}
+
+/// A connection by which the service follows this process.
+pub(crate) struct Service(UnixStream);
+
+impl Service {
+    /// Has this process followed, and all that it starts from now on.
+    pub(super) fn ask(path: &Path) -> Result<Self, NoService> {
+        let socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NoService::Absent,
+            _ => NoService::Refused(error.to_string()),
+        })?;
+        let sent = socket
+            .set_read_timeout(Some(ANSWERED_AFTER))
+            .and_then(|()| socket.set_write_timeout(Some(ANSWERED_AFTER)))
+            .and_then(|()| (&socket).write_all(request_line().as_bytes()));
+        match sent.ok().and_then(|()| next_answer(&socket)) {
+            Some(StreamAnswer::Followed) => Ok(Self(socket)),
+            Some(StreamAnswer::Refused(why)) => Err(NoService::Refused(why)),
+            Some(StreamAnswer::Report(_)) | None => {
+                Err(NoService::Refused("it does not answer, or is of another version".to_owned()))
+            }
+        }
+    }
+
+    /// What became of the pages; or why that is not known.
+    pub(super) fn end(self) -> Result<FollowedPages, &'static str> {
+        let _ = self.0.shutdown(Shutdown::Write);
+        match next_answer(&self.0) {
+            Some(StreamAnswer::Report(sums)) => Ok(FollowedPages::of_sums(&sums)),
+            _ => Err(
+                "the guard that followed it has ended, or follows other streams now: what it brought in since then stays",
+            ),
+        }
+    }
+}
+
+fn next_answer(socket: &UnixStream) -> Option<StreamAnswer> {
+    let mut line = Vec::new();
+    // One line at a time is under way.
+    let most = u64::try_from(LINE_MAX).unwrap_or(u64::MAX);
+    BufReader::new(socket.take(most)).read_until(b'\n', &mut line).ok()?;
+    StreamAnswer::parse(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What a client makes of these answers.
+    fn with_answers(answers: &'static str) -> (Result<Service, NoService>, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = String::new();
+            BufReader::new(&stream).read_line(&mut asked).unwrap();
+            assert_eq!(asked, request_line());
+            stream.write_all(answers.as_bytes()).unwrap();
+        });
+        (Service::ask(&path), directory)
+    }
+
+    fn why(answers: &'static str) -> String {
+        with_answers(answers).0.err().unwrap().to_string()
+    }
+
+    #[test]
+    fn each_refusal_is_said_and_a_guard_that_is_killed_ends_no_wait() {
+        let absent = Service::ask(Path::new("/nonexistent/streams.sock")).err().unwrap();
+        assert!(matches!(absent, NoService::Absent));
+        let refused = why("{\"version\":1,\"answer\":{\"refused\":\"too \\u001b many\"}}\n");
+        assert_eq!(refused, "; the guard does not follow it: too \\x1b many");
+        for answers in
+            ["", "{\"version\":1,\"answer\":\"follo", "{\"version\":2,\"answer\":\"followed\"}\n", "\n"]
+        {
+            assert!(why(answers).contains("does not answer"), "{answers}");
+        }
+        let (followed, _directory) = with_answers("{\"version\":1,\"answer\":\"followed\"}\n");
+        assert!(followed.unwrap().end().unwrap_err().contains("has ended"));
+    }
+}

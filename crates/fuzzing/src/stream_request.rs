@@ -1,0 +1,24 @@
+//! What users write to the guard's socket for streams, and what a client reads there: any bytes are a request or none, an answer or none.
+
+use pagekeeper_guard::stream_request::{StreamAnswer, StreamSums, check_request, request_line};
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    if check_request(data).is_ok() {
+        assert!(data.ends_with(b"\n") && data.windows(4).any(|word| word == b"self"), "{data:?}");
+    }
+    if let Some(answer) = StreamAnswer::parse(data) {
+        assert_eq!(StreamAnswer::parse(answer.to_line().as_bytes()), Some(answer));
+    }
+}
+
+/// The request, and each answer.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let answers = [
+        StreamAnswer::Followed,
+        StreamAnswer::Refused("too many".to_owned()),
+        StreamAnswer::Report(StreamSums { added_bytes: 8192, goes_on: true, ..StreamSums::default() }),
+    ];
+    let lines = answers.iter().map(StreamAnswer::to_line).chain([request_line()]);
+    lines.map(String::into_bytes).collect()
+}

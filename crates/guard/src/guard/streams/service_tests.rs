@@ -1,0 +1,192 @@
+//! Clients of the service, of all kinds. The tests see whom the streams' thread would be asked to follow.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_testing::{as_nobody, skip};
+use rustix::net::UCred;
+use rustix::process::{Gid, Pid, Uid};
+
+use super::service::{Connections, CurrentLink, Service, link};
+use crate::config::StreamSocket;
+use crate::stream_request::{LINE_MAX, StreamAnswer, request_line};
+
+/// A service that refuses whoever could be followed, and whom it was asked about.
+struct Case {
+    service: Service,
+    asked: Arc<Mutex<Vec<u32>>>,
+    path: PathBuf,
+    link: CurrentLink,
+    _directory: tempfile::TempDir,
+}
+
+const WOULD: &str = "would be followed";
+
+impl Case {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let path = directory.path().join("streams.sock");
+        let asked: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let pids = Arc::clone(&asked);
+        let (to_thread, _) = link(move |pid| {
+            lock(&pids).push(pid);
+            Some(WOULD)
+        })
+        .unwrap();
+        let link: CurrentLink = Arc::new(Mutex::new(Some(to_thread)));
+        let socket = StreamSocket { path: path.clone(), mode: 0o666, group: None };
+        let service = Service::start(ProcRoot::default(), &socket, Arc::clone(&link)).unwrap();
+        Self { service, asked, path, link, _directory: directory }
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+
+    /// What a request that comes behind all others is answered.
+    fn serves_others(&self) {
+        assert_eq!(ask(&self.connect(), request_line().as_bytes()), Some(refused(WOULD)));
+        assert_eq!(lock(&self.asked).pop(), Some(std::process::id()));
+    }
+
+    fn connections(&self) -> Connections {
+        Connections::new(ProcRoot::default(), Arc::clone(&self.link)).unwrap()
+    }
+}
+
+fn refused(why: &str) -> StreamAnswer {
+    StreamAnswer::Refused(why.to_owned())
+}
+
+fn ask(mut stream: &UnixStream, line: &[u8]) -> Option<StreamAnswer> {
+    stream.write_all(line).ok()?;
+    answered(stream)
+}
+
+fn answered(stream: &UnixStream) -> Option<StreamAnswer> {
+    let mut line = Vec::new();
+    BufReader::new(stream).read_until(b'\n', &mut line).ok()?;
+    StreamAnswer::parse(&line)
+}
+
+/// A process of a user, ended when it is dropped.
+struct OfUser(Child);
+
+impl OfUser {
+    fn new(user: u32) -> Self {
+        Self(Command::new("sleep").arg("600").uid(user).stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    fn peer(&self, user: u32) -> UCred {
+        peer(self.0.id(), user)
+    }
+}
+
+impl Drop for OfUser {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn peer(pid: u32, user: u32) -> UCred {
+    UCred {
+        pid: Pid::from_raw(pid.cast_signed()).unwrap(),
+        uid: Uid::from_raw(user),
+        gid: Gid::from_raw(user),
+    }
+}
+
+#[test]
+fn the_process_that_connected_is_the_one_that_is_followed() {
+    Case::new().serves_others();
+}
+
+#[test]
+fn nobody_has_a_process_of_another_user_followed() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("processes of others need root.");
+    }
+    let case = Case::new();
+    // Connected as another user than the process is: with the rights of two.
+    let stream = as_nobody(|| UnixStream::connect(&case.path).unwrap());
+    let answer = ask(&stream, request_line().as_bytes());
+    assert_eq!(answer, Some(refused("the process that asked has the rights of another user")));
+    // Its number is another user's process by now.
+    let of_another = OfUser::new(1002);
+    let why = case.connections().follow(&of_another.peer(1001)).err().unwrap();
+    assert!(why.contains("another user"), "{why}");
+    assert_eq!(*lock(&case.asked), [0; 0]);
+    let own = case.connections().follow(&of_another.peer(1002)).err().unwrap();
+    assert_eq!(own, WOULD);
+}
+
+#[test]
+fn a_process_whose_end_came_first_is_refused() {
+    let case = Case::new();
+    let mut ended = Command::new("true").spawn().unwrap();
+    let pid = ended.id();
+    ended.wait().unwrap();
+    let own = rustix::process::getuid().as_raw();
+    let why = case.connections().follow(&peer(pid, own)).err().unwrap();
+    assert!(why.contains("has ended"), "{why}");
+    assert_eq!(*lock(&case.asked), [0; 0]);
+}
+
+#[test]
+fn clients_that_send_nothing_half_a_line_or_very_much_keep_nobody_out() {
+    let case = Case::new();
+    let silent = case.connect();
+    let half = case.connect();
+    (&half).write_all(b"{\"version\":1,").unwrap();
+    let endless = case.connect();
+    let piece = vec![b' '; 1 << 20];
+    let sent = (0..1 << 10).take_while(|_| (&endless).write_all(&piece).is_ok()).count();
+    assert!(sent < 1 << 10, "1 GiB was taken");
+    case.serves_others();
+    let none = "the request is none that this version of the guard knows";
+    for stream in [&silent, &half] {
+        assert_eq!(answered(stream), Some(refused(none)));
+    }
+    let long = case.connect();
+    let answer = ask(&long, &vec![b' '; LINE_MAX]);
+    assert_eq!(answer, Some(refused("a request has at most 1024 bytes")));
+    assert_eq!(*lock(&case.asked), [0; 0]);
+}
+
+#[test]
+fn of_a_thousand_connections_of_a_user_some_are_heard_and_another_user_is() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("connections of others need root.");
+    }
+    let case = Case::new();
+    let streams: Vec<UnixStream> =
+        as_nobody(|| (0..1000).map(|_| UnixStream::connect(&case.path).unwrap()).collect());
+    case.serves_others();
+    let busy = Some(refused("too many requests are under way"));
+    let kept_out = streams.iter().filter(|stream| answered(stream) == busy).count();
+    assert!(kept_out > 0);
+    drop(streams);
+    case.serves_others();
+}
+
+#[test]
+fn without_streams_a_request_is_refused_and_the_end_is_no_wait() {
+    let case = Case::new();
+    *lock(&case.link) = None;
+    let answer = ask(&case.connect(), request_line().as_bytes());
+    assert_eq!(answer, Some(refused("the guard follows no streams at the moment")));
+    let silent = case.connect();
+    let path = case.path.clone();
+    drop(case.service);
+    assert!(!path.exists());
+    drop(silent);
+}

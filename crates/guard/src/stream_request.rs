@@ -1,0 +1,134 @@
+//! What a user's `pagekeeper run` and the guard say to each other over the socket for streams.
+//!
+//! The user's process connects and sends one line, which asks for this very process to be followed, with its children. One line answers.
+//! Once the process sends no more, a second line has the sums. Lines are JSON of at most [`LINE_MAX`] bytes, with the version of the form.
+//! Nothing in them names a process, a file or a user: who asks is known from the kernel.
+
+use serde::{Deserialize, Serialize};
+
+/// Where the service listens, and `pagekeeper run` looks for it.
+pub const STREAM_SOCKET: &str = "/run/pagekeeper-guard/streams.sock";
+/// The longest line, in bytes, its end included.
+pub const LINE_MAX: usize = 1024;
+/// The version of the lines' form.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestLine {
+    version: u32,
+    follow: Followee,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Followee {
+    #[serde(rename = "self")]
+    Itself,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AnswerLine {
+    version: u32,
+    answer: StreamAnswer,
+}
+
+/// What the guard answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StreamAnswer {
+    /// The process is followed.
+    Followed,
+    /// It is not: a sentence.
+    Refused(String),
+    /// It has ended its work, and this became of its pages.
+    Report(StreamSums),
+}
+
+/// What became of the pages that a request's processes brought in, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamSums {
+    /// Brought in; a page that came twice counts twice.
+    pub added_bytes: u64,
+    /// Released.
+    pub released_bytes: u64,
+    /// Used by other processes since, and left to them.
+    pub used_by_others_bytes: u64,
+    /// Dropped by the kernel, or with their file.
+    pub gone_bytes: u64,
+    /// Left.
+    pub left_bytes: u64,
+    /// Whether some of the processes go on, and are followed.
+    pub goes_on: bool,
+}
+
+/// The line that asks.
+pub fn request_line() -> String {
+    line(&RequestLine { version: VERSION, follow: Followee::Itself })
+}
+
+/// Checks a line that asks. Fails with a sentence.
+pub fn check_request(line: &[u8]) -> Result<(), String> {
+    let request = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
+    match request {
+        Some(RequestLine { version: VERSION, follow: Followee::Itself }) => Ok(()),
+        Some(RequestLine { version, .. }) => {
+            Err(format!("the guard knows version {VERSION} of requests, and not version {version}"))
+        }
+        None => Err("the request is none that this version of the guard knows".to_owned()),
+    }
+}
+
+impl StreamAnswer {
+    /// The line that answers.
+    pub fn to_line(&self) -> String {
+        line(&AnswerLine { version: VERSION, answer: self.clone() })
+    }
+
+    /// Reads a line that answers; `None` if it is none of this version.
+    pub fn parse(line: &[u8]) -> Option<Self> {
+        let line: AnswerLine = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
+        (line.version == VERSION).then_some(line.answer)
+    }
+}
+
+fn line(content: &impl Serialize) -> String {
+    // It has strings and numbers alone, which JSON can write.
+    serde_json::to_string(content).unwrap_or_default() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_are_written() {
+        let sums = StreamSums { added_bytes: u64::MAX, left_bytes: 7, ..StreamSums::default() };
+        for answer in [
+            StreamAnswer::Followed,
+            StreamAnswer::Refused("a \"word\"\nand more".to_owned()),
+            StreamAnswer::Report(sums),
+        ] {
+            let line = answer.to_line();
+            assert!(line.len() <= LINE_MAX && line.matches('\n').count() == 1, "{line}");
+            assert_eq!(StreamAnswer::parse(line.as_bytes()), Some(answer));
+        }
+        assert_eq!(check_request(request_line().as_bytes()), Ok(()));
+    }
+
+    #[test]
+    fn other_requests_are_refused() {
+        for line in [
+            "",
+            "\n",
+            "{\"version\":1,\"follow\":\"self\"}",
+            "{\"version\":1,\"follow\":\"4711\"}\n",
+            "{\"version\":1,\"follow\":\"self\",\"pid\":1}\n",
+            "{\"version\":1}\n",
+        ] {
+            assert!(check_request(line.as_bytes()).unwrap_err().contains("none that"), "{line:?}");
+        }
+        let later = check_request(b"{\"version\":2,\"follow\":\"self\"}\n").unwrap_err();
+        assert!(later.contains("not version 2"), "{later}");
+    }
+}

@@ -1,0 +1,169 @@
+//! Processes that a user asked for, members, and limits of one user.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::{Child, Command};
+
+use super::*;
+use crate::limits::PROCESSES_PER_USER;
+
+const USER: u32 = 1001;
+const ANOTHER: u32 = 1002;
+
+fn user() -> Requester {
+    Requester { user: USER, groups: vec![USER] }
+}
+
+/// A process that runs until it is dropped.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn new() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn of_user(subject: &Subject, owner: u32, mode: u32) {
+    chown(&subject.path, Some(owner), Some(owner)).unwrap();
+    std::fs::set_permissions(&subject.path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn for_a_user_only_files_that_they_may_read_are_released() {
+    for place in places() {
+        let open = Subject::clean(&place, "open", 4 * MIB);
+        let own = Subject::clean(&place, "own", 4 * MIB);
+        let private = Subject::clean(&place, "private", 4 * MIB);
+        of_user(&open, ANOTHER, 0o644);
+        of_user(&own, USER, 0o600);
+        of_user(&private, ANOTHER, 0o600);
+        let mut run = Run::new(Verdict::Release);
+        let asked = Sleeper::new();
+        let id = run.follower.follow_for(asked.pid(), user()).unwrap();
+        // As if it were set-user-ID.
+        run.send(PageEvent::Began { process: 1, parent: asked.pid(), name: "child".to_owned() });
+        for subject in [&open, &own, &private] {
+            run.added(1, subject.name, 0..4 * MIB);
+        }
+        run.ended(1);
+        run.until(|run| run.follower.request_report(id).unwrap().files == 0);
+        assert_eq!([&open, &own, &private].map(Subject::resident), [0, 0, 4 * MIB]);
+        let report = run.follower.request_report(id).unwrap();
+        let totals =
+            StreamTotals { added: 12 * MIB, released: 8 * MIB, resident: 4 * MIB, ..StreamTotals::default() };
+        assert_eq!(report, RequestReport { totals, running: 0, files: 0 });
+        assert_eq!(run.totals(), totals);
+        run.follower.forget_request(id);
+        assert_eq!(run.follower.request_report(id), None);
+    }
+}
+
+#[test]
+fn what_a_user_s_process_brings_in_later_is_decided_anew() {
+    for place in places() {
+        let private = Subject::clean(&place, "private", 8 * MIB);
+        of_user(&private, ANOTHER, 0o600);
+        let mut run = Run::new(Verdict::Release);
+        run.began(1);
+        run.added(1, private.name, 0..4 * MIB);
+        run.used(1, true, private.name, 0..4 * MIB);
+        run.until(|run| run.totals().released == 4 * MIB);
+        let asked = Sleeper::new();
+        run.follower.follow_for(asked.pid(), user()).unwrap();
+        run.added(asked.pid(), private.name, 4 * MIB..8 * MIB);
+        run.ended(1);
+        run.ended(asked.pid());
+        run.until_done();
+        assert_eq!((private.resident(), run.totals().released), (4 * MIB, 4 * MIB));
+    }
+}
+
+#[test]
+fn a_child_whose_beginning_was_lost_is_taken_for_a_user_s() {
+    for place in places() {
+        let open = Subject::clean(&place, "open", 4 * MIB);
+        let mut run = Run::new(Verdict::Release);
+        let asked = Sleeper::new();
+        run.follower.follow_for(asked.pid(), user()).unwrap();
+        run.added(1, open.name, 0..4 * MIB);
+        // It has become another program, which no name says to be followed.
+        run.began(1);
+        run.ended(1);
+        run.ended(asked.pid());
+        run.until_done();
+        assert_eq!((open.resident(), run.totals().released), (4 * MIB, 0));
+    }
+}
+
+#[test]
+fn sums_of_a_request_are_those_of_its_processes_alone() {
+    for place in places() {
+        let (of_request, of_another) =
+            (Subject::clean(&place, "request", 4 * MIB), Subject::clean(&place, "another", 8 * MIB));
+        let mut run = Run::new(Verdict::Release);
+        run.follower.follow_chosen(vec!["reader".to_owned()], None, &[]);
+        let asked = Sleeper::new();
+        let id = run.follower.follow_for(asked.pid(), Requester { user: 0, groups: vec![0] }).unwrap();
+        run.began(1);
+        run.added(1, of_another.name, 0..8 * MIB);
+        run.added(asked.pid(), of_request.name, 0..4 * MIB);
+        run.step();
+        let report = run.follower.request_report(id).unwrap();
+        assert_eq!((report.totals.added, report.running, report.files), (4 * MIB, 0, 1));
+        run.ended(1);
+        run.ended(asked.pid());
+        run.until_done();
+        assert_eq!(run.follower.request_report(id).unwrap().totals.released, 4 * MIB);
+        assert_eq!(run.totals().released, 12 * MIB);
+    }
+}
+
+#[test]
+fn of_all_programs_that_start_only_members_are_followed() {
+    for place in places() {
+        let subject = Subject::clean(&place, "file", 8 * MIB);
+        let mut run = Run::new(Verdict::Release);
+        run.follower.follow_chosen(vec!["tar".to_owned()], Some(Box::new(|pid| pid == 7)), &[]);
+        run.began(7);
+        run.began(8);
+        run.added(7, subject.name, 0..4 * MIB);
+        // These were under way before it was followed no longer: they are uses of others'.
+        run.added(8, subject.name, 4 * MIB..8 * MIB);
+        run.used(8, true, subject.name, 0..2 * MIB);
+        run.send(PageEvent::Began { process: 9, parent: 8, name: "child".to_owned() });
+        run.send(PageEvent::Began { process: 10, parent: 7, name: "child".to_owned() });
+        run.step();
+        assert_eq!(run.follower.running(), 2, "7 and its child");
+        assert_eq!(*lock(&run.hand.unfollowed), [8, 9]);
+        for pid in [7, 10] {
+            run.ended(pid);
+        }
+        run.until_done();
+        assert_eq!(subject.resident(), 6 * MIB, "{:?}", run.totals());
+        assert_eq!(run.totals().released, 2 * MIB);
+    }
+}
+
+#[test]
+fn a_user_has_so_many_processes_followed_and_no_more() {
+    let mut run = Run::new(Verdict::Release);
+    // Root's are not counted, and no process of these numbers runs, whose user is therefore not known.
+    let first = 1 << 22;
+    let more = 100;
+    for pid in (first..).take(PROCESSES_PER_USER + more) {
+        run.began(pid);
+    }
+    run.step();
+    assert_eq!(run.follower.running(), PROCESSES_PER_USER);
+    assert_eq!(lock(&run.hand.unfollowed).len(), more);
+}
