@@ -46,7 +46,7 @@ impl Drop for Beside {
 fn beside_copy(server: &Server, from: &Path, to: &Path, is_seen: impl Fn(&Value) -> bool) -> Value {
     let mut report = Value::Null;
     for _ in 0..TRIES {
-        let copy = Beside::start(Command::new("cp").arg(from).arg(to));
+        let copy = Beside::start(Command::new("cp").arg("--sparse=never").arg(from).arg(to));
         let outcome = run(["doctor", "--pid", &server.pid().to_string(), "--watch", WATCH, "--json"]);
         drop(copy);
         std::fs::remove_file(to).expect("remove the copy");

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use rustix::fs::{major, minor};
+use rustix::fs::{major, makedev, minor};
 
 use crate::process::ProcRoot;
 use crate::{Error, Result};
@@ -27,6 +27,20 @@ pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
     ["queue/physical_block_size", "../queue/physical_block_size"]
         .iter()
         .find_map(|name| std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok())
+}
+
+/// The number of the disk that a block device is a partition of, or its own if it is none. `dev` is a number as `st_dev` gives it.
+///
+/// `sys` is where sysfs is mounted. `None` for what is no block device: btrfs, overlayfs, NFS.
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
+pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
+    let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
+    if !device.join("partition").exists() {
+        return device.exists().then_some(dev);
+    }
+    let number = std::fs::read_to_string(device.join("../dev")).ok()?;
+    let (major, minor) = number.trim().split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The name in `/dev` of the device with the number `dev`.
@@ -72,5 +86,9 @@ mod tests {
         std::os::unix::fs::symlink("../../devices/sda/sda1", sys.path().join("dev/block/8:1")).unwrap();
         let size = |minor| physical_block_size(sys.path(), rustix::fs::makedev(8, minor));
         assert_eq!((size(0), size(1), size(2)), (Some(4096), Some(4096), None));
+        std::fs::write(disk.join("dev"), "8:0\n").unwrap();
+        std::fs::write(disk.join("sda1/partition"), "1\n").unwrap();
+        let whole = |minor| disk_of(sys.path(), makedev(8, minor));
+        assert_eq!([whole(0), whole(1), whole(2)], [Some(makedev(8, 0)), Some(makedev(8, 0)), None]);
     }
 }

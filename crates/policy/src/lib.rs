@@ -18,8 +18,9 @@
 //! the pages around the reader, and try again what resisted. Their memories differ: per-page bits of whole files would cost an observer
 //! of hundreds of them too much, and growing lists can't be kept in a signal handler.
 //!
-//! Both kinds of streams stand back where others wait for their disk ([`stream_pace`]): writers by [`pacer`], readers by [`read_pace`].
-//! Writers that outrun their disk are held ([`stream_hold`]).
+//! Both kinds of streams stand back where others wait for their disk ([`stream_pace`]): writers by [`pacer`], readers by [`read_pace`]. How much
+//! they leave to others that are known follows from what these ask of the disk ([`disk_contention`]). Writers that outrun their disk are
+//! held ([`stream_hold`]).
 //! *Processes* that nobody knows by name are streams if they go through their files once ([`once_through`]).
 //!
 //! *Names* say which files a log has, and how far apart two of them are ([`names`]).
@@ -40,6 +41,7 @@ mod act;
 pub mod allowance;
 #[cfg(feature = "std")]
 mod disk;
+pub mod disk_contention;
 pub mod exact;
 #[cfg(all(test, feature = "std"))]
 mod examples;

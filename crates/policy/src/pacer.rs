@@ -5,12 +5,14 @@
 //! system's journal orders before it. A short piece makes that wait short, and the pause leaves the device to those who wait.
 //!
 //! The price of a piece is a low quantile of what recent pieces took. A piece that took longer than its price is evidence that somebody
-//! else waits, and is followed by a pause of twice its time. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that takes
+//! else waits, and is followed by a pause of twice its time. Where others' own requests are known ([`Pacer::others`]), each piece is followed
+//! by a pause of what is left to them. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that takes
 //! long for each request but serves many at once ("wide") gets longer pieces, as far as these make it faster.
 //!
 //! Invariants: a piece is never shorter than [`PIECE_MIN`], nor longer than [`WIDE_PIECE_MAX`]; no pause is longer than [`PAUSE_MAX_NS`].
 //! Any mixture of the words of two pacers is a pacer. Nothing here fails.
 
+use crate::disk_contention::YieldShare;
 use crate::write_behind::Pace;
 
 /// Nanoseconds of a disk's work that are on their way at once.
@@ -126,6 +128,8 @@ pub struct Pacer {
     last_rest: u64,
     /// Whether the last trial of a wide disk was one of shorter pieces.
     tried_shorter: bool,
+    /// What is left to others that are known to be there.
+    share: YieldShare,
 }
 
 impl Default for Pacer {
@@ -148,6 +152,7 @@ impl Pacer {
         rest: 0,
         last_rest: 0,
         tried_shorter: false,
+        share: YieldShare::NONE,
     };
 
     /// Bytes that may be on their way at once.
@@ -188,6 +193,12 @@ impl Pacer {
         u64::try_from(price).unwrap_or(u64::MAX)
     }
 
+    /// Takes how much is to be left to others, where that is known from what they ask of the disk
+    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it the pieces' own times say whether somebody waits.
+    pub fn others(&mut self, share: YieldShare) {
+        self.share = share;
+    }
+
     /// A part was written. Nanoseconds for which nothing is to be begun.
     ///
     /// ```
@@ -217,11 +228,12 @@ impl Pacer {
             self.bytes = self.bytes.saturating_add(part.bytes);
             self.parts = self.parts.saturating_add(1);
         }
-        self.is_late |= is_late;
+        self.is_late |= is_late || !self.share.is_none();
         if self.ns >= WINDOW_NS && self.parts >= WINDOW_PARTS {
             self.end_window();
         }
-        if is_late { part.took_min.saturating_mul(2).min(PAUSE_MAX_NS) } else { 0 }
+        let pause = if is_late { part.took_min.saturating_mul(2) } else { 0 };
+        pause.max(self.share.after(part.took_max)).min(PAUSE_MAX_NS)
     }
 
     /// Follows a low quantile of what parts took, and what late ones took very slowly: a disk may have become slower for good.
@@ -303,7 +315,8 @@ impl Pacer {
         let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
         let counts =
             self.parts.min(0xffff) << 8 | self.rest.min(0xffff) << 24 | self.last_rest.min(0xffff) << 40;
-        [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts]
+        let share = self.share.sixteenths() << 56;
+        [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts | share]
     }
 
     /// From these words.
@@ -321,6 +334,7 @@ impl Pacer {
             rest: count(24),
             last_rest: count(40),
             tried_shorter: small & 16 != 0,
+            share: YieldShare::of_sixteenths(small >> 56),
         }
     }
 }

@@ -1,11 +1,24 @@
-//! When a stream that reads stands back: after a read that waited far longer than its bytes take.
+//! When a stream that reads stands back.
 //!
-//! A stream under the rules reads faster than a plain one, since it finds free memory at once. On a device that gives out its rate in
-//! portions, as a throttle does, it would so use up each portion sooner, and others would wait longer for the next one. So it does
+//! Seen from outside ([`ReadDuty`]) it reads for [`READ_RUN_NS`], and is then held for as long as is left to others ([`YieldShare`]), again and
+//! again. Its read-ahead can't be switched off from outside, so short runs are the means: others wait no longer than a run takes, and what is
+//! read ahead at its end.
+//!
+//! Seen from inside, without permission to count others' requests ([`ReadPace`]), it stands back after a read that waited far longer than its
+//! bytes take. A stream under the rules reads faster than a plain one, since it finds free memory at once. On a device that gives out its rate
+//! in portions, as a throttle does, it would so use up each portion sooner, and others would wait longer for the next one. So it does
 //! nothing for half as long as it waited.
 //!
-//! Invariant: no pause is longer than [`READ_PAUSE_MAX_NS`], nor than half of the read before it.
+//! Invariants: no hold is longer than [`READ_HOLD_MAX_NS`], no pause longer than [`READ_PAUSE_MAX_NS`], nor than half of the read before it.
 
+use crate::disk_contention::YieldShare;
+
+/// Nanoseconds for which a stream reads between two holds.
+pub const READ_RUN_NS: u64 = 10_000_000;
+/// Nanoseconds for which the disk is busy after a run, with what was read ahead: a MiB at 100 MB/s.
+const READ_AHEAD_NS: u64 = 10_000_000;
+/// Nanoseconds of the longest hold.
+pub const READ_HOLD_MAX_NS: u64 = YieldShare::MAX.after(READ_RUN_NS + READ_AHEAD_NS);
 /// Nanoseconds of the longest pause.
 pub const READ_PAUSE_MAX_NS: u64 = 50_000_000;
 /// A read is late that takes so many times what its bytes take, and so many nanoseconds more: a disk that turns may seek meanwhile, and
@@ -63,6 +76,42 @@ impl ReadPace {
             (self.since, self.bytes) = (now, 0);
         }
         if is_late { (took / 2).min(READ_PAUSE_MAX_NS) } else { 0 }
+    }
+}
+
+/// The turns of the streams that read from one disk: all of them read, then all are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadDuty {
+    /// When the present turn ends; 0: there are no turns.
+    ends: u64,
+    is_held: bool,
+}
+
+impl ReadDuty {
+    /// Until when the streams are to be held; `None`: they may read. To be asked every 10 ms.
+    ///
+    /// ```
+    /// use pagekeeper_policy::disk_contention::YieldShare;
+    /// use pagekeeper_policy::read_pace::ReadDuty;
+    ///
+    /// let (mut duty, ms) = (ReadDuty::default(), 1_000_000);
+    /// assert_eq!(duty.step(YieldShare::NONE, 5 * ms), None);
+    /// assert_eq!(duty.step(YieldShare::MAX, 10 * ms), Some(50 * ms));
+    /// assert_eq!(duty.step(YieldShare::MAX, 20 * ms), Some(50 * ms));
+    /// assert_eq!(duty.step(YieldShare::MAX, 50 * ms), None);
+    /// ```
+    pub fn step(&mut self, share: YieldShare, now: u64) -> Option<u64> {
+        if share.is_none() {
+            *self = Self::default();
+            return None;
+        }
+        if now >= self.ends {
+            // Whoever comes is not kept waiting: the first turn is theirs.
+            self.is_held = !self.is_held;
+            let hold = share.after(READ_RUN_NS + READ_AHEAD_NS);
+            self.ends = now.saturating_add(if self.is_held { hold } else { READ_RUN_NS });
+        }
+        self.is_held.then_some(self.ends)
     }
 }
 

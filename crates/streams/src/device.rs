@@ -18,6 +18,7 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::open::Opener;
 use crate::requests::Beneficiaries;
+use crate::turns::DiskShares;
 use crate::writing::Writing;
 use crate::{Decide, StayReason, Verdict};
 
@@ -94,12 +95,25 @@ pub(crate) struct Devices {
     sender: Sender<(usize, JobResult)>,
     decide: Arc<Decide>,
     pace: StreamPace,
+    shares: DiskShares,
 }
 
 impl Devices {
     pub(crate) fn new(decide: Decide, pace: StreamPace) -> Self {
         let (sender, results) = channel();
-        Self { workers: Vec::new(), results, sender, decide: Arc::new(decide), pace }
+        Self {
+            workers: Vec::new(),
+            results,
+            sender,
+            decide: Arc::new(decide),
+            pace,
+            shares: DiskShares::default(),
+        }
+    }
+
+    /// Leaves others their share of each disk, with workers that are started from now on.
+    pub(crate) fn heed(&mut self, shares: DiskShares) {
+        self.shares = shares;
     }
 
     /// Bytes that writers to a device may have unwritten.
@@ -161,7 +175,7 @@ impl Devices {
     fn start(&self, index: usize, bound: &Arc<AtomicU64>) -> Option<Sender<Vec<Job>>> {
         let (jobs, work) = channel();
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
-        let mut writing = Writing::new(self.pace, Arc::clone(bound));
+        let mut writing = Writing::new(self.pace, Arc::clone(bound), self.shares.clone());
         let run = move || {
             // Nobody may want it any more.
             let say = |result| drop(results.send((index, result)));

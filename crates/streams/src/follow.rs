@@ -14,18 +14,19 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::page_size;
 use pagekeeper_policy::stream_pages::DueRange;
 use pagekeeper_trace::TraceError;
-use pagekeeper_trace::page_events::{EventFile, PageEvent};
+use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 
 use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, path_or_number};
-use crate::hold::Holds;
+use crate::hold::{HoldTarget, Holds};
 use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, UNFOLLOWED_FOR, WRITE_AFTER, WRITE_PER_JOB};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
 use crate::report::{Sums, add};
 use crate::requests::{Origin, RequestId, RequestReport, Requester, Requests};
 use crate::source::EventSource;
+use crate::turns::{DiskShares, DiskTurns};
 use crate::{Decide, IsMember, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
 
 /// Time between two looks for processes whose end may be among lost events.
@@ -64,6 +65,8 @@ pub(crate) struct Follower {
     mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
     is_refusal_said: bool,
+    /// `None` where streams keep their own pace, or nobody can say what others ask.
+    turns: Option<DiskTurns>,
 }
 
 impl Follower {
@@ -97,7 +100,23 @@ impl Follower {
             mappings: HashMap::new(),
             is_full_said: false,
             is_refusal_said: false,
+            turns: None,
         }
+    }
+
+    /// Follows by these events, and leaves others their share of each disk unless the pace is off.
+    pub(crate) fn paced(events: PageEvents, decide: Decide, never: Vec<String>, pace: StreamPace) -> Self {
+        let shares = DiskShares::default();
+        let turns = if pace == StreamPace::Off { None } else { DiskTurns::new(&events, shares.clone()) };
+        let mut follower = Self::new(Box::new(events), decide, never, pace);
+        follower.heed(shares, turns);
+        follower
+    }
+
+    /// Leaves others their share of each disk, from the first job on.
+    fn heed(&mut self, shares: DiskShares, turns: Option<DiskTurns>) {
+        self.devices.heed(shares);
+        self.turns = turns;
     }
 
     /// Follows what has one of these names or is a member, also what runs already, and its descendants.
@@ -207,9 +226,19 @@ impl Follower {
         std::mem::take(&mut self.events)
     }
 
-    /// Has writers held that outrun their disk, and those only.
+    /// The followed processes that are to be held now since others wait for a disk that they read from.
+    fn readers_to_hold(&mut self, now: Duration) -> Vec<HoldTarget> {
+        let is_busy = self.processes.running() > 0 || self.devices.queued() > 0;
+        let Some(turns) = self.turns.as_mut().filter(|_| is_busy) else { return Vec::new() };
+        let target = |pid: &u32| self.processes.hold_target(*pid, &self.never);
+        turns.look(now).iter().filter_map(target).collect()
+    }
+
+    /// Has writers held that outrun their disk, and readers whose turn it is not, and those only.
     fn hold(&mut self, now: Duration) {
-        let targets = self.backlogs.decide(|dev| self.devices.bound(dev), now);
+        let mut targets = self.backlogs.decide(|dev| self.devices.bound(dev), now);
+        let readers = self.readers_to_hold(now);
+        targets.extend(readers.into_iter().filter(|reader| !targets.contains(reader)).collect::<Vec<_>>());
         self.holds.wish(targets);
         for (target, error) in self.holds.refused() {
             if !std::mem::replace(&mut self.is_refusal_said, true) {
@@ -246,7 +275,10 @@ impl Follower {
             self.backlogs.again_at.map_or(at_most, |at| at_most.min(at.saturating_sub(now).max(step)));
         let rest = (self.last_step + step).saturating_sub(now).min(at_most);
         std::thread::sleep(rest);
-        let look = self.files.next_look().map_or(at_most, |look| look.saturating_sub(now + rest));
+        let turns = self.turns.as_ref().filter(|_| self.processes.running() > 0);
+        let looks = [self.files.next_look(), turns.map(DiskTurns::next_look)];
+        let look = looks.into_iter().flatten().min();
+        let look = look.map_or(at_most, |look| look.saturating_sub(now + rest));
         let left = at_most.saturating_sub(rest).min(look);
         if self.devices.queued() > 0 { left.min(STEP) } else { left }
     }
@@ -313,7 +345,18 @@ impl Follower {
         kept.used_by_others.store(true, Ordering::Relaxed);
     }
 
+    /// Takes note of who reads from which disk.
+    fn note_reads(&mut self, event: &PageEvent) {
+        let Some(turns) = &mut self.turns else { return };
+        if let PageEvent::Added { process, file, bytes } = event {
+            turns.added(*process, file.dev, bytes.end.saturating_sub(bytes.start));
+        } else if let PageEvent::Dirtied { process, file, bytes } = event {
+            turns.dirtied(*process, file.dev, bytes.end.saturating_sub(bytes.start));
+        }
+    }
+
     fn event(&mut self, event: PageEvent, now: Duration) {
+        self.note_reads(&event);
         match event {
             PageEvent::Added { process, file, bytes } => {
                 let Some(id) = self.followed(process, 0, None, now) else {

@@ -21,6 +21,7 @@ mod requests;
 mod source;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod writing;
 
 use std::collections::BTreeMap;
@@ -157,7 +158,7 @@ pub struct StreamReport {
     pub running: usize,
     /// Pages whose additions were not seen, for want of room in the kernel's buffer, in bytes.
     pub lost_bytes: u64,
-    /// How long programs were held because they outran their disk, all together.
+    /// How long programs were held because they outran their disk or others waited for it, all together.
     pub held: Duration,
 }
 
@@ -174,7 +175,7 @@ impl Streams {
         let every = members.iter().map(|_| "*".to_owned());
         let kernel = FollowedNames { streams: names.iter().cloned().chain(every).collect(), never };
         let events = PageEvents::open(&kernel).map_err(|error| Unavailable(error.to_string()))?;
-        let mut follower = Follower::new(Box::new(events), decide, kernel.never, pace);
+        let mut follower = Follower::paced(events, decide, kernel.never, pace);
         follower.follow_chosen(names, members);
         Ok(Self { follower })
     }
@@ -184,7 +185,7 @@ impl Streams {
         let StreamOptions { names, members: _, never, decide, pace } = options;
         let names = FollowedNames { streams: names, never };
         let events = PageEvents::open_below(&names).map_err(|error| Unavailable(error.to_string()))?;
-        Ok(Self { follower: Follower::new(Box::new(events), decide, names.never, pace) })
+        Ok(Self { follower: Follower::paced(events, decide, names.never, pace) })
     }
 
     /// Follows this process, and the children that it starts from now on, from when they have one of the names.

@@ -54,3 +54,7 @@ pub(crate) const PROGRAMS_MAX: usize = 256;
 pub(crate) const OTHER_PROGRAMS: &str = "(others)";
 /// Problems that are said: one of each kind for each device.
 pub(crate) const PROBLEMS_MAX: usize = 256;
+/// A process that read nothing from a disk for this long is none of its readers: some turns of reading and being held.
+pub(crate) const READER_FOR: Duration = Duration::from_millis(200);
+/// Time between two looks at what others ask of disks while no followed process reads.
+pub(crate) const LOOK_IDLE: Duration = Duration::from_millis(50);

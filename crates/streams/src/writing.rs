@@ -18,6 +18,7 @@ use pagekeeper_policy::stream_pages::DueRange;
 use crate::StayReason;
 use crate::device::{Job, JobResult, RangeResult, drop_clean, failed};
 use crate::open::Opener;
+use crate::turns::DiskShares;
 
 /// A part that is not written after this long is left to the kernel, and its range tried again later.
 const PART_MAX: Duration = Duration::from_secs(10);
@@ -75,6 +76,7 @@ pub(crate) struct Writing {
     pace: StreamPace,
     /// Bytes that writers may have unwritten, for whoever holds them.
     bound: Arc<AtomicU64>,
+    shares: DiskShares,
     waiting: VecDeque<Job>,
     open: VecDeque<OpenJob>,
     /// When the last part was written, if another was on its way or to be begun all the time.
@@ -83,13 +85,14 @@ pub(crate) struct Writing {
 }
 
 impl Writing {
-    pub(crate) fn new(pace: StreamPace, bound: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(pace: StreamPace, bound: Arc<AtomicU64>, shares: DiskShares) -> Self {
         let (waiting, open) = (VecDeque::new(), VecDeque::new());
-        Self { pacer: Pacer::NEW, pace, bound, waiting, open, done_at: None, pause_until: None }
+        Self { pacer: Pacer::NEW, pace, bound, shares, waiting, open, done_at: None, pause_until: None }
     }
 
-    /// Learns from a part that is written. Nanoseconds for which nothing is to be begun.
-    fn learn(&mut self, part: WrittenPart) -> u64 {
+    /// Learns from a part of a device that is written. Nanoseconds for which nothing is to be begun.
+    fn learn(&mut self, dev: u64, part: WrittenPart) -> u64 {
+        self.pacer.others(self.shares.of(dev));
         let pause = self.pacer.written(part);
         self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
@@ -221,13 +224,17 @@ impl Writing {
                 say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
             }
             let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            let pause = self.learn(WrittenPart {
-                bytes: part.bytes,
-                in_flight: part.in_flight,
-                took_min: nanoseconds(part.seen.duration_since(part.begun)),
-                took_max: nanoseconds(now.duration_since(part.begun)),
-                busy: self.done_at.map(|done_at| nanoseconds(now.duration_since(done_at))),
-            });
+            let dev = open.job.file.dev;
+            let pause = self.learn(
+                dev,
+                WrittenPart {
+                    bytes: part.bytes,
+                    in_flight: part.in_flight,
+                    took_min: nanoseconds(part.seen.duration_since(part.begun)),
+                    took_max: nanoseconds(now.duration_since(part.begun)),
+                    busy: self.done_at.map(|done_at| nanoseconds(now.duration_since(done_at))),
+                },
+            );
             self.done_at = Some(now);
             if pause > 0 {
                 self.pause_until = Some(now + Duration::from_nanos(pause));

@@ -79,6 +79,8 @@ pub(crate) enum Helper {
     Processor = 8,
     ProcessAndThread = 14,
     TaskName = 16,
+    /// The address of its `task_struct`.
+    Task = 35,
     /// Linux 5.5.
     ReadKernel = 113,
     /// Linux 5.8.

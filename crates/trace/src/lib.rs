@@ -35,6 +35,10 @@
 //!
 //! [`syncs`] hands on each sync of a file: who called it, with which descriptor, and how long it took.
 //!
+//! # Requests
+//!
+//! [`disk_use`] counts what processes that are not followed ask of each disk, without an event for each request.
+//!
 //! # To add an event
 //!
 //! 1. In `tracefs`: a variant of `Event`, with its category and name.
@@ -76,6 +80,7 @@
 mod asm;
 mod bpf;
 mod counts;
+pub mod disk_use;
 mod durations;
 mod error;
 mod event;

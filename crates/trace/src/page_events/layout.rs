@@ -58,14 +58,7 @@ impl Offsets {
     }
 
     fn read(path: &Path) -> Result<Self, TraceError> {
-        let bytes = std::fs::read(path).map_err(|error| {
-            if error.kind() == io::ErrorKind::NotFound {
-                return TraceError::NoTypes { path: path.to_owned() };
-            }
-            TraceError::Call { call: "read", what: VMLINUX.to_owned(), source: error }
-        })?;
-        let described = Btf::parse(&bytes).and_then(|btf| Self::of(&btf));
-        described.map_err(|source| TraceError::Types { path: path.to_owned(), source })
+        described(path, Self::of)
     }
 
     fn of(btf: &Btf<'_>) -> Result<Self, BtfError> {
@@ -91,6 +84,24 @@ impl Offsets {
             signal_live: btf.offset("signal_struct", &["live"])?,
         })
     }
+}
+
+/// What is asked of the running kernel's description of its types.
+pub(crate) fn described_by_this_kernel<T>(
+    ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>,
+) -> Result<T, TraceError> {
+    described(Path::new(VMLINUX), ask)
+}
+
+fn described<T>(path: &Path, ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>) -> Result<T, TraceError> {
+    let bytes = std::fs::read(path).map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            return TraceError::NoTypes { path: path.to_owned() };
+        }
+        TraceError::Call { call: "read", what: VMLINUX.to_owned(), source: error }
+    })?;
+    let answer = Btf::parse(&bytes).and_then(|btf| ask(&btf));
+    answer.map_err(|source| TraceError::Types { path: path.to_owned(), source })
 }
 
 /// Kernels that have no folios have no large ones in files on disks.

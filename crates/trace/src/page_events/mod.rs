@@ -10,8 +10,8 @@
 //! [`PageEvents`] is dropped, and when its process ends, `kill -9` included.
 //! Fails where the kernel has no BTF, lacks the tracepoints (Linux 5.8), or refuses the programs.
 
-mod btf;
-mod layout;
+pub(crate) mod btf;
+pub(crate) mod layout;
 mod programs;
 pub(crate) mod ring;
 #[cfg(test)]
@@ -314,6 +314,11 @@ impl PageEvents {
         });
     }
 
+    /// The table of followed processes.
+    pub(crate) fn followed(&self) -> &Map {
+        &self.followed
+    }
+
     /// Waits until an event comes, or for so long.
     pub fn wait(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
@@ -345,11 +350,11 @@ impl PageEvents {
     }
 }
 
-fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
+pub(crate) fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
     TraceError::of(Right::Programs, call, what, errno)
 }
 
-fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
+pub(crate) fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
     if log.is_empty() {
         return failed("bpf(PROG_LOAD)", name, errno);
     }

@@ -1,0 +1,153 @@
+//! How much of each disk streams leave to others, and the turns of those that read.
+//!
+//! Invariants: a process is to be held only while others wait for a disk that it reads from, for [`READ_HOLD_MAX_NS`] at a time. Without
+//! permission to count requests nobody is, and writers learn of others by their own pieces.
+//!
+//! [`READ_HOLD_MAX_NS`]: pagekeeper_policy::read_pace::READ_HOLD_MAX_NS
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagekeeper_kernel::disk_of;
+use pagekeeper_kernel::mutex::lock;
+use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
+use pagekeeper_policy::read_pace::ReadDuty;
+use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
+use pagekeeper_trace::page_events::PageEvents;
+
+use crate::limits::{LOOK_IDLE, READER_FOR, STEP};
+
+/// How much of each disk's time is left to others.
+#[derive(Clone, Default)]
+pub(crate) struct DiskShares {
+    disks: Arc<Mutex<HashMap<u64, YieldShare>>>,
+}
+
+impl DiskShares {
+    /// Of the disk that a file system's device is or lies on; none where that is not known.
+    pub(crate) fn of(&self, device: u64) -> YieldShare {
+        if lock(&self.disks).values().all(|share| share.is_none()) {
+            return YieldShare::NONE;
+        }
+        let disk = disk_of(Path::new("/sys"), device);
+        disk.and_then(|disk| lock(&self.disks).get(&disk).copied()).unwrap_or_default()
+    }
+
+    fn set(&self, disk: u64, share: YieldShare) {
+        lock(&self.disks).insert(disk, share);
+    }
+}
+
+/// What is known of one disk.
+#[derive(Default)]
+struct Disk {
+    contention: DiskContention,
+    duty: ReadDuty,
+    /// Followed processes that read from it, and when they did so last.
+    readers: BTreeMap<u32, Duration>,
+}
+
+/// What others ask of all disks, and who of the followed processes reads from which.
+pub(crate) struct DiskTurns {
+    source: DiskUse,
+    shares: DiskShares,
+    disks: HashMap<u64, Disk>,
+    last_look: Duration,
+    /// Whether followed processes read, or others are there.
+    is_active: bool,
+    held: BTreeSet<u32>,
+    /// Bytes of pages that followed processes added, less those that they wrote to, by process and device since the last look.
+    read: HashMap<(u32, u64), i64>,
+    /// The disk of each device.
+    disk_of: HashMap<u64, Option<u64>>,
+}
+
+impl DiskTurns {
+    /// `None` where requests can't be counted.
+    pub(crate) fn new(events: &PageEvents, shares: DiskShares) -> Option<Self> {
+        let source = DiskUse::open(events).ok()?;
+        Some(Self {
+            source,
+            shares,
+            disks: HashMap::new(),
+            last_look: Duration::ZERO,
+            is_active: false,
+            held: BTreeSet::new(),
+            read: HashMap::new(),
+            disk_of: HashMap::new(),
+        })
+    }
+
+    /// Takes note that a followed process added pages of a device; requests that a throttle holds back don't say for whom they are.
+    pub(crate) fn added(&mut self, process: u32, device: u64, bytes: u64) {
+        let read = self.read.entry((process, device)).or_default();
+        *read = read.saturating_add_unsigned(bytes);
+    }
+
+    /// Takes note that it wrote to clean pages, new ones or not.
+    pub(crate) fn dirtied(&mut self, process: u32, device: u64, bytes: u64) {
+        let read = self.read.entry((process, device)).or_default();
+        *read = read.saturating_sub_unsigned(bytes);
+    }
+
+    /// When it wants to look next.
+    pub(crate) fn next_look(&self) -> Duration {
+        self.last_look + if self.is_active { STEP } else { LOOK_IDLE }
+    }
+
+    /// Looks, if it is time to. Returns the processes that are to be held now.
+    pub(crate) fn look(&mut self, now: Duration) -> &BTreeSet<u32> {
+        if now >= self.next_look() {
+            match self.source.take() {
+                Ok(window) => self.take_in(&window, now),
+                Err(_) => self.held.clear(),
+            }
+        }
+        &self.held
+    }
+
+    fn take_in(&mut self, window: &DiskWindow, now: Duration) {
+        let since = nanoseconds(now.saturating_sub(std::mem::replace(&mut self.last_look, now)));
+        for (disk, requests) in &window.others {
+            let known = self.disks.entry(*disk).or_default();
+            self.shares.set(*disk, known.contention.others(seen(requests, since)));
+        }
+        let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
+        let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();
+        for ((process, device), _) in added {
+            let disk = self.disk_of.entry(device).or_insert_with(|| disk_of(Path::new("/sys"), device));
+            readers.extend(disk.map(|disk| (process, disk)));
+        }
+        self.is_active = !readers.is_empty();
+        for (process, disk) in readers {
+            self.disks.entry(disk).or_default().readers.insert(process, now);
+        }
+        self.held.clear();
+        for disk in self.disks.values_mut() {
+            disk.readers.retain(|_, last| now.saturating_sub(*last) < READER_FOR);
+            let share = disk.contention.share();
+            self.is_active |= !share.is_none();
+            let of_readers = if disk.readers.is_empty() { YieldShare::NONE } else { share };
+            if disk.duty.step(of_readers, nanoseconds(now)).is_some() {
+                self.held.extend(disk.readers.keys());
+            }
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What others wait for.
+fn seen(requests: &DiskRequests, ns: u64) -> OthersRequests {
+    let waited_for = requests.waited_for();
+    OthersRequests {
+        ns,
+        begun: waited_for.begun,
+        done: waited_for.done,
+        waited_ns: nanoseconds(waited_for.waited),
+    }
+}

@@ -1,0 +1,100 @@
+//! Programs that read from a disk on which others wait are held in turns; alone on it they are not.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Verdict};
+use pagekeeper_testing::{Mounted, skip};
+
+/// Longer than any of it takes on a busy machine.
+const AT_MOST: Duration = Duration::from_secs(120);
+
+fn streams(pace: StreamPace) -> Option<Streams> {
+    let decide = Box::new(|_, _: Option<&Path>| Verdict::Release);
+    let options = StreamOptions { names: Vec::new(), never: Vec::new(), decide, pace };
+    Streams::start(options).map_err(skip).ok()
+}
+
+/// A file system of its own with a cold file of 64 MiB on it.
+fn cold_file() -> Option<(Mounted, PathBuf)> {
+    let mounted = Mounted::new("ext4")?;
+    let path = mounted.path().join("file");
+    std::fs::write(&path, vec![7; 64 << 20]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    Some((mounted, path))
+}
+
+/// Killed when dropped, with all that it started.
+struct Reader(Child, u32);
+
+impl Reader {
+    /// Reads the file over and over, by `dd` with these words; under a shell, since children of this process are not held.
+    fn new(path: &Path, words: &str) -> Self {
+        let script = format!("while :; do dd if=\"$1\" of=/dev/null status=none bs=64k {words}; done");
+        let mut shell = Command::new("setsid")
+            .args(["sh", "-c", "read -r go; sh -c \"$2\" sh \"$1\" & echo $!; wait", "sh"])
+            .args([path.as_os_str(), script.as_ref()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self(shell, line.trim().parse().unwrap())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let group = format!("-{}", self.0.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+        let _ = self.0.wait();
+    }
+}
+
+fn step_until(streams: &mut Streams, mut is_so: impl FnMut(&Streams) -> bool) {
+    let end = Instant::now() + AT_MOST;
+    while !is_so(streams) {
+        assert!(Instant::now() < end, "{:?}", streams.report());
+        streams.step();
+        streams.wait(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_reader_has_its_turns_beside_others_and_the_whole_disk_alone() {
+    let Some((_mounted, path)) = cold_file() else { return };
+    let Some(mut streams) = streams(StreamPace::Auto) else { return };
+    let reader = Reader::new(&path, "iflag=nocache");
+    streams.follow(reader.1).unwrap();
+    let added = |streams: &Streams, mib: u64| streams.report().totals.added >= mib << 20;
+    step_until(&mut streams, |streams| added(streams, 128));
+    assert_eq!(streams.report().held, Duration::ZERO, "it is alone");
+    let other = Reader::new(&path, "iflag=direct");
+    step_until(&mut streams, |streams| streams.report().held > Duration::ZERO);
+    drop(other);
+    // It takes all again: nobody is held between two looks some time later.
+    let mut last = (streams.report().held, streams.report().totals.added);
+    step_until(&mut streams, |streams| {
+        let (held, added) = (streams.report().held, streams.report().totals.added);
+        if held != last.0 {
+            last = (held, added);
+        }
+        added > last.1 + (512 << 20)
+    });
+}
+
+#[test]
+fn without_a_pace_nobody_is_held() {
+    let Some((_mounted, path)) = cold_file() else { return };
+    let Some(mut streams) = streams(StreamPace::Off) else { return };
+    let readers = [Reader::new(&path, "iflag=nocache"), Reader::new(&path, "iflag=direct")];
+    streams.follow(readers[0].1).unwrap();
+    step_until(&mut streams, |streams| streams.report().totals.added >= 256 << 20);
+    assert_eq!(streams.report().held, Duration::ZERO);
+}

@@ -1,0 +1,261 @@
+//! What others ask of each disk now: the reads, writes and syncs of processes that are neither followed nor this one, counted in the
+//! kernel, and how long these took.
+//!
+//! A program at the tracepoint `block_bio_queue` sees each request in the task that makes it. Two more, at `block_rq_complete` and
+//! `block_bio_complete`, add its time to its disk's counters. No request is an event: a reader takes the counters as often as it likes.
+//!
+//! | whose | counted |
+//! |---|---|
+//! | a followed process's | bytes that it reads, by process and disk |
+//! | this process's | no |
+//! | a kernel thread's: flushers, journals | no: it is not known for whom |
+//! | a kernel worker's | as others' if somebody waits for it: reads but read-ahead, and syncs |
+//! | all else | as others': requests, bytes and time, by disk |
+//!
+//! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself. What lies below a loop device or an
+//! encrypted one is asked by the kernel's workers, so it is others' there, whoever asked. What lies below a linear mapping or a RAID of
+//! stripes counts once more there.
+//!
+//! # What it can't tell
+//!
+//! Another pagekeeper's requests are others'. A request that a throttle (`io.max`, `blkio.throttle`) has held comes from a worker: it is
+//! others', though a followed process may have made it past the page cache, and its time in the throttle is not seen. A sync that waits for
+//! the journal alone makes no request of its own; the writes before it did.
+//!
+//! Invariants: it only observes. A request is begun once and done at most once. All tables are bounded, and requests that found no room are
+//! counted ([`DiskWindow::lost`]). All is removed when [`DiskUse`] is dropped, and when its process ends, `kill -9` included.
+//! Fails where the kernel has no BTF, is older than Linux 5.12, or refuses the programs.
+
+mod programs;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use rustix::fs::makedev;
+use rustix::io::Errno;
+
+use crate::TraceError;
+use crate::page_events::PageEvents;
+use crate::page_events::layout::described_by_this_kernel;
+use crate::page_events::{failed, refused};
+use crate::sys::{Attachment, Map, MapKind, Program, ProgramKind};
+use programs::{BioOffsets, Point, Tables, counters, in_flight, program};
+
+/// Requests of others on their way at a time; more are counted as lost.
+const IN_FLIGHT_MAX: u32 = 16 << 10;
+/// Disks that are told apart.
+const DISKS_MAX: u32 = 1 << 10;
+/// Pairs of a followed process and a disk that it reads from.
+const READERS_MAX: u32 = 4 << 10;
+/// Entries that are read with one call.
+const BATCH: usize = 256;
+
+/// Requests of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// Requests that were made in the window.
+    pub begun: u64,
+    /// Requests that ended in it.
+    pub done: u64,
+    /// Bytes of those that ended.
+    pub bytes: u64,
+    /// The time that those took together, from when their process made them.
+    pub waited: Duration,
+    /// Requests on their way at the window's end.
+    pub in_flight: u64,
+}
+
+/// What others asked of one disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskRequests {
+    /// Reads.
+    pub reads: RequestCounts,
+    /// Writes that nobody waits for.
+    pub writes: RequestCounts,
+    /// Writes that somebody waits for: direct ones, those of a sync, and flushes.
+    pub syncs: RequestCounts,
+}
+
+/// What happened since the last look.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiskWindow {
+    /// What others asked, by the number of the disk (`st_rdev`). A disk is here once somebody asked anything of it.
+    pub others: BTreeMap<u64, DiskRequests>,
+    /// Bytes that followed processes read, by process and disk.
+    pub reads: BTreeMap<(u32, u64), u64>,
+    /// Requests that were not counted for want of room.
+    pub lost: u64,
+}
+
+/// Counters of what others ask of disks, from when it is made until it is dropped.
+pub struct DiskUse {
+    // The attachments go first: no program runs while the rest is taken apart.
+    _attachments: Vec<Attachment>,
+    disks: Map,
+    readers: Map,
+    lost: Map,
+    last_disks: HashMap<Vec<u8>, Vec<u8>>,
+    last_reads: HashMap<Vec<u8>, u64>,
+    last_lost: u64,
+}
+
+impl fmt::Debug for DiskUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskUse").field("lost", &self.last_lost).finish_non_exhaustive()
+    }
+}
+
+impl DiskUse {
+    /// Counts from now on. Processes that `events` follows are not others. Needs `CAP_BPF` and `CAP_PERFMON`.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel or the caller's permissions don't allow that.
+    ///
+    /// ```no_run
+    /// use pagekeeper_trace::disk_use::DiskUse;
+    /// use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
+    ///
+    /// let events = PageEvents::open(&FollowedNames::default())?;
+    /// let mut disks = DiskUse::open(&events)?;
+    /// std::thread::sleep(std::time::Duration::from_millis(50));
+    /// for (disk, asked) in disks.take()?.others {
+    ///     println!("{disk:#x}: {} syncs took {:?} together", asked.syncs.done, asked.syncs.waited);
+    /// }
+    /// # Ok::<(), pagekeeper_trace::TraceError>(())
+    /// ```
+    pub fn open(events: &PageEvents) -> Result<Self, TraceError> {
+        let offsets = described_by_this_kernel(BioOffsets::of)?;
+        let table = |kind, name, (key, value), entries| {
+            Map::create(kind, name, key, value, entries)
+                .map_err(|errno| failed("bpf(MAP_CREATE)", name, errno))
+        };
+        let requests = table(MapKind::Hash, "pk_requests", (8, usize::from(in_flight::SIZE)), IN_FLIGHT_MAX)?;
+        let disks = table(MapKind::Hash, "pk_disks", (4, counters::BYTES), DISKS_MAX)?;
+        let readers = table(MapKind::Hash, "pk_readers", (8, 8), READERS_MAX)?;
+        let lost = table(MapKind::Array, "pk_lost", (4, 8), 1)?;
+        let tables = Tables {
+            followed: events.followed().raw_fd(),
+            requests: requests.raw_fd(),
+            disks: disks.raw_fd(),
+            readers: readers.raw_fd(),
+            lost: lost.raw_fd(),
+        };
+        // Who ends is watched before who begins, so that no request stays in the table.
+        let points = [Point::EndedTogether, Point::Ended, Point::Begun];
+        let attach = |point| attached(point, tables, &offsets);
+        let attachments = points.into_iter().map(attach).collect::<Result<_, _>>()?;
+        Ok(Self {
+            _attachments: attachments,
+            disks,
+            readers,
+            lost,
+            last_disks: HashMap::new(),
+            last_reads: HashMap::new(),
+            last_lost: 0,
+        })
+    }
+
+    /// What happened since the last call.
+    pub fn take(&mut self) -> Result<DiskWindow, TraceError> {
+        let mut window = DiskWindow::default();
+        let read = |map: &Map, name| entries(map).map_err(|e| failed("bpf(MAP_LOOKUP_BATCH)", name, e));
+        for (key, now) in read(&self.disks, "pk_disks")? {
+            let then = self.last_disks.insert(key.clone(), now.clone());
+            let requests = DiskRequests::between(then.as_deref().unwrap_or_default(), &now);
+            window.others.insert(device(word(&key, 0)), requests);
+        }
+        for (key, now) in read(&self.readers, "pk_readers")? {
+            let (process, disk, bytes) = (word(&key, 0), device(word(&key, 4)), long(&now, 0));
+            let then = self.last_reads.insert(key.clone(), bytes).unwrap_or_default();
+            if bytes == then {
+                // It has ended, or its next read makes a new entry.
+                let _ = self.readers.delete(&key);
+                self.last_reads.remove(&key);
+            } else {
+                window.reads.insert((process, disk), bytes.saturating_sub(then));
+            }
+        }
+        let mut lost = [0; 8];
+        let looked_up = self.lost.lookup(&[0; 4], &mut lost);
+        looked_up.map_err(|errno| failed("bpf(MAP_LOOKUP)", "pk_lost", errno))?;
+        let lost = u64::from_ne_bytes(lost);
+        window.lost = lost.saturating_sub(std::mem::replace(&mut self.last_lost, lost));
+        Ok(window)
+    }
+}
+
+impl DiskRequests {
+    fn between(then: &[u8], now: &[u8]) -> Self {
+        let of = |op: usize| {
+            let at = op * counters::OP_BYTES;
+            let count = |field: usize| long(now, at + field).saturating_sub(long(then, at + field));
+            RequestCounts {
+                begun: count(counters::BEGUN),
+                done: count(counters::DONE),
+                bytes: count(counters::LENGTH),
+                waited: Duration::from_nanos(count(counters::WAITED)),
+                in_flight: long(now, at + counters::BEGUN).saturating_sub(long(now, at + counters::DONE)),
+            }
+        };
+        Self { reads: of(counters::READ), writes: of(counters::WRITE), syncs: of(counters::SYNC) }
+    }
+
+    /// Those that somebody waits for.
+    pub fn waited_for(&self) -> RequestCounts {
+        let (reads, syncs) = (self.reads, self.syncs);
+        RequestCounts {
+            begun: reads.begun + syncs.begun,
+            done: reads.done + syncs.done,
+            bytes: reads.bytes + syncs.bytes,
+            waited: reads.waited + syncs.waited,
+            in_flight: reads.in_flight + syncs.in_flight,
+        }
+    }
+}
+
+fn attached(point: Point, tables: Tables, offsets: &BioOffsets) -> Result<Attachment, TraceError> {
+    let (tracepoint, name) = point.names();
+    let code = program(point, tables, offsets).map_err(|error| TraceError::Call {
+        call: "assemble",
+        what: name.to_owned(),
+        source: std::io::Error::other(error),
+    })?;
+    let program =
+        Program::load(ProgramKind::RawTracepoint, name, &code).map_err(|error| refused(name, error))?;
+    program.attach_raw(tracepoint).map_err(|error| failed(error.call, name, error.errno))
+}
+
+/// A key and its value.
+type Entry = (Vec<u8>, Vec<u8>);
+
+/// All entries of a table. One that comes or goes meanwhile may be missing.
+fn entries(map: &Map) -> Result<Vec<Entry>, Errno> {
+    let (key_size, value_size) = map.sizes();
+    let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
+    let (mut cursor, mut all) = (None, Vec::new());
+    loop {
+        let (count, is_last) = map.lookup_batch(&mut cursor, &mut keys, &mut values)?;
+        let of_batch = keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)).take(count);
+        all.extend(of_batch.map(|(key, value)| (key.to_vec(), value.to_vec())));
+        if is_last {
+            return Ok(all);
+        }
+    }
+}
+
+/// A number in the kernel's own form: twelve bits, then twenty.
+fn device(number: u32) -> u64 {
+    makedev(number >> 20, number & 0xf_ffff)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().unwrap_or_default()))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()))
+}

@@ -1,0 +1,176 @@
+use super::*;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use pagekeeper_testing::{Mounted, skip};
+
+use crate::page_events::FollowedNames;
+
+const MIB: u64 = 1 << 20;
+
+fn opened() -> Option<(PageEvents, DiskUse)> {
+    if !rustix::process::geteuid().is_root() {
+        skip("counting requests to disks needs root");
+        return None;
+    }
+    let events = PageEvents::open(&FollowedNames::default()).unwrap();
+    let disks = DiskUse::open(&events).unwrap();
+    Some((events, disks))
+}
+
+/// What the device itself counts (`stat` of `sysfs-block`): bytes that were read, and written.
+fn bytes_of(disk: u64) -> (u64, u64) {
+    let (major, minor) = (rustix::fs::major(disk), rustix::fs::minor(disk));
+    let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).unwrap();
+    let field = |nth: usize| text.split_whitespace().nth(nth).unwrap().parse::<u64>().unwrap() * 512;
+    (field(2), field(6))
+}
+
+/// Runs `dd` behind a shell that waits until `begin` was called with its number.
+fn dd(arguments: &[String], begin: impl FnOnce(u32)) {
+    let mut shell = Command::new("sh")
+        .args(["-c", "read go; exec dd status=none \"$@\"", "sh"])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    begin(shell.id());
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(shell.wait().unwrap().success());
+}
+
+fn read_of(path: &Path) -> Vec<String> {
+    ["iflag=direct", "bs=64k", "of=/dev/null", &format!("if={}", path.display())].map(String::from).to_vec()
+}
+
+/// A file of 4 MiB on a file system of its own, and that one's device.
+fn file_on_own_disk() -> Option<(Mounted, std::path::PathBuf, u64)> {
+    let mounted = Mounted::new("ext4")?;
+    let path = mounted.path().join("file");
+    std::fs::write(&path, vec![7; 4 << 20]).unwrap();
+    std::fs::File::open(&path).unwrap().sync_all().unwrap();
+    let disk = std::fs::metadata(&path).unwrap().dev();
+    Some((mounted, path, disk))
+}
+
+#[test]
+fn what_others_ask_is_what_the_disk_was_asked() {
+    let Some((_events, mut disks)) = opened() else { return };
+    let Some((mounted, path, disk)) = file_on_own_disk() else { return };
+    disks.take().unwrap();
+    let before = bytes_of(disk);
+    dd(&read_of(&path), |_| {});
+    let written = mounted.path().join("written");
+    let write = ["if=/dev/zero", "bs=64k", "count=32", "oflag=direct", &format!("of={}", written.display())];
+    dd(&write.map(String::from), |_| {});
+    let window = disks.take().unwrap();
+    let after = bytes_of(disk);
+    let asked = window.others[&disk];
+    assert_eq!(asked.reads.bytes, after.0 - before.0, "{asked:?}");
+    assert!(asked.reads.bytes >= 4 * MIB && asked.reads.done >= 64, "{asked:?}");
+    // The journal's thread writes, too.
+    assert!((2 * MIB..=after.1 - before.1).contains(&asked.syncs.bytes), "{asked:?} {before:?} {after:?}");
+    assert!(asked.reads.waited > Duration::ZERO && asked.syncs.waited > Duration::ZERO, "{asked:?}");
+    assert_eq!((asked.reads.in_flight, asked.syncs.in_flight, window.lost), (0, 0, 0), "{asked:?}");
+    assert_eq!(asked.reads.begun, asked.reads.done, "{asked:?}");
+    let next = disks.take().unwrap();
+    assert_eq!(next.others[&disk].reads, RequestCounts::default());
+}
+
+#[test]
+fn followed_processes_and_this_one_are_not_others() {
+    let Some((events, mut disks)) = opened() else { return };
+    let Some((_mounted, path, disk)) = file_on_own_disk() else { return };
+    let mut followed = 0;
+    dd(&read_of(&path), |pid| {
+        followed = pid;
+        events.follow(pid).unwrap();
+        disks.take().unwrap();
+    });
+    let file = std::fs::File::open(&path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    std::fs::read(&path).unwrap();
+    let window = disks.take().unwrap();
+    assert!(window.reads[&(followed, disk)] >= 4 * MIB, "{window:?}");
+    let others = window.others.get(&disk).copied().unwrap_or_default();
+    // A daemon that looks at new devices may read from it.
+    assert!(others.reads.bytes < MIB, "{window:?}");
+    assert!(!window.reads.contains_key(&(std::process::id(), disk)), "{window:?}");
+    assert_eq!(disks.take().unwrap().reads, BTreeMap::new());
+}
+
+#[test]
+fn syncs_that_have_no_data_of_their_own_are_seen() {
+    let Some((_events, mut disks)) = opened() else { return };
+    let Some((_mounted, path, disk)) = file_on_own_disk() else { return };
+    disks.take().unwrap();
+    // Eight bytes in place, each synced.
+    let arguments = ["if=/dev/zero", "bs=8", "count=20", "conv=notrunc", "oflag=dsync"];
+    let mut write = arguments.map(String::from).to_vec();
+    write.push(format!("of={}", path.display()));
+    dd(&write, |_| {});
+    let asked = disks.take().unwrap().others[&disk];
+    assert!(asked.syncs.done >= 20, "{asked:?}");
+}
+
+#[test]
+fn a_partition_is_its_disk() {
+    let Some((_events, mut disks)) = opened() else { return };
+    let Some(partition) = Partition::new() else { return skip("no partition can be made on a loop device") };
+    disks.take().unwrap();
+    let read = ["iflag=direct", "bs=64k", "count=16", "of=/dev/null", &format!("if={}p1", partition.0)];
+    dd(&read.map(String::from), |_| {});
+    let window = disks.take().unwrap();
+    let disk = std::fs::metadata(&partition.0).unwrap().rdev();
+    assert!(window.others[&disk].reads.bytes >= MIB, "{window:?}");
+    let number = std::fs::metadata(format!("{}p1", partition.0)).unwrap().rdev();
+    assert!(!window.others.contains_key(&number));
+}
+
+/// A loop device with a partition; gone when dropped.
+struct Partition(String, #[allow(dead_code, reason = "holds the image")] tempfile::TempDir);
+
+impl Partition {
+    fn new() -> Option<Self> {
+        let dir = pagekeeper_testing::disk_dir();
+        let image = dir.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(64 * MIB).unwrap();
+        let sfdisk = Command::new("sh")
+            .args(["-c", "echo ,,L | sfdisk -q \"$1\"", "sh"])
+            .arg(&image)
+            .stderr(Stdio::null())
+            .status()
+            .ok()?;
+        let looped =
+            Command::new("losetup").args(["--find", "--show", "--partscan"]).arg(&image).output().ok()?;
+        if !looped.status.success() {
+            return None;
+        }
+        let this = Self(String::from_utf8_lossy(&looped.stdout).trim().to_owned(), dir);
+        (sfdisk.success() && Path::new(&format!("{}p1", this.0)).exists()).then_some(this)
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn what_a_throttle_has_held_is_others() {
+    let Some((_events, mut disks)) = opened() else { return };
+    let Some((_mounted, path, disk)) = file_on_own_disk() else { return };
+    let throttle = Path::new("/sys/fs/cgroup/blkio/blkio.throttle.read_bps_device");
+    let number = format!("{}:{}", rustix::fs::major(disk), rustix::fs::minor(disk));
+    if std::fs::write(throttle, format!("{number} 20000000")).is_err() {
+        return skip("a throttle needs cgroup v1's blkio");
+    }
+    disks.take().unwrap();
+    dd(&read_of(&path), |_| {});
+    let asked = disks.take().unwrap().others[&disk];
+    std::fs::write(throttle, format!("{number} 0")).unwrap();
+    assert!(asked.reads.bytes >= 4 * MIB, "{asked:?}");
+}
