@@ -406,7 +406,9 @@ impl Follower {
             self.source.forget(&name);
             return;
         }
-        let id = self.processes.of(process, 0, None, now);
+        let Some(id) = self.followed(process, 0, None, now) else {
+            return self.used_by_others(&name, bytes);
+        };
         self.keep(name, id, now);
         let more = self.files.get_mut(&name).map_or(0, |file| file.dirtied(bytes, now));
         if more > 0 {

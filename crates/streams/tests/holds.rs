@@ -46,7 +46,8 @@ impl Drop for SlowDisk {
 
 fn streams(pace: StreamPace) -> Option<Streams> {
     let decide = Box::new(|_, _: Option<&Path>| Verdict::Release);
-    let options = StreamOptions { names: Vec::new(), never: vec!["pk-database".to_owned()], decide, pace };
+    let options =
+        StreamOptions { names: Vec::new(), members: None, never: vec!["pk-database".to_owned()], decide, pace };
     Streams::start(options).map_err(skip).ok()
 }
 
