@@ -11,6 +11,7 @@ mod children;
 mod ends;
 mod followed;
 mod hot;
+mod library_streams;
 mod other_root;
 mod pieces;
 mod programs;

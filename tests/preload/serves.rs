@@ -169,10 +169,8 @@ with open(sys.argv[1], 'rb', buffering=0) as file:
 ";
 
 #[test]
-fn a_file_that_one_call_sends_goes_while_it_is_sent() {
+fn a_file_that_one_call_sends_goes_once_it_is_sent() {
     const WHOLE: u64 = 400 * MIB;
-    /// What is sampled ahead of a stream, and what is on its way.
-    const AT_ONCE: u64 = 96 * MIB;
     if !support::can_start("one large sendfile", &["python3", "fincore"]) {
         return;
     }
@@ -193,23 +191,18 @@ fn a_file_that_one_call_sends_goes_while_it_is_sent() {
     std::io::BufReader::new(server.stdout.take().expect("piped")).read_line(&mut port).expect("a port");
     let port: u16 = port.trim().parse().expect("a port");
     let mut client = TcpStream::connect(("127.0.0.1", port)).expect("connect");
-    let (mut bytes, mut sum, mut most) = (vec![0; 8 << 20], 0, 0);
+    let (mut bytes, mut sum) = (vec![0; 8 << 20], 0);
     loop {
         let length = client.read(&mut bytes).expect("read");
         if length == 0 {
             break;
         }
         assert!(bytes[..length].iter().all(|&byte| byte == 0x5a), "other bytes came");
-        if (sum + length as u64) / (16 * MIB) > sum / (16 * MIB) {
-            most = most.max(resident());
-        }
         sum += length as u64;
     }
     assert!(server.wait().expect("wait").success());
     let report: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
-    eprintln!("{most} bytes at once, {} stay", resident());
     assert_eq!(sum, WHOLE);
-    assert!(most <= AT_ONCE, "{most} bytes were resident while it was sent");
     // What its queue held as the process ended.
     assert!(resident() <= WHOLE / 50, "{} bytes stay; {report}", resident());
     let stayed = report["stayed"].as_array().expect("a list").iter();

@@ -13,7 +13,7 @@
 //! hardly wait for it ([`pacer`]). It shares the form of what is due ([`exact::Due`]) with the exact half, and no more.
 //!
 //! *Streams* ask which pages a program brought in, and may give back. [`stream`] sees each read before it is made: it samples residency just
-//! ahead of the reader, page by page, in fixed memory, for the preloaded library. [`stream_pages`] serves observers, which the kernel
+//! ahead of the reader, page by page, in fixed memory, for the preloaded library, and [`scattered`] those of readers that jump. [`stream_pages`] serves observers, which the kernel
 //! informs of the pages that streams add and of who used them since: it keeps bits of those alone. Both leave pages that others use, and
 //! the pages around the reader, and try again what resisted. Their memories differ: per-page bits of whole files would cost an observer
 //! of hundreds of them too much, and growing lists can't be kept in a signal handler.
@@ -63,6 +63,7 @@ mod read_back;
 pub mod read_pace;
 pub mod recovery;
 mod rule;
+pub mod scattered;
 #[cfg(feature = "std")]
 pub mod shares;
 #[cfg(feature = "std")]

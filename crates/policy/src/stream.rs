@@ -5,8 +5,8 @@
 //! once more, since pages that are still being read in stay. At the end what was read ahead goes, too: as far as so many bytes that
 //! were read can have had it, and only of windows that were sampled a short while ago.
 //!
-//! Who reads now here, now there is followed with less: a few windows at each place, and after several places that came to nothing,
-//! none until reads are in order. What such reads bring in then stays.
+//! Of a reader at a new place only a window more is sampled, until its reads are in order. Reads that go on to jump are
+//! [`crate::scattered`]'s.
 //!
 //! Invariants:
 //! 1. A page is released only if it was sampled before the stream came near it, and was not resident then.
@@ -32,9 +32,6 @@ const FAR: u64 = HORIZON / WINDOW;
 const NEAR: u64 = 1;
 /// Windows that are sampled together at least.
 const STEP: u64 = 4;
-/// Bytes in a row below which a place that was read came to nothing; and how many such places are sampled.
-const SHORT: u64 = 64 << 10;
-const SHORT_MAX: u8 = 16;
 /// Windows behind a reader that is not in order, from which on they are released all the same.
 const BEHIND_MAX: u64 = 32;
 /// Windows that are known at a time.
@@ -78,8 +75,6 @@ pub struct StreamOf<const PARTLY: usize> {
     prefetched: u64,
     /// Windows before this one were sampled a while ago.
     old: u64,
-    /// Places that came to nothing.
-    short: u8,
     /// By window, modulo their number.
     seen: [u8; KNOWN],
     /// Which of `bits` are in use.
@@ -107,7 +102,6 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         sum: 0,
         prefetched: 0,
         old: 0,
-        short: 0,
         seen: [UNKNOWN; KNOWN],
         used: 0,
         bits: [[0; (PAGES / 64) as usize]; PARTLY],
@@ -144,13 +138,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             (self.first, self.sampled, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
         }
         let run = if at == self.position { self.run } else { 0 }.saturating_add(length);
-        let ahead = if run >= IN_ORDER {
-            FAR
-        } else if run >= SHORT || self.short < SHORT_MAX {
-            NEAR
-        } else {
-            return None;
-        };
+        let ahead = if run >= IN_ORDER { FAR } else { NEAR };
         let end = size.div_ceil(WINDOW);
         let read = at.saturating_add(length).min(size).div_ceil(WINDOW);
         if self.sampled >= (read + ahead).saturating_sub(STEP).max(read + NEAR).min(end) {
@@ -293,9 +281,6 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         if !is_due || passed <= self.released {
             return self.ranges(0, 0);
         }
-        if self.run >= IN_ORDER {
-            self.short = 0;
-        }
         let from = self.released.saturating_sub(1).max(self.first);
         self.released = passed;
         self.ranges(from, passed)
@@ -332,11 +317,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.sum > 0
     }
 
-    /// Forgets all, but whether reads used to be in order: the next read is a new beginning.
+    /// Forgets all: the next read is a new beginning.
     pub fn forget(&mut self) {
-        if self.run < SHORT {
-            self.short = self.short.saturating_add(1);
-        }
         // In place: a new one would first lie on the stack, which may be a signal handler's. Bits that are not in use are read by nobody.
         let Self {
             first,
@@ -349,7 +331,6 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             sum,
             prefetched,
             old,
-            short: _,
             seen,
             used,
             bits: _,
@@ -374,6 +355,38 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     /// What of that is the stream's, released or not.
     pub fn own(&self) -> Ranges<'_, PARTLY> {
         self.ranges(self.first, self.sampled)
+    }
+
+    /// Bytes of a range that are known to be others': they were resident before.
+    pub fn foreign(&self, range: &Range<u64>) -> u64 {
+        let known = self.known();
+        let (start, end) = (range.start.max(known.start), range.end.min(known.end));
+        let own = Ranges { stream: self, page: start / PAGE, end: end.div_ceil(PAGE) };
+        let own: u64 = own.map(|own| own.end.min(end).saturating_sub(own.start.max(start))).sum();
+        end.saturating_sub(start).saturating_sub(own)
+    }
+
+    /// The windows of a file of `size` bytes that are the stream's as a whole: the first that is known, and a bit for each from it on.
+    ///
+    /// ```
+    /// use pagekeeper_policy::stream::Stream;
+    ///
+    /// let mut stream = Stream::NEW;
+    /// let range = stream.sample_for_read(2 << 20, 65536, 5 << 20).unwrap();
+    /// assert!(stream.saw(&range, 0));
+    /// assert_eq!(stream.whole_windows(5 << 20), (1, 0b11));
+    /// assert!(stream.saw(&(2 << 20..4 << 20), 2 << 20));
+    /// assert_eq!(stream.whole_windows(5 << 20), (1, 0b10));
+    /// ```
+    pub fn whole_windows(&self, size: u64) -> (u64, u128) {
+        let end = size.div_ceil(PAGE);
+        let is_whole = |window: u64| {
+            let end = end.min((window + 1) * PAGES);
+            window * PAGES < end && self.next(window * PAGES, false, end) == end
+        };
+        let windows = (self.first..self.sampled).zip(0_u32..);
+        let bits = windows.filter(|&(window, _)| is_whole(window)).map(|(_, nth)| 1_u128 << nth).sum();
+        (self.first, bits)
     }
 
     /// Where that begins which was not released yet, in bytes: what is released from before it is released once more.
@@ -606,30 +619,18 @@ mod tests {
     }
 
     #[test]
-    fn reads_here_and_there_are_not_sampled_for_long() {
-        let (mut stream, size) = (Stream::NEW, 1 << 40);
-        let mut samples = 0;
-        for nth in 1..100 {
-            let at = nth * 777 * MIB;
-            if stream.jumps(at) {
-                assert_eq!(stream.left().count(), usize::from(nth <= 17));
-                stream.forget();
-            }
-            let (range, released) = read(&mut stream, at, 4096, size);
-            samples += u8::from(range.is_some());
-            assert!(range.is_none_or(|range| range.end - range.start <= 2 * WINDOW));
-            assert!(released.is_empty());
-        }
-        assert_eq!(samples, SHORT_MAX);
-        // In order again.
-        let at = 99 * 777 * MIB + 4096;
-        assert!(!stream.jumps(at));
-        assert!(read(&mut stream, at, 128 << 10, size).0.is_some());
-        assert!(
-            read(&mut stream, at + (128 << 10), 256 << 10, size)
-                .0
-                .is_some_and(|range| range.end > at + HORIZON)
-        );
+    fn what_is_known_to_be_foreign_is_counted() {
+        let mut stream = Stream::NEW;
+        let range = stream.sample_for_read(0, MIB, 6 * MIB).unwrap();
+        assert!(!stream.saw(&range, MIB));
+        assert!(stream.saw(&(0..2 * MIB), 2 * MIB) && stream.saw(&(4 * MIB..6 * MIB), 0));
+        let mut resident = [0_u8; 512];
+        resident[1] = 1;
+        stream.saw_pages(2 * MIB, PAGE, &resident);
+        assert_eq!(stream.foreign(&(0..u64::MAX)), 2 * MIB + PAGE);
+        assert_eq!(stream.foreign(&(100..200)), 100);
+        assert_eq!(stream.foreign(&(2 * MIB + PAGE + 10..3 * MIB)), PAGE - 10);
+        assert_eq!(stream.foreign(&(7 * MIB..8 * MIB)) + stream.foreign(&(5..5)), 0);
     }
 
     /// The first bytes of a file are read, and it is closed: others may have read the rest.

@@ -146,32 +146,42 @@ impl Mapped {
 const REPORT_PATH_MAX: usize = 1024;
 
 /// Maps the report of that path.
+#[allow(unsafe_code, reason = "takes a mapping for a report")]
 pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
+    // SAFETY: a mapping that is long enough, and never unmapped; all bits are valid, and all of it is atomic, so that other processes may
+    // change it.
+    map_file(path, size_of::<Mapped>())
+        .map(|at| unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) })
+}
+
+/// Maps the file of that path, which has that size at least, for as long as the process lives: the address.
+pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
     let mut name = [0_u8; REPORT_PATH_MAX];
     // One byte is left for the null behind it.
     name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
     let fd = sys::open(core::ffi::CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
-    let mapped = map_report(fd).ok();
+    let mapped = map(fd, size).ok();
     sys::close(fd);
     mapped
 }
 
 /// Maps a report's file, for as long as the process lives.
-#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
+#[allow(unsafe_code, reason = "takes a mapping for a report")]
 pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
-    let size = size_of::<Mapped>();
+    // SAFETY: as `open_report` says.
+    map(fd, size_of::<Mapped>()).map(|at| unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) })
+}
+
+#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
+fn map(fd: libc::c_int, size: usize) -> Result<usize, sys::Errno> {
     let stat = sys::fstat(fd)?;
     // Without its blocks, a page that there is no room for would end the process.
     if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
         return Err(sys::Errno(libc::EINVAL));
     }
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    // SAFETY: a new mapping, of a file that is long enough; it is never unmapped. All bits are valid, and all of it is atomic, so
-    // that other processes may change it.
-    unsafe {
-        let at = sys::call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, fd as usize, 0])?;
-        Ok(&*(at as *const Mapped))
-    }
+    // SAFETY: a new mapping, of a file that is long enough.
+    unsafe { sys::call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, fd as usize, 0]) }
 }
 
 /// A report's file, as the launcher makes it before it starts the first process, and reads it afterwards.

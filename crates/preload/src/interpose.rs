@@ -15,7 +15,9 @@ use core::ffi::{CStr, c_char, c_int};
 use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
-use crate::{counters, followers, helper, introspection, launcher, noted, process, real, rules, sys};
+use crate::{
+    counters, followers, helper, introspection, launcher, noted, open_readers, process, real, rules, sys,
+};
 
 /// The text, kept: a program may write over its environment.
 /// A null byte stays behind it.
@@ -85,6 +87,9 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     if rules::has_followers() {
         // Where that can't be, each process knows its own readers.
         let _ = followers::share();
+    }
+    if let (Part::Stream, Some(readers)) = (plan.part, plan.readers) {
+        open_readers::share(readers);
     }
     // Most processes for which no name decides do nothing that is counted.
     if plan.part != Part::Undecided

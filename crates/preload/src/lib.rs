@@ -31,9 +31,9 @@ mod hooks;
 #[cfg(feature = "interpose")]
 mod interpose;
 pub mod introspection;
-pub mod large;
 pub mod launcher;
 pub mod noted;
+pub mod open_readers;
 pub mod parts;
 pub mod process;
 #[cfg(feature = "interpose")]

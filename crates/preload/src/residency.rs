@@ -19,25 +19,6 @@ pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
 /// cachestat(2) is not there, or is forbidden to the process.
 static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
 
-/// What takes in what of a file was seen to be resident.
-pub trait Sampled {
-    /// So many bytes of a range are. False if that is not enough: some are.
-    fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool;
-
-    /// For each page of a window, of `page` bytes each, whether it is: in the lowest bit of a byte.
-    fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]);
-}
-
-impl<const PARTLY: usize> Sampled for StreamOf<PARTLY> {
-    fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
-        Self::saw(self, range, resident)
-    }
-
-    fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
-        Self::saw_pages(self, window, page, resident);
-    }
-}
-
 /// How the residency of a file can be sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct ResidencyProbe {
@@ -57,7 +38,13 @@ impl ResidencyProbe {
     }
 
     /// Samples a part of a file of `size` bytes, for a stream. False if that can't be.
-    pub fn sample(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    pub fn sample<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
     }
 
@@ -88,13 +75,18 @@ impl ResidencyProbe {
     }
 
     /// False if it can't be.
-    fn by_cachestat(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    fn by_cachestat<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         if !self.has_counts || NO_CACHESTAT.load(Ordering::Relaxed) {
             return false;
         }
         match resident(fd, range) {
             Ok(bytes) => {
-                count(Count::StreamWasResident, bytes.min(range.end - range.start));
                 if stream.saw(range, bytes) {
                     return true;
                 }
@@ -118,12 +110,16 @@ impl ResidencyProbe {
     }
 
     /// False if it can't be.
-    fn by_mincore(&mut self, stream: &mut impl Sampled, fd: c_int, range: &Range<u64>, size: u64) -> bool {
+    fn by_mincore<const PARTLY: usize>(
+        &mut self,
+        stream: &mut StreamOf<PARTLY>,
+        fd: c_int,
+        range: &Range<u64>,
+        size: u64,
+    ) -> bool {
         let can = self.sees_pages(fd, size);
         for window in windows(range).filter(|_| can) {
-            if let Some(bytes) = self.sample_pages(stream, fd, &window, size) {
-                count(Count::StreamWasResident, bytes);
-            }
+            self.sample_pages(stream, fd, &window, size);
         }
         can
     }
@@ -133,25 +129,23 @@ impl ResidencyProbe {
         *self.sees.get_or_insert_with(|| sees_pages(fd, size))
     }
 
-    /// Page by page: how many bytes are resident; `None` if it can't be seen.
-    fn sample_pages(
+    /// Page by page, if it can be seen.
+    fn sample_pages<const PARTLY: usize>(
         &mut self,
-        stream: &mut impl Sampled,
+        stream: &mut StreamOf<PARTLY>,
         fd: c_int,
         window: &Range<u64>,
         size: u64,
-    ) -> Option<u64> {
+    ) {
         let mut pages = [0_u8; PAGES];
         let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
         let Some(bytes) = bytes else {
-            count(Count::StreamUnobserved, window.end - window.start);
-            return None;
+            return count(Count::StreamUnobserved, window.end - window.start);
         };
         if !stream.saw(window, bytes) {
             let count = (window.end - window.start).div_ceil(sys::page_size()) as usize;
             stream.saw_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
         }
-        Some(bytes.min(window.end - window.start))
     }
 }
 

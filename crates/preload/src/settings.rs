@@ -98,6 +98,8 @@ pub struct Plan<'a> {
     pub budget: u64,
     /// The file of the report.
     pub report: Option<&'a [u8]>,
+    /// The file of the readers of the user's commands ([`crate::open_readers`]).
+    pub readers: Option<&'a [u8]>,
     /// The program that starts what the library does not reach ([`crate::launcher`]).
     pub launcher: Option<&'a [u8]>,
     /// Whether nothing may be started without the rules.
@@ -112,6 +114,7 @@ impl<'a> Plan<'a> {
         part: Part::None,
         budget: 0,
         report: None,
+        readers: None,
         launcher: None,
         is_required: false,
         rules: [PlannedRule { pattern: b"", tail: b"", action: Action::Leave }; RULES_MAX],
@@ -159,6 +162,7 @@ impl<'a> Plan<'a> {
                 },
                 b"budget" => plan.budget = number(rest)?,
                 b"report" => plan.report = Some(rest),
+                b"readers" => plan.readers = Some(rest),
                 b"launcher" => plan.launcher = Some(rest),
                 b"require" => plan.is_required = true,
                 b"stream" => {
@@ -248,6 +252,8 @@ pub struct Settings {
     pub budget: u64,
     /// The file of the report ([`crate::counters::Report`]).
     pub report: Option<PathBuf>,
+    /// The file that the readers of the user's commands share ([`crate::open_readers`]).
+    pub readers: Option<PathBuf>,
     /// What starts programs that the library does not reach; none where nothing is out of reach.
     pub launcher: Option<Launcher>,
     /// The profiles, the more particular first.
@@ -310,6 +316,7 @@ impl Settings {
             command: of(b"command").map(text).next(),
             budget: plan.budget,
             report: plan.report.map(path),
+            readers: plan.readers.map(path),
             launcher: None,
             profiles: profiles(lines),
         })
@@ -339,6 +346,9 @@ impl Settings {
         line(format_args!("budget {}", self.budget));
         if let Some(report) = &self.report {
             line(format_args!("report {}", report.display()));
+        }
+        if let Some(readers) = &self.readers {
+            line(format_args!("readers {}", readers.display()));
         }
         if let Some(Launcher { path, is_required }) = &self.launcher {
             line(format_args!("launcher {}", path.display()));
@@ -405,6 +415,7 @@ mod tests {
             command: Some("my packer*".to_owned()),
             budget: 8 << 20,
             report: Some("/dev/shm/a report".into()),
+            readers: Some("/dev/shm/readers".into()),
             launcher: Some(Launcher { path: "/usr/bin/a launcher".into(), is_required: true }),
             profiles: vec![
                 ProfileRules {
@@ -447,6 +458,7 @@ mod tests {
         let plan = Plan::decode(text.as_bytes(), b"pg_dump").unwrap();
         assert_eq!((plan.part, plan.budget, plan.rules().len()), (Part::Stream, 8 << 20, 0));
         assert_eq!(plan.report, Some(&b"/dev/shm/a report"[..]));
+        assert_eq!(plan.readers, Some(&b"/dev/shm/readers"[..]));
         assert_eq!((plan.launcher, plan.is_required), (Some(&b"/usr/bin/a launcher"[..]), true));
         let plan = Plan::decode(text.as_bytes(), b"mysqld").unwrap();
         assert_eq!((plan.part, plan.rules().len()), (Part::Files, 3));

@@ -269,21 +269,6 @@ pub fn has_lease(fd: c_int) -> bool {
         .is_ok_and(|lease| lease as c_int != libc::F_UNLCK)
 }
 
-/// Bytes of the file as this machine knows them: statx(2) with `AT_STATX_DONT_SYNC`, by which a file system in a network asks nobody,
-/// and writes nothing first.
-#[allow(unsafe_code, reason = "a system call")]
-pub fn size_now(fd: c_int) -> Result<u64, Errno> {
-    let mut stat = core::mem::MaybeUninit::<libc::statx>::zeroed();
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    let (name, mask) = (c"".as_ptr() as usize, libc::STATX_SIZE as usize);
-    // SAFETY: an empty name, and room for the kernel's structure; all its bits are valid.
-    let stat = unsafe {
-        call(libc::SYS_statx, [of(fd), name, flags as usize, mask, stat.as_mut_ptr() as usize, 0])?;
-        stat.assume_init()
-    };
-    Ok(stat.stx_size)
-}
-
 /// Flags of the open file: fcntl(2), `F_GETFL`.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn flags(fd: c_int) -> Result<c_int, Errno> {
@@ -704,11 +689,32 @@ fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
 }
 
 /// `POSIX_FADV_RANDOM`: what is read of the open file comes alone.
-#[allow(unsafe_code, reason = "a system call")]
 pub fn read_in_no_order(fd: c_int) {
-    let advice = libc::POSIX_FADV_RANDOM as usize;
+    advise(fd, &(0..0), libc::POSIX_FADV_RANDOM);
+}
+
+/// `POSIX_FADV_NORMAL`: the kernel reads ahead again.
+pub fn read_in_order(fd: c_int) {
+    advise(fd, &(0..0), libc::POSIX_FADV_NORMAL);
+}
+
+/// Begins to read a range, in parts: the kernel reads no more for one call than it would read ahead.
+pub fn read_soon(fd: c_int, range: &Range<u64>) {
+    /// The read-ahead of most disks.
+    const PART: u64 = 128 << 10;
+    let mut start = range.start;
+    while start < range.end {
+        let end = start.saturating_add(PART).min(range.end);
+        advise(fd, &(start..end), libc::POSIX_FADV_WILLNEED);
+        start = end;
+    }
+}
+
+#[allow(unsafe_code, reason = "a system call")]
+fn advise(fd: c_int, range: &Range<u64>, advice: c_int) {
+    let (start, length) = (range.start as usize, range.end.saturating_sub(range.start) as usize);
     // SAFETY: no pointers.
-    let _ = unsafe { call(libc::SYS_fadvise64, [of(fd), 0, 0, advice, 0, 0]) };
+    let _ = unsafe { call(libc::SYS_fadvise64, [of(fd), start, length, advice as usize, 0, 0]) };
 }
 
 /// Sleeps for so many nanoseconds, or less if a signal comes: by the call that the C library makes, which filters know.

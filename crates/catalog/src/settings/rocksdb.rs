@@ -75,7 +75,8 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
             settings.engine = Engine::Other;
         }
         if entry.name == "rocksdb_version" {
-            if !settings.myrocks {
+            // What embeds it has a version of its own.
+            if !settings.myrocks && settings.engine != Engine::TiKv {
                 settings.version = Some(entry.value);
             }
             continue;
@@ -256,6 +257,7 @@ mod tests {
             "[raft-engine]\nenable-log-recycle = true\n\n[rocksdb]\nbytes-per-sync = \"1MiB\"\n",
         )
         .unwrap();
+        std::fs::write(dir.path().join("OPTIONS-000007"), "[Version]\n rocksdb_version=6.29.5\n").unwrap();
         let line = format!("tikv-server --config={} --data-dir {}", given.display(), dir.path().display());
         let mut settings = Settings::new(Engine::TiKv);
         read(&server(Engine::TiKv, dir.path(), &line), &mut settings);
@@ -265,6 +267,7 @@ mod tests {
         assert_eq!(settings.get("rocksdb.max_background_jobs").unwrap().value, "4");
         assert_eq!(settings.is_on("raft-engine.enable-log-recycle"), Some(true));
         assert_eq!(settings.home(), Some(given.as_path()));
+        assert_eq!(settings.version, None, "RocksDB's version is not TiKV's");
     }
 
     #[test]

@@ -54,6 +54,7 @@ impl Choice {
             command: None,
             budget,
             report: None,
+            readers: None,
             launcher: None,
             profiles: Vec::new(),
         };
@@ -83,7 +84,7 @@ impl Choice {
                 many.name
             )));
         }
-        // The report's path comes on top.
+        // The paths of the report and of what readers share come on top.
         if settings.encode().len() > TEXT_MAX - 4096 {
             return Err(UsageError(format!(
                 "the profiles come to more than the {TEXT_MAX} bytes that a process takes: choose one with --profile"

@@ -277,6 +277,7 @@ mod tests {
             command: None,
             budget: 0,
             report: None,
+            readers: None,
             launcher: None,
             profiles: vec![ProfileRules {
                 name: "db".to_owned(),

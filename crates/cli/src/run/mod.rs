@@ -33,7 +33,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
+use pagekeeper_preload::open_readers;
+use pagekeeper_preload::settings::{Launcher, Role, Settings, VARIABLE};
 use pagekeeper_streams::StreamPace;
 
 use crate::output;
@@ -148,7 +149,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // What a followed command starts is followed, too.
     let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
-    let settings = Settings { launcher, ..settings };
+    let readers =
+        library.as_deref().ok().and_then(|library| library::beside(library, open_readers::make).ok());
+    let settings = Settings { launcher, readers, ..settings };
     let mut command = Command::new(name);
     command.args(arguments);
     found.pass_on(&mut command);

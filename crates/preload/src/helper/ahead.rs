@@ -350,6 +350,7 @@ impl Reader {
     /// Probes what lies ahead of plain reads, and drops what they brought in.
     fn probe(&mut self, place: &Place, was: u64) {
         let (file, at) = (self.file, self.position);
+        process::count(Count::StreamWasResident, self.stream.foreign(&(was..at)));
         self.stream.passed(was, at.saturating_sub(was)).for_each(|range| release(file, range));
         let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
         if let Some(range) = self.stream.sample_for_read(at, IN_ORDER, size) {
@@ -365,8 +366,9 @@ impl Reader {
                 if !self.stream.saw(&window, resident * page) {
                     self.stream.saw_pages(window.start, page, &pages);
                 }
-                let what = if self.is_refused { Count::StreamUnobserved } else { Count::StreamWasResident };
-                process::count(what, (resident * page).min(window.end - window.start));
+                if self.is_refused {
+                    process::count(Count::StreamUnobserved, (resident * page).min(window.end - window.start));
+                }
                 self.begun = window.end;
                 place.begun.store(self.begun, Ordering::Release);
             }

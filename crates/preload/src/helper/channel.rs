@@ -27,7 +27,6 @@ const DRAIN: u32 = 4;
 const LEAVE: u32 = 5;
 const DROP: u32 = 6;
 const CHECK: u32 = 7;
-const BEHIND: u32 = 8;
 const AHEAD: u32 = 9;
 const FINISH: u32 = 10;
 const LATER: u32 = 11;
@@ -176,7 +175,7 @@ fn index_of(count: Count) -> u32 {
 pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
     // What another opener would break, or whose error its close would take, is not opened anew; nor a device that would be busy for
     // longer than the program has it open.
-    let ends_with_its_user = matches!(job, Job::Watch { .. } | Job::Behind { .. } | Job::Ahead { .. });
+    let ends_with_its_user = matches!(job, Job::Watch { .. } | Job::Ahead { .. });
     if sys::has_lease(fd)
         || sys::close_takes_errors(fd)
         || !ends_with_its_user && sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat))
@@ -240,7 +239,6 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
             (message.release, message.count) = (u32::from(*release), index_of(*count));
             message.number = index_of(*used);
         }
-        Job::Behind { place } => (message.kind, message.number) = (BEHIND, *place),
         Job::Ahead { index } => (message.kind, message.number) = (AHEAD, *index),
     }
     place.take();
@@ -361,7 +359,6 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
             Job::Watch { flags, release, count, used, kept }
         }
         KEEP => Job::Keep { entry: message.kept.wrapping_sub(1) },
-        BEHIND => Job::Behind { place: message.number },
         AHEAD => Job::Ahead { index: message.number },
         DRAIN => return Received::Drain,
         CHECK => return Received::Check,
@@ -377,7 +374,6 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         place.give_back();
         match job {
             Job::Drop { number, .. } => super::saw_to(number, false),
-            Job::Behind { place } => drop(super::behind::take(place)),
             Job::Ahead { index } => super::ahead::was_refused(index),
             Job::Watch { kept, .. } => {
                 super::closings::was_refused(message.fd);

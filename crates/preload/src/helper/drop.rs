@@ -180,7 +180,7 @@ fn drop_window(
 }
 
 /// Whether the file has no place but memory (tmpfs, ramfs): its pages never go.
-pub(crate) fn is_in_memory(file: c_int) -> bool {
+fn is_in_memory(file: c_int) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;
     matches!(sys::file_system(file), Some(TMPFS | RAMFS))

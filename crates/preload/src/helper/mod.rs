@@ -19,7 +19,6 @@
 //!    helper is off from then on.
 
 mod ahead;
-mod behind;
 mod channel;
 pub mod closings;
 mod drop;
@@ -38,12 +37,11 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
 use crate::counters::Count;
-use crate::large::LargeCall;
 use crate::{process, sys};
 
 pub use ahead::{Ahead, Calls, Waited};
 use drop::first_resident;
-pub(crate) use drop::{begin, drop_written, is_in_memory, write_and_drop, write_now_and_drop};
+pub(crate) use drop::{begin, drop_written, write_and_drop, write_now_and_drop};
 pub use forks::{Moment, forked};
 pub(crate) use held::has_no_name;
 pub use held::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
@@ -147,28 +145,11 @@ pub enum Job {
         /// Counts the bytes that were dropped.
         count: Count,
     },
-    /// Releases behind a large read or write while it is made.
-    Behind {
-        /// Where the call was put.
-        place: u32,
-    },
     /// Reads ahead of a reader.
     Ahead {
         /// Its place.
         index: u32,
     },
-}
-
-/// Has the helper release behind a call while it is made. `false`: it was not taken.
-pub fn follow_call(fd: c_int, call: &LargeCall) -> bool {
-    prepare()
-        && behind::give(call).is_some_and(|place| {
-            let sent = send(fd, &Job::Behind { place });
-            if !sent {
-                drop(behind::take(place));
-            }
-            sent
-        })
 }
 
 /// Has the helper see to the temporary files that it keeps: they are results.
@@ -302,7 +283,6 @@ pub fn after_fork() {
     channel::close_sender();
     forks::after_fork();
     held::after_fork();
-    behind::after_fork();
     ahead::after_fork();
     closings::after_fork();
     SENT.store(0, Ordering::Relaxed);

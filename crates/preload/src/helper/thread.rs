@@ -10,7 +10,6 @@ use libc::{c_int, c_void};
 use pagekeeper_policy::pacer::PIECE_MIN;
 
 use super::ahead::Readers;
-use super::behind::Behind;
 use super::channel::{self, OfFile, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
 use super::held::{FileHash, is_lost};
@@ -196,7 +195,6 @@ impl Queue {
 struct Hand<'a> {
     queue: Queue,
     watches: &'a mut Watches,
-    behind: Behind,
     readers: &'a mut Readers,
     later: Later,
     kept: Kept,
@@ -207,14 +205,13 @@ impl Hand<'_> {
     fn due(&self) -> (Option<u64>, bool) {
         let now = sys::now();
         let idle = (self.queue.length > 0).then_some(IDLE);
-        let lasting = [self.watches.due(now), self.behind.due(), self.readers.due(now), self.later.due(now)];
+        let lasting = [self.watches.due(now), self.readers.due(now), self.later.due(now)];
         let is_lasting = lasting.iter().any(Option::is_some);
         (lasting.into_iter().chain([idle, self.kept.due(now)]).flatten().min(), is_lasting)
     }
 
     /// Does what is due after a wait.
     fn go_on(&mut self, wait: Option<u64>) {
-        self.behind.release();
         self.readers.go_on();
         self.later.check(sys::now());
         self.kept.go_on();
@@ -272,7 +269,6 @@ impl Hand<'_> {
                 }
             },
             Job::Later { range, count } => self.later.add(file, range, count, place),
-            Job::Behind { place: call } => self.behind.add(call, file, place),
             Job::Ahead { index } => self.readers.add(index, file, place),
         }
         super::done();
@@ -282,7 +278,6 @@ impl Hand<'_> {
     fn let_go(&mut self) {
         self.queue.let_go();
         self.watches.let_go();
-        self.behind.let_go();
         self.readers.let_go();
         self.later.let_go();
         self.kept.let_go();
@@ -309,7 +304,6 @@ fn serve(socket: c_int) {
     let mut hand = Hand {
         queue: Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 },
         watches: &mut watches,
-        behind: Behind::NONE,
         readers: &mut readers,
         later: Later::NONE,
         kept: Kept::NONE,

@@ -380,8 +380,9 @@ impl WatchedFile {
             self.stream.forget();
             return self.sample_ahead(0, None);
         }
-        let passed = self.position.saturating_sub(was);
-        let ranges = self.stream.passed(self.position.min(was), passed);
+        let (from, passed) = (self.position.min(was), self.position.saturating_sub(was));
+        process::count(Count::StreamWasResident, self.stream.foreign(&(from..from.saturating_add(passed))));
+        let ranges = self.stream.passed(from, passed);
         release(self.file, ranges, self.count, self.release);
         let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
         self.sample_ahead(ahead, None);

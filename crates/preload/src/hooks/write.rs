@@ -4,18 +4,15 @@ use core::ffi::{c_int, c_void};
 
 use libc::iovec;
 
+use super::place;
 use super::read::OWN;
-use super::{keeping_errno, place};
 use crate::rules::Slot;
-use crate::{large, process, rules, sys};
+use crate::{process, rules, sys};
 
-/// A write of so many bytes that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file, and its position,
+/// A write that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file, and its position,
 /// for the whole of it, so that what several write to one open file does not mix.
-fn follow(slot: &Slot, fd: c_int, at: Option<i64>, length: usize, plain: &dyn Fn() -> isize) -> isize {
-    let Ok(at) = place(at, length) else { return plain() };
-    if length as u64 >= large::LEAST && process::is_on() {
-        keeping_errno(|| rules::before_write(slot, fd, at, length as u64));
-    }
+fn follow(slot: &Slot, fd: c_int, at: Option<i64>, plain: &dyn Fn() -> isize) -> isize {
+    let Ok(at) = place(at, 0) else { return plain() };
     let result = plain();
     if process::is_on() {
         rules::after_write(slot, fd, at, result);
@@ -25,17 +22,17 @@ fn follow(slot: &Slot, fd: c_int, at: Option<i64>, length: usize, plain: &dyn Fn
 
 hook! {
     fn write(fd: c_int, buffer: *const c_void, length: usize) -> isize, of fd: |slot, next| {
-        follow(slot, fd, None, length, &|| next(fd, buffer, length))
+        follow(slot, fd, None, &|| next(fd, buffer, length))
     };
     fn writev(fd: c_int, parts: *const iovec, count: c_int) -> isize, of fd: |slot, next| {
-        follow(slot, fd, None, 0, &|| next(fd, parts, count))
+        follow(slot, fd, None, &|| next(fd, parts, count))
     };
 }
 
 macro_rules! pwrite {
     ($($name:ident)*) => { hook! {$(
         fn $name(fd: c_int, buffer: *const c_void, length: usize, at: i64) -> isize, of fd: |slot, next| {
-            follow(slot, fd, Some(at), length, &|| next(fd, buffer, length, at))
+            follow(slot, fd, Some(at), &|| next(fd, buffer, length, at))
         };
     )*} };
 }
@@ -44,7 +41,7 @@ pwrite!(pwrite pwrite64);
 macro_rules! pwritev {
     ($($name:ident)*) => { hook! {$(
         fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize, of fd: |slot, next| {
-            follow(slot, fd, Some(at), 0, &|| next(fd, parts, count, at))
+            follow(slot, fd, Some(at), &|| next(fd, parts, count, at))
         };
     )*} };
 }
@@ -61,7 +58,7 @@ macro_rules! pwritev2 {
     ($($name:ident)*) => { hook! {$(
         fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize, of fd: |slot, next| {
             let place = if at == OWN { None } else { Some(at) };
-            follow(slot, fd, place, 0, &|| {
+            follow(slot, fd, place, &|| {
                 let done = next(fd, parts, count, at, flags);
                 hurry(slot, flags);
                 done

@@ -173,7 +173,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         .then(|| Temporary::begin(&stat, flags))
         .flatten();
     slot.with(|state| {
-        state.reader.open(size);
+        state.reader.open(&stat, flags & libc::O_ACCMODE != libc::O_RDONLY);
         state.writer.open(size, kept);
     });
 }
@@ -292,14 +292,6 @@ pub fn pace_read(slot: &Slot, make: impl FnOnce() -> isize) -> isize {
         sys::sleep(pause);
     }
     done
-}
-
-/// Before a large write ([`crate::large::LEAST`]) of `length` bytes, at `at` or at the file's position.
-pub fn before_write(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) {
-    let released = slot.role().and_then(output_of).and_then(|output| output.released);
-    if let (Some(released), Some(range)) = (released, writer::behind_end(fd, at, length)) {
-        slot.with(|state| state.writer.begin_large(fd, &range, released));
-    }
 }
 
 /// After a write, which returned `done`.

@@ -61,19 +61,23 @@ impl Pending {
         self.due = 0;
     }
 
-    /// Tries again, unless that was done just now.
-    pub(super) fn again(&mut self, fd: c_int, probe: &mut ResidencyProbe) -> Result<(), Errno> {
+    /// Tries again, unless that was done just now: how many bytes went.
+    pub(super) fn again(&mut self, fd: c_int, probe: &mut ResidencyProbe) -> Result<u64, Errno> {
         let now = sys::now();
         if self.bytes == 0 || now < self.due {
-            return Ok(());
+            return Ok(0);
         }
         self.bytes = 0;
+        let mut went = 0;
         for (start, end) in &mut self.ranges {
             if start >= end {
                 continue;
             }
+            let there = probe.resident(fd, &(*start..*end)).unwrap_or(0);
             sys::drop_pages(fd, *start..*end)?;
-            match probe.resident(fd, &(*start..*end)).unwrap_or(0) {
+            let left = probe.resident(fd, &(*start..*end)).unwrap_or(0);
+            went += there.saturating_sub(left);
+            match left {
                 0 => (*start, *end) = (0, 0),
                 left => {
                     self.bytes = self.bytes.saturating_add(left);
@@ -86,7 +90,7 @@ impl Pending {
         }
         let end = sys::now();
         self.due = end.saturating_add(AGAIN.max(end.saturating_sub(now).saturating_mul(TIMES)));
-        Ok(())
+        Ok(went)
     }
 }
 

@@ -6,14 +6,15 @@
 //! both by the helper, ahead of who reads in order ([`Ahead`]). Where there is none, what can't be uncached stays, and is counted as
 //! not seen.
 //!
-//! A call that reads more than a stream's windows can tell of is sampled whole, and released behind by the helper while it is made
-//! ([`crate::large`]).
+//! Of a call that reads more than a stream's windows can tell of, the rest is sampled as a whole, and goes after the call if nothing of it was
+//! resident. Who reads here and there has read-ahead turned off ([`pagekeeper_policy::scattered`]): what each read brings in is sampled
+//! before it.
 //!
-//! Not covered: what is read through a mapping; the first reads after a seek, of readers that seek much; of what is read by calls that
-//! are not seen what the file's position doesn't show.
+//! Not covered: what is read through a mapping; of what is read by calls that are not seen what the file's position doesn't show.
 //!
 //! Invariants:
-//! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]).
+//! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]), but what other streams that have
+//!    the file open brought in ([`crate::open_readers`]), and what is resident of a file that its process made.
 //! 2. What others may have brought in since then is left, and counted as not seen: ahead of a reader that leaves the file, what was
 //!    sampled more than [`STALE`] ago, or what its reads can't have had read ahead.
 
@@ -21,22 +22,18 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, PAGE, Stream};
+use pagekeeper_policy::scattered::ScatteredReads;
+use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
 use super::pending::Pending;
 use super::{FILES, How};
 use crate::counters::Count;
 use crate::helper::{self, Ahead, Calls, Job, Waited};
-use crate::large::{self, LargeCall};
+use crate::open_readers::{self, ALL_WINDOWS, FileIdentity, ReaderPlace};
 use crate::process::count;
-use crate::residency::{PAGES, ResidencyProbe, STALE, windows};
+use crate::residency::{PAGES, ResidencyProbe, STALE, resident_pages, windows};
 use crate::sys;
 
-/// Parts that are released at a time and sampled afterwards.
-const PARTS: usize = 32;
-/// The file's position is asked for after so many bytes in small reads; larger ones have it asked each.
-const ASK: u64 = 64 << 10;
 /// Nanoseconds after which what was read by calls that are not seen isn't released any more as the file is closed.
 const UNSEEN_MAX: u64 = 30_000_000_000;
 /// Nanoseconds between attempts to drop what is read ahead yet; waits that were in vain, and from how many on there
@@ -68,11 +65,16 @@ pub struct Reader {
     probe: ResidencyProbe,
     /// Bytes of the file, when it was last asked for.
     size: u64,
-    /// Where the file's position was, and what was read from there since without asking.
+    /// Which file it is, and whether its process made it.
+    file: FileIdentity,
+    is_new: bool,
+    /// What other readers of the file are given to know.
+    place: Option<ReaderPlace>,
+    /// Reads here and there; and whether read-ahead is turned off for them.
+    scattered: ScatteredReads,
+    is_scattered: bool,
+    /// Where the file's position was.
     position: u64,
-    unasked: u64,
-    /// Whether it was asked for just before the read.
-    is_asked: bool,
     /// What stayed resident of what was released.
     pending: Pending,
     /// Whether the kernel copied of it to what may hold its pages for long.
@@ -86,8 +88,8 @@ pub struct Reader {
     sampled_at: u64,
     /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
     unseen: Option<(u64, u64)>,
-    /// The large read that is being made.
-    large: Option<LargeCall>,
+    /// What the read that is being made brings in beyond the stream's windows.
+    beyond: Range<u64>,
     /// Reading ahead of uncached reads, and what was read in a row without.
     ahead: Option<Ahead>,
     is_plain: bool,
@@ -109,9 +111,12 @@ impl Reader {
         by: By::Kernel,
         probe: ResidencyProbe::NEW,
         size: 0,
+        file: FileIdentity { device: 0, inode: 0 },
+        is_new: false,
+        place: None,
+        scattered: ScatteredReads::NEW,
+        is_scattered: false,
         position: 0,
-        unasked: 0,
-        is_asked: false,
         pending: Pending::NEW,
         is_sent: false,
         is_mapped: false,
@@ -119,7 +124,7 @@ impl Reader {
         is_shared: false,
         sampled_at: 0,
         unseen: None,
-        large: None,
+        beyond: 0..0,
         ahead: None,
         is_plain: false,
         is_copy: false,
@@ -129,16 +134,21 @@ impl Reader {
         unobserved: 0,
     };
 
-    /// The file was opened, with its size.
-    pub fn open(&mut self, size: u64) {
-        self.size = size;
+    /// The file was opened: one that has no bytes and is to be written is new.
+    pub fn open(&mut self, stat: &libc::stat, is_written: bool) {
+        self.size = stat.st_size.max(0) as u64;
+        self.file = FileIdentity { device: stat.st_dev, inode: stat.st_ino };
+        self.is_new = is_written && self.size == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if self.is_new {
+            open_readers::say(&mut self.place, self.file, ALL_WINDOWS);
+        }
     }
 
     /// The same of another place of the file.
     #[must_use]
     pub fn elsewhere(&self) -> Self {
-        let Self { size, is_sent, is_mapped, is_shared, .. } = *self;
-        Self { size, is_sent, is_mapped, is_shared, ..Self::NEW }
+        let Self { size, file, is_new, is_sent, is_mapped, is_shared, .. } = *self;
+        Self { size, file, is_new, is_sent, is_mapped, is_shared, ..Self::NEW }
     }
 
     /// Whether a read at `at` goes on with what is known.
@@ -165,31 +175,32 @@ impl Reader {
     pub fn shares(&mut self, fd: c_int) {
         if !self.is_shared {
             self.is_shared = true;
-            // What was read in order so far, if it was.
-            if self.unasked > 0 {
-                let (at, done) = (self.position, core::mem::take(&mut self.unasked));
-                self.position = at.saturating_add(done);
-                self.passed(fd, at, done);
-            }
+            self.end_scattered(fd);
             self.ahead = None;
         }
     }
 
     /// Before a read of `length` bytes.
     pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> How {
-        let Some(at) = at.or_else(|| self.expected(fd, length)) else {
+        let Some(at) = at.or_else(|| self.begins(fd)) else {
             return How::Plain;
         };
+        self.beyond = 0..0;
         if self.by == By::Kernel {
+            if at >= self.size {
+                self.ask_size(fd);
+            }
+            if !self.is_shared && self.scattered.comes(at, length) {
+                self.before_scattered(fd, at, length);
+                return How::Plain;
+            }
+            self.end_scattered(fd);
             if self.stream.jumps(at) {
                 self.go_elsewhere(fd);
             }
-            let is_large = !self.is_shared && length.min(self.size.saturating_sub(at)) >= large::LEAST;
-            if is_large && self.begin_large(fd, at, length) {
-                return How::Plain;
-            }
             if let Some(range) = self.stream.sample_for_read(at, length, self.size) {
                 self.sample(fd, &range);
+                self.sample_beyond(fd, at, length);
             }
         }
         if self.by == By::Uncached {
@@ -304,9 +315,6 @@ impl Reader {
         match self.by {
             By::Kernel => {}
             By::Uncached => {
-                if at.is_none() {
-                    let _ = self.was_read(fd, done);
-                }
                 self.next = self.next.saturating_add(done);
                 self.run = self.run.saturating_add(done);
                 if let Some(ahead) = &self.ahead {
@@ -324,127 +332,191 @@ impl Reader {
                 return count(Count::StreamUnobserved, done);
             }
         }
-        if done > 0 && self.stream.is_idle() && self.large.is_none() {
-            self.has_missed = true;
-            // A file without a size is made as it is read, by the kernel.
-            count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
-        }
-        let large = self.large.take().inspect(LargeCall::end);
         if self.is_shared && at.is_none() {
             // The next read sees how far all have come.
             return;
         }
-        let Some((at, done)) = at.map(|at| (at, done)).or_else(|| self.was_read(fd, done)) else { return };
-        let end = at.saturating_add(done);
-        if let Some(large) = large.filter(|large| done > 0 && large.range().contains(&at)) {
-            return self.end_large(fd, &large, at..end);
+        let end = at.unwrap_or(self.position).saturating_add(done);
+        if at.is_none() {
+            self.position = end;
         }
-        if end > self.size
-            && let Ok(stat) = sys::fstat(fd)
-        {
-            self.size = stat.st_size as u64;
+        self.scattered.passed(end);
+        if self.is_scattered {
+            return;
+        }
+        if done > 0 && self.stream.is_idle() {
+            self.has_missed = true;
+            // A file without a size is made as it is read, by the kernel.
+            count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
+        }
+        if end > self.size {
+            self.ask_size(fd);
         }
         if done == 0 && end >= self.size && !self.is_shared {
             // It has come to the end of the file.
             return self.leave(fd);
         }
-        self.passed(fd, at, done);
+        self.passed(fd, end - done, done);
+        self.drop_beyond(fd, end);
     }
 
-    /// Samples all that a call is about to read, and as far as read-ahead may come behind it. False if that can't be.
-    fn begin_large(&mut self, fd: c_int, at: u64, length: u64) -> bool {
-        let end = at.saturating_add(length).saturating_add(HORIZON).min(self.size);
-        let range = at / WINDOW * WINDOW..end;
-        let Some(mut large) = LargeCall::read(&range).filter(|_| self.large.is_none()) else { return false };
-        self.pass_unasked();
-        // What the stream knows may have been read ahead for it since it was sampled.
-        let known = self.stream.known();
-        let within = |at: u64| at.max(range.start).min(range.end);
-        let known = within(known.start)..within(known.end);
-        self.stream.own().for_each(|own| large.set(&own, true));
-        let has_counts = FILES.has_counts(fd);
-        self.probe.has_counts = has_counts;
-        for rest in [range.start..known.start, known.end.max(known.start)..range.end] {
-            if !rest.is_empty() && !inside(|| self.probe.sample(&mut large, fd, &rest, self.size)) {
-                return false;
+    /// A call came up to `end`: drops what it brought in beyond the stream's windows.
+    fn drop_beyond(&mut self, fd: c_int, end: u64) {
+        let beyond = core::mem::replace(&mut self.beyond, 0..0);
+        if beyond.start >= end.min(beyond.end) {
+            return;
+        }
+        for pause in PAUSES {
+            release(fd, beyond.clone());
+            let left = self.probe.resident(fd, &beyond).unwrap_or(0);
+            if left == 0 {
+                return;
             }
+            if self.is_sent {
+                break;
+            }
+            // It is being read ahead yet.
+            sys::sleep(pause);
         }
-        self.sampled_at = sys::now();
-        helper::follow_call(fd, &large);
-        self.large = Some(large);
-        true
+        // A queue may hold it.
+        let left = self.probe.resident(fd, &beyond).unwrap_or(0);
+        self.pending.stays(&beyond, left);
     }
 
-    /// The call has read that range: releases what of it is left, and goes on behind it.
-    fn end_large(&mut self, fd: c_int, large: &LargeCall, read: Range<u64>) {
-        let start = sys::now();
-        self.stream.forget();
-        // The last window is the stream's to release, with what was read ahead.
-        let from = (read.end / WINDOW).saturating_sub(1).max(read.start / WINDOW) * WINDOW;
-        let mut released = 0;
-        for own in large.own(read.start / WINDOW * WINDOW..from) {
-            released += helper::drop_written(fd, own);
+    fn ask_size(&mut self, fd: c_int) {
+        if let Ok(stat) = sys::fstat(fd) {
+            self.size = stat.st_size.max(0) as u64;
         }
-        count(Count::StreamReleased, released);
-        if let Some(range) = self.stream.sample_for_read(from, read.end - from, self.size) {
+    }
+
+    /// A call of so many bytes brings in more than the stream has windows for: samples the rest as a whole.
+    fn sample_beyond(&mut self, fd: c_int, at: u64, length: u64) {
+        // With what may be read ahead behind it.
+        let end = at.saturating_add(length);
+        let rest = self.stream.known().end..end.saturating_add(AGAIN).min(self.size);
+        if self.by == By::Kernel
+            && !rest.is_empty()
+            && (self.is_new || self.probe.resident(fd, &rest) == Some(0))
+        {
+            self.beyond = rest;
+        }
+    }
+
+    /// Before a read here or there: samples what it brings in, and has all of the piece be read that it seems to begin.
+    fn before_scattered(&mut self, fd: c_int, at: u64, length: u64) {
+        if !self.is_scattered {
+            self.go_elsewhere(fd);
+            sys::read_in_no_order(fd);
+            self.is_scattered = true;
+        }
+        let Some(range) = self.scattered.bring_in(at, length, self.size) else { return };
+        if self.scattered.touch(&range) {
+            return;
+        }
+        inside(|| {
+            self.probe.has_counts = FILES.has_counts(fd);
+            let end = at.saturating_add(length);
+            let mut has_foreign = false;
             for window in windows(&range) {
-                if window.end > large.range().end {
-                    self.probe.sample(&mut self.stream, fd, &window, self.size);
-                    continue;
-                }
-                let mut pages = [1; PAGES];
-                for own in large.own(window.clone()) {
-                    let page = |at: u64| ((at - window.start) / PAGE) as usize;
-                    if let Some(own) = pages.get_mut(page(own.start)..page(own.end + PAGE - 1)) {
-                        own.fill(0);
-                    }
-                }
-                let foreign = pages.iter().map(|&page| u64::from(page)).sum::<u64>() * PAGE;
-                // Of the last window of a file, pages beyond the end are nobody's.
-                let beyond = WINDOW - (window.end - window.start) / PAGE * PAGE;
-                if !self.stream.saw(&window, foreign.saturating_sub(beyond)) {
-                    self.stream.saw_pages(window.start, PAGE, &pages);
+                has_foreign |= self.sample_scattered(fd, &window, end);
+            }
+            if has_foreign {
+                // A page that was read ahead for somebody else may have the kernel read on from there.
+                let beyond = range.end..range.end.saturating_add(AGAIN).min(self.size);
+                let is_empty = |window: &Range<u64>| self.probe.resident(fd, window) == Some(0);
+                let empty = windows(&beyond).take_while(is_empty).last().map(|last| range.end..last.end);
+                if let Some(empty) = empty {
+                    self.keep(fd, empty);
                 }
             }
+            while let Some(oldest) = self.scattered.take_surplus() {
+                release(fd, oldest);
+            }
+            if range.end > end {
+                sys::read_soon(fd, &range);
+            }
+        });
+    }
+
+    /// Keeps what is not resident of a part of one window, before a read that ends at `end` brings it in. Whether some of it is.
+    fn sample_scattered(&mut self, fd: c_int, part: &Range<u64>, end: u64) -> bool {
+        let length = part.end - part.start;
+        let seen = if self.is_new { Some(0) } else { self.probe.resident(fd, part) };
+        let Some(seen) = seen else {
+            count(Count::StreamUnobserved, length);
+            return false;
+        };
+        let read = end.clamp(part.start, part.end) - part.start;
+        count(Count::StreamWasResident, seen.min(read));
+        let mut pages = [0; PAGES];
+        if seen == 0 {
+            self.keep(fd, part.clone());
+        } else if seen < length && resident_pages(fd, part, &mut pages).is_some() {
+            let page = sys::page_size();
+            let all = pages.get(..length.div_ceil(page) as usize).unwrap_or_default();
+            let mut at = part.start;
+            for run in all.chunk_by(|a, b| a & 1 == b & 1) {
+                let end = at.saturating_add(run.len() as u64 * page);
+                if run.first().is_some_and(|first| first & 1 == 0) {
+                    self.keep(fd, at..end);
+                }
+                at = end;
+            }
         }
-        count(Count::InsideNs, sys::now().saturating_sub(start));
-        if read.end >= self.size {
-            self.stream.passed(from, read.end - from).for_each(drop);
-            return self.leave(fd);
+        seen > 0
+    }
+
+    fn keep(&mut self, fd: c_int, range: Range<u64>) {
+        if let Some(oldest) = self.scattered.keep(&range) {
+            release(fd, oldest);
         }
-        self.passed(fd, from, read.end - from);
+    }
+
+    /// Reads are in order again, or the file is left: what was kept goes.
+    fn end_scattered(&mut self, fd: c_int) {
+        if core::mem::take(&mut self.is_scattered) {
+            sys::read_in_order(fd);
+            inside(|| {
+                while let Some(oldest) = self.scattered.take_oldest() {
+                    release(fd, oldest);
+                }
+            });
+        }
     }
 
     /// So much was read there: releases what lies behind.
     fn passed(&mut self, fd: c_int, at: u64, done: u64) {
+        count(Count::StreamWasResident, self.stream.foreign(&(at..at.saturating_add(done))));
         let fresh = self.stream.released();
         let ranges = self.stream.passed(at, done);
         if ranges.clone().next().is_none() {
             return;
         }
         let start = sys::now();
-        let (mut released, stayed) = (0, self.pending.bytes());
-        for (nth, range) in ranges.enumerate() {
-            let own = range.start.max(fresh).min(range.end)..range.end;
-            released += own.end - own.start;
+        let mut released = 0;
+        for range in ranges {
+            let there = self.probe.resident(fd, &range);
             // A queue holds it yet: to try that has all processors empty their lists of pages, and waits for them.
-            if self.is_sent && self.pending.stays(&own, own.end - own.start) {
+            if self.is_sent
+                && self.pending.stays(&(range.start.max(fresh).min(range.end)..range.end), there.unwrap_or(0))
+            {
                 continue;
             }
             if sys::drop_pages(fd, range.clone()).is_err() {
                 count(Count::Failures, 1);
                 return;
             }
-            // Where it is released in many parts, to sample each would cost more than it shows.
-            let stays = if nth < PARTS { self.probe.resident(fd, &own).unwrap_or(0) } else { 0 };
-            if stays > 0 {
-                self.pending.stays(&own, stays);
+            let left = self.probe.resident(fd, &range).unwrap_or(0);
+            released += there.unwrap_or(0).saturating_sub(left);
+            if left > 0 {
+                self.pending.stays(&range, left);
             }
         }
-        if self.pending.again(fd, &mut self.probe).is_err() {
-            count(Count::Failures, 1);
+        match self.pending.again(fd, &mut self.probe) {
+            Ok(went) => released += went,
+            Err(_) => count(Count::Failures, 1),
         }
-        count(Count::StreamReleased, (released + stayed).saturating_sub(self.pending.bytes()));
+        count(Count::StreamReleased, released);
         if start.saturating_sub(self.sampled_at) > STALE {
             self.stream.sample_again(at.saturating_add(done));
             self.sampled_at = start;
@@ -476,34 +548,45 @@ impl Reader {
         self.go_elsewhere(fd);
     }
 
+    /// The descriptor is closed: others are given to know nothing more.
+    pub fn close(&mut self, fd: c_int) {
+        self.leave(fd);
+        self.place = None;
+    }
+
     /// The reader leaves the place where it was: the rest of that is released.
     fn go_elsewhere(&mut self, fd: c_int) {
-        self.pass_unasked();
+        self.end_scattered(fd);
         // What was only read ahead so far is yet to be read.
         if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
             inside(|| self.drop_left(fd));
         }
-        self.give_pending(fd);
+        let is_held = self.give_pending(fd);
         self.stream.forget();
         self.ahead = None;
+        match self.place.take() {
+            // Others read it yet, and know that it is all the process's own.
+            place if self.is_new => self.place = place,
+            Some(place) if is_held => place.linger(),
+            Some(_) | None => {}
+        }
     }
 
-    /// What stays is the helper's to release later, where it is held by what was sent.
-    fn give_pending(&mut self, fd: c_int) {
+    /// What stays is the helper's to release later, where it is held by what was sent: whether there is such.
+    fn give_pending(&mut self, fd: c_int) -> bool {
         if self.pending.bytes() == 0 {
-            return;
+            return false;
         }
-        let stayed = self.pending.bytes();
         self.pending.make_due();
-        if self.pending.again(fd, &mut self.probe).is_ok() {
-            count(Count::StreamReleased, stayed.saturating_sub(self.pending.bytes()));
-        }
+        count(Count::StreamReleased, self.pending.again(fd, &mut self.probe).unwrap_or(0));
         let is_sent = self.is_sent && !self.is_mapped;
+        let is_held = is_sent && self.pending.bytes() > 0;
         for range in self.pending.take() {
             if is_sent && helper::prepare() {
                 helper::send(fd, &Job::Later { range, count: Count::StreamReleased });
             }
         }
+        is_held
     }
 
     /// The kernel copied of the file to what may hold its pages for long: a socket, a pipe.
@@ -523,7 +606,8 @@ impl Reader {
 
     /// Forgets what was read.
     pub fn forget(&mut self) {
-        *self = Self { size: self.size, ..Self::NEW };
+        let Self { size, file, is_new, .. } = *self;
+        *self = Self { size, file, is_new, ..Self::NEW };
     }
 
     /// Drops all that is left; what is being read ahead yet is locked, and goes as soon as it has come.
@@ -571,21 +655,14 @@ impl Reader {
         }
     }
 
-    /// Where the next read will begin.
-    fn expected(&mut self, fd: c_int, length: u64) -> Option<u64> {
+    /// Where a read at the file's position begins.
+    fn begins(&mut self, fd: c_int) -> Option<u64> {
         if self.is_shared {
             return self.caught_up(fd);
         }
-        self.is_asked = !self.begun || length >= ASK;
-        if self.is_asked {
-            let position = sys::position(fd).ok()?;
-            if position != self.position + self.unasked {
-                self.pass_unasked();
-                self.position = position;
-            }
-            self.begun = true;
-        }
-        Some(self.position + self.unasked)
+        self.position = sys::position(fd).ok()?;
+        self.begun = true;
+        Some(self.position)
     }
 
     /// Where the file's position is; what several threads have read up to there was passed.
@@ -600,44 +677,35 @@ impl Reader {
         Some(position)
     }
 
-    /// After `done` bytes were read at the file's position: what was read since it was noted last, from where and how much; `None` if
-    /// it need not be noted yet.
-    fn was_read(&mut self, fd: c_int, done: u64) -> Option<(u64, u64)> {
-        let expected = self.position.saturating_add(self.unasked).saturating_add(done);
-        self.unasked = expected - self.position;
-        let is_due = self.unasked >= ASK
-            || done == 0
-            || expected / WINDOW != self.position / WINDOW
-            || expected >= self.size;
-        if !is_due {
-            return None;
-        }
-        let end = if self.is_asked { expected } else { sys::position(fd).ok()? };
-        // Where the position was moved meanwhile, at least the last read ended there.
-        let read = if end == expected { self.unasked } else { done.min(end) };
-        (self.position, self.unasked) = (end, 0);
-        Some((end - read, read))
-    }
-
-    /// The stream takes in the last small reads, which are less than a window: what they passed is left to be released.
-    fn pass_unasked(&mut self) {
-        if self.unasked > 0 {
-            self.stream.passed(self.position, self.unasked).for_each(drop);
-            self.position = self.position.saturating_add(core::mem::take(&mut self.unasked));
-        }
-    }
-
     fn sample(&mut self, fd: c_int, range: &Range<u64>) {
         self.sampled_at = inside(|| {
             self.probe.has_counts = FILES.has_counts(fd);
+            if self.is_new {
+                let _ = self.stream.saw(range, 0);
+                open_readers::say(&mut self.place, self.file, ALL_WINDOWS);
+                return sys::now();
+            }
+            // Before it is sampled: who leaves meanwhile has dropped its pages.
+            let others = open_readers::others(self.place.as_ref(), self.file, range);
             if !self.probe.sample(&mut self.stream, fd, range, self.size) {
                 // Without uncached reads, all are plain.
                 self.is_plain = !sys::reads_uncached(fd, self.size);
                 self.by = By::Uncached;
+                return sys::now();
             }
+            for (nth, window) in windows(range).enumerate().filter(|(nth, _)| others >> nth & 1 == 1) {
+                debug_assert!(nth < 128, "a stream has no more windows");
+                let _ = self.stream.saw(&window, 0);
+            }
+            open_readers::say(&mut self.place, self.file, self.stream.whole_windows(self.size));
             sys::now()
         });
     }
+}
+
+/// Drops what reads brought in, and counts it.
+fn release(fd: c_int, range: Range<u64>) {
+    count(Count::StreamReleased, helper::drop_written(fd, range));
 }
 
 /// Counts the time that something slow takes.

@@ -54,7 +54,7 @@ impl More {
 
     /// The descriptor is closed: what is left is released.
     pub fn leave(&mut self, fd: c_int) {
-        self.all().iter_mut().for_each(|reader| reader.leave(fd));
+        self.all().iter_mut().for_each(|reader| reader.close(fd));
     }
 
     /// Whether the rule sees to all that was read there.
@@ -138,7 +138,7 @@ fn take_in(slot: &Slot, state: &mut FileState, fd: c_int) {
 /// A descriptor is closed, or the process ends: what is left goes.
 pub(super) fn leave(slot: &Slot, state: &mut FileState, fd: c_int) {
     take_in(slot, state, fd);
-    state.reader.leave(fd);
+    state.reader.close(fd);
     state.more.leave(fd);
 }
 

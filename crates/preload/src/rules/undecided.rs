@@ -15,7 +15,7 @@ use super::{FILES, FileState, Slot};
 use crate::counters::{self, Count};
 use crate::process::{count, plan};
 use crate::table::FileRole;
-use crate::{introspection, noted, process, sys};
+use crate::{introspection, noted, open_readers, process, sys};
 
 /// The file's position is asked for after so many bytes.
 const OFFSET_CHECK_BYTES: u64 = 1 << 20;
@@ -94,6 +94,7 @@ fn take_in(passed: Option<PassedBytes>) {
 /// From now on the process is a stream, and so are the files that it has open.
 fn become_stream(before: PassedBytes) {
     begin_counting();
+    plan().readers.into_iter().for_each(open_readers::share);
     process::become_stream();
     count(Count::StreamUnobserved, before.in_order.saturating_add(before.again));
     for (fd, slot) in FILES.entered(0, FILES.highest()) {
@@ -112,9 +113,8 @@ pub(super) fn convert(slot: &Slot, fd: c_int) {
             return false;
         }
         let FileState { reader, writer, is_used, .. } = state;
-        let size = stat.st_size as u64;
-        reader.open(size);
-        writer.open(size, None);
+        reader.open(&stat, false);
+        writer.open(stat.st_size as u64, None);
         *is_used = true;
         true
     });

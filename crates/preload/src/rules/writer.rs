@@ -23,7 +23,6 @@ use super::{FILES, small};
 use crate::counters::Count;
 use crate::disks::{self, Share};
 use crate::helper::{self, Job};
-use crate::large::{self, LargeCall};
 use crate::process::{count, plan};
 use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
@@ -59,8 +58,6 @@ pub struct Writer {
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
-    /// The large write that is being made.
-    large: Option<LargeCall>,
     /// A temporary file, that is kept.
     kept: Option<Temporary>,
     /// Whether the helper has one of this number, or had.
@@ -79,7 +76,6 @@ impl Writer {
         is_synced: false,
         is_hurried: false,
         is_blind: false,
-        large: None,
         kept: None,
         was_kept: false,
     };
@@ -106,21 +102,8 @@ impl Writer {
         self.is_hurried = true;
     }
 
-    /// Before a write whose bytes behind the file's end are [`behind_end`]: the helper releases them while it is made. One at a time:
-    /// another one that a thread makes meanwhile is released when it is over.
-    pub fn begin_large(&mut self, fd: c_int, range: &Range<u64>, released: Count) {
-        if self.kept.is_none() && self.large.is_none() {
-            self.large = LargeCall::write(range, released).filter(|call| helper::follow_call(fd, call));
-        }
-    }
-
-    fn end_large(&mut self) {
-        let _ = self.large.take().inspect(LargeCall::end);
-    }
-
     /// After a write that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize, output: Output) {
-        self.end_large();
         self.made(fd, at, done, output);
         self.is_hurried = false;
     }
@@ -174,7 +157,6 @@ impl Writer {
         self.was_kept = false;
         self.outflow.clear();
         (self.begun, self.unasked) = (false, 0);
-        self.large = None;
     }
 
     /// Before the process ends: begins to write what is left, without a wait.
@@ -190,8 +172,6 @@ impl Writer {
     /// Before the descriptor is closed, or, with the time until which is waited then, before the process ends. Whether all is gone, or
     /// soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
-        // One that was jumped out of.
-        self.end_large();
         self.ask(fd, 0, output);
         if let Some(kept) = self.kept.take()
             && until.is_none()
@@ -346,24 +326,6 @@ impl Writer {
         release(fd, range, released);
         true
     }
-}
-
-/// What a write of at least [`large::LEAST`] bytes adds behind a file's end, from a window on, where that is much and its size and
-/// counts can be had at once. Not for who holds a file's state: a thread that writes holds the position until it is done.
-pub fn behind_end(fd: c_int, at: Option<u64>, length: u64) -> Option<Range<u64>> {
-    if !FILES.has_counts(fd) || helper::is_in_memory(fd) {
-        return None;
-    }
-    let size = sys::size_now(fd).ok()?;
-    let appends = || sys::flags(fd).is_ok_and(|flags| flags & libc::O_APPEND != 0);
-    let at = match at {
-        _ if appends() => size,
-        Some(at) => at,
-        None => sys::position(fd).ok()?,
-    };
-    let first = at.max(size).div_ceil(WINDOW).saturating_mul(WINDOW);
-    let end = at.saturating_add(length);
-    (end >= first.saturating_add(large::LEAST / 2)).then_some(first..end)
 }
 
 /// In a child of fork, whose writers have forgotten all.

@@ -1,0 +1,237 @@
+//! Reads here and there in a file: what of it they bring in, and what of that goes next.
+//!
+//! Reads that jump again and again, with less than [`LONG`] bytes in a row between two jumps, are scattered. Read-ahead brings in pages
+//! that such a reader comes to much later or never, so it is to be off, and the bytes of the next piece are brought in by their number: as
+//! many as the shorter of the last two pieces had. The pages that were read last are kept, since records that lie together are often
+//! read one after the other; older ones go.
+//!
+//! Invariants: a range that is to be brought in overlaps none that a piece before it asked for; at most [`KEPT_BYTES`] of one reader are kept, or
+//! the last range alone; nothing is allocated, and nothing panics, whatever positions are given.
+
+use core::ops::Range;
+
+use crate::stream::PAGE;
+
+/// Bytes in a row from which on reads are no longer scattered.
+pub const LONG: u64 = 8 << 20;
+/// Bytes of a reader that are kept at a time.
+pub const KEPT_BYTES: u64 = 8 << 20;
+/// Ranges that are kept at a time.
+const KEPT_RANGES: usize = 64;
+/// Short pieces, less the long ones among them, from which on reads are scattered.
+const SHORT_PIECES: u8 = 3;
+/// No file goes further: positions are signed.
+const LAST: u64 = i64::MAX as u64;
+
+/// What is known of a reader that may turn out to read here and there: about 1 KiB.
+#[derive(Debug, Clone, Copy)]
+pub struct ScatteredReads {
+    /// Where the piece began that is being read, and how far that has come.
+    start: u64,
+    next: u64,
+    /// Up to where pages were asked for.
+    asked: u64,
+    /// Bytes of the last piece, and of the shorter one of the last two.
+    last: u64,
+    piece: u64,
+    /// Short pieces, less the long ones, at most [`SHORT_PIECES`].
+    short: u8,
+    /// Ranges whose pages are kept, the oldest first, and their bytes.
+    kept: [(u64, u64); KEPT_RANGES],
+    count: usize,
+    bytes: u64,
+}
+
+impl ScatteredReads {
+    /// Nothing read yet.
+    pub const NEW: Self = Self {
+        start: 0,
+        next: 0,
+        asked: 0,
+        last: 0,
+        piece: 0,
+        short: 0,
+        kept: [(0, 0); KEPT_RANGES],
+        count: 0,
+        bytes: 0,
+    };
+
+    /// Before `length` bytes are read at `at`: whether reads are scattered.
+    ///
+    /// ```
+    /// use pagekeeper_policy::scattered::{LONG, ScatteredReads};
+    ///
+    /// let mut reads = ScatteredReads::NEW;
+    /// let mut read = |at, length| {
+    ///     let is_scattered = reads.comes(at, length);
+    ///     reads.passed(at + length);
+    ///     is_scattered
+    /// };
+    /// assert_eq!([50, 10, 90, 70, 20, 40].map(|at| read(at << 20, 4096)), [false, false, true, true, true, true]);
+    /// // In order again.
+    /// assert!(read((40 << 20) + 4096, LONG / 2));
+    /// assert!(!read((40 << 20) + 4096 + LONG / 2, LONG / 2));
+    /// ```
+    pub fn comes(&mut self, at: u64, length: u64) -> bool {
+        let at = at.min(LAST);
+        if at != self.next {
+            let run = self.next.saturating_sub(self.start);
+            let less = self.short.saturating_sub(1);
+            self.short = if run < LONG { self.short.saturating_add(1).min(SHORT_PIECES) } else { less };
+            self.piece = self.last.min(run);
+            self.last = run;
+            (self.start, self.next, self.asked) = (at, at, at / PAGE * PAGE);
+        }
+        if at.saturating_add(length).saturating_sub(self.start) >= LONG {
+            self.short = self.short.min(SHORT_PIECES - 1);
+        }
+        self.short >= SHORT_PIECES
+    }
+
+    /// Reads came up to `end`.
+    pub fn passed(&mut self, end: u64) {
+        self.next = end.min(LAST);
+    }
+
+    /// Before `length` bytes are read at `at` of a file of `size` bytes, by a reader that [is scattered](Self::comes): the range whose pages
+    /// are to be brought in, in whole pages. `None`: it was asked for before. What lies in it beyond the read is to be read ahead.
+    ///
+    /// ```
+    /// use pagekeeper_policy::scattered::ScatteredReads;
+    ///
+    /// let (mut reads, size) = (ScatteredReads::NEW, 100 << 20);
+    /// let mut asked = Vec::new();
+    /// for piece in [50, 10, 90, 70, 20, 40] {
+    ///     // Each by calls of 256 KiB.
+    ///     for at in (piece << 20..piece + 1 << 20).step_by(256 << 10) {
+    ///         if reads.comes(at, 256 << 10) {
+    ///             asked.extend(reads.bring_in(at, 256 << 10, size));
+    ///         }
+    ///         reads.passed(at + (256 << 10));
+    ///     }
+    /// }
+    /// assert_eq!(asked, [70, 20, 40].map(|piece| piece << 20..piece + 1 << 20));
+    /// ```
+    pub fn bring_in(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
+        let (at, size) = (at.min(LAST), size.min(LAST));
+        let end = at.saturating_add(length).min(size);
+        if end <= self.asked {
+            return None;
+        }
+        let run = at.saturating_sub(self.start);
+        let ahead = if run == 0 { self.piece } else { run };
+        let start = self.asked.max(at / PAGE * PAGE);
+        let end = end.max(at.saturating_add(ahead.min(LONG)).min(size)).div_ceil(PAGE).saturating_mul(PAGE);
+        self.asked = end;
+        Some(start..end)
+    }
+
+    /// Whether a range is kept: then it is the last to go.
+    pub fn touch(&mut self, range: &Range<u64>) -> bool {
+        let is_within = |&(start, end): &(u64, u64)| start <= range.start && range.end <= end;
+        let kept = self.kept.get_mut(..self.count).unwrap_or_default();
+        let Some(nth) = kept.iter().rposition(is_within) else { return false };
+        if let Some(rest) = kept.get_mut(nth..) {
+            rest.rotate_left(1);
+        }
+        true
+    }
+
+    /// Keeps a range that reads brought in: gives the oldest one where there is no room for both.
+    #[must_use]
+    pub fn keep(&mut self, range: &Range<u64>) -> Option<Range<u64>> {
+        let oldest = if self.count == KEPT_RANGES { self.take_oldest() } else { None };
+        if let Some(free) = self.kept.get_mut(self.count) {
+            *free = (range.start, range.end);
+            self.count += 1;
+            self.bytes = self.bytes.saturating_add(range.end.saturating_sub(range.start));
+        }
+        oldest
+    }
+
+    /// Takes out the oldest range, where more is kept than may be.
+    pub fn take_surplus(&mut self) -> Option<Range<u64>> {
+        if self.bytes > KEPT_BYTES && self.count > 1 { self.take_oldest() } else { None }
+    }
+
+    /// Takes out the oldest range that is kept.
+    pub fn take_oldest(&mut self) -> Option<Range<u64>> {
+        let kept = self.kept.get_mut(..self.count).filter(|kept| !kept.is_empty())?;
+        kept.rotate_left(1);
+        self.count -= 1;
+        let &mut (start, end) = self.kept.get_mut(self.count)?;
+        self.bytes = self.bytes.saturating_sub(end.saturating_sub(start));
+        Some(start..end)
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_last_is_kept() {
+        let mut reads = ScatteredReads::NEW;
+        let range = |nth: u64| nth * 100..nth * 100 + 10;
+        for nth in 0..KEPT_RANGES as u64 {
+            assert_eq!(reads.keep(&range(nth)), None);
+        }
+        assert!(reads.touch(&(2..5)) && !reads.touch(&(5..11)) && !reads.touch(&(50..60)));
+        assert_eq!(reads.keep(&range(1000)), Some(range(1)));
+        assert_eq!(reads.take_surplus(), None);
+        assert_eq!(reads.keep(&(0..KEPT_BYTES)), Some(range(2)));
+        let mut surplus = 0;
+        while reads.take_surplus().is_some() {
+            surplus += 1;
+        }
+        assert_eq!(surplus, KEPT_RANGES - 1);
+        assert_eq!((reads.take_oldest(), reads.take_oldest(), reads.bytes), (Some(0..KEPT_BYTES), None, 0));
+    }
+
+    /// A long read after a look at the end, or between jumps, is in order.
+    #[test]
+    fn few_jumps_are_not_scattered() {
+        let mut reads = ScatteredReads::NEW;
+        for at in [300, 0, 100, 0, 200, 0, 100, 0_u64] {
+            assert!(!reads.comes(at << 20, 2 * LONG));
+            reads.passed((at << 20) + 2 * LONG);
+        }
+    }
+
+    #[test]
+    fn a_piece_that_goes_on_is_asked_for_in_larger_parts() {
+        let mut reads = ScatteredReads::NEW;
+        for at in 1..10 {
+            assert_eq!(reads.comes(at << 30, 4096), at >= 3);
+            reads.passed((at << 30) + 4096);
+        }
+        let (mut at, mut parts) = (1 << 40, Vec::new());
+        while reads.comes(at, 4096) {
+            parts.extend(reads.bring_in(at, 4096, u64::MAX));
+            at += 4096;
+            reads.passed(at);
+        }
+        assert!(parts.len() < 20 && parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
+        assert!(at - (1 << 40) < LONG && parts.last().is_some_and(|part| part.end >= at));
+    }
+
+    #[test]
+    fn no_position_is_too_odd() {
+        let odd = [0, 1, 4095, i64::MAX as u64 - 1, i64::MAX as u64, u64::MAX];
+        let mut reads = ScatteredReads::NEW;
+        for _ in 0..3 {
+            for at in odd {
+                for length in odd {
+                    for size in odd {
+                        reads.comes(at, length);
+                        if let Some(range) = reads.bring_in(at, length, size) {
+                            let _ = reads.keep(&range);
+                        }
+                        reads.take_surplus();
+                        reads.passed(at.saturating_add(length));
+                    }
+                }
+            }
+        }
+    }
+}

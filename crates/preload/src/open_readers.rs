@@ -1,0 +1,260 @@
+//! What the streams that have files open know of them, shared between all readers of a file: a page that another one of them brought in is a
+//! stream's, too. Without this each would take the others' pages for what was there before, and they would stay for good.
+//!
+//! A reader says which windows it found empty. Another one that finds pages in such a window takes them for its own. All readers of a process
+//! share one table, and all commands of a user where the launcher has made a file for it ([`share`]).
+//!
+//! Invariants: nobody waits and nothing is allocated; all bits may be zero. What a reader says holds for [`LEASE`], so that one that was
+//! killed is not believed for long. Where there is no place a reader says nothing, and what others know of its pages stays.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+use pagekeeper_policy::WINDOW;
+
+use crate::{counters, sys};
+
+/// Readers that have a place at a time.
+const READERS: usize = 256;
+/// Nanoseconds for which a reader is believed after it said something.
+const LEASE: u64 = 30_000_000_000;
+/// The same of one that has left, and whose pages a socket or a pipe still holds.
+const LEASE_OF_SENT: u64 = 5_000_000_000;
+/// Bytes of the table's file.
+#[cfg(not(feature = "interpose"))]
+const ROOM: u64 = size_of::<OpenReaders>() as u64;
+
+/// A file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Its device, as `st_dev` encodes it.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// What one reader says. The words but for the first two are those of an odd version while they are changed.
+#[repr(C, align(64))]
+struct Entry {
+    /// Until when it is believed, in nanoseconds of the monotonic clock; 0: the place is free.
+    until: AtomicU64,
+    /// The process that has it.
+    pid: AtomicU32,
+    version: AtomicU32,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// The first window, and a bit for each from it on: whether it was found empty. [`ALL`]: the whole file was.
+    first: AtomicU64,
+    low: AtomicU64,
+    high: AtomicU64,
+}
+
+/// Instead of a first window: the reader made the file.
+const ALL: u64 = u64::MAX;
+/// What a reader says of a file that it made.
+pub const ALL_WINDOWS: (u64, u128) = (ALL, u128::MAX);
+
+/// The table.
+#[repr(C)]
+pub struct OpenReaders {
+    /// Places from here on were never taken.
+    used: AtomicU32,
+    entries: [Entry; READERS],
+}
+
+static OWN: OpenReaders = OpenReaders {
+    used: AtomicU32::new(0),
+    entries: [const {
+        Entry {
+            until: AtomicU64::new(0),
+            pid: AtomicU32::new(0),
+            version: AtomicU32::new(0),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            low: AtomicU64::new(0),
+            high: AtomicU64::new(0),
+        }
+    }; READERS],
+};
+
+static SHARED: AtomicPtr<OpenReaders> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Shares what readers say with the user's other commands, by the file of that path, if it is such a table.
+pub fn share(path: &[u8]) {
+    let Some(at) = counters::map_file(path, size_of::<OpenReaders>()) else { return };
+    SHARED.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Release);
+}
+
+#[allow(unsafe_code, reason = "follows the pointer to the table")]
+fn table() -> &'static OpenReaders {
+    // SAFETY: null, or a mapping that is never unmapped, long enough, and valid with all bits; all of it is atomic.
+    unsafe { SHARED.load(Ordering::Acquire).as_ref() }.unwrap_or(&OWN)
+}
+
+/// Makes the file that commands share, or finds it: with its blocks, so that no process ends by a signal for want of room.
+#[cfg(not(feature = "interpose"))]
+pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let path = directory.join("readers");
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(&path)?;
+    sys::take_room(file.as_raw_fd(), ROOM).map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+    Ok(path)
+}
+
+/// A reader's place: given up as it is dropped.
+#[derive(Debug)]
+pub struct ReaderPlace(usize);
+
+impl ReaderPlace {
+    /// Takes one. `None`: there is none.
+    fn take(now: u64) -> Option<Self> {
+        let table = table();
+        let take = |entry: &Entry| {
+            let until = entry.until.load(Ordering::Relaxed);
+            until <= now
+                && entry
+                    .until
+                    .compare_exchange(until, now.saturating_add(LEASE), Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+        };
+        let (index, entry) = table.entries.iter().enumerate().find(|(_, entry)| take(entry))?;
+        entry.pid.store(sys::getpid(), Ordering::Relaxed);
+        table.used.fetch_max(index as u32 + 1, Ordering::AcqRel);
+        Some(Self(index))
+    }
+
+    fn entry(&self) -> Option<&'static Entry> {
+        let entry = table().entries.get(self.0)?;
+        // One that was silent for too long has lost its place.
+        (entry.pid.load(Ordering::Relaxed) == sys::getpid()).then_some(entry)
+    }
+
+    /// Gives the place up later, as nobody else knows of pages that are still held.
+    pub fn linger(self) {
+        if let Some(entry) = self.entry() {
+            entry.until.store(sys::now().saturating_add(LEASE_OF_SENT), Ordering::Release);
+        }
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for ReaderPlace {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry() {
+            entry.until.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Says which windows of a file a reader found empty: those that `bits` has a bit for, from the window `first` on. All of them of a file
+/// that it made ([`ALL_WINDOWS`]).
+pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (u64, u128)) {
+    let now = sys::now();
+    if place.is_none() {
+        *place = ReaderPlace::take(now);
+    }
+    let Some(entry) = place.as_ref().and_then(ReaderPlace::entry) else { return };
+    entry.version.fetch_add(1, Ordering::AcqRel);
+    fence(Ordering::Release);
+    entry.device.store(file.device, Ordering::Relaxed);
+    entry.inode.store(file.inode, Ordering::Relaxed);
+    entry.first.store(first, Ordering::Relaxed);
+    entry.low.store(bits as u64, Ordering::Relaxed);
+    entry.high.store((bits >> 64) as u64, Ordering::Relaxed);
+    entry.version.fetch_add(1, Ordering::Release);
+    entry.until.store(now.saturating_add(LEASE), Ordering::Release);
+}
+
+/// The windows of a range that other readers of the file found empty: a bit for each, from its first on.
+pub fn others(own: Option<&ReaderPlace>, file: FileIdentity, range: &Range<u64>) -> u128 {
+    let (table, now) = (table(), sys::now());
+    let used = table.used.load(Ordering::Acquire) as usize;
+    let entries = table.entries.iter().take(used).enumerate();
+    let others = entries.filter(|&(index, _)| own.is_none_or(|own| own.0 != index));
+    others
+        .filter_map(|(_, entry)| entry.windows(file, range.start / WINDOW, now))
+        .fold(0, |all, bits| all | bits)
+}
+
+impl Entry {
+    fn windows(&self, file: FileIdentity, from: u64, now: u64) -> Option<u128> {
+        let until = self.until.load(Ordering::Acquire);
+        // What is beyond a lease was said before the machine was started anew.
+        if until <= now || until > now.saturating_add(LEASE) {
+            return None;
+        }
+        let version = self.version.load(Ordering::Acquire);
+        let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
+        let first = self.first.load(Ordering::Relaxed);
+        let (low, high) = (self.low.load(Ordering::Relaxed), self.high.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let is_whole = version.is_multiple_of(2) && version == self.version.load(Ordering::Relaxed);
+        if !is_whole || (device, inode) != (file.device, file.inode) {
+            return None;
+        }
+        let bits = u128::from(low) | u128::from(high) << 64;
+        Some(if first == ALL {
+            u128::MAX
+        } else if first <= from {
+            u32::try_from(from - first).map_or(0, |by| bits.checked_shr(by).unwrap_or(0))
+        } else {
+            u32::try_from(first - from).map_or(0, |by| bits.checked_shl(by).unwrap_or(0))
+        })
+    }
+}
+
+#[cfg(all(test, not(feature = "interpose")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_of_a_file_know_each_others_windows() {
+        let file = FileIdentity { device: 7, inode: 100 };
+        let other_file = FileIdentity { device: 8, inode: 100 };
+        let range = |first: u64| first * WINDOW..(first + 3) * WINDOW;
+        let (mut one, mut two) = (None, None);
+        say(&mut one, file, (10, 0b1011));
+        assert_eq!(others(None, file, &range(10)), 0b1011);
+        assert_eq!(others(None, file, &range(11)), 0b101);
+        assert_eq!(others(None, file, &range(8)), 0b10_1100);
+        assert_eq!(others(None, file, &range(210)), 0);
+        assert_eq!(others(None, other_file, &range(10)), 0);
+        // Its own are no others'; and those of several are put together.
+        assert_eq!(others(one.as_ref(), file, &range(10)), 0);
+        say(&mut two, file, (12, 1));
+        assert_eq!(others(one.as_ref(), file, &range(10)), 0b100);
+        assert_eq!(others(None, file, &range(10)), 0b1111);
+        say(&mut two, file, ALL_WINDOWS);
+        assert_eq!(others(one.as_ref(), file, &range(1 << 40)), u128::MAX);
+        drop(two);
+        assert_eq!(others(one.as_ref(), file, &range(10)), 0);
+        one.take().unwrap().linger();
+        assert_eq!(others(None, file, &range(10)), 0b1011);
+    }
+
+    #[test]
+    fn who_was_silent_for_long_is_not_believed() {
+        let file = FileIdentity { device: 7, inode: 101 };
+        let mut one = None;
+        say(&mut one, file, (0, 1));
+        let entry = one.as_ref().unwrap().entry().unwrap();
+        let now = sys::now();
+        assert_eq!(entry.windows(file, 0, now), Some(1));
+        assert_eq!(entry.windows(file, 0, now + LEASE + 1_000_000_000), None);
+        // Of a clock that has begun anew.
+        assert_eq!(entry.windows(file, 0, now.saturating_sub(1_000_000_000)), None);
+    }
+
+    #[test]
+    fn the_file_is_made_once_with_its_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = make(directory.path()).unwrap();
+        assert_eq!(make(directory.path()).unwrap(), path);
+        assert!(std::fs::metadata(&path).unwrap().len() >= size_of::<OpenReaders>() as u64);
+    }
+}
