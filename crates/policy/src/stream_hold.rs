@@ -18,8 +18,8 @@ use std::time::Duration;
 
 /// Longest hold at a time: half of what users are promised, since a thread may be late to end it.
 pub const HOLD_MAX: Duration = Duration::from_millis(50);
-/// Shortest time between two holds of a process: a writer of 2 GB/s writes 1 MiB in it.
-pub const MOMENT: Duration = Duration::from_micros(500);
+/// Shortest time between two holds of a process: a writer of 2 GB/s writes 0.4 MiB in it.
+pub const MOMENT: Duration = Duration::from_micros(200);
 /// A process that dirtied no page of a device for this long is none of its writers.
 pub const WRITER_FOR: Duration = Duration::from_secs(1);
 /// Where nothing was written for this long, holding a program helps nobody: five times as long as the slowest disk takes for a piece.

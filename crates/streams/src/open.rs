@@ -50,8 +50,8 @@ impl Metadata {
     }
 }
 
-/// For so long it is taken for granted who has leases. Reading them takes as long as opening a file.
-const LEASES_FOR: Duration = Duration::from_millis(5);
+/// For so long it is taken for granted who has leases. To read them takes some milliseconds, and all that take locks are slower meanwhile.
+const LEASES_FOR: Duration = Duration::from_millis(50);
 /// For so long a mount is kept open while there is work, so that many small files take one look at the mounts.
 const MOUNT_FOR: Duration = Duration::from_millis(100);
 

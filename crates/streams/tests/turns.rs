@@ -13,7 +13,7 @@ const AT_MOST: Duration = Duration::from_secs(120);
 
 fn streams(pace: StreamPace) -> Option<Streams> {
     let decide = Box::new(|_, _: Option<&Path>| Verdict::Release);
-    let options = StreamOptions { names: Vec::new(), never: Vec::new(), decide, pace };
+    let options = StreamOptions { names: Vec::new(), members: None, never: Vec::new(), decide, pace };
     Streams::start(options).map_err(skip).ok()
 }
 

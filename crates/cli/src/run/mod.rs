@@ -34,7 +34,7 @@ use std::process::{Command, ExitCode};
 
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_preload::open_readers;
-use pagekeeper_preload::settings::{Launcher, Role, Settings, VARIABLE};
+use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
 use pagekeeper_streams::StreamPace;
 
 use crate::output;

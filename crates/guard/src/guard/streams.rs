@@ -355,12 +355,7 @@ fn follow(
                 Err(TrySendError::Disconnected(_)) => return,
             }
         }
-        if is_busy {
-            // Ends at once where the thread is to stop.
-            let _ = stopped.recv_timeout(BUSY_STEP);
-        } else {
-            streams.wait_or_readable(IDLE_WAIT, asks.wake.as_fd());
-        }
+        streams.wait_or_readable(if is_busy { BUSY_STEP } else { IDLE_WAIT }, asks.wake.as_fd());
     }
 }
 

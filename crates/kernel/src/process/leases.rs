@@ -4,10 +4,13 @@
 use std::collections::HashSet;
 
 use super::ProcRoot;
+use super::read;
 use super::reading::each_line;
 use crate::text::unescaped_bytes;
 use crate::{Inode, Result};
 
+/// Descriptors of a process that are looked at for locks.
+const LOOKED_AT_MAX: usize = 256;
 /// Descriptors of a process that are looked at.
 const DESCRIPTORS_MAX: usize = 4096;
 
@@ -51,6 +54,25 @@ impl ProcRoot {
                 && self.inode_behind(pid, fd).is_some_and(|inode| awaited.inodes.contains(&inode.ino));
         });
         is_open || listed.is_err()
+    }
+
+    /// Whether a process may have a lock or a lease, by `/proc/PID/fdinfo` (Linux 4.1): cheaper than [`Self::awaited_locks`], for which the
+    /// kernel stops all that take locks. What can't be known may be.
+    #[allow(clippy::disallowed_methods, reason = "of /proc")]
+    pub fn may_have_locks(&self, pid: u32) -> bool {
+        let Ok(descriptors) = std::fs::read_dir(self.of(pid, "fdinfo")) else { return true };
+        for (count, descriptor) in descriptors.enumerate() {
+            let Ok(descriptor) = descriptor else { return true };
+            let is_closed = |error: &crate::Error| error.is_gone();
+            let has_lock = match read(&descriptor.path()) {
+                Ok(text) => text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"lock:")),
+                Err(error) => !is_closed(&error),
+            };
+            if has_lock || count == LOOKED_AT_MAX {
+                return true;
+            }
+        }
+        false
     }
 
     /// The leases and delegations that are held now (`/proc/locks`), by processes that this one can see.
@@ -154,6 +176,7 @@ mod tests {
         let proc = ProcRoot::default();
         let child: u32 = line.trim().parse().unwrap();
         assert!(!proc.is_awaited(child, &proc.awaited_locks().unwrap()));
+        assert!(proc.may_have_locks(child) && !proc.may_have_locks(std::process::id()));
         let mut waiting = flock("true");
         let is_awaited = |pid| {
             (0..500).any(|_| {

@@ -111,7 +111,7 @@ fn sums_of_a_request_are_those_of_its_processes_alone() {
         let (of_request, of_another) =
             (Subject::clean(&place, "request", 4 * MIB), Subject::clean(&place, "another", 8 * MIB));
         let mut run = Run::new(Verdict::Release);
-        run.follower.follow_chosen(vec!["reader".to_owned()], None, &[]);
+        run.follower.follow_chosen(vec!["reader".to_owned()], None);
         let asked = Sleeper::new();
         let id = run.follower.follow_for(asked.pid(), Requester { user: 0, groups: vec![0] }).unwrap();
         run.began(1);
@@ -133,7 +133,7 @@ fn of_all_programs_that_start_only_members_are_followed() {
     for place in places() {
         let subject = Subject::clean(&place, "file", 8 * MIB);
         let mut run = Run::new(Verdict::Release);
-        run.follower.follow_chosen(vec!["tar".to_owned()], Some(Box::new(|pid| pid == 7)), &[]);
+        run.follower.follow_chosen(vec!["tar".to_owned()], Some(Box::new(|pid| pid == 7)));
         run.began(7);
         run.began(8);
         run.added(7, subject.name, 0..4 * MIB);
