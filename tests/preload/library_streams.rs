@@ -22,7 +22,7 @@ const PROGRAM: u64 = 16 * MIB;
 const USER: u32 = 65534;
 
 /// What every program begins with: a file, calls on it, and where its pieces are.
-const BEGIN: &str = r#"
+const BEGIN: &str = r"
 import os, random, sys, threading
 path, size = sys.argv[1], 300 << 20
 def piece_order(piece):
@@ -35,7 +35,7 @@ def read_on(fd, call, length=1 << 62):
         more = len(os.read(fd, call))
         done += more
         if not more: break
-"#;
+";
 
 /// What every program ends with: bytes that it read from the device.
 const END: &str = r#"

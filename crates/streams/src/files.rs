@@ -23,10 +23,7 @@ use crate::{FileReport, StayReason, Verdict};
 pub(crate) struct File {
     pub(crate) pages: StreamPages,
     pub(crate) unwritten: UnwrittenPages,
-    /// Whether it can't be written: what is dirtied of it does not count.
-    is_unpaced: bool,
-    /// Whether it is among the files that wait to be written.
-    is_waiting: bool,
+    output: Output,
     /// Followed processes that run and use it.
     pub(crate) users: Vec<ProcessId>,
     /// The process whose sums it counts in, and what of its totals counted for earlier ones.
@@ -64,6 +61,17 @@ pub(crate) struct File {
     reported: Vec<Range<u64>>,
 }
 
+/// How what is dirtied of a file goes to its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Output {
+    /// It is written in its turn.
+    Paced,
+    /// The same, and it is among the files that wait to be written.
+    Waiting,
+    /// It can't be written: what is dirtied of it does not count.
+    Unpaced,
+}
+
 /// What is to be done with a file.
 pub(crate) enum FileStep {
     /// Nothing now.
@@ -81,8 +89,7 @@ impl File {
         Self {
             pages: StreamPages::default(),
             unwritten: UnwrittenPages::default(),
-            is_unpaced: false,
-            is_waiting: false,
+            output: Output::Paced,
             users: Vec::new(),
             owner,
             counted: StreamTotals::default(),
@@ -150,26 +157,32 @@ impl File {
 
     /// A process wrote to it. Returns how many bytes more are unwritten.
     pub(crate) fn dirtied(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
-        let is_paced = !self.is_unpaced && matches!(self.verdict, None | Some(Verdict::Release));
+        let is_paced =
+            self.output != Output::Unpaced && matches!(self.verdict, None | Some(Verdict::Release));
         if is_paced { self.unwritten.dirtied(bytes, now) } else { 0 }
     }
 
     /// Counts what is dirtied of it no longer. Returns how many bytes were unwritten.
     pub(crate) fn stop_pacing(&mut self) -> u64 {
-        self.is_unpaced = true;
+        self.output = Output::Unpaced;
         self.unwritten.clear()
     }
 
     /// Whether it is to wait to be written from now on.
     pub(crate) fn begin_to_wait(&mut self) -> bool {
-        let is_new = !self.is_waiting && self.job_since.is_none() && self.unwritten.oldest().is_some();
-        self.is_waiting |= is_new;
+        let has_output = self.job_since.is_none() && self.unwritten.oldest().is_some();
+        let is_new = self.output == Output::Paced && has_output;
+        if is_new {
+            self.output = Output::Waiting;
+        }
         is_new
     }
 
     /// It waits no longer among others, since it is about to be looked at.
     pub(crate) fn end_to_wait(&mut self) {
-        self.is_waiting = false;
+        if self.output == Output::Waiting {
+            self.output = Output::Paced;
+        }
     }
 
     /// What is to be done now; `is_pressed` says that its device's output is to be written at once.

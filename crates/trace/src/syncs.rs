@@ -1,8 +1,8 @@
-//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and sync_file_range(2) that waits, by any process, with its beginning,
+//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and `sync_file_range(2)` that waits, by any process, with its beginning,
 //! its end and its descriptor.
 //!
 //! Programs at the tracepoints of these system calls remember when a thread began one, and write a record as it ends. No other
-//! system call runs a program. Not covered: syncs by io_uring, msync(2), and writes with `O_DSYNC`, which are no calls of these.
+//! system call runs a program. Not covered: syncs by `io_uring`, msync(2), and writes with `O_DSYNC`, which are no calls of these.
 //!
 //! Invariants: it only observes. All tables are bounded, and syncs that found no room are counted ([`SyncEvents::lost`]). All is removed
 //! when [`SyncEvents`] is dropped, and when its process ends, `kill -9` included.
@@ -30,7 +30,7 @@ const RING_BYTES: u32 = 4 << 20;
 const WAITING_MAX: u32 = 16 << 10;
 /// How many threads are read with one call.
 const BATCH: usize = 512;
-/// The flags of sync_file_range(2) with which it waits (`SYNC_FILE_RANGE_WAIT_BEFORE`, `_AFTER`).
+/// The flags of `sync_file_range(2)` with which it waits (`SYNC_FILE_RANGE_WAIT_BEFORE`, `_AFTER`).
 const WAITS: i32 = 1 | 4;
 
 /// Which call it is.
@@ -40,7 +40,7 @@ pub enum SyncCall {
     Fsync,
     /// fdatasync(2).
     Fdatasync,
-    /// sync_file_range(2) with a flag that waits.
+    /// `sync_file_range(2)` with a flag that waits.
     SyncFileRange,
     /// syncfs(2): of a whole file system.
     Syncfs,

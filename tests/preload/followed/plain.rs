@@ -44,7 +44,8 @@ fn make_files(here: &Path) {
     fs::create_dir(here.join("many")).unwrap();
     for nth in 0..100 {
         write(&here.join(format!("many/{nth}")), MIB / 16 * (nth % 3));
-        fs::write(here.join(format!("many/small-{nth}")), vec![7; nth as usize * 97]).unwrap();
+        fs::write(here.join(format!("many/small-{nth}")), vec![7; usize::try_from(nth).unwrap() * 97])
+            .unwrap();
     }
 }
 

@@ -75,7 +75,7 @@ impl SyncWatch {
                 call: event.call.name(),
                 task: Task { process: event.process, thread: event.thread, name: event.name },
                 file,
-                began: began - self.began,
+                began: began.saturating_sub(self.began),
                 took,
                 goes_on: event.ended.is_none(),
             });

@@ -162,9 +162,11 @@ fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
         ProgramKind::Stream
     } else if is_wrapper(name) {
         kind_behind_wrapper(rest, settings)
-    } else if typed::is_server(comm(name), settings) || name == "java" {
-        ProgramKind::Server
-    } else if is_one_of(name, &SHELLS) && starts_server(rest, settings) {
+    } else if typed::is_server(comm(name), settings)
+        || name == "java"
+        || (is_one_of(name, &SHELLS) && starts_server(rest, settings))
+        || typed::are_given_a_server(rest, settings)
+    {
         ProgramKind::Server
     } else {
         ProgramKind::Script
@@ -312,6 +314,9 @@ mod tests {
             (Role::Auto, &["sh", "/usr/bin/db-start"], Server),
             (Role::Auto, &["sh", "/usr/bin/db-backup.sh"], Script),
             (Role::Auto, &["java", "-jar", "x"], Server),
+            (Role::Auto, &["entry-point.sh", "dbd", "--x"], Server),
+            (Role::Auto, &["gosu", "db", "dbd"], Server),
+            (Role::Auto, &["entry-point.sh", "/var/lib/dbd"], Script),
             (Role::Bulk, &["tar"], Server),
             (Role::Stream, &["docker", "exec", "db", "tar"], Elsewhere),
         ] {

@@ -248,10 +248,10 @@ impl Reach {
         may_follow: fn(&Cover) -> bool,
     ) -> Self {
         let cover = cover::cover(file, command, settings);
-        let followed = cover.kind.followed().filter(|_| may_follow(&cover));
-        let tried = followed.map(|followed| Follower::start(&FollowPlan::new(followed, settings, pace)));
+        let processes = cover.kind.followed().filter(|_| may_follow(&cover));
+        let tried = processes.map(|processes| Follower::start(&FollowPlan::new(processes, settings, pace)));
         let (follower, refusal) = match tried.transpose() {
-            Ok(follower) => (follower, None),
+            Ok(started) => (started, None),
             Err(refusal) => (None, Some(refusal)),
         };
         match means::choose(cover.kind, follower.is_some(), cover.hindrance.is_none()) {

@@ -26,7 +26,8 @@ pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
     if settings.role != Role::Auto {
         return None;
     }
-    let name = cover::base(behind_starters(command)?.first()?);
+    let (name, rest) = behind_starters(command)?.split_first()?;
+    let name = cover::base(name);
     let comm = cover::comm(name);
     let is_one_of = |known: &[&str]| known.iter().any(|known| OsStr::new(known) == name);
     if is_one_of(&SHELLS)
@@ -34,6 +35,7 @@ pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
         || name == "java"
         || cover::is_streaming(name, settings)
         || is_server(comm, settings)
+        || are_given_a_server(rest, settings)
     {
         return None;
     }
@@ -77,6 +79,18 @@ pub(super) fn is_server(comm: &[u8], settings: &Settings) -> bool {
                 || names::matches_name(name.as_bytes(), comm).is_some()
         })
     })
+}
+
+/// Whether a word names a server's program, as those of an entry point do: `docker-entrypoint.sh mariadbd`.
+pub(super) fn are_given_a_server(words: &[OsString], settings: &Settings) -> bool {
+    let is_program = |word: &OsString| {
+        let comm = cover::comm(cover::base(word));
+        let mut names = settings.profiles.iter().flat_map(|profile| &profile.processes);
+        names.any(|name| name != "*" && names::matches_name(name.as_bytes(), comm).is_some())
+    };
+    let is_path = |word: &OsString| word.as_encoded_bytes().contains(&b'/');
+    // Directories of servers are called like them.
+    words.iter().any(|word| is_program(word) && (!is_path(word) || Path::new(word).is_file()))
 }
 
 #[cfg(test)]

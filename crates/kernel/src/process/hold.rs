@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{ProcRoot, malformed, read};
 use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
+use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
 /// For so long each round of stops is waited for: a thread inside of a long call stops at its end.
@@ -197,7 +198,7 @@ impl ProcRoot {
         let field = |name: &str| -> Option<u64> {
             let mut lines = text.split(|byte| *byte == b'\n');
             let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
-            u64::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 16).ok()
+            u64::from_str_radix(unescaped_bytes(value.trim_ascii()).as_ref(), 16).ok()
         };
         let pending = || Some((field("SigPnd:")? | field("ShdPnd:")?) & !field("SigBlk:")?);
         pending().map(|signals| signals != 0).ok_or_else(|| malformed(&path, "SigPnd, ShdPnd and SigBlk"))

@@ -168,7 +168,7 @@ proptest! {
             let most = match cycle.next(is_wanted, Duration::from_micros(now)) {
                 HoldStep::Stop => {
                     prop_assert!(is_wanted && held.is_none());
-                    prop_assert!(free.is_none_or(|free| now - free >= 500));
+                    prop_assert!(free.is_none_or(|free| u128::from(now - free) >= MOMENT.as_micros()));
                     held = Some(now);
                     0
                 }

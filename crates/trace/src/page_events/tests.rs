@@ -207,14 +207,14 @@ fn names_count_below_a_process() {
         command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     };
     let line = "read line; dd --version; sh -c 'dd --version; true'; dd if=/dev/null status=none; true";
-    let (mut other, mut named) = (start(line), start(line));
-    events.heed_names_below(named.id()).unwrap();
+    let (mut other, mut chosen) = (start(line), start(line));
+    events.heed_names_below(chosen.id()).unwrap();
     assert!(events.heeds_names());
-    for child in [&mut other, &mut named] {
+    for child in [&mut other, &mut chosen] {
         drop(child.stdin.take());
     }
     other.wait().unwrap();
-    named.wait().unwrap();
+    chosen.wait().unwrap();
     assert!(!events.heeds_names(), "all have ended");
     let began = drained(&mut events).into_iter().filter(|event| matches!(event, PageEvent::Began { .. }));
     assert_eq!(began.count(), 3, "of the one that was named");
