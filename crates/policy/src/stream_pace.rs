@@ -8,7 +8,7 @@ pub enum StreamPace {
     Auto,
     /// As fast as the programs go by themselves.
     Off,
-    /// Only while nobody else uses the disk.
+    /// As [`Self::Auto`], but with no more than a third of the disk's time as long as others use it.
     Idle,
     /// At most so many bytes a second on each disk, and behind others as with [`Self::Auto`].
     BytesPerSecond(u64),

@@ -107,7 +107,7 @@ impl Follower {
     /// Follows by these events, and leaves others their share of each disk unless the pace is off.
     pub(crate) fn paced(events: PageEvents, decide: Decide, never: Vec<String>, pace: StreamPace) -> Self {
         let shares = DiskShares::default();
-        let turns = if pace == StreamPace::Off { None } else { DiskTurns::new(&events, shares.clone()) };
+        let turns = if pace == StreamPace::Off { None } else { DiskTurns::new(&events, shares.clone(), pace) };
         let mut follower = Self::new(Box::new(events), decide, never, pace);
         follower.heed(shares, turns);
         follower

@@ -14,6 +14,7 @@ use pagekeeper_kernel::disk_of;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
 use pagekeeper_policy::read_pace::ReadDuty;
+use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
 use pagekeeper_trace::page_events::PageEvents;
 
@@ -53,6 +54,7 @@ struct Disk {
 pub(crate) struct DiskTurns {
     source: DiskUse,
     shares: DiskShares,
+    pace: StreamPace,
     disks: HashMap<u64, Disk>,
     last_look: Duration,
     /// Whether followed processes read, or others are there.
@@ -66,11 +68,12 @@ pub(crate) struct DiskTurns {
 
 impl DiskTurns {
     /// `None` where requests can't be counted.
-    pub(crate) fn new(events: &PageEvents, shares: DiskShares) -> Option<Self> {
+    pub(crate) fn new(events: &PageEvents, shares: DiskShares, pace: StreamPace) -> Option<Self> {
         let source = DiskUse::open(events).ok()?;
         Some(Self {
             source,
             shares,
+            pace,
             disks: HashMap::new(),
             last_look: Duration::ZERO,
             is_active: false,
@@ -112,7 +115,7 @@ impl DiskTurns {
         let since = nanoseconds(now.saturating_sub(std::mem::replace(&mut self.last_look, now)));
         for (disk, requests) in &window.others {
             let known = self.disks.entry(*disk).or_default();
-            self.shares.set(*disk, known.contention.others(seen(requests, since)));
+            self.shares.set(*disk, left_by(self.pace, known.contention.others(seen(requests, since))));
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();
@@ -127,7 +130,7 @@ impl DiskTurns {
         self.held.clear();
         for disk in self.disks.values_mut() {
             disk.readers.retain(|_, last| now.saturating_sub(*last) < READER_FOR);
-            let share = disk.contention.share();
+            let share = left_by(self.pace, disk.contention.share());
             self.is_active |= !share.is_none();
             let of_readers = if disk.readers.is_empty() { YieldShare::NONE } else { share };
             if disk.duty.step(of_readers, nanoseconds(now)).is_some() {
@@ -135,6 +138,11 @@ impl DiskTurns {
             }
         }
     }
+}
+
+/// What a stream of this pace leaves to others who need so much.
+fn left_by(pace: StreamPace, needed: YieldShare) -> YieldShare {
+    if pace == StreamPace::Idle && !needed.is_none() { YieldShare::MAX } else { needed }
 }
 
 fn nanoseconds(time: Duration) -> u64 {

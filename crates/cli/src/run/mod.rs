@@ -86,8 +86,8 @@ pub(crate) struct Args {
     /// May be given several times
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
     pids: Vec<u32>,
-    /// How fast a stream may use a disk: "auto" stands back for others, "off" does not, "idle" waits until nobody else uses
-    /// it; a rate (64M, or 64M/s) is the most on each disk, and stands back. Needs events
+    /// How fast a stream may use a disk: "auto" stands back for others, "off" does not, "idle" takes a third beside others
+    /// at most; a rate (64M, or 64M/s) is the most on each disk, and stands back. Needs events
     #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
     pace: StreamPace,
     /// The guard's configuration file: profiles, rules and streaming programs

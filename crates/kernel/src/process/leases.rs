@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_others_wait_for_is_told_from_one_that_waits() {
+    fn a_holder_that_others_wait_for_is_not_one_that_waits() {
         let tree = tempfile::tempdir().unwrap();
         let lines = "1: POSIX  ADVISORY  WRITE 321 00:1a:77 0 EOF\n\
             2: FLOCK  ADVISORY  WRITE 5 fe:0a:4242 0 EOF\n\

@@ -46,7 +46,7 @@ use programs::{BioOffsets, Point, Tables, counters, in_flight, program};
 
 /// Requests of others on their way at a time; more are counted as lost.
 const IN_FLIGHT_MAX: u32 = 16 << 10;
-/// Disks that are told apart.
+/// Disks that are counted one by one.
 const DISKS_MAX: u32 = 1 << 10;
 /// Pairs of a followed process and a disk that it reads from.
 const READERS_MAX: u32 = 4 << 10;
