@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every test that `make test` leaves out, as root: test-all.sh [PART...]. Each part is a target of the Makefile, `make test-PART` or `make PART`,
+# The tests that `make test` leaves out, as root: test-all.sh [PART...]. Each part is a target of the Makefile, `make test-PART` or `make PART`,
 # and goes alone; docs/src/internals/testing.md says what each is, and how long it takes. Ends with what passed and what failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,8 @@ failed=0
 for part in "$@"; do
     target=test-$part
     case $part in sanitize | fuzz | cross | deny | docs) target=$part ;; esac
-    arguments=()
+    # What was given on make's command line is for this script alone.
+    arguments=(ARGS=)
     case $part in
     # Each parser for a minute.
     fuzz) arguments=(ARGS="all 60") ;;

@@ -10,6 +10,6 @@ pub enum StreamPace {
     Off,
     /// As [`Self::Auto`], but with no more than a third of the disk's time as long as others use it.
     Idle,
-    /// At most so many bytes a second on each disk, and behind others as with [`Self::Auto`].
+    /// At most so many bytes a second on each file system, and behind others as with [`Self::Auto`].
     BytesPerSecond(u64),
 }

@@ -1,5 +1,5 @@
-//! What the streams that have files open know of them, shared between all readers of a file: a page that another one of them brought in is a
-//! stream's, too. Without this each would take the others' pages for what was there before, and they would stay for good.
+//! A table in which streams share what they know of open files: a page that another stream brought in is a stream's, too. Without it each
+//! would take the others' pages for what was there before, and they would stay for good.
 //!
 //! A reader says which windows it found empty. Another one that finds pages in such a window takes them for its own. All readers of a process
 //! share one table, and all commands of a user where the launcher has made a file for it ([`share`]).
@@ -47,6 +47,8 @@ struct Entry {
     first: AtomicU64,
     low: AtomicU64,
     high: AtomicU64,
+    /// How often the place was taken: whoever lost it to another reader of the same process sees that.
+    takings: AtomicU32,
 }
 
 /// Instead of a first window: the reader made the file.
@@ -74,6 +76,7 @@ static OWN: OpenReaders = OpenReaders {
             first: AtomicU64::new(0),
             low: AtomicU64::new(0),
             high: AtomicU64::new(0),
+            takings: AtomicU32::new(0),
         }
     }; READERS],
 };
@@ -92,13 +95,15 @@ fn table() -> &'static OpenReaders {
     unsafe { SHARED.load(Ordering::Acquire).as_ref() }.unwrap_or(&OWN)
 }
 
-/// Makes the file that commands share, or finds it: with its blocks, so that no process ends by a signal for want of room.
+/// Makes the file that commands share, or finds it, with its blocks. To be made on tmpfs: elsewhere a disk that is full later may end a process
+/// by a signal.
 #[cfg(not(feature = "interpose"))]
 pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> {
     use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::OpenOptionsExt as _;
 
-    let path = directory.join("readers");
+    // Another version of this program may have another layout.
+    let path = directory.join(format!("readers-1-{ROOM}"));
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(&path)?;
@@ -108,7 +113,10 @@ pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> 
 
 /// A reader's place: given up as it is dropped.
 #[derive(Debug)]
-pub struct ReaderPlace(usize);
+pub struct ReaderPlace {
+    index: usize,
+    taking: u32,
+}
 
 impl ReaderPlace {
     /// Takes one. `None`: there is none.
@@ -116,22 +124,28 @@ impl ReaderPlace {
         let table = table();
         let take = |entry: &Entry| {
             let until = entry.until.load(Ordering::Relaxed);
-            until <= now
+            // A lease that ends too late is from before a reboot.
+            (until <= now || until > now.saturating_add(LEASE))
                 && entry
                     .until
                     .compare_exchange(until, now.saturating_add(LEASE), Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
         };
         let (index, entry) = table.entries.iter().enumerate().find(|(_, entry)| take(entry))?;
+        let taking = entry.takings.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         entry.pid.store(sys::getpid(), Ordering::Relaxed);
+        // A reader that was killed may have left it odd.
+        entry.version.fetch_and(!1, Ordering::AcqRel);
         table.used.fetch_max(index as u32 + 1, Ordering::AcqRel);
-        Some(Self(index))
+        Some(Self { index, taking })
     }
 
     fn entry(&self) -> Option<&'static Entry> {
-        let entry = table().entries.get(self.0)?;
-        // One that was silent for too long has lost its place.
-        (entry.pid.load(Ordering::Relaxed) == sys::getpid()).then_some(entry)
+        let entry = table().entries.get(self.index)?;
+        // One that was silent for too long has lost its place; in a child of fork it is the parent's.
+        let is_own = entry.takings.load(Ordering::Acquire) == self.taking
+            && entry.pid.load(Ordering::Relaxed) == sys::getpid();
+        is_own.then_some(entry)
     }
 
     /// Gives the place up later, as nobody else knows of pages that are still held.
@@ -175,7 +189,7 @@ pub fn others(own: Option<&ReaderPlace>, file: FileIdentity, range: &Range<u64>)
     let (table, now) = (table(), sys::now());
     let used = table.used.load(Ordering::Acquire) as usize;
     let entries = table.entries.iter().take(used).enumerate();
-    let others = entries.filter(|&(index, _)| own.is_none_or(|own| own.0 != index));
+    let others = entries.filter(|&(index, _)| own.is_none_or(|own| own.index != index));
     others
         .filter_map(|(_, entry)| entry.windows(file, range.start / WINDOW, now))
         .fold(0, |all, bits| all | bits)
@@ -184,7 +198,7 @@ pub fn others(own: Option<&ReaderPlace>, file: FileIdentity, range: &Range<u64>)
 impl Entry {
     fn windows(&self, file: FileIdentity, from: u64, now: u64) -> Option<u128> {
         let until = self.until.load(Ordering::Acquire);
-        // What is beyond a lease was said before the machine was started anew.
+        // A lease that ends too late is from before a reboot.
         if until <= now || until > now.saturating_add(LEASE) {
             return None;
         }
@@ -248,6 +262,21 @@ mod tests {
         assert_eq!(entry.windows(file, 0, now + LEASE + 1_000_000_000), None);
         // Of a clock that has begun anew.
         assert_eq!(entry.windows(file, 0, now.saturating_sub(1_000_000_000)), None);
+    }
+
+    #[test]
+    fn a_place_that_another_took_is_lost_and_one_of_before_a_reboot_is_free() {
+        let file = FileIdentity { device: 7, inode: 102 };
+        let mut one = None;
+        say(&mut one, file, (0, 1));
+        let entry = one.as_ref().unwrap().entry().unwrap();
+        entry.version.fetch_add(1, Ordering::AcqRel);
+        entry.until.store(u64::MAX, Ordering::Release);
+        let index = one.as_ref().unwrap().index;
+        let taken: Vec<ReaderPlace> = std::iter::from_fn(|| ReaderPlace::take(sys::now())).collect();
+        assert!(taken.iter().any(|place| place.index == index));
+        assert!(one.as_ref().unwrap().entry().is_none());
+        assert!(entry.version.load(Ordering::Acquire).is_multiple_of(2));
     }
 
     #[test]

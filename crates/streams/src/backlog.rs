@@ -2,7 +2,7 @@
 //!
 //! Invariant: the sum of a device is that of its files' unwritten pages.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use pagekeeper_policy::stream_hold::{DeviceHolds, WriterLimits};
@@ -18,8 +18,8 @@ const PRESSED_PART: u64 = 4;
 #[derive(Default)]
 struct DeviceBacklog {
     holds: DeviceHolds,
-    /// Files with unwritten pages that nobody was asked to write, those that wait longest first.
-    files: VecDeque<EventFile>,
+    /// Files with unwritten pages that nobody was asked to write.
+    files: HashSet<EventFile>,
 }
 
 /// All devices.
@@ -52,7 +52,14 @@ impl Backlogs {
 
     /// A file has unwritten pages that nobody was asked to write.
     pub(crate) fn wait(&mut self, name: EventFile) {
-        self.devices.entry(name.dev).or_default().files.push_back(name);
+        self.devices.entry(name.dev).or_default().files.insert(name);
+    }
+
+    /// A file is kept no longer.
+    pub(crate) fn forget_file(&mut self, name: &EventFile) {
+        if let Some(device) = self.devices.get_mut(&name.dev) {
+            device.files.remove(name);
+        }
     }
 
     /// Bytes are unwritten no longer, or are not counted any more.
@@ -79,7 +86,7 @@ impl Backlogs {
         let mut files = Vec::new();
         for (dev, device) in &mut self.devices {
             if device.holds.unwritten() > bound(*dev) / PRESSED_PART {
-                files.extend(device.files.drain(..));
+                files.extend(device.files.drain());
             }
         }
         files

@@ -112,7 +112,7 @@ impl Devices {
     }
 
     /// Leaves others their share of each disk, with workers that are started from now on.
-    pub(crate) fn heed(&mut self, shares: DiskShares) {
+    pub(crate) fn set_shares(&mut self, shares: DiskShares) {
         self.shares = shares;
     }
 

@@ -107,15 +107,16 @@ impl Follower {
     /// Follows by these events, and leaves others their share of each disk unless the pace is off.
     pub(crate) fn paced(events: PageEvents, decide: Decide, never: Vec<String>, pace: StreamPace) -> Self {
         let shares = DiskShares::default();
-        let turns = if pace == StreamPace::Off { None } else { DiskTurns::new(&events, shares.clone(), pace) };
+        let turns =
+            if pace == StreamPace::Off { None } else { DiskTurns::new(&events, shares.clone(), pace) };
         let mut follower = Self::new(Box::new(events), decide, never, pace);
-        follower.heed(shares, turns);
+        follower.set_disk_shares(shares, turns);
         follower
     }
 
     /// Leaves others their share of each disk, from the first job on.
-    fn heed(&mut self, shares: DiskShares, turns: Option<DiskTurns>) {
-        self.devices.heed(shares);
+    fn set_disk_shares(&mut self, shares: DiskShares, turns: Option<DiskTurns>) {
+        self.devices.set_shares(shares);
         self.turns = turns;
     }
 
@@ -230,7 +231,10 @@ impl Follower {
     fn readers_to_hold(&mut self, now: Duration) -> Vec<HoldTarget> {
         let is_busy = self.processes.running() > 0 || self.devices.queued() > 0;
         let Some(turns) = self.turns.as_mut().filter(|_| is_busy) else { return Vec::new() };
-        let target = |pid: &u32| self.processes.hold_target(*pid, &self.never);
+        let target = |pid: &u32| {
+            let is_followed = self.processes.is_running(*pid);
+            is_followed.then(|| self.processes.hold_target(*pid, &self.never)).flatten()
+        };
         turns.look(now).iter().filter_map(target).collect()
     }
 
@@ -591,6 +595,7 @@ impl Follower {
     /// Keeps a file no longer; what is left of it stays.
     fn retire(&mut self, name: &EventFile, now: Duration) {
         let Some(mut file) = self.files.remove(name) else { return };
+        self.backlogs.forget_file(name);
         if self.mappings.get(&name.mapping) == Some(name) {
             self.mappings.remove(&name.mapping);
             self.source.forget(name);

@@ -4,6 +4,7 @@
 //! at once where this process ends, since the kernel lets go what the thread traces. Never held: processes for whose locks others
 //! wait, those that are stopped or traced already, this process, its children, and the first process.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,8 @@ use pagekeeper_kernel::Error;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::{ProcRoot, ProcessHolds};
 use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 /// A wish that is not renewed for so long ends: whoever wishes is late, or hangs.
 const WISH_FOR: Duration = Duration::from_millis(100);
@@ -55,6 +58,9 @@ impl Holds {
         }
         self.is_wishing = !targets.is_empty();
         if self.wishes.is_none() {
+            if let Some(refusal) = targets.first().and_then(|target| refusal(*target)) {
+                return lock(&self.record.refused).push(refusal);
+            }
             self.wishes = start(Arc::clone(&self.record));
         }
         if let Some(wishes) = &self.wishes {
@@ -72,6 +78,13 @@ impl Holds {
     pub(crate) fn refused(&self) -> Vec<(HoldTarget, Error)> {
         std::mem::take(&mut *lock(&self.record.refused))
     }
+}
+
+/// Why nobody may be held: without the right to trace all, a held program that becomes a set-user-ID program would not get its privileges.
+fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
+    let sets = rustix::thread::capabilities(None);
+    let may_trace = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
+    (!may_trace).then(|| (target, Error::call("ptrace (CAP_SYS_PTRACE)", Path::new("/proc"), Errno::PERM)))
 }
 
 /// `None` where no thread can be had: nobody is held.
@@ -151,10 +164,19 @@ impl Holder {
         self.holds.poll();
         let mut pause: Option<Duration> = (!self.holds.is_settled()).then_some(POLL);
         let mut subjects = std::mem::take(&mut self.subjects);
+        let begun = Instant::now();
+        let mut done = 0;
         for subject in &mut subjects {
             let next = self.go_on_with(subject);
             pause = pause.into_iter().chain(next).min();
+            done += 1;
+            if begun.elapsed() >= POLL {
+                // Those that stand still are looked at before others are stopped.
+                pause = Some(Duration::ZERO);
+                break;
+            }
         }
+        subjects.rotate_left(done);
         let now = self.started.elapsed();
         subjects
             .retain(|subject| subject.stopped_at.is_some() || now < subject.wished_until + FORGOTTEN_AFTER);
@@ -167,7 +189,8 @@ impl Holder {
         let now = self.started.elapsed();
         let is_wished = now < subject.wished_until && !subject.is_refused;
         // It is to take its signals before it is held again. One that has ended has none.
-        let is_wanted = is_wished && !self.proc.has_pending_signal(pid).unwrap_or(true);
+        let has_signal = self.holds.has_signal(pid) || self.proc.has_pending_signal(pid).unwrap_or(true);
+        let is_wanted = is_wished && !has_signal;
         match subject.cycle.next(is_wanted, now) {
             HoldStep::Stop => {
                 if self.may_be_held(subject.target) {
@@ -192,8 +215,8 @@ impl Holder {
 
     fn stop(&mut self, subject: &mut Subject, now: Duration) {
         match self.holds.hold(subject.target.pid) {
-            Ok(()) => subject.stopped_at = Some(now),
-            Err(error) if error.is_gone() => {}
+            Ok(()) => subject.stopped_at = self.holds.is_held(subject.target.pid).then_some(now),
+            Err(error) if error.is_gone() || matches!(error, Error::Unsupported { .. }) => {}
             Err(error) => {
                 subject.is_refused = true;
                 let mut refused = lock(&self.record.refused);

@@ -72,8 +72,7 @@ struct Program {
 impl Program {
     /// It begins with the first step of its follower.
     fn new(words: &[&str]) -> Self {
-        let script =
-            "set -m; exec 3<&0; { read -r go <&3; exec \"$@\"; } & echo $!; wait -f $!; echo code $?";
+        let script = "set -m; exec 3<&0; { read -r go <&3; exec \"$@\"; } & p=$!; set +m; echo $p; wait $p; echo code $?";
         let mut shell = Command::new("bash")
             .args(["-c", script, "bash"])
             .args(words)

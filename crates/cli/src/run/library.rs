@@ -19,6 +19,9 @@ use sha2::{Digest, Sha256};
 
 use super::sys;
 
+/// Of a tmpfs (`linux/magic.h`).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// The library, as the build made it; empty where none can be made (a target without glibc).
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
@@ -64,6 +67,14 @@ pub(crate) fn beside<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -
     let others = places_here().into_iter().filter(|place| Some(place) != first.as_ref());
     let places: Vec<PathBuf> = first.clone().into_iter().chain(others).collect();
     first_that_serves(&places, |place| make(&own_directory(place)?)).map_err(NoPlace)
+}
+
+/// The same in a place on tmpfs: elsewhere a disk that is full later would end whoever writes to a mapping by a signal.
+pub(crate) fn in_memory<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
+    beside(library, |directory| match rustix::fs::statfs(directory)?.f_type {
+        TMPFS_MAGIC => make(directory),
+        _ => Err(io::Error::other("not in memory")),
+    })
 }
 
 fn lay_out_in(places: &[PathBuf], library: &[u8]) -> Result<PathBuf, NoPlace> {

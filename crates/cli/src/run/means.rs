@@ -1,9 +1,9 @@
-//! The one decision by what means the rules reach a command: pure, and the only place where it is made.
+//! Decides by which means the rules reach a command. It is pure, and the only place where that is decided.
 //!
 //! Events of the kernel come first, since they need nothing inside the program. The library is for its own rules (bulk pacing, logs at
 //! the sync, mixed I/O), and for streams where events are refused.
 
-/// What a command is.
+/// The kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
     /// It streams, with all that it starts.
@@ -25,7 +25,7 @@ pub(crate) enum Followed {
     ByName,
 }
 
-/// By what means the rules reach a command.
+/// The means by which the rules reach a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Means {
     /// A process beside it follows these of its processes by events.

@@ -87,7 +87,7 @@ pub(crate) struct Args {
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
     pids: Vec<u32>,
     /// How fast a stream may use a disk: "auto" stands back for others, "off" does not, "idle" takes a third beside others
-    /// at most; a rate (64M, or 64M/s) is the most on each disk, and stands back. Needs events
+    /// at most; a rate (64M, or 64M/s) is the most on each file system, and stands back. Needs events
     #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
     pace: StreamPace,
     /// The guard's configuration file: profiles, rules and streaming programs
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // What a followed command starts is followed, too.
     let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
     let readers =
-        library.as_deref().ok().and_then(|library| library::beside(library, open_readers::make).ok());
+        library.as_deref().ok().and_then(|library| library::in_memory(library, open_readers::make).ok());
     let settings = Settings { launcher, readers, ..settings };
     let mut command = Command::new(name);
     command.args(arguments);

@@ -18,6 +18,9 @@ use crate::output;
 pub(super) const SHELLS: [&str; 10] =
     ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh"];
 
+/// Programs that start a server, and have none of its names.
+const STARTERS: [&str; 5] = ["pg_ctl", "pg_ctlcluster", "supervisord", "s6-svscan", "runsvdir"];
+
 /// What names have in them that a server's has not, whatever else they begin with: `mysql-backup.sh`.
 const NO_SERVER: [&[u8]; 2] = [b"backup", b"dump"];
 
@@ -46,7 +49,7 @@ pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
 pub(super) fn say(command: &str) {
     let command = escaped(Path::new(command));
     output::complain(format_args!(
-        "{command} is taken for a stream: pages that it brings in are released (--as stream: so it is; --profile NAME: it is a server)"
+        "{command} is taken for a stream: pages that it brings in are released, and servers that it starts have no rules (--as stream: it is a stream; --profile NAME: it is or starts a server)"
     ));
 }
 
@@ -70,6 +73,9 @@ fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
 /// Whether a profile says what is done with it: one for processes of that name, or of which the name is part (`cassandra`,
 /// `kafka-server-start.sh`, `mariadbd-safe`).
 pub(super) fn is_server(comm: &[u8], settings: &Settings) -> bool {
+    if STARTERS.iter().any(|starter| starter.as_bytes() == comm) {
+        return true;
+    }
     let is_no_server = NO_SERVER.iter().any(|part| comm.windows(part.len()).any(|bytes| bytes == *part));
     settings.profiles.iter().any(|profile| {
         let mut names = profile.processes.iter().map(String::as_str).chain([profile.name.as_str()]);

@@ -195,7 +195,7 @@ impl Raise {
 }
 
 /// A limit high enough for what was watched, as a fix; `None` where no sensible one is, or nothing is known of the rates, or somebody
-/// syncs on a device that writers are throttled for: each sync waits behind what is dirty there, the longer the more that may be.
+/// syncs: each sync waits behind what is dirty on its device, the longer the more that may be.
 pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     if !synced_devices(observation).is_empty() {
         return None;
@@ -203,15 +203,20 @@ pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     Some(Raise::reckon(observation, Flow::watched(observation)?, fullest(observation))?.fix())
 }
 
-/// The devices that writers are throttled for, or all where none was seen to be, on which somebody syncs.
+/// The devices on which somebody syncs: one limit holds for all, and volumes may share a disk.
 fn synced_devices(observation: &Observation<'_>) -> BTreeSet<String> {
-    let mut devices: BTreeSet<String> = pauses(observation).map(|pause| pause.device.clone()).collect();
-    if devices.is_empty() {
-        let synced = observation.syncs.iter().flat_map(|syncs| &syncs.calls);
-        devices.extend(synced.filter_map(|call| Some(observation.device_of(call.file.as_ref()?))));
-    }
+    let synced = observation.syncs.iter().flat_map(|syncs| &syncs.calls);
+    let mut devices: BTreeSet<String> =
+        synced.filter_map(|call| Some(observation.device_of(call.file.as_ref()?))).collect();
     devices.retain(|device| observation.is_synced(device));
     devices
+}
+
+/// Those of them that writers are throttled for, or all where none is.
+fn capped_devices(observation: &Observation<'_>, synced: &BTreeSet<String>) -> BTreeSet<String> {
+    let throttled: BTreeSet<String> = pauses(observation).map(|pause| pause.device.clone()).collect();
+    let both: BTreeSet<String> = synced.intersection(&throttled).cloned().collect();
+    if both.is_empty() { synced.clone() } else { both }
 }
 
 /// The databases whose tasks were throttled for the limits on the whole.
@@ -231,7 +236,10 @@ fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
     }
     let devices = synced.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
     Advised {
-        fixes: synced.iter().filter_map(|device| cap(observation, device)).collect(),
+        fixes: capped_devices(observation, &synced)
+            .iter()
+            .filter_map(|device| cap(observation, device))
+            .collect(),
         remarks: vec![format!(
             "no higher limit is named: files on device {devices} are synced, and a sync waits for what is dirty before it"
         )],

@@ -84,7 +84,8 @@ impl SyncedLog<'_> {
             return None;
         }
         let looked = observation.syncs.as_ref()?.looked;
-        let is_serious = self.times.longest >= VERY_LONG || self.times.waited >= looked / 2;
+        let is_often = self.times.p99 >= LONG && self.times.waited >= looked / 2;
+        let is_serious = self.times.longest >= VERY_LONG || is_often;
         let Advised { fixes, remarks } = self.fixes(observation, &filler);
         Some(Finding {
             kind: Kind::SyncedLog,

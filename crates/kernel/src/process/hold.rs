@@ -3,6 +3,8 @@
 //! Invariants: whoever traces them ends, by `kill -9` too, and the kernel lets all of them go. No memory or register of theirs is read
 //! or written. A signal that arrives at a stopped process is delivered when it is let go; SIGKILL ends it at once. A process that a
 //! signal has stopped stays so.
+//! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's stop. To begin a hold waits while the process
+//! is in execve(2), which is looked at before: a hold may begin late where it enters that just then.
 //! Fails where another process traces it already, and where the kernel refuses that (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
 
 use std::collections::HashMap;
@@ -16,7 +18,7 @@ use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
 use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
-/// For so long each round of stops is waited for: a thread inside of a long call stops at its end.
+/// How long each round waits for stops: a thread inside of a long call stops at its end.
 const STOP_PATIENCE: Duration = Duration::from_millis(2);
 /// Between two looks for stops.
 const STOP_POLL: Duration = Duration::from_micros(50);
@@ -38,7 +40,7 @@ struct Tracee {
 /// milliseconds while [`Self::is_settled`] is false, so that such a thread is let go soon after it has stopped.
 ///
 /// Only for threads that start no process, and not for children of the calling process: wait(2) would take their stops.
-/// Whoever drops it ends the thread soon after: the kernel lets go then what has not stopped before.
+/// The thread that drops it must end soon: the kernel then lets go the threads that had not stopped.
 #[derive(Debug, Default)]
 pub struct ProcessHolds {
     proc: ProcRoot,
@@ -68,14 +70,19 @@ impl ProcessHolds {
 
     fn seize_all(&mut self, pid: u32) -> Result<()> {
         for _ in 0..ROUNDS {
+            let threads = self.proc.threads(pid)?;
+            // The kernel lets nobody trace it until that is over, and who asks waits.
+            if threads.iter().any(|thread| self.proc.is_becoming_another(*thread)) {
+                return Err(Error::Unsupported { path: self.proc.of(pid, ""), reason: "it is in execve(2)" });
+            }
             let mut is_new = false;
-            for thread in self.proc.threads(pid)? {
+            for thread in threads {
                 is_new |= self.seize(pid, thread)?;
             }
-            self.wait_for_stops(pid);
             if !is_new {
                 break;
             }
+            self.wait_for_stops(pid);
         }
         Ok(())
     }
@@ -84,14 +91,19 @@ impl ProcessHolds {
     fn seize(&mut self, pid: u32, thread: i32) -> Result<bool> {
         let failed = |errno| Error::call("ptrace(PTRACE_SEIZE)", self.proc.of(pid, ""), errno);
         if let Some(known) = self.threads.get_mut(&thread) {
-            known.pid = pid;
-            return Ok(false);
+            if known.stopped.is_some() || interrupt(thread).is_ok() {
+                known.pid = pid;
+                return Ok(false);
+            }
+            // The thread of before has ended, or its process has become another program.
+            self.threads.remove(&thread);
         }
         match seize(thread) {
             Ok(()) => {}
             // It has just ended; its process may go on.
             Err(Errno::SRCH) => return Ok(false),
             Err(Errno::PERM) if self.proc.has_ended(pid) => return Err(failed(Errno::SRCH)),
+            Err(Errno::PERM) if self.proc.has_ended(thread.unsigned_abs()) => return Ok(false),
             Err(errno) => return Err(failed(errno)),
         }
         self.threads.insert(thread, Tracee { pid, stopped: None });
@@ -117,9 +129,9 @@ impl ProcessHolds {
         for (thread, tracee) in &mut self.threads {
             if tracee.pid == pid {
                 tracee.pid = 0;
-                if let Some(signal) = tracee.stopped {
-                    // One that was killed is gone, which the next poll tells.
-                    let _ = detach(*thread, signal);
+                // One that was killed stays in hand until its end is seen, or its parent would wait for that for ever.
+                if tracee.stopped.is_some_and(|signal| detach(*thread, signal).is_err()) {
+                    tracee.stopped = None;
                 }
             }
         }
@@ -142,16 +154,21 @@ impl ProcessHolds {
     fn stopped(&mut self, thread: i32, signal: i32) {
         match self.threads.get_mut(&thread) {
             Some(tracee) if tracee.pid != 0 => tracee.stopped = Some(signal),
-            _ => {
-                let _ = detach(thread, signal);
-                self.threads.remove(&thread);
-            }
+            _ if detach(thread, signal).is_ok() => drop(self.threads.remove(&thread)),
+            _ => drop(self.threads.insert(thread, Tracee { pid: 0, stopped: None })),
         }
     }
 
     /// Whether every thread that is traced has stopped.
     pub fn is_settled(&self) -> bool {
         self.threads.values().all(|tracee| tracee.stopped.is_some())
+    }
+
+    /// Whether a held process was stopped on its way to take a signal.
+    pub fn has_signal(&self, pid: u32) -> bool {
+        self.threads
+            .values()
+            .any(|tracee| tracee.pid == pid && tracee.stopped.is_some_and(|signal| signal > 0))
     }
 
     /// Whether a process is held: at least one thread of it has stopped.
@@ -184,6 +201,14 @@ impl ProcRoot {
             );
         }
         Ok(threads)
+    }
+
+    /// Whether a thread is in execve(2), as far as that can be seen.
+    fn is_becoming_another(&self, thread: i32) -> bool {
+        let call = read(&self.of(thread.unsigned_abs(), "syscall")).unwrap_or_default();
+        let call = unescaped_bytes(&call);
+        let number = call.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
+        number.is_some_and(|number: i64| [libc::SYS_execve, libc::SYS_execveat].contains(&number))
     }
 
     /// Whether a process has ended, or is about to be taken note of by its parent.

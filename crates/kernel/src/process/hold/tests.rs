@@ -24,7 +24,11 @@ impl Subject {
     fn of(words: &[&str]) -> Self {
         // With job control, a job can be stopped as by a terminal.
         let mut shell = Command::new("bash")
-            .args(["-c", "set -m; exec 3<&0; \"$@\" <&3 & echo $!; wait -f $!; echo code $?", "bash"])
+            .args([
+                "-c",
+                "set -m; exec 3<&0; \"$@\" <&3 & p=$!; set +m; echo $p; wait $p; echo code $?",
+                "bash",
+            ])
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
