@@ -4,6 +4,11 @@
 //! Once the process sends no more, a second line has the sums. Lines are JSON of at most [`LINE_MAX`] bytes, with the version of the form.
 //! Nothing in them names a process, a file or a user: who asks is known from the kernel.
 
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 /// Where the service listens, and `pagekeeper run` looks for it.
@@ -60,6 +65,16 @@ pub struct StreamSums {
     pub left_bytes: u64,
     /// Whether some of the processes go on, and are followed.
     pub goes_on: bool,
+}
+
+/// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while its queue of connections is full.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The line that asks.

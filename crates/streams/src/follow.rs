@@ -184,6 +184,16 @@ impl Follower {
         self.requests.forget(id);
     }
 
+    /// Follows a request's processes no longer, and forgets it.
+    pub(crate) fn withdraw_request(&mut self, id: RequestId) {
+        let now = self.started.elapsed();
+        for pid in self.processes.running_for(id) {
+            self.end(pid, now);
+            self.unfollow(pid, now);
+        }
+        self.requests.forget(id);
+    }
+
     pub(crate) fn heed_names_below(&mut self, pid: u32) -> Result<(), TraceError> {
         self.source.heed_names_below(pid)
     }

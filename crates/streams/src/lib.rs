@@ -218,6 +218,11 @@ impl Streams {
         self.follower.forget_request(id);
     }
 
+    /// Follows the processes of a request no longer, and forgets it.
+    pub fn withdraw_request(&mut self, id: RequestId) {
+        self.follower.withdraw_request(id);
+    }
+
     /// Takes the events that have come, decides, and releases. To be called each 10 ms while [`Self::is_busy`], else after
     /// [`Self::wait`].
     pub fn step(&mut self) -> Vec<StreamEvent> {

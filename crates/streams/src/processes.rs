@@ -12,7 +12,7 @@ use crate::StreamEvent;
 use crate::hold::HoldTarget;
 use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES, REPORTED_PER_USER};
 use crate::report::add;
-use crate::requests::Origin;
+use crate::requests::{Origin, RequestId};
 
 /// A process, by a number that no later one gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,6 +118,18 @@ impl Processes {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ProcessId, &Process)> {
         self.all.iter().map(|(id, process)| (*id, process))
+    }
+
+    /// The processes that run and are followed because of a request.
+    pub(crate) fn running_for(&self, request: RequestId) -> Vec<u32> {
+        let is_of =
+            |process: &&Process| matches!(process.origin, Origin::Asked(other, _) if other == request);
+        self.all
+            .values()
+            .filter(|process| process.is_running())
+            .filter(is_of)
+            .map(|process| process.pid)
+            .collect()
     }
 
     /// It has become another program.

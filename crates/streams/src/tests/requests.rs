@@ -129,6 +129,24 @@ fn sums_of_a_request_are_those_of_its_processes_alone() {
 }
 
 #[test]
+fn a_request_that_is_withdrawn_leaves_no_process_followed() {
+    let mut run = Run::new(Verdict::Release);
+    run.follower.follow_chosen(vec!["reader".to_owned()], None);
+    let (asked, other) = (Sleeper::new(), Sleeper::new());
+    let id = run.follower.follow_for(asked.pid(), user()).unwrap();
+    let kept = run.follower.follow_for(other.pid(), user()).unwrap();
+    run.send(PageEvent::Began { process: 1, parent: asked.pid(), name: "child".to_owned() });
+    run.step();
+    assert_eq!(run.follower.running(), 3);
+    run.follower.withdraw_request(id);
+    let mut unfollowed = lock(&run.hand.unfollowed).clone();
+    unfollowed.sort_unstable();
+    assert_eq!(unfollowed, [1, asked.pid()]);
+    assert_eq!((run.follower.running(), run.follower.request_report(id)), (1, None));
+    assert!(run.follower.request_report(kept).is_some());
+}
+
+#[test]
 fn of_all_programs_that_start_only_members_are_followed() {
     for place in places() {
         let subject = Subject::clean(&place, "file", 8 * MIB);

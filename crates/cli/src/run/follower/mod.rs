@@ -7,7 +7,7 @@
 //! Whoever may not do that asks the guard's [`service`] to follow the command, where one listens.
 //!
 //! Invariants: the process beside the command is no child of the command's, holds none of its descriptors, and ends by itself. The command
-//! waits for it for [`ANSWERED_AFTER`] at most, and is started all the same. If it is killed, nothing is held: the command goes on
+//! waits for [`ANSWERED_AFTER`] at most until it is ready, and as long for its answer, and is started all the same. If it is killed, nothing is held: the command goes on
 //! without the rules. Fails, before anything is started, where the command can't be followed ([`Refusal`]).
 
 mod beside;

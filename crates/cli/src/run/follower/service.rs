@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_guard::stream_request::{LINE_MAX, StreamAnswer, request_line};
+use pagekeeper_guard::stream_request::{LINE_MAX, StreamAnswer, connect, request_line};
 use pagekeeper_kernel::text::escaped;
 
 use super::FollowedPages;
@@ -45,15 +45,21 @@ pub(crate) struct Service(UnixStream);
 impl Service {
     /// Has this process followed, and all that it starts from now on.
     pub(super) fn ask(path: &Path) -> Result<Self, NoService> {
-        let socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+        let socket = connect(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NoService::Absent,
+            io::ErrorKind::WouldBlock => NoService::Refused("it is busy with other requests".to_owned()),
             _ => NoService::Refused(error.to_string()),
         })?;
-        let sent = socket
+        Self::request(socket)
+    }
+
+    fn request(socket: UnixStream) -> Result<Self, NoService> {
+        let bounded = socket
             .set_read_timeout(Some(ANSWERED_AFTER))
-            .and_then(|()| socket.set_write_timeout(Some(ANSWERED_AFTER)))
-            .and_then(|()| (&socket).write_all(request_line().as_bytes()));
-        match sent.ok().and_then(|()| next_answer(&socket)) {
+            .and_then(|()| socket.set_write_timeout(Some(ANSWERED_AFTER)));
+        // One that refuses at once may have closed it already: its answer can be read all the same.
+        let _ = bounded.is_ok().then(|| (&socket).write_all(request_line().as_bytes()));
+        match bounded.ok().and_then(|()| next_answer(&socket)) {
             Some(StreamAnswer::Followed) => Ok(Self(socket)),
             Some(StreamAnswer::Refused(why)) => Err(NoService::Refused(why)),
             Some(StreamAnswer::Report(_)) | None => {
@@ -101,6 +107,25 @@ mod tests {
             stream.write_all(answers.as_bytes()).unwrap();
         });
         (Service::ask(&path), directory)
+    }
+
+    #[test]
+    fn a_guard_that_is_busy_is_no_wait_and_one_that_has_closed_was_heard() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let queued: Vec<UnixStream> = (0..8).map_while(|_| connect(&path).ok()).collect();
+        assert!(queued.len() < 8, "the queue is never full");
+        assert!(Service::ask(&path).err().unwrap().to_string().contains("it is busy"));
+
+        let refused = StreamAnswer::Refused("too many".to_owned()).to_line();
+        let client = queued.into_iter().next().unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        server.write_all(refused.as_bytes()).unwrap();
+        drop(server);
+        let why = Service::request(client).err().unwrap().to_string();
+        assert!(why.contains("too many"), "{why}");
     }
 
     fn why(answers: &'static str) -> String {

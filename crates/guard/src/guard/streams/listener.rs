@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use pagekeeper_kernel::text::escaped;
@@ -14,6 +14,7 @@ use pagekeeper_kernel::{Links, open_directory};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, chownat, fstat, statat, unlinkat};
 
 use crate::config::StreamSocket;
+use crate::stream_request::connect;
 
 /// A socket that is listened on, until it is dropped.
 pub(super) struct Listener {
@@ -76,12 +77,17 @@ fn remove_stale(directory: &OwnedFd, name: &std::ffi::OsStr, path: &Path, own: u
     if there.st_uid != own {
         return Err(format!("the socket that is there belongs to user {}", there.st_uid));
     }
-    match UnixStream::connect(path) {
+    // One whose queue of connections is full listens, too.
+    match connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
         _ => return Err("another process listens there: is a second guard running?".to_owned()),
     }
-    unlinkat(directory, name, AtFlags::empty())
-        .map_err(|error| format!("the socket of an ended guard is there: {}", io::Error::from(error)))
+    unlinkat(directory, name, AtFlags::empty()).map_err(|error| {
+        format!(
+            "the socket that was there before can't be removed ({}): restart the guard, whose unit removes it",
+            io::Error::from(error)
+        )
+    })
 }
 
 /// Makes the socket with these permissions from the start. The mask is the whole process's, which makes no other files.
@@ -97,6 +103,8 @@ fn bind_with_mode(path: &Path, mode: u32) -> io::Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt, chown, symlink};
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
 
     use pagekeeper_testing::skip;
 
@@ -150,6 +158,32 @@ mod tests {
         let second = Listener::bind(&socket).unwrap();
         assert!(UnixStream::connect(&socket.path).is_ok());
         drop(second);
+    }
+
+    #[test]
+    fn a_guard_whose_queue_is_full_is_no_wait() {
+        let (_directory, socket) = place();
+        let first = Listener::bind(&socket).unwrap();
+        rustix::net::listen(&first.socket, 0).unwrap();
+        let queued: Vec<UnixStream> = (0..8).map_while(|_| connect(&socket.path).ok()).collect();
+        assert!(queued.len() < 8, "the queue is never full");
+        assert!(refusal(&socket).contains("second guard"));
+    }
+
+    #[test]
+    fn a_stale_socket_that_may_not_be_removed_is_said() {
+        let (directory, socket) = place();
+        drop(UnixListener::bind(&socket.path).unwrap());
+        let chattr = |flag| Command::new("chattr").arg(flag).arg(directory.path()).status();
+        if !chattr("+i").is_ok_and(|status| status.success()) {
+            return skip(
+                "a directory that can't be changed needs root, chattr and a file system that knows it.",
+            );
+        }
+        let bound = Listener::bind(&socket).map(drop);
+        assert!(chattr("-i").unwrap().success());
+        let why = bound.unwrap_err();
+        assert!(why.contains("restart the guard") && why.contains("not permitted"), "{why}");
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! Each connection has a thread, since to read or close what a user sent may block: descriptors come with it, and their last close waits
 //! as long as their sender likes. The streams themselves never wait for a connection.
 //!
-//! Invariants: who asks is known from the kernel alone (`SO_PEERCRED`), and only the process that connected is followed, by a number
-//! that it had all the while. Connections are bounded, of each user and of all; each has deadlines. No descriptor is taken.
+//! Invariants: who asks is known from the kernel alone (`SO_PEERCRED`), and only the process that connected is followed: a request whose
+//! process ended before its number was followed is withdrawn, and so is one whose user was not answered. Connections are bounded, of each
+//! user and of all; each has deadlines. No descriptor is taken.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
@@ -41,9 +43,25 @@ const REPORT_POLL: Duration = Duration::from_millis(50);
 
 /// What a connection asks of the thread that follows streams.
 pub(super) enum Ask {
-    Follow { pid: u32, user: Requester, answer: SyncSender<Result<RequestId, String>> },
+    Follow { pid: u32, user: Requester, answer: SyncSender<Result<FollowedRequest, String>> },
     Report { id: RequestId, answer: SyncSender<RequestReport> },
     Forget(RequestId),
+    Withdraw(RequestId),
+}
+
+/// A request whose process is followed. As it is dropped its sums are forgotten; it is withdrawn if its user was not answered, also where
+/// nobody takes it since the streams' thread was late.
+pub(super) struct FollowedRequest {
+    link: ThreadLink,
+    id: RequestId,
+    is_answered: bool,
+}
+
+impl Drop for FollowedRequest {
+    fn drop(&mut self) {
+        // A thread that has ended follows nobody.
+        let _ = self.link.ask(if self.is_answered { Ask::Forget(self.id) } else { Ask::Withdraw(self.id) });
+    }
 }
 
 /// The way to the thread that follows streams.
@@ -59,6 +77,7 @@ pub(super) struct ThreadLink {
 pub(super) struct Asks {
     asks: Receiver<Ask>,
     pub(super) wake: Arc<OwnedFd>,
+    link: ThreadLink,
 }
 
 /// The way to the thread that follows streams at present, if one does.
@@ -70,8 +89,8 @@ pub(super) fn link(
 ) -> Result<(ThreadLink, Asks), String> {
     let (asks, receiver) = std::sync::mpsc::channel();
     let wake = Arc::new(event()?);
-    let refusal = Arc::new(refusal);
-    Ok((ThreadLink { asks, wake: Arc::clone(&wake), refusal }, Asks { asks: receiver, wake }))
+    let link = ThreadLink { asks, wake: Arc::clone(&wake), refusal: Arc::new(refusal) };
+    Ok((link.clone(), Asks { asks: receiver, wake, link }))
 }
 
 fn event() -> Result<OwnedFd, String> {
@@ -85,13 +104,13 @@ fn signal(event: &OwnedFd) {
 }
 
 impl ThreadLink {
-    fn ask(&self, ask: Ask) -> Option<()> {
+    pub(super) fn ask(&self, ask: Ask) -> Option<()> {
         self.asks.send(ask).ok()?;
         signal(&self.wake);
         Some(())
     }
 
-    fn follow(&self, pid: u32, user: Requester) -> Result<RequestId, String> {
+    fn follow(&self, pid: u32, user: Requester) -> Result<FollowedRequest, String> {
         if let Some(why) = (self.refusal)(pid) {
             return Err(why.to_owned());
         }
@@ -117,12 +136,14 @@ impl Asks {
             match ask {
                 Ask::Follow { pid, user, answer } => {
                     let outcome = streams.follow_for(pid, user).map_err(|error| error.to_string());
-                    drop(answer.try_send(outcome));
+                    let followed = |id| FollowedRequest { link: self.link.clone(), id, is_answered: false };
+                    drop(answer.try_send(outcome.map(followed)));
                 }
                 Ask::Report { id, answer } => {
                     let _ = streams.request_report(id).map(|report| answer.try_send(report));
                 }
                 Ask::Forget(id) => streams.forget_request(id),
+                Ask::Withdraw(id) => streams.withdraw_request(id),
             }
         }
     }
@@ -202,11 +223,18 @@ pub(super) struct Connections {
     link: CurrentLink,
     stop: Arc<OwnedFd>,
     places: Places,
+    /// Connections that there was no room for, to be closed in a thread of their own.
+    refused: SyncSender<UnixStream>,
 }
 
 impl Connections {
     pub(super) fn new(proc: ProcRoot, link: CurrentLink) -> Result<Self, String> {
-        Ok(Self { proc, link, stop: Arc::new(event()?), places: Arc::default() })
+        let (refused, streams) = sync_channel(CONNECTIONS_MAX);
+        let closer = std::thread::Builder::new().name("streams-refused".to_owned());
+        closer
+            .spawn(move || streams.into_iter().for_each(drop::<UnixStream>))
+            .map_err(|error| format!("no thread can be started: {error}"))?;
+        Ok(Self { proc, link, stop: Arc::new(event()?), places: Arc::default(), refused })
     }
 
     fn accept(self, listener: &Listener) {
@@ -225,14 +253,16 @@ impl Connections {
         }
     }
 
-    /// Starts a connection's thread. One that there is no room for is closed.
+    /// Starts a connection's thread. One that there is no room for is closed, elsewhere since that may block.
     fn begin(&self, stream: UnixStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
         let Some(place) = Place::take(&self.places, peer.uid.as_raw()) else {
             let refused = StreamAnswer::Refused("too many requests are under way".to_owned());
             let _ = stream.set_nonblocking(true);
             let _ = (&stream).write_all(refused.to_line().as_bytes());
-            return;
+            // The client sees the end at once. The acceptor does the close itself only if very many wait for theirs.
+            let _ = stream.shutdown(Shutdown::Both);
+            return drop(self.refused.try_send(stream));
         };
         let connections = self.clone();
         let run = move || {
@@ -248,11 +278,11 @@ impl Connections {
     fn serve(&self, stream: &UnixStream, peer: &UCred) {
         let request = read_line(stream, CLIENT_MAX).and_then(|line| check_request(&line));
         match request.and_then(|()| self.follow(peer)) {
-            Ok((link, id)) => {
-                if answer(stream, &StreamAnswer::Followed).is_some() {
-                    self.report(stream, &link, id);
+            Ok(mut request) => {
+                request.is_answered = answer(stream, &StreamAnswer::Followed).is_some();
+                if request.is_answered {
+                    self.report(stream, &request);
                 }
-                let _ = link.ask(Ask::Forget(id));
             }
             Err(why) => {
                 let _ = answer(stream, &StreamAnswer::Refused(why));
@@ -261,33 +291,30 @@ impl Connections {
     }
 
     /// Has the process that connected followed, if it is its user's alone.
-    pub(super) fn follow(&self, peer: &UCred) -> Result<(ThreadLink, RequestId), String> {
+    pub(super) fn follow(&self, peer: &UCred) -> Result<FollowedRequest, String> {
         let ended = || "the process that asked has ended".to_owned();
         let link = lock(&self.link).clone().ok_or("the guard follows no streams at the moment")?;
-        // From here on no other process can be taken for it.
+        // It does not keep the number for the process, but says whether the process has ended.
         let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|_| ended())?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let (users, groups) = self.proc.users_and_groups(pid).map_err(|_| ended())?;
         if users.one() != Some(peer.uid.as_raw()) {
             return Err("the process that asked has the rights of another user".to_owned());
         }
-        let id = link.follow(pid, Requester { user: peer.uid.as_raw(), groups })?;
-        if has_ended(&process) {
-            let _ = link.ask(Ask::Forget(id));
-            return Err(ended());
-        }
-        Ok((link, id))
+        let request = link.follow(pid, Requester { user: peer.uid.as_raw(), groups })?;
+        // Another one may have had its number when that was followed: then the request is withdrawn.
+        if has_ended(&process) { Err(ended()) } else { Ok(request) }
     }
 
     /// Sends the report, once the client sends no more. One that has gone wants none.
-    fn report(&self, stream: &UnixStream, link: &ThreadLink, id: RequestId) {
+    fn report(&self, stream: &UnixStream, request: &FollowedRequest) {
         let mut both = [PollFd::new(stream, PollFlags::RDHUP), PollFd::new(&*self.stop, PollFlags::IN)];
         while poll(&mut both, None) == Err(rustix::io::Errno::INTR) {}
         if !both[1].revents().is_empty() || both[0].revents().contains(PollFlags::HUP) {
             return;
         }
         let until = Instant::now() + REPORTED_AFTER;
-        while let Some(report) = link.report(id) {
+        while let Some(report) = request.link.report(request.id) {
             if (report.files == 0 && report.running == 0) || Instant::now() >= until {
                 let _ = answer(stream, &StreamAnswer::Report(sums(&report)));
                 return;

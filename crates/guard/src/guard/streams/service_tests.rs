@@ -5,15 +5,17 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_streams::{Requester, StreamOptions, StreamPace, Streams, Verdict};
 use pagekeeper_testing::{as_nobody, skip};
 use rustix::net::UCred;
 use rustix::process::{Gid, Pid, Uid};
 
-use super::service::{Connections, CurrentLink, Service, link};
+use super::service::{Ask, Connections, CurrentLink, Service, link};
 use crate::config::StreamSocket;
 use crate::stream_request::{LINE_MAX, StreamAnswer, request_line};
 
@@ -139,6 +141,32 @@ fn a_process_whose_end_came_first_is_refused() {
     let why = case.connections().follow(&peer(pid, own)).err().unwrap();
     assert!(why.contains("has ended"), "{why}");
     assert_eq!(*lock(&case.asked), [0; 0]);
+}
+
+#[test]
+fn a_request_whose_answer_came_too_late_is_withdrawn() {
+    let options = StreamOptions {
+        names: Vec::new(),
+        members: None,
+        never: Vec::new(),
+        decide: Box::new(|_, _| Verdict::Leave),
+        pace: StreamPace::Off,
+    };
+    let Ok(mut streams) = Streams::start(options) else { return skip("events of the kernel need root.") };
+    let (link, asks) = link(|_| None).unwrap();
+    let process = OfUser::new(rustix::process::getuid().as_raw());
+    for is_late in [false, true] {
+        let (answer, outcome) = sync_channel(1);
+        let outcome = (!is_late).then_some(outcome);
+        let user = Requester { user: 1001, groups: vec![1001] };
+        link.ask(Ask::Follow { pid: process.0.id(), user, answer }).unwrap();
+        asks.serve(&mut streams);
+        assert_eq!(streams.report().running, usize::from(!is_late));
+        // Nobody was answered either.
+        drop(outcome);
+        asks.serve(&mut streams);
+        assert_eq!(streams.report().running, 0);
+    }
 }
 
 #[test]
