@@ -116,40 +116,60 @@ run() {
 }
 story() { programs "$1" | run "${@:2}"; }
 # Runs a test program among processes of its own: a guard that it starts sees no other program's databases.
-secluded() { starter=("${own_processes[@]}") && story "$@"; }
+secluded() {
+    local starter=("${own_processes[@]}")
+    story "$@"
+}
 
-# Each group runs one load at a time (tests/support), and waits for databases and disks most of its time, so groups go side by side.
-# Modules of tests/databases: a long one, and those with guards for all databases, which have to see no others'.
-logged=(logged::)
+# Modules of tests/databases with guards for all databases, which have to see no others'.
 all_databases=(containers:: discovery:: hint:: mariadb:: metrics:: mysql:: postgresql:: recycled::)
 # Stories of the host that need neither its dirty limits nor its whole page cache.
 part_of_host=(probe:: hung:: guard_cgroups:: doctor_settings::)
 
-preload() { RUST_TEST_THREADS=$(($(nproc) + 1)) story preload; }
+# in_turn FUNCTION...: runs all, one after the other; fails if one fails.
+in_turn() {
+    local failed=0 part
+    for part in "$@"; do
+        "$part" || failed=$?
+        timed "$part"
+    done
+    return "$failed"
+}
+# check NAME COMMAND...: counts as a failed test if it fails.
+check() {
+    "${@:2}" || { printf 'test %s ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n' "$1" && false; }
+}
+commands() { secluded commands; }
+databases() {
+    local failed=0
+    secluded databases "${all_databases[@]}" || failed=$?
+    # shellcheck disable=SC2046
+    story databases $(all_but "${all_databases[@]}") || failed=$?
+    return "$failed"
+}
+preload() {
+    # These wait for programs that wait for disks.
+    RUST_TEST_THREADS=$(($(nproc) + 1)) story preload
+}
 crates() {
-    local failed=0 grouped=(commands databases docs preload host random_input pagekeeper_guard)
-    renice --priority 5 --pid "$BASHPID" >/dev/null
+    local failed=0 grouped=(commands databases docs preload host random_input)
     others "${grouped[@]}" | grep --invert-match ^test | run --skip model:: || failed=$?
     others "${grouped[@]}" | grep ^test | run || failed=$?
     "$cargo" test --no-fail-fast --workspace --doc -- --show-output || failed=$?
     return "$failed"
 }
-# check NAME COMMAND...: counts as a failed test if it fails.
-check() {
-    renice --priority 10 --pid "$BASHPID" >/dev/null
-    "${@:2}" || { printf 'test %s ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n' "$1" && false; }
+part_of_host() { secluded host "${part_of_host[@]}"; }
+lint() { check no_warnings scripts/lint.sh code; }
+unused() { check no_dependency_is_unused scripts/lint.sh unused; }
+
+# Stories of users wait for databases and disks, the rest for the processor: they go side by side.
+stories() { in_turn commands databases preload; }
+rest() {
+    renice --priority 5 --pid "$BASHPID" >/dev/null
+    in_turn crates part_of_host lint unused
 }
-start commands secluded commands
-start logged story databases "${logged[@]}"
-start all_databases secluded databases "${all_databases[@]}"
-# shellcheck disable=SC2046
-start databases story databases $(all_but "${logged[@]}" "${all_databases[@]}")
-start part_of_host secluded host "${part_of_host[@]}"
-start preload preload
-start guard story pagekeeper_guard
-start crates crates
-start lint check no_warnings scripts/lint.sh code
-start unused check no_dependency_is_unused scripts/lint.sh unused
+start stories stories
+start rest rest
 finish
 
 # The rest of the host's stories watch the whole machine, or lower its dirty limits, and the documents show what a quiet disk has: nothing
@@ -164,7 +184,7 @@ host() {
 models() {
     local failed=0
     chrt --idle --pid 0 "$BASHPID"
-    others pagekeeper_guard | grep --invert-match ^test | run model:: || failed=$?
+    others commands databases docs preload host random_input | grep --invert-match ^test | run model:: || failed=$?
     story random_input || failed=$?
     return "$failed"
 }
@@ -172,7 +192,7 @@ start models models
 start host host
 finish
 
-groups=(commands logged all_databases databases part_of_host preload guard crates lint unused models host)
+groups=(stories rest models host)
 cat "${groups[@]/#/$logs/}" >"$logs/all"
 scripts/slowest-tests.sh "$logs/all"
 cat "$logs/times"

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -46,9 +46,18 @@ pub(crate) fn pagekeeper_by_library() -> Command {
     if !rustix::process::geteuid().is_root() {
         return pagekeeper();
     }
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-sys_admin,-bpf,-perfmon", "--"]).arg(program());
+    let mut command = contained(&program());
     command.env_remove("NO_COLOR").env_remove("COLUMNS");
+    command
+}
+
+/// A program as root has it in most containers.
+pub(crate) fn contained(program: &Path) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-sys_admin,-bpf,-perfmon", "--"]).arg(program);
     command
 }
 

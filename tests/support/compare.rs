@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use super::command::{finish, pagekeeper_by_library};
+use super::command::{contained, finish, pagekeeper_by_library};
 
 /// What a program's file is called where a comparison takes its name away.
 const NAME: &str = "NAME";
@@ -79,7 +79,8 @@ impl Way {
     /// A command that runs `program` this way.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = match &self.run {
-            None => Command::new(program),
+            // The same calls are refused.
+            None => contained(program),
             Some(arguments) => {
                 let mut command = pagekeeper_by_library();
                 command.arg("run").args(arguments).arg("--").arg(program);

@@ -11,7 +11,7 @@
 //! - Nobody is held once no more than half of the bound is unwritten, nor where nothing of the device's was written for
 //!   [`STALLED_AFTER`]: a disk that hangs, or a worker that does, holds nobody.
 //! - A writer that has less unwritten than half its fair share of what waits is held only where twice the bound waits, and most of that is of
-//!   writers that have ended.
+//!   processes that have ended or write no longer.
 //! - These are for the bound. A rate holds whoever wrote within a second until its tokens are back.
 //! - No hold is longer than [`HOLD_MAX`], and between two holds of a process there is at least [`MOMENT`].
 
@@ -155,11 +155,12 @@ impl DeviceHolds {
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
         let is_writer = |writer: &Writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR;
-        let count = self.writers.values().filter(|writer| is_writer(writer)).count() as u64;
-        // What writers left behind that have ended is nobody's share.
-        let shares = self.writers.values().map(|writer| writer.share).fold(0, u64::saturating_add);
+        let writers = || self.writers.values().filter(|writer| is_writer(writer));
+        let count = writers().count() as u64;
+        // The rest was left behind by processes that have ended or write no longer: it is nobody's share.
+        let shares = writers().map(|writer| writer.share).fold(0, u64::saturating_add);
         let is_left_behind = shares < self.unwritten / 2;
-        let is_urgent = is_over_rate || (is_left_behind && self.unwritten / 2 > bound);
+        let is_urgent = is_over_rate || (is_left_behind && self.unwritten > bound.saturating_mul(2));
         let has_share =
             |writer: &Writer| is_urgent || writer.share.saturating_mul(2 * count) >= self.unwritten;
         let held: Vec<u32> = self

@@ -215,8 +215,8 @@ fn do_job(
     writing: &mut Writing,
     say: &dyn Fn(JobResult),
 ) {
-    // The kernel drops a block device's pages as its last user closes it, and to open it would be in the way of its removal.
-    let is_closed = job.file.is_block_device && job.users.is_empty();
+    // The kernel drops a block device's pages as its last user closes it, and to open it then would be in the way of its removal.
+    let is_closed = job.file.is_block_device && job.users.is_empty() && !opener.has_users(job.file.dev);
     let result = if is_closed {
         Err(Error::call("open", PathBuf::new(), rustix::io::Errno::NOENT))
     } else {

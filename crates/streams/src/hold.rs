@@ -23,8 +23,6 @@ const WISH_FOR: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(5);
 /// A process that was not wished for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
-/// The highest priority: it needs a processor for some microseconds a hold.
-const BEFORE_ALL: i32 = -20;
 /// Refusals that are kept until they are said.
 const REFUSALS_MAX: usize = 64;
 
@@ -95,8 +93,7 @@ fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldTarget>>> {
 }
 
 fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
-    // Of this thread alone. A busy writer would go on for as long as this waits for a processor; without CAP_SYS_NICE it does.
-    let _ = rustix::process::setpriority_process(None, BEFORE_ALL);
+    ProcessHolds::run_first();
     let mut holder = Holder {
         proc: ProcRoot::default(),
         holds: ProcessHolds::new(),

@@ -52,7 +52,8 @@ impl Metadata {
 
 /// For so long it is taken for granted who has leases. To read them takes some milliseconds, and all that take locks are slower meanwhile.
 const LEASES_FOR: Duration = Duration::from_millis(50);
-/// For so long a mount is kept open while there is work, so that many small files take one look at the mounts.
+/// For so long a mount is kept open while there is work, so that many small files take one look at the mounts; and for so long it is taken
+/// for granted that a block device has users, or has none.
 const MOUNT_FOR: Duration = Duration::from_millis(100);
 
 /// Opens the files of jobs.
@@ -61,16 +62,34 @@ pub(crate) struct Opener {
     leases: Option<(Leases, Instant)>,
     /// The device whose mount was opened last, and its mount, if it has one.
     mount: Option<(u64, Option<OpenMount>, Instant)>,
+    /// A block device, and whether anybody had it open then.
+    device: Option<(u64, bool, Instant)>,
 }
 
 impl Opener {
     pub(crate) fn new() -> Self {
-        Self { proc: ProcRoot::default(), leases: None, mount: None }
+        Self { proc: ProcRoot::default(), leases: None, mount: None, device: None }
     }
 
     /// Keeps nothing open.
     pub(crate) fn rest(&mut self) {
-        (self.leases, self.mount) = (None, None);
+        (self.leases, self.mount, self.device) = (None, None, None);
+    }
+
+    /// Whether some process has a block device open.
+    pub(crate) fn has_users(&mut self, device: u64) -> bool {
+        let now = Instant::now();
+        match self.device {
+            Some((known, has_users, since)) if known == device && now.duration_since(since) <= MOUNT_FOR => {
+                has_users
+            }
+            _ => {
+                let is_user = |pid: &u32| self.proc.has_device_open(*pid, device, DESCRIPTORS_MAX);
+                let has_users = self.proc.pids().is_ok_and(|pids| pids.iter().any(is_user));
+                self.device = Some((device, has_users, now));
+                has_users
+            }
+        }
     }
 
     /// Opens a file that these processes use; `known` is the path that it was opened by before.

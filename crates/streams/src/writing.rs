@@ -141,7 +141,7 @@ impl Writing {
     /// Looks at what is on its way of later jobs, which may not begin anything.
     fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
         while let Some(mut open) = self.open.remove(at) {
-            match self.poll(&mut open, say).and_then(|()| open.must_have_name()) {
+            match self.poll(&mut open, say) {
                 Ok(()) => {
                     self.open.insert(at, open);
                     at += 1;
@@ -182,7 +182,6 @@ impl Writing {
     /// Whether all of a job is done.
     fn work_on(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<bool, Error> {
         self.poll(open, say)?;
-        open.must_have_name()?;
         while let Some(range) = open.ranges.front() {
             let end = range.bytes().end;
             if open.begun_to < end {
@@ -198,7 +197,7 @@ impl Writing {
         Ok(true)
     }
 
-    /// Learns from the parts that are written.
+    /// Learns from the parts that are written. Fails once the file's last name is gone.
     fn poll(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<(), Error> {
         let is_write = matches!(open.ranges.front(), Some(Purpose::Write(_)));
         let mut at = 0;
@@ -240,7 +239,7 @@ impl Writing {
                 self.pause_until = Some(now + Duration::from_nanos(pause));
             }
         }
-        Ok(())
+        open.must_have_name()
     }
 
     /// Begins the next part of the current range, which ends at `end`. `false`: not now.

@@ -177,10 +177,11 @@ fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
 fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
     let inner = first_program(rest).map(|(_, inner)| inner).filter(|inner| !inner.is_empty());
     let inner_name = inner.and_then(|inner| inner.first()).map(|name| base(name));
+    let starts_stream = rest.iter().any(|word| starts_stream(word, settings));
     if let Some(inner) = inner.filter(|_| inner_name.is_some_and(|name| is_one_of(name, &SHELLS))) {
-        return kind(inner, settings);
+        return if starts_stream { ProgramKind::Script } else { kind(inner, settings) };
     }
-    if rest.iter().any(|word| starts_stream(word, settings)) {
+    if starts_stream {
         return ProgramKind::Stream;
     }
     // By --profile the rules are for all that is no stream.
@@ -316,6 +317,8 @@ mod tests {
             (Role::Auto, &["java", "-jar", "x"], Server),
             (Role::Auto, &["entry-point.sh", "dbd", "--x"], Server),
             (Role::Auto, &["gosu", "db", "dbd"], Server),
+            (Role::Auto, &["su", "db", "-s", "/bin/sh", "-c", "dbd"], Server),
+            (Role::Auto, &["su", "db", "-s", "/bin/sh", "-c", "tar -c /var/lib/dbd"], Script),
             (Role::Auto, &["entry-point.sh", "/var/lib/dbd"], Script),
             (Role::Bulk, &["tar"], Server),
             (Role::Stream, &["docker", "exec", "db", "tar"], Elsewhere),

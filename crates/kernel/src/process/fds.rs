@@ -175,6 +175,23 @@ impl ProcRoot {
         self.open_file(pid, fd, target, &self.root(pid), selection)
     }
 
+    /// Whether a process has the block device of this number open, by one of its first `max` descriptors. The device is not touched.
+    pub fn has_device_open(&self, pid: u32, device: u64, max: usize) -> bool {
+        let mut has = false;
+        let mut look = |fd, target: &Path| {
+            if !has && target.starts_with("/dev/") {
+                let stat = rustix::fs::stat(self.fd_path(pid, fd));
+                let is_it = |stat: rustix::fs::Stat| {
+                    FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice && stat.st_rdev == device
+                };
+                has = stat.is_ok_and(is_it);
+            }
+        };
+        // One that has ended has nothing open.
+        let _ = self.first_fd_links(pid, max, &mut look);
+        has
+    }
+
     /// The position and flags of one descriptor, in one read.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn fd_info(&self, pid: u32, fd: RawFd) -> Result<FdInfo> {

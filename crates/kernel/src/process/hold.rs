@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::{ProcRoot, malformed, read};
 use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
+use crate::sys::scheduling::be_of_real_time;
 use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
@@ -22,6 +23,8 @@ use crate::{Error, Result};
 const STOP_PATIENCE: Duration = Duration::from_millis(2);
 /// Between two looks for stops.
 const STOP_POLL: Duration = Duration::from_micros(50);
+/// The highest priority of those that are not of real time.
+const NICE_MIN: i32 = -20;
 /// Looks at a process's threads: those that start meanwhile are found by the next.
 const ROUNDS: usize = 3;
 
@@ -55,6 +58,15 @@ impl ProcessHolds {
         Self::default()
     }
 
+    /// Has the calling thread run as soon as it has something to do, as far as it may (`CAP_SYS_NICE`): processes that are to be stopped
+    /// go on for as long as it waits for a processor. It must need little of one.
+    pub fn run_first() {
+        if be_of_real_time().is_err() {
+            // Of this thread alone.
+            let _ = rustix::process::setpriority_process(None, NICE_MIN);
+        }
+    }
+
     /// Stops all threads of a process, as far as they stop within some milliseconds.
     ///
     /// # Errors
@@ -79,10 +91,10 @@ impl ProcessHolds {
             for thread in threads {
                 is_new |= self.seize(pid, thread)?;
             }
+            self.wait_for_stops(pid);
             if !is_new {
                 break;
             }
-            self.wait_for_stops(pid);
         }
         Ok(())
     }

@@ -9,4 +9,5 @@ pub(crate) mod mapping;
 pub(crate) mod nsfs;
 pub(crate) mod process_advice;
 pub(crate) mod ptrace;
+pub(crate) mod scheduling;
 pub(crate) mod sync_range;

@@ -18,11 +18,13 @@ fn a_writer_with_little_runs_beside_one_with_much() {
     assert_eq!(device.decide(LIMITS, at(0)).held, [1]);
     device.dirtied(2, 16 * MIB, at(1));
     assert_eq!(device.decide(LIMITS, at(1)).held, [1, 2], "both have their share");
-    // Where twice the bound waits nobody is spared.
+    // Where twice the bound was left behind by who has ended, nobody is spared.
     let mut device = DeviceHolds::default();
     device.dirtied(1, 33 * MIB, at(0));
     device.dirtied(2, MIB, at(0));
-    assert_eq!(device.decide(LIMITS, at(0)).held, [1, 2]);
+    assert_eq!(device.decide(LIMITS, at(0)).held, [1]);
+    device.ended(1);
+    assert_eq!(device.decide(LIMITS, at(0)).held, [2]);
 }
 
 #[test]

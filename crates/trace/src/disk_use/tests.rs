@@ -1,7 +1,7 @@
 use super::*;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pagekeeper_testing::{Mounted, skip};
@@ -120,42 +120,54 @@ fn a_partition_is_its_disk() {
     let Some((_events, mut disks)) = opened() else { return };
     let Some(partition) = Partition::new() else { return skip("no partition can be made on a loop device") };
     disks.take().unwrap();
-    let read = ["iflag=direct", "bs=64k", "count=16", "of=/dev/null", &format!("if={}p1", partition.0)];
-    dd(&read.map(String::from), |_| {});
+    let read = ["iflag=direct", "bs=64k", "count=16", "of=/dev/null"].map(String::from).to_vec();
+    dd(&[read, vec![format!("if={}", partition.node.display())]].concat(), |_| {});
     let window = disks.take().unwrap();
-    let disk = std::fs::metadata(&partition.0).unwrap().rdev();
+    let disk = std::fs::metadata(&partition.disk).unwrap().rdev();
     assert!(window.others[&disk].reads.bytes >= MIB, "{window:?}");
-    let number = std::fs::metadata(format!("{}p1", partition.0)).unwrap().rdev();
-    assert!(!window.others.contains_key(&number));
+    let number = std::fs::metadata(&partition.node).unwrap().rdev();
+    assert!(number != disk && !window.others.contains_key(&number));
 }
 
 /// A loop device with a partition; gone when dropped.
-struct Partition(String, #[allow(dead_code, reason = "holds the image")] tempfile::TempDir);
+struct Partition {
+    disk: String,
+    node: PathBuf,
+    #[allow(dead_code, reason = "holds the image and the partition's node")]
+    dir: tempfile::TempDir,
+}
 
 impl Partition {
+    /// `None` where the kernel finds none.
     fn new() -> Option<Self> {
         let dir = pagekeeper_testing::disk_dir();
         let image = dir.path().join("image");
         std::fs::File::create(&image).unwrap().set_len(64 * MIB).unwrap();
-        let sfdisk = Command::new("sh")
-            .args(["-c", "echo ,,L | sfdisk -q \"$1\"", "sh"])
-            .arg(&image)
-            .stderr(Stdio::null())
-            .status()
-            .ok()?;
         let looped =
             Command::new("losetup").args(["--find", "--show", "--partscan"]).arg(&image).output().ok()?;
         if !looped.status.success() {
             return None;
         }
-        let this = Self(String::from_utf8_lossy(&looped.stdout).trim().to_owned(), dir);
-        (sfdisk.success() && Path::new(&format!("{}p1", this.0)).exists()).then_some(this)
+        let disk = String::from_utf8_lossy(&looped.stdout).trim().to_owned();
+        let this = Self { node: dir.path().join("partition"), disk, dir };
+        // By number: the kernel may know no kind of table.
+        let added = Command::new("addpart").args([&this.disk, "1", "2048", "65536"]).status().ok()?;
+        if !added.success() {
+            return None;
+        }
+        // Nobody may make its node in /dev.
+        let name = this.disk.strip_prefix("/dev/")?;
+        let number = std::fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).ok()?;
+        let (major, minor) = number.trim().split_once(':')?;
+        let mut mknod = Command::new("mknod");
+        let made = mknod.arg(&this.node).args(["b", major, minor]).status().ok()?;
+        made.success().then_some(this)
     }
 }
 
 impl Drop for Partition {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+        let _ = Command::new("losetup").args(["--detach", &self.disk]).status();
     }
 }
 

@@ -38,7 +38,10 @@ impl Subject {
         let mut out = BufReader::new(shell.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
-        Self { shell, out, pid: line.trim().parse().unwrap(), proc: ProcRoot::default() }
+        let subject = Self { shell, out, pid: line.trim().parse().unwrap(), proc: ProcRoot::default() };
+        // Not while it is the shell that starts it, which blocks signals.
+        until(|| !subject.status("Name:").starts_with("bash"));
+        subject
     }
 
     fn status(&self, name: &str) -> String {
@@ -49,7 +52,7 @@ impl Subject {
 
     /// Holds it until it has stopped, which takes longer where the machine is busy.
     fn hold(&self, holds: &mut ProcessHolds) {
-        holds.hold(self.pid).unwrap();
+        until(|| holds.hold(self.pid).is_ok());
         until(|| {
             holds.poll();
             holds.is_held(self.pid) && holds.is_settled()
@@ -79,6 +82,17 @@ impl Subject {
     }
 }
 
+impl Drop for Subject {
+    fn drop(&mut self) {
+        // Where a test has failed, it may still run.
+        if self.shell.try_wait().is_ok_and(|end| end.is_none()) {
+            let pid = self.pid.to_string();
+            let _ = Command::new("kill").args(["-9", &pid]).stderr(Stdio::null()).status();
+            let _ = self.shell.wait();
+        }
+    }
+}
+
 fn until(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + AT_MOST;
     while !is_so() {
@@ -90,6 +104,24 @@ fn until(mut is_so: impl FnMut() -> bool) {
 /// Runs with holds in a thread of their own; `None` where the kernel refuses to trace.
 fn with_holds<T: Send>(run: impl FnOnce(&mut ProcessHolds) -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(|| run(&mut ProcessHolds::new())).join().unwrap())
+}
+
+/// Holds a process again and again until it has ended. The number of holds.
+fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
+    let end = Instant::now() + AT_MOST;
+    let mut held = 0;
+    loop {
+        match holds.hold(pid) {
+            Ok(()) => held += 1,
+            Err(error) if error.is_gone() => return held,
+            // It is about to become another program.
+            Err(_) => {}
+        }
+        holds.let_go(pid);
+        holds.poll();
+        assert!(Instant::now() < end, "it has not ended after {held} holds");
+        std::thread::sleep(free);
+    }
 }
 
 /// A program that does nothing but compute.
@@ -165,9 +197,7 @@ fn a_process_that_ends_just_then_leaves_its_code_and_no_zombie() {
         let subject = Subject::new("exit 7");
         let pid = subject.pid;
         with_holds(|holds| {
-            while let Ok(()) = holds.hold(pid) {
-                holds.let_go(pid);
-            }
+            until_gone(holds, pid, Duration::ZERO);
             until(|| {
                 holds.poll();
                 holds.is_settled()
@@ -186,7 +216,7 @@ fn a_stopped_process_stays_so_and_can_be_continued() {
         subject.kill(signal);
         subject.is_free_in("T");
         with_holds(|holds| {
-            holds.hold(subject.pid).unwrap();
+            subject.hold(holds);
             holds.let_go(subject.pid);
             subject.is_free_in("T");
             subject.kill("CONT");
@@ -210,10 +240,7 @@ fn a_program_that_becomes_another_goes_on() {
         "n=0; while [ $n -lt 200 ]; do n=$((n+1)); sh -c 'exec true'; done; exec sh -c 'exit 5'",
     );
     with_holds(|holds| {
-        while let Ok(()) = holds.hold(subject.pid) {
-            holds.let_go(subject.pid);
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        until_gone(holds, subject.pid, Duration::from_micros(200));
         until(|| {
             holds.poll();
             holds.is_settled()
@@ -233,13 +260,7 @@ fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
     }
     let subject = Subject::of(&["python3", "-c", script]);
     with_holds(|holds| {
-        let mut held = 0;
-        while let Ok(()) = holds.hold(subject.pid) {
-            held += 1;
-            holds.let_go(subject.pid);
-            holds.poll();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let held = until_gone(holds, subject.pid, Duration::from_millis(1));
         assert!(held > 5, "{held}");
         until(|| {
             holds.poll();

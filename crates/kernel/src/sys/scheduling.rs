@@ -1,0 +1,16 @@
+//! `sched_setscheduler(2)`, as far as one thread needs it for itself.
+
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+
+use super::cachestat::last_errno;
+
+/// Has the calling thread run before all that are not of real time, as soon as it can. Its children are started without that.
+pub(crate) fn be_of_real_time() -> Result<(), Errno> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: 0 is the calling thread, and `parameters` lives through the call, which only reads it.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    if result == -1 { Err(last_errno()) } else { Ok(()) }
+}
