@@ -4,6 +4,7 @@
 //! checked while they are measured; whatever a run makes or changes is gone or taken back when it ends, also by Ctrl-C.
 //! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
 
+mod beside;
 mod bulk;
 mod close;
 mod commit;
@@ -139,6 +140,8 @@ enum Bench {
         #[command(flatten)]
         options: Options,
     },
+    /// Commits of a synced log beside a copy to the same slow disk, under run and without; as root
+    Beside(Options),
     /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and without; as root
     Stream {
         #[command(flatten)]
@@ -383,6 +386,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Mixed(options) => bench("mixed", &options, mixed::run),
         Bench::Pressure(options) => bench("pressure", &options, pressure::run),
         Bench::Stall { fs, options } => bench("stall", &options, |run| stall::run(run, fs)),
+        Bench::Beside(options) => bench("beside", &options, |run| beside::run(run, options.rounds)),
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk { server, options } => {

@@ -81,7 +81,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    fn better(self) -> Better {
+    pub(crate) fn better(self) -> Better {
         match self {
             Self::Milliseconds
             | Self::Microseconds
