@@ -1,11 +1,13 @@
-//! The budget of unwritten bytes that all paced writers of one disk in this process share.
+//! The budget of unwritten bytes that all paced writers of one disk in this process share, and how these go to the disk.
 //!
 //! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
-//! there is, of any writer: so an idle writer holds nobody up. Writeback was started when the step was handed over.
+//! there is, of any writer: so an idle writer holds nobody up. No more is on its way to the disk than its [`Pacer`] says, and after a
+//! step that took longer than it does when nobody else waits there is a pause: a commit of a log on the same disk waits for one
+//! piece, and not for all that was written.
 //!
 //! Invariants: `unwritten` counts each step from its admission until its writeback has ended, and is never above the
-//! limit; the lock is never held over I/O; a failed wait is reported by the step's own writer, for good: the kernel
-//! reports it once only.
+//! limit; `in_flight` counts those whose writeback was begun; the lock is never held over I/O; a failed wait is reported by the step's own
+//! writer, for good: the kernel reports it once only.
 //!
 //! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers from the middle between that and
 //! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of the dirty pages of
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_kernel::mutex;
 use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
+use pagekeeper_policy::pacer::{Pacer, WrittenPart};
 
 use crate::Error;
 use crate::convert::to_usize;
@@ -32,6 +35,8 @@ const MAX: u64 = 16 << 20;
 const MIN: u64 = 256 << 10;
 /// Budgets and steps are multiples of this.
 const GRAIN: u64 = 64 << 10;
+/// A wait that was shorter was for a step whose writeback had ended already.
+const AWAITED: Duration = Duration::from_micros(50);
 /// The longest step.
 const LONGEST_STEP: u64 = 1 << 20;
 /// The kernel drops folios that lie wholly in a range, and builds them up to 2 MiB.
@@ -52,8 +57,44 @@ pub(super) struct Budget {
 struct BudgetState {
     /// Bytes that were admitted, and not waited for.
     unwritten: u64,
-    /// Writeback of these was started; the oldest first.
-    steps: VecDeque<Step>,
+    /// Writeback of these was not begun; the oldest first.
+    pending: VecDeque<Step>,
+    /// Writeback of these was begun; the oldest first.
+    started: VecDeque<StartedStep>,
+    /// Bytes whose writeback was begun, and not waited for.
+    in_flight: u64,
+    pacer: Pacer,
+    /// Nothing is begun before.
+    pause_until: Option<Instant>,
+    /// When the last step was written, if the disk had more to write ever since.
+    done_at: Option<Instant>,
+}
+
+impl BudgetState {
+    fn may_begin(&self, len: u64) -> bool {
+        let is_paused = self.pause_until.is_some_and(|until| until > Instant::now());
+        !is_paused && (self.in_flight == 0 || self.in_flight + len <= self.pacer.piece())
+    }
+
+    /// Learns from a step whose writeback has ended; it was waited for from `waited_from` on.
+    fn learn(&mut self, started: &StartedStep, waited_from: Instant, ended: Instant) {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // One that had ended already ended at an unknown time, and the disk may have had nothing to do since.
+        let was_awaited = ended.duration_since(waited_from) >= AWAITED;
+        let took = ns(ended.duration_since(started.begun));
+        let pause = self.pacer.written(WrittenPart {
+            bytes: started.step.len(),
+            in_flight: started.in_flight,
+            took_min: if was_awaited { took } else { 0 },
+            took_max: took,
+            busy: self.done_at.filter(|_| was_awaited).map(|done_at| ns(ended.duration_since(done_at))),
+        });
+        let has_more = !self.pending.is_empty() || !self.started.is_empty();
+        self.done_at = (was_awaited && has_more).then_some(ended);
+        if pause > 0 {
+            self.pause_until = Some(ended + Duration::from_nanos(pause));
+        }
+    }
 }
 
 struct Step {
@@ -61,33 +102,50 @@ struct Step {
     range: Range<u64>,
 }
 
+/// A step whose writeback was begun.
+struct StartedStep {
+    step: Step,
+    begun: Instant,
+    /// Bytes that were on their way then, its own among them.
+    in_flight: u64,
+}
+
 impl Step {
     fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
 
-    /// Waits for its writeback, and drops its pages.
-    fn write_back(&self) {
-        let Writer { file, releases, failed, .. } = &*self.writer;
-        match file.wait_writeback(self.range.clone()) {
-            Ok(()) if *releases => {
-                // That it can't be released harms nobody: the writer's end releases all, and reports that.
-                let _ = file.release(self.range.start / FOLIO * FOLIO..self.range.end);
-            }
-            Ok(()) => {}
-            Err(error) => {
-                let errno = error.errno().unwrap_or(libc::EIO);
-                let path = file.path().to_path_buf();
-                let _ = failed.set(Error::Io(IoError::Write { path, range: self.range.clone(), errno }));
-            }
+    /// Begins its writeback.
+    fn begin(&self) {
+        self.note(self.writer.file.start_writeback(self.range.clone()));
+    }
+
+    /// Waits for its writeback: whether that succeeded.
+    fn wait(&self) -> bool {
+        self.note(self.writer.file.wait_writeback(self.range.clone()))
+    }
+
+    /// Drops its pages, if that is to be done here.
+    fn release(&self) {
+        if self.writer.releases {
+            // That it can't be released harms nobody: the writer's end releases all, and reports that.
+            let _ = self.writer.file.release(self.range.start / FOLIO * FOLIO..self.range.end);
         }
+    }
+
+    fn note(&self, done: Result<(), IoError>) -> bool {
+        let Err(error) = done else { return true };
+        let errno = error.errno().unwrap_or(libc::EIO);
+        let path = self.writer.file.path().to_path_buf();
+        let _ = self.writer.failed.set(Error::Io(IoError::Write { path, range: self.range.clone(), errno }));
+        false
     }
 }
 
 /// One of the budget's writers.
 struct Writer {
     file: Arc<dyn IoFile>,
-    /// Whether its pages are dropped here.
+    /// Whether its pages are dropped here; else the kernel begins their writeback as they are written, and drops them.
     releases: bool,
     /// Bytes of its steps that were not waited for. Changed under the budget's lock.
     unwritten: AtomicU64,
@@ -124,11 +182,13 @@ impl Budget {
         self.limit
     }
 
-    /// Bytes of a step: a quarter of the budget, so that there is always one in flight while another is filled.
+    /// Bytes of a step: half a piece, so that the disk has the next one when it is done with one, and no more than a quarter of the
+    /// budget.
     fn step(&self) -> u64 {
         let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP);
+        let half = (self.lock().pacer.piece() / 2).clamp(GRAIN, quarter);
         // A power of two, so that steps and folios begin together.
-        1 << quarter.ilog2()
+        1 << half.ilog2()
     }
 
     /// Bytes that are.
@@ -141,12 +201,18 @@ impl Budget {
         mutex::lock(&self.state)
     }
 
-    fn admit(&self, len: u64) {
+    /// `begins`: writeback begins as the bytes are written.
+    fn admit(&self, len: u64, begins: bool) {
         let mut state = self.lock();
-        while state.unwritten + len > self.limit {
+        while state.unwritten + len > self.limit.min(state.pacer.backlog())
+            || (begins && !state.may_begin(len))
+        {
             state = self.make_room(state, |_| true);
         }
         state.unwritten += len;
+        if begins {
+            state.in_flight += len;
+        }
         debug_assert!(state.unwritten <= self.limit);
     }
 
@@ -158,20 +224,56 @@ impl Budget {
         }
     }
 
-    /// Waits for the oldest step of those, or if others wait for all of them, until one of the others has.
+    /// Begins what may be begun.
+    fn begin<'a>(&'a self, mut state: MutexGuard<'a, BudgetState>) -> MutexGuard<'a, BudgetState> {
+        while state.pending.front().is_some_and(|step| state.may_begin(step.len()))
+            && let Some(step) = state.pending.pop_front()
+        {
+            state.in_flight += step.len();
+            let (begun, in_flight) = (Instant::now(), state.in_flight);
+            drop(state);
+            step.begin();
+            state = self.lock();
+            state.started.push_back(StartedStep { step, begun, in_flight });
+            self.freed.notify_all();
+        }
+        state
+    }
+
+    /// Waits for the oldest step of those that is on its way; else for one that has to be written before, for the end of a pause, or for
+    /// another thread that waits or writes.
     fn make_room<'a>(
         &'a self,
-        mut state: MutexGuard<'a, BudgetState>,
+        state: MutexGuard<'a, BudgetState>,
         of: impl Fn(&Step) -> bool,
     ) -> MutexGuard<'a, BudgetState> {
-        let oldest = state.steps.iter().position(of);
-        let Some(step) = oldest.and_then(|oldest| state.steps.remove(oldest)) else {
-            return mutex::ignore_poison(self.freed.wait(state));
-        };
-        drop(state);
-        step.write_back();
+        let mut state = self.begin(state);
+        let oldest = state.started.iter().position(|started| of(&started.step));
+        let before = (!state.pending.is_empty()).then_some(0);
+        if let Some(started) = oldest.or(before).and_then(|at| state.started.remove(at)) {
+            drop(state);
+            return self.finish(&started);
+        }
+        let pause = state.pause_until.map(|until| until.saturating_duration_since(Instant::now()));
+        match pause.filter(|pause| !pause.is_zero()) {
+            Some(pause) => mutex::ignore_poison(self.freed.wait_timeout(state, pause)).0,
+            None => mutex::ignore_poison(self.freed.wait(state)),
+        }
+    }
+
+    /// Waits for the writeback of a step.
+    fn finish(&self, started: &StartedStep) -> MutexGuard<'_, BudgetState> {
+        let step = &started.step;
+        let waited_from = Instant::now();
+        let is_written = step.wait();
+        let ended = Instant::now();
+        if is_written {
+            step.release();
+        }
         let mut state = self.lock();
         state.unwritten -= step.len();
+        state.in_flight -= step.len();
+        state.learn(started, waited_from, ended);
         step.writer.unwritten.fetch_sub(step.len(), Ordering::Relaxed);
         self.freed.notify_all();
         state
@@ -211,8 +313,8 @@ impl Share {
     /// Waits until so many bytes, a step at most, may become dirty; returns how long that took as well.
     pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
         let began = Instant::now();
-        self.budget.admit(len);
-        (Admitted { share: self, len }, began.elapsed())
+        self.budget.admit(len, !self.writer.releases);
+        (Admitted { share: self, len, admitted: Instant::now() }, began.elapsed())
     }
 
     /// Waits for the writeback of all steps; returns how long that took.
@@ -233,18 +335,26 @@ impl Share {
 pub(super) struct Admitted<'a> {
     share: &'a Share,
     len: u64,
+    admitted: Instant,
 }
 
 impl Admitted<'_> {
-    /// They are dirty, and writeback of them was started.
+    /// They are dirty: their writeback begins as soon as it may.
     pub(super) fn hand_over(mut self, range: Range<u64>) {
         let Share { budget, writer } = self.share;
         debug_assert_eq!(range.end - range.start, self.len);
         let mut state = budget.lock();
         writer.unwritten.fetch_add(self.len, Ordering::Relaxed);
-        state.steps.push_back(Step { writer: Arc::clone(writer), range });
+        let step = Step { writer: Arc::clone(writer), range };
+        if writer.releases {
+            state.pending.push_back(step);
+        } else {
+            let in_flight = state.in_flight;
+            state.started.push_back(StartedStep { step, begun: self.admitted, in_flight });
+        }
         self.len = 0;
         budget.freed.notify_all();
+        drop(budget.begin(state));
     }
 }
 
@@ -252,7 +362,11 @@ impl Drop for Admitted<'_> {
     /// Gives room back that was not used: its holder panicked.
     fn drop(&mut self) {
         if self.len > 0 {
-            self.share.budget.lock().unwritten -= self.len;
+            let mut state = self.share.budget.lock();
+            state.unwritten -= self.len;
+            if !self.share.writer.releases {
+                state.in_flight -= self.len;
+            }
             self.share.budget.freed.notify_all();
         }
     }
@@ -261,6 +375,7 @@ impl Drop for Admitted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagekeeper_policy::pacer::{PIECE_MAX, PIECE_MIN};
 
     const MIB: u64 = 1 << 20;
 
@@ -285,7 +400,17 @@ mod tests {
             [(0, MIN, GRAIN), (MIB, MIB, 256 << 10), (3 * MIB + 1, 3 * MIB, 512 << 10), (MAX, MAX, MIB)]
         {
             let found = Budget::new(limit);
-            assert_eq!((found.limit(), found.step()), (budget, step));
+            assert_eq!((found.limit(), found.step()), (budget, step.min(PIECE_MIN / 2)));
+            // A quick disk, whose pieces are long.
+            let mut pacer = Pacer::NEW;
+            while pacer.piece() < PIECE_MAX {
+                let (bytes, in_flight) = (pacer.piece() / 2, pacer.piece());
+                let took = in_flight / 4;
+                let busy = Some(took / 2);
+                pacer.written(WrittenPart { bytes, in_flight, took_min: took, took_max: took, busy });
+            }
+            found.lock().pacer = pacer;
+            assert_eq!(found.step(), step);
         }
     }
 

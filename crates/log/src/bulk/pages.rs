@@ -1,8 +1,7 @@
 //! Bulk writes through the page cache, in steps: paced, uncached, or plainly buffered.
 //!
 //! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large folios and
-//! a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and its writeback is
-//! started before anybody waits for it.
+//! a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and handed over to it then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +23,7 @@ pub(super) struct Pages {
     step: usize,
     /// What is no step yet.
     rest: Vec<u8>,
-    /// Bytes of the steps that were written.
+    /// Bytes of the steps that were written: a multiple of `step` but at the end.
     offset: u64,
     waited: Duration,
 }
@@ -54,12 +53,21 @@ impl Pages {
             }
             self.write_rest()?;
         }
-        let mut steps = bytes.chunks_exact(self.step);
-        for step in steps.by_ref() {
+        loop {
+            self.step = self.next_step();
+            let Some((step, rest)) = bytes.split_at_checked(self.step) else { break };
             self.write_step(step)?;
+            bytes = rest;
         }
-        self.rest.extend_from_slice(steps.remainder());
+        self.rest.extend_from_slice(bytes);
         Ok(())
+    }
+
+    /// Bytes of the step that begins at the offset, by what is known of the disk now.
+    fn next_step(&self) -> usize {
+        let wanted = self.share.as_ref().map_or(STEP, Share::step);
+        let aligned = self.offset.checked_ilog2().map_or(u32::MAX, |_| self.offset.trailing_zeros());
+        1 << wanted.ilog2().min(aligned)
     }
 
     pub(super) fn end(&mut self) -> Result<u64, Error> {
@@ -90,10 +98,9 @@ impl Pages {
         let (admitted, waited) = share.admit(bytes.len() as u64);
         self.waited += waited;
         let written = self.file.write_at(range.start, bytes, self.mode);
-        let started = written.and_then(|()| self.file.start_writeback(range.clone()));
         // Failed or not, some of it may be dirty now.
         admitted.hand_over(range.clone());
-        started?;
+        written?;
         self.offset = range.end;
         share.check()
     }
