@@ -4,7 +4,7 @@
 //! | mode | how | leaves |
 //! |---|---|---|
 //! | [`BulkMode::Direct`] | some MiB in flight past the page cache | nothing |
-//! | [`BulkMode::Paced`] | through the page cache; writeback is started at once, and waited for a bounded distance behind | at most the budget |
+//! | [`BulkMode::Paced`] | through the page cache, to the disk in pieces, one at a time, with pauses while others wait | at most the budget |
 //! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
