@@ -1,5 +1,5 @@
 //! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere,
-//! configurations are accepted, messages that are explained are in the code, tests that hold promises are there, and what stands in
+//! crates import what ARCHITECTURE.md says, configurations are accepted, messages that are explained are in the code, tests that hold promises are there, and what stands in
 //! more places than one is the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
@@ -13,6 +13,7 @@ mod support;
 mod blocks;
 mod compare;
 mod fixtures;
+mod layering;
 mod links;
 mod messages;
 mod parsed;
@@ -35,6 +36,12 @@ fn pages() -> Vec<PathBuf> {
     let mut pages = vec![root().join("README.md")];
     pages.extend(links::markdown_below(&root().join("docs/src")));
     pages
+}
+
+#[test]
+fn crates_import_what_the_architecture_allows() {
+    let wrong = layering::wrong(&root());
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
