@@ -1,4 +1,4 @@
-//! Builds the C++ doors to `RocksDB`, where the feature asks for it.
+//! Builds the C++ functions that call `RocksDB`, if the feature is enabled.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -16,7 +16,7 @@ fn rocksdb() {
         .cpp(true)
         .std("c++17")
         .files(SOURCES)
-        // Headers of another house.
+        // Headers of another project.
         .flag_if_supported("-Wno-unused-parameter")
         .try_compile("pagekeeper_bench_rocksdb");
     if let Err(error) = built {

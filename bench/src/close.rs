@@ -1,9 +1,8 @@
-//! `close`: how long it takes to let go of a file of which 524,288 pages are cached, while other threads go on reading
-//! another one.
+//! `close`: the time to close a file with 524,288 cached pages while other threads read another file.
 //!
-//! Every sample begins with the file wholly cached, and ends with proof that it is gone while the other is still right. Of
-//! ours, pages are held through guards meanwhile, whose bytes are compared after the close.
-//! Fails where a page stays, or a byte is wrong.
+//! Every sample begins with the file fully cached, and ends with proof that it is gone while the other file is still
+//! correct. In our cache, guards hold pages of the closed file meanwhile, and their bytes are compared after the close.
+//! Fails where a page stays or a byte is wrong.
 
 use std::fs::File;
 use std::path::Path;
@@ -27,13 +26,13 @@ use crate::report::Unit;
 use crate::rounds::{Random, Samples, Subject, median};
 
 const LIMIT: &str = "the limit: a flag, and a list under a lock";
-/// Bytes of the file that goes on being read.
+/// Bytes of the file that stays open.
 const OTHER: u64 = 64 * MIB;
-/// How many threads read it.
+/// Number of threads that read it.
 const READERS: usize = 2;
-/// How long they have read it before the close.
+/// The time they read before the close.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long they may take to go on after it.
+/// The longest time they may take to go on after the close.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pages of the closed file that one thread holds.
@@ -46,9 +45,9 @@ struct Files<'a> {
     pages: u64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    // At most: the kernel's page cache, a subject, and what the allocator kept of the one before.
+    // At most three copies: the kernel's page cache, a subject, and what the allocator kept from the subject before.
     let size = affordable(run, 2 * GIB, 4)?;
     run.scratch.require_space(size + OTHER)?;
     let (closed, other) = (run.scratch.path().join("closed"), run.scratch.path().join("other"));
@@ -123,11 +122,11 @@ fn while_reading<R: Reader>(other: &R, seed: u64, close: impl FnOnce() -> Result
     })
 }
 
-/// Closes a file of which pages are held: many by guards that are another thread's own, one by a borrowed one. The next
-/// sample loads it into the frames that this one set free.
+/// Closes a file while pages of it are held: many by guards owned by another thread, one by a borrowed guard. The next
+/// sample loads the file into the frames that this one freed.
 fn close_ours(files: &Files<'_>, cache: &PageCache, other: &CachedFile, seed: u64) -> Result<f64> {
     let closed = load(cache, files.closed, files.pages * PAGE as u64)?;
-    // The main thread and two that hold.
+    // The main thread and the two threads that hold pages.
     let (held, over) = (Barrier::new(3), Barrier::new(3));
     let took = std::thread::scope(|scope| {
         let owner = scope.spawn(|| {
@@ -160,7 +159,7 @@ fn close_ours(files: &Files<'_>, cache: &PageCache, other: &CachedFile, seed: u6
     Ok(took)
 }
 
-/// A cache that knows of no files: each page is taken out by its key.
+/// A cache that knows no files: each page is removed by its key.
 fn forget<'a, C: Cache + 'a>(files: &'a Files<'_>, seed: u64) -> Subject<'a> {
     let mut seeds = Random::new(seed);
     Subject::new(C::NAME, move || {
@@ -178,7 +177,7 @@ fn forget<'a, C: Cache + 'a>(files: &'a Files<'_>, seed: u64) -> Subject<'a> {
     })
 }
 
-/// The kernel's page cache, asked to drop a clean file.
+/// Asks the kernel to drop the page cache of a clean file.
 fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
     let size = files.pages * PAGE as u64;
     let closed = open(files.closed)?;
@@ -193,8 +192,8 @@ fn drop_pages(files: &Files<'_>, seed: u64) -> Result<f64> {
     Ok(took)
 }
 
-/// What any cache must do at the least to let go of a file at once: say in the file that it is closed, and note under a lock
-/// whose pages are free. That memory and this code were in the processor's caches when the file was opened, and are not now.
+/// The least that any cache must do to close a file at once: set a flag in the file, and record its pages as free under
+/// a lock. Memory and code were in the processor's caches when the file was opened and no longer are.
 struct Least {
     open: CacheLine<AtomicU64>,
     closed: CacheLine<Mutex<Vec<Arc<u64>>>>,
@@ -227,7 +226,7 @@ fn least(files: &Files<'_>, seed: u64) -> Result<f64> {
     Ok(took)
 }
 
-/// What a measurement like the others tells of no work at all, by a thread that slept before.
+/// Measures an empty operation in the same way, by a thread that slept before.
 fn nothing(files: &Files<'_>, seed: u64) -> Result<f64> {
     let other = Pread(File::open(files.other).context("can't open the other file")?);
     while_reading(&other, seed, || Ok(()))

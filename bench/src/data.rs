@@ -1,8 +1,7 @@
-//! Files to measure on: made, made resident page by page, and made cold.
+//! Files to measure on: creates them, makes them resident page by page, and makes them cold.
 //!
-//! Pages of holes of a sparse file are cached like any others, so a picture of residency needs no disk space.
-//! Invariants: what is made clean is on disk (fsync); what is made cold is verified.
-//! Fails with the file's name.
+//! Pages of holes in a sparse file are cached like any others, so residency patterns need no disk space. Invariants: a
+//! file that is made clean is on disk (fsync); a file that is made cold is verified. Fails with the file's name.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,19 +15,19 @@ use crate::rounds::Random;
 
 /// Bytes in a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
-/// How much is read or written by one call: a MiB.
+/// Bytes read or written per call.
 const CALL_BYTES: usize = 1 << 20;
 /// Bytes in a GiB.
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// Makes a file of `size` bytes that is one hole.
+/// Creates a file of `size` bytes that is one hole.
 pub(crate) fn make_sparse(path: &Path, size: u64) -> Result<()> {
     let file = File::create(path).with_context(|| format!("can't make {}", path.display()))?;
     file.set_len(size).with_context(|| format!("can't extend {}", path.display()))
 }
 
-/// Makes a file of `size` bytes (a multiple of a MiB) of noise, written in calls of 1 MiB and synced: clean, resident,
-/// and in large folios where the file system has them.
+/// Creates a file of `size` bytes (a multiple of a MiB) of random bytes, written in calls of 1 MiB and synced. It is
+/// clean, resident, and in large folios where the file system has them.
 pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
     let mut noise = Random::new(size);
     let block: Vec<u8> =
@@ -43,17 +42,17 @@ pub(crate) fn write_synced(path: &Path, size: u64) -> Result<()> {
     write().with_context(|| format!("can't write {}", path.display()))
 }
 
-/// Opens a file to inspect, or to read.
+/// Opens a file to inspect or read it.
 pub(crate) fn open(path: &Path) -> Result<InspectedFile> {
     Ok(InspectedFile::open(path, Links::Refuse)?)
 }
 
-/// Bytes of the file in the page cache.
+/// Returns the resident bytes of a file.
 pub(crate) fn resident(path: &Path) -> Result<u64> {
     Ok(residency(&open(path)?, 0..u64::MAX)?.resident)
 }
 
-/// Bytes of all files below a directory in the page cache. Files that go meanwhile are left out.
+/// Returns the resident bytes of all files below a directory. Files that vanish meanwhile are left out.
 pub(crate) fn resident_in(dir: &Path) -> Result<u64> {
     let mut total = 0;
     for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
@@ -71,8 +70,8 @@ pub(crate) fn resident_in(dir: &Path) -> Result<u64> {
     Ok(total)
 }
 
-/// Fails unless `wanted` bytes are resident, but for what the kernel may have taken away at once where memory is short:
-/// 2 % at most.
+/// Fails unless `wanted` bytes are resident. Up to 2 % may be missing, because the kernel may reclaim pages where
+/// memory is short.
 pub(crate) fn require_resident(found: u64, wanted: u64) -> Result<()> {
     ensure!(
         found >= wanted - wanted / 50,
@@ -81,7 +80,7 @@ pub(crate) fn require_resident(found: u64, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads single pages, each with nothing around it; `pages` are indices.
+/// Reads single pages without read-ahead; `pages` are indices.
 pub(crate) fn touch_pages(file: &InspectedFile, pages: impl IntoIterator<Item = u64>) -> Result<()> {
     advise(file, Advice::Random, 0..u64::MAX, file.path())?;
     let mut byte = [0];
@@ -93,7 +92,7 @@ pub(crate) fn touch_pages(file: &InspectedFile, pages: impl IntoIterator<Item = 
     Ok(())
 }
 
-/// Reads a file from `start` to `end`, as much as that, in calls of 1 MiB.
+/// Reads a range of a file completely, in calls of 1 MiB.
 pub(crate) fn read_through(file: &InspectedFile, range: std::ops::Range<u64>) -> Result<()> {
     let mut buffer = vec![0; usize::try_from(MIB.min(range.end - range.start))?];
     let mut at = range.start;
@@ -107,10 +106,10 @@ pub(crate) fn read_through(file: &InspectedFile, range: std::ops::Range<u64>) ->
     Ok(())
 }
 
-/// Drops the pages of a clean file, and makes sure that they are gone.
+/// Drops the pages of a clean file and verifies that they are gone.
 pub(crate) fn make_cold(path: &Path) -> Result<()> {
     let file = open(path)?;
-    // A page that was locked or on its way to a list at that moment goes with the next call.
+    // A page that was locked, or on its way to an LRU list, is dropped by the next call.
     for pause_ms in [0, 20, 200] {
         std::thread::sleep(std::time::Duration::from_millis(pause_ms));
         advise(&file, Advice::DontNeed, 0..u64::MAX, path)?;
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     fn scratch() -> tempfile::TempDir {
-        // Not on tmpfs, where nothing can be dropped.
+        // Not on tmpfs, whose pages cannot be dropped.
         tempfile::tempdir_in("/var/tmp").unwrap()
     }
 

@@ -1,6 +1,7 @@
-//! `db_bench` as several benchmarks run it: started with its output in files, waited for, and what it says picked out of lines.
+//! `db_bench` as several benchmarks run it: starts it with output to files, waits for it, and parses numbers from its
+//! lines.
 //!
-//! Invariant: it is killed with its handle. Fails with the end of what it said.
+//! Invariant: it is killed with its handle. Fails with the end of its output.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,7 +20,8 @@ pub(crate) struct Ended {
     pub(crate) err: String,
 }
 
-/// Runs a command to its end, looking for that every `interval`; what it says goes to `output` with `.out` and `.err`.
+/// Runs a command to its end and checks for that every `interval`. Its output goes to `output` with the extensions
+/// `.out` and `.err`.
 pub(crate) fn run(mut command: Command, output: &Path, interval: Duration, stop: &Stop) -> Result<Ended> {
     let file = |kind: &str| {
         let path = output.with_extension(kind);
@@ -39,18 +41,18 @@ pub(crate) fn run(mut command: Command, output: &Path, interval: Duration, stop:
     Ok(Ended { status, out: said("out"), err: said("err") })
 }
 
-/// The end of a text.
+/// Returns the end of a text.
 pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
 
-/// The number that stands before `unit` in a line.
+/// Returns the number before `unit` in a line.
 pub(crate) fn number_before(line: &str, unit: &str) -> Option<f64> {
     line.split(unit).next()?.split_whitespace().last()?.parse().ok()
 }
 
-/// The number behind `name`, whether or not a comma follows it.
+/// Returns the number after `name`, with or without a comma behind it.
 pub(crate) fn number_behind(text: &str, name: &str) -> Option<f64> {
     text.split_once(name)?.1.split_whitespace().next()?.trim_end_matches(',').parse().ok()
 }

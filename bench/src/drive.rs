@@ -1,8 +1,8 @@
-//! Workers that read in closed loops, all at once and for a while, and what they came to.
+//! Workers that read in closed loops, all at once for a given time, and their results.
 //!
-//! Every worker begins as soon as all are there; the time goes from the first begin to the last end, the CPU time is
-//! that of the whole process, kernel included. The thread that waits does nothing meanwhile.
-//! Fails with the first worker's error, at which all end.
+//! Every worker begins once all are ready. The time runs from the first start to the last end; the CPU time is that of
+//! the whole process, including the kernel's. The waiting thread does nothing meanwhile. Fails with the first worker's
+//! error, which ends all workers.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,10 @@ use crate::pattern;
 use crate::rounds::Random;
 use crate::scratch::Stop;
 
-/// What the workers came to.
+/// The workers' results.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Driven {
-    /// Reads of all of them.
+    /// Reads of all workers.
     pub(crate) reads: u64,
     /// Wall time.
     pub(crate) seconds: f64,
@@ -27,20 +27,20 @@ pub(crate) struct Driven {
 }
 
 impl Driven {
-    /// Reads per second.
+    /// Returns reads per second.
     pub(crate) fn rate(&self) -> f64 {
         self.reads as f64 / self.seconds
     }
 
-    /// CPU time of a read, in µs.
+    /// Returns the CPU time of a read, in µs.
     pub(crate) fn cpu_us(&self) -> f64 {
         self.cpu_seconds * 1e6 / (self.reads as f64).max(1.0)
     }
 }
 
-/// Lets each worker do its work again and again, at least once, in a thread of its own, until `duration` is over.
+/// Runs each worker in a loop, at least once, in a thread of its own, until `duration` is over.
 ///
-/// A call of a worker does some reads and returns how many; it should not take more than a few milliseconds.
+/// A worker's call does some reads and returns their number. It should take at most a few milliseconds.
 pub(crate) fn drive<W>(workers: Vec<W>, duration: Duration, stop: &Stop) -> Result<Driven>
 where
     W: FnMut() -> Result<u64> + Send,
@@ -90,7 +90,7 @@ where
     Ok(Driven { reads: ended.iter().map(|(reads, ..)| reads).sum(), seconds, cpu_seconds })
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process so far.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -99,16 +99,16 @@ fn cpu_seconds() -> f64 {
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// The offset of a read of `bytes` bytes, at most a page: in any of the first `pages` pages, from any word on from which
-/// it lies within its page.
+/// Returns a random offset for a read of `bytes` bytes (at most a page) in the first `pages` pages. It starts at a word
+/// and lies within one page.
 #[inline]
 pub(crate) fn place(random: &mut Random, pages: u64, bytes: usize) -> u64 {
     let word = pattern::WORD as u64;
     random.below(pages) * PAGE + random.below((PAGE - bytes as u64) / word + 1) * word
 }
 
-/// Judges reads of a file made by [`pattern::make_file`]: the first and the last whole word of each, all bytes of every
-/// sixty-fourth. No word occurs twice in such a file, so a page in the wrong place is seen at once.
+/// Checks reads of a file made by [`pattern::make_file`]: the first and the last whole word of each read, and all bytes
+/// of every sixty-fourth. No word occurs twice in such a file, so a wrong page is always detected.
 #[derive(Debug)]
 pub(crate) struct Judge {
     seed: u64,
@@ -118,23 +118,23 @@ pub(crate) struct Judge {
 impl Judge {
     const IN_FULL: u64 = 64;
 
-    /// For a file of this seed.
+    /// Creates a judge for a file of this seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self { seed, seen: 0 }
     }
 
-    /// Fails unless `bytes` may be what the file has at `offset`.
+    /// Fails unless `bytes` can be the file's content at `offset`.
     #[inline]
     pub(crate) fn check(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.seen += 1;
         if !self.seen.is_multiple_of(Self::IN_FULL) && self.ends_are_right(offset, bytes) {
             return Ok(());
         }
-        // Names what is wrong, too.
+        // This also names the wrong byte.
         pattern::check(self.seed, offset, bytes)
     }
 
-    /// Whether its first and its last whole word may be.
+    /// Whether the first and the last whole word are correct.
     pub(crate) fn ends_are_right(&self, offset: u64, bytes: &[u8]) -> bool {
         let word = pattern::WORD as u64;
         let first = offset.next_multiple_of(word);
@@ -188,7 +188,7 @@ mod tests {
                 Ok(1)
             }
         });
-        // Far longer than the test may take: only the error ends it.
+        // Far longer than the test takes: only the error ends it.
         let error = drive(workers.collect(), Duration::from_secs(3600), &Stop::never()).unwrap_err();
         assert_eq!(error.to_string(), "wrong bytes");
     }

@@ -1,10 +1,9 @@
 //! `follow`: a binlog with a follower near its writer and one that stays ten segments behind.
 //!
-//! The near one must cause no read of the device: the kernel's own account of its thread says so. The far one does read
-//! from the device, which shows that the account counts, and must not hold memory: what the log has resident is
-//! sampled all the while.
-//! Invariants: both see every record behind where they began, in order; the far one keeps its distance. Fails where a record is
-//! missing or wrong.
+//! The near follower must cause no reads from the device, according to the kernel's account of its thread. The far
+//! follower does read from the device, which shows that the account works, and must not hold memory: the log's
+//! residency is sampled throughout. Invariants: both see every record after their start, in order; the far one keeps
+//! its distance. Fails where a record is missing or wrong.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,48 +23,48 @@ use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
 const RECORD: usize = 8 << 10;
 /// Records of a group.
 const GROUP: usize = 4;
-/// Segments that the log keeps for near followers: its default.
+/// Segments that the log keeps for near followers, which is its default.
 const KEEP: u64 = 3;
-/// So many segments behind is the far follower.
+/// Distance of the far follower, in segments.
 const BEHIND: u64 = 10;
 /// Groups from one sync to the next.
 const SYNC_EVERY: u64 = 64;
-/// How often residency is sampled.
+/// Interval of the residency samples.
 const EACH: Duration = Duration::from_millis(20);
-/// The writer rests so long after each MiB, as one does that has transactions to run.
+/// The writer's pause after each MiB; a real one runs transactions meanwhile.
 const REST: Duration = Duration::from_millis(4);
-/// How long a follower waits for a record.
+/// The time a follower waits for a record.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 const OURS: &str = "binlog";
 
-/// How much.
+/// The size of a run.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     /// Bytes of a segment.
     segment: u64,
-    /// Segments that are written while both follow.
+    /// Segments written while both follow.
     segments: u64,
 }
 
-/// What one sample came to.
+/// The figures of one sample.
 struct Sample {
     /// Pages that the near follower's thread read from the device.
     near_pages: f64,
-    /// MiB that the far follower's thread did.
+    /// MiB that the far follower's thread read from the device.
     far_mib: f64,
-    /// The most that was resident of all segments, in MiB.
+    /// The largest residency of all segments, in MiB.
     resident_mib: f64,
-    /// From the append of a group to its last record's being seen, in nanoseconds.
+    /// Nanoseconds from the append of a group until its last record was seen.
     lag: Histogram<u64>,
-    /// MiB appended in a second, the rests included.
+    /// MiB appended per second, pauses included.
     rate: f64,
 }
 
-/// A figure of the samples: what it is called, its unit, and how to have it.
+/// A figure of the samples: its name, its unit, and how to get it.
 type Figure = (&'static str, Unit, fn(&Sample) -> f64);
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let setting = if run.quick {
         Setting { segment: 8 * MIB, segments: 14 }
@@ -122,7 +121,7 @@ fn lag_us(sample: &Sample, percent: f64) -> f64 {
     sample.lag.value_at_percentile(percent) as f64 / 1e3
 }
 
-/// A record that says which it is and when it was made.
+/// Fills a record with its number and its time.
 fn make(number: u64, began: Instant, record: &mut [u8]) {
     let now = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
     record[..8].copy_from_slice(&number.to_le_bytes());
@@ -131,7 +130,7 @@ fn make(number: u64, began: Instant, record: &mut [u8]) {
     record[end..].copy_from_slice(&(!number).to_le_bytes());
 }
 
-/// Checks that a record is this one; gives when it was made.
+/// Checks a record's number and returns the time in it.
 fn check(number: u64, record: &[u8]) -> Result<u64> {
     ensure!(record.len() == RECORD, "a record of {} bytes", record.len());
     let found = u64::from_le_bytes(record[..8].try_into()?);
@@ -140,7 +139,7 @@ fn check(number: u64, record: &[u8]) -> Result<u64> {
     Ok(u64::from_le_bytes(record[8..16].try_into()?))
 }
 
-/// Appends until the log is in this segment; gives the number of the next record.
+/// Appends until the log is in this segment and returns the number of the next record.
 fn append_until(log: &BinLog, segment: u64, from: u64, began: Instant, rest: Duration) -> Result<u64> {
     let mut records = vec![vec![0xa5; RECORD]; GROUP];
     let mut number = from;
@@ -205,7 +204,7 @@ fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Sees every record until none comes any more; gives the lags, and the bytes that this thread read from the device.
+/// Reads every record until no more come. Returns the lags, and the bytes that this thread read from the device.
 fn follow_near(
     mut follower: Follower,
     first: u64,
@@ -216,7 +215,7 @@ fn follow_near(
     let mut lag = latencies();
     let mut next = first;
     loop {
-        // Asked before: the writer may rest for long, where its disk does.
+        // Read first, because the writer may pause for long where its disk does.
         let is_over = over.load(Ordering::Acquire);
         let Some(event) = follower.next_timeout(PATIENCE)? else {
             if is_over {
@@ -234,7 +233,7 @@ fn follow_near(
     Ok((lag, device_bytes(THREAD)? - before))
 }
 
-/// Stays so many segments behind until the end; gives the bytes that this thread read from the device.
+/// Stays [`BEHIND`] segments behind until the end and returns the bytes that this thread read from the device.
 fn follow_far(mut follower: Follower, log: &BinLog, over: &AtomicBool) -> Result<u64> {
     let before = device_bytes(THREAD)?;
     let mut next = 0;

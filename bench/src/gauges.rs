@@ -1,14 +1,14 @@
-//! What is gauged beside the rates: how long single calls took, and what the kernel says was read from devices.
+//! Measurements beside the rates: latencies of single calls, and the kernel's account of device reads.
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 
-/// The kernel's account of this process, of `proc_pid_io(5)`.
+/// The kernel's I/O account of this process: `proc_pid_io(5)`.
 pub(crate) const PROCESS: &str = "/proc/self/io";
-/// That of the calling thread.
+/// The I/O account of the calling thread.
 pub(crate) const THREAD: &str = "/proc/thread-self/io";
 
-/// Bytes that were read from devices for the process or thread whose account this is.
+/// Returns the bytes read from devices, according to the account of a process or thread.
 pub(crate) fn device_bytes(account: &str) -> Result<u64> {
     let text = std::fs::read_to_string(account).with_context(|| format!("can't read {account}"))?;
     device_bytes_in(&text).with_context(|| format!("{account} is not understood"))
@@ -18,7 +18,7 @@ fn device_bytes_in(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
-/// How long single calls took, in nanoseconds: up to a minute.
+/// Creates a histogram of latencies in nanoseconds, up to a minute.
 pub(crate) fn latencies() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("these bounds are allowed"))
 }

@@ -1,8 +1,8 @@
-//! Goals of figures, by which each run judges itself. `bench/README.md` has most of them in a table, with what was measured, and the
-//! limits of those that are not met.
+//! The goals by which each run judges its figures. The table in `bench/README.md` has the same goals, with measured
+//! figures and limits.
 //!
-//! Invariants: a figure whose name ends in a unit is to be at most its goal, any other at least; each row of that table that has a goal
-//! has the same one here, and each name here is one that a benchmark gives.
+//! Invariants: a figure whose name ends in a unit must be at most its goal, any other at least; each table row with a
+//! goal has the same goal here; each name here is a figure of some benchmark.
 
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ const GOALS: &[(&str, f64)] = &[
     ("sqlite_reads_vs_wal", 1.0),
 ];
 
-/// What a figure came to beside its goal.
+/// The judgement of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Judged {
     pub(crate) goal: f64,
@@ -95,7 +95,7 @@ mod tests {
             seen.insert(name, said);
         }
         assert!(seen.len() >= 14, "{seen:?}");
-        // What is said to be beyond a limit has a goal against that limit beside it.
+        // A goal against a limit has a row in the table.
         let pairs = GOALS.iter().filter(|(name, _)| {
             ["_vs_limit", "_vs_least", "_vs_resolved"].iter().any(|end| name.ends_with(end))
         });

@@ -1,7 +1,7 @@
-//! A file system of one's own, on a loop device over a file.
+//! A private file system on a loop device over a file.
 //!
-//! Invariants: it is unmounted before the loop device goes; each by the `Drop` of its value. Fails in plain words where a
-//! program, or the right to use it, is missing.
+//! Invariant: it is unmounted before the loop device is detached, each by the `Drop` of its value. Fails with a plain
+//! message where a program or the permission is missing.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use crate::peers::{Program, run};
 use crate::scratch::Scratch;
 
-/// The file system. Fields go in this order.
+/// A mounted file system. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct Image {
     mounted: Mounted,
@@ -20,7 +20,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// A new one of this kind ("xfs", "ext4", "btrfs") that holds `bytes`.
+    /// Creates and mounts a file system of this kind ("xfs", "ext4", "btrfs") in a file of `bytes`.
     pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64) -> Result<Self> {
         scratch.require_space(bytes)?;
         let image = scratch.path().join("image");
@@ -28,7 +28,7 @@ impl Image {
         Self::mount(&image, kind, &scratch.path().join("disk"))
     }
 
-    /// Makes the file alone, sparse and with a new file system.
+    /// Creates only the file, sparse and with a new file system.
     pub(crate) fn make(image: &Path, kind: &'static str, bytes: u64) -> Result<()> {
         let (maker, package) = match kind {
             "xfs" => ("mkfs.xfs", "xfsprogs"),
@@ -42,7 +42,7 @@ impl Image {
         Ok(())
     }
 
-    /// The file system that is in such a file, at a directory that is made if it is missing.
+    /// Mounts the file system in such a file on a directory, which is created if it is missing.
     pub(crate) fn mount(image: &Path, kind: &'static str, point: &Path) -> Result<Self> {
         let device = Loop::new(image)?;
         let mount = ["-t", kind, "-o", "noatime"];
@@ -50,24 +50,24 @@ impl Image {
         Ok(Self { mounted, device })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub(crate) fn path(&self) -> &Path {
         &self.mounted.point
     }
 
-    /// Its device.
+    /// Returns its device node.
     #[cfg(test)]
     pub(crate) fn node(&self) -> &Path {
         &self.device.node
     }
 
-    /// Its device, as the kernel writes it: `7:0`.
+    /// Returns its device number as the kernel prints it: `7:0`.
     pub(crate) fn device_number(&self) -> Result<String> {
         self.device.number()
     }
 }
 
-/// A loop device over a file, past the page cache of the file.
+/// A loop device over a file that bypasses the file's page cache.
 #[derive(Debug)]
 struct Loop {
     node: PathBuf,
@@ -80,7 +80,7 @@ impl Loop {
         Ok(Self { node: made.stdout.trim().into() })
     }
 
-    /// As the kernel writes it: `7:0`.
+    /// Returns the device number as the kernel prints it: `7:0`.
     fn number(&self) -> Result<String> {
         let dev = self.node.metadata().with_context(|| format!("can't stat {}", self.node.display()))?.rdev();
         Ok(format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
@@ -93,14 +93,14 @@ impl Drop for Loop {
     }
 }
 
-/// A mount that goes with the value.
+/// A mount that ends with the value.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     pub(crate) point: PathBuf,
 }
 
 impl Mounted {
-    /// `mount` but for its last argument.
+    /// Runs the `mount` command with the mount point as its last argument.
     pub(crate) fn new(mount: &mut Command, point: &Path) -> Result<Self> {
         std::fs::create_dir_all(point).with_context(|| format!("can't make {}", point.display()))?;
         run(mount.arg(point))?;
@@ -114,7 +114,7 @@ impl Drop for Mounted {
     }
 }
 
-/// What can't be taken back is said, with what to do about it.
+/// Prints an error of a cleanup, with advice.
 pub(crate) fn tell<T>(done: Result<T>) {
     if let Err(error) = done {
         eprintln!("pagekeeper-bench: left behind: {error:#}");

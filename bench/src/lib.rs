@@ -1,8 +1,8 @@
-//! Side-by-side measures of pagekeeper against its peers and its limits.
+//! Side-by-side measurements of pagekeeper against its peers and its limits.
 //!
-//! Invariants: all subjects of a case take their turn in every round, in an order that is shuffled anew; results are
-//! checked while they are measured; whatever a run makes or changes is gone or taken back when it ends, also by Ctrl-C.
-//! A quick run ends within 45 seconds on a machine that has two free cores. Fails where a subject fails or is wrong.
+//! Invariants: every subject of a case runs once in each round, in an order that is shuffled anew; results are checked
+//! while they are measured; a run undoes all its changes when it ends, also after Ctrl-C. A quick run ends within 45
+//! seconds on a machine with two free cores. Fails where a subject fails or is wrong.
 
 mod beside;
 mod bulk;
@@ -245,7 +245,7 @@ struct Options {
     bin: Option<PathBuf>,
 }
 
-/// The command that repeats a run that was given these arguments with the same choices.
+/// Returns the command that repeats a run of these arguments with the same choices.
 fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) -> String {
     let mut words = vec![OsString::from("pagekeeper-bench")];
     let mut is_plot = false;
@@ -266,13 +266,13 @@ fn command(given: impl Iterator<Item = OsString>, options: &Options, seed: u64) 
     if !words.iter().any(|word| word == "--dir" || word.to_string_lossy().starts_with("--dir=")) {
         words.extend(["--dir".into(), options.dir.clone().into_os_string()]);
     }
-    // What stands behind `--` are no options.
+    // Arguments behind `--` are not options.
     words.extend(given);
     let quoted: Vec<String> = words.iter().map(|word| shell_quoted(word).to_string()).collect();
     quoted.join(" ")
 }
 
-/// A run of a benchmark, as far as it has come.
+/// A benchmark's run and its results so far.
 struct Run {
     quick: bool,
     rounds: usize,
@@ -323,7 +323,7 @@ impl Run {
         })
     }
 
-    /// A peer, with its version noted; `None`, and noted as missing, if it is not installed.
+    /// Finds a peer and notes its version. Returns `None` and notes it as missing if it is not installed.
     fn peer(&mut self, name: &'static str) -> Option<Program> {
         let found = Program::find(name);
         match &found {
@@ -335,22 +335,22 @@ impl Run {
         found
     }
 
-    /// Notes a sentence for readers, once.
+    /// Adds a note for readers, unless it is there already.
     fn note(&mut self, text: &str) {
         if !self.report.notes.iter().any(|note| note == text) {
             self.report.notes.push(text.to_owned());
         }
     }
 
-    /// Says on standard error what comes next.
+    /// Prints the next step to standard error.
     fn say(&self, text: &str) -> Result<()> {
         eprintln!("{:>5.1} s  {text}", self.began.elapsed().as_secs_f64());
         self.stop.check()
     }
 
-    /// Runs the subjects in turn; a quick run begins no round that would not end by its second `quick_end`.
+    /// Runs the subjects in turn; a quick run begins no round that would end after its second `quick_end`.
     ///
-    /// One more round goes before, which does not count.
+    /// One more, uncounted round runs first.
     fn rounds(&mut self, subjects: &mut [Subject<'_>], quick_end: u64) -> Result<Vec<Samples>> {
         let until = self.quick.then(|| self.began + Duration::from_secs(quick_end));
         let plan = Plan { rounds: self.rounds, until, warm_up: true };
@@ -358,7 +358,7 @@ impl Run {
     }
 }
 
-/// Runs what the command line asks for.
+/// Runs the benchmark of the command line.
 pub fn run(cli: Cli) -> ExitCode {
     let done = match cli.bench {
         Bench::Scan(options) => bench("scan", &options, scan::run),

@@ -1,6 +1,6 @@
-//! The machine of a run: what has to be known to judge its figures, or to get them again.
+//! The machine of a run: the facts that a reader needs to judge or to repeat its figures.
 //!
-//! Reads /proc, /sys and one `fstatfs`; what can't be found is "unknown", never an error.
+//! Reads /proc, /sys and one `fstatfs`; a fact that cannot be found is "unknown", never an error.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::FileSystem;
 use serde::Serialize;
 
-/// The facts.
+/// The facts of a machine.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     /// Model of the processor.
     pub(crate) cpu: String,
-    /// Processors this process may use.
+    /// Number of processors this process may use.
     pub(crate) cores: usize,
     /// Memory, in bytes.
     pub(crate) memory_bytes: u64,
     /// Release of the kernel.
     pub(crate) kernel: String,
-    /// Kind of file system the files are on.
+    /// Kind of file system of the files.
     pub(crate) file_system: String,
-    /// Its device.
+    /// Device of the files.
     pub(crate) device: String,
-    /// Read-ahead of that device, in KiB, when the run began.
+    /// Read-ahead of that device at the start of the run, in KiB.
     pub(crate) read_ahead_kb: Option<u64>,
-    /// Processes that ran or waited, the mean over the minute before the run.
+    /// Load average of the minute before the run.
     pub load_1m: f64,
-    /// Programs that took part, and pagekeeper itself.
+    /// Versions of the programs that took part, and of pagekeeper.
     pub(crate) versions: BTreeMap<String, String>,
 }
 
 impl Machine {
-    /// This machine, for files in `directory`; `versions` are filled in by who runs the programs.
+    /// Describes this machine, for files in `directory`; whoever runs the programs fills in `versions`.
     pub(crate) fn of(directory: &Path) -> Self {
         let queue = queue_of(directory);
         Self {
@@ -56,17 +56,17 @@ impl Machine {
     }
 }
 
-/// Memory that programs could have without swapping, in bytes; 0 if unknown.
+/// Returns the memory available without swapping, in bytes; 0 if unknown.
 pub(crate) fn available_bytes() -> u64 {
     meminfo("MemAvailable").unwrap_or(0)
 }
 
-/// The setting of the read-ahead of the device that holds `directory`, if it is one disk.
+/// Returns the path of the read-ahead setting of the device of `directory`, if that is one disk.
 pub(crate) fn read_ahead_setting(directory: &Path) -> Option<PathBuf> {
     Some(queue_of(directory)?.join("read_ahead_kb"))
 }
 
-/// `/sys/block/DISK/queue` of the disk that holds `directory`.
+/// Returns `/sys/block/DISK/queue` of the disk of `directory`.
 fn queue_of(directory: &Path) -> Option<PathBuf> {
     let dev = directory.metadata().ok()?.dev();
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
@@ -96,7 +96,7 @@ fn meminfo(name: &str) -> Option<u64> {
     kib_field(&read("/proc/meminfo"), name)
 }
 
-/// A field like `VmHWM:  1234 kB` of a file of /proc, in bytes.
+/// Returns a field like `VmHWM:  1234 kB` of a file of /proc, in bytes.
 pub(crate) fn kib_field(text: &str, name: &str) -> Option<u64> {
     let rest =
         text.lines().find_map(|line| line.strip_prefix(name).and_then(|rest| rest.strip_prefix(':')))?;

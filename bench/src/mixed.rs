@@ -1,11 +1,11 @@
 //! `mixed`: random direct reads and writes of a file while others use its page cache, on ext4, XFS and btrfs.
 //!
-//! The fault that it looks for: a few pages, left by one buffered read, made XFS take each direct read of the file alone
-//! (2015). The measuring is `pagekeeper-probe`'s own; here it is done on a new file system of each kind, on a loop device
-//! past the page cache of the file below.
+//! It looks for one fault: in 2015, a few pages left by one buffered read made XFS serialize direct reads of the file.
+//! `pagekeeper-probe` does the measuring, here on a new file system of each kind, on a loop device that bypasses the
+//! page cache of the file below.
 //!
-//! Invariants: all subjects take turns in each round, in an order that is shuffled anew; what is read is checked; the first round
-//! does not count. Fails in plain words without root.
+//! Invariants: all subjects take turns in each round, in an order that is shuffled anew; reads are checked; the first
+//! round does not count. Fails with a plain message without root.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Better, Samples, ratio};
 
-/// A file system, the program that makes it, and what its ratios are called: reads and writes with leftover pages, the
-/// same beside a buffered writer.
+/// A file system, the program that creates it, and the names of its ratios: reads and writes with leftover pages, and
+/// the same beside a buffered writer.
 struct Kind {
     name: &'static str,
     maker: &'static str,
@@ -62,7 +62,7 @@ const BESIDE: [(Beside, &str); 6] = [
     (Beside::WriterElsewhere, "beside a writer of another file"),
 ];
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -76,11 +76,11 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             continue;
         }
         run.say(&format!("direct I/O on {} beside buffered", kind.name))?;
-        // The file, another one, and what the file system takes for itself.
+        // The file, another one, and the file system's own needs.
         let image = Image::new(&run.scratch, kind.name, 3 * file + 512 * MIB)?;
         let seed = run.random.next_u64();
         let probe = Probe::new(image.path()).only([Part::Mixed]).file_bytes(file).seed(seed);
-        // One more, which does not count.
+        // One more round, which does not count.
         let probe = probe.interval(Duration::from_millis(window)).rounds(rounds + 1);
         let measured = probe.cancel(run.stop.flag()).run();
         run.stop.check()?;
@@ -101,7 +101,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The rounds that count.
+/// Returns the rounds that count.
 fn counted(case: &MixedCase) -> &[f64] {
     case.rounds.get(1..).unwrap_or_default()
 }
@@ -138,7 +138,7 @@ fn tell(run: &mut Run, kind: &Kind, mixed: &MixedReport) {
     }
 }
 
-/// The worse of one thread and eight.
+/// Returns the worse of one thread and eight.
 fn worst(mixed: &MixedReport, access: Access, beside: Beside) -> Option<f64> {
     let of = |threads: &usize| {
         let [case, control] =

@@ -1,9 +1,8 @@
-//! Contents that are computable from the place in the file, so that any read can be judged without a copy of the file.
+//! File contents that can be computed from the offset, so that any read can be checked without a copy of the file.
 //!
-//! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index: within one file no two
-//! words are equal, so a page in the wrong place is always seen, and files of different seeds have nothing in common.
-//! Offsets and lengths are in bytes and need not be aligned.
-//! Fails with the offset of the first byte that is wrong.
+//! A file is a sequence of words of eight bytes, little-endian, each a bijective mix of its index. Within a file no two
+//! words are equal, so a page at the wrong offset is always detected; files of different seeds share no content.
+//! Offsets and lengths are in bytes and need not be aligned. Fails with the offset of the first wrong byte.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,17 +15,17 @@ use crate::rounds::Random;
 
 /// Bytes of a word.
 pub(crate) const WORD: usize = 8;
-/// Odd, so that multiplying by it is bijective: 2^64 by the golden ratio.
+/// 2^64 divided by the golden ratio; odd, so that multiplying by it is bijective.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The word with this index, at `word_index * 8` bytes. Costs one multiplication where the seed stays the same.
+/// Returns the word with this index, at byte `word_index * 8`. Costs one multiplication while the seed stays the same.
 #[inline]
 pub(crate) fn word(seed: u64, word_index: u64) -> u64 {
     let spread = Random::new(seed).next_u64().wrapping_add(word_index).wrapping_mul(SPREAD);
     spread ^ (spread >> 32)
 }
 
-/// Fills `buf` with what a file of this seed has from `offset` on.
+/// Fills `buf` with the content of a file of this seed at `offset`.
 pub(crate) fn fill(seed: u64, offset: u64, buf: &mut [u8]) {
     let mut index = offset / WORD as u64;
     let (head, rest) = buf.split_at_mut(bytes_before_a_word(offset).min(buf.len()));
@@ -43,7 +42,7 @@ pub(crate) fn fill(seed: u64, offset: u64, buf: &mut [u8]) {
     tail.copy_from_slice(&word(seed, index).to_le_bytes()[..tail.len()]);
 }
 
-/// Fails unless `buf` is what a file of this seed has from `offset` on.
+/// Fails unless `buf` is the content of a file of this seed at `offset`.
 pub(crate) fn check(seed: u64, offset: u64, buf: &[u8]) -> Result<()> {
     let mut wanted = [0; 4096];
     let mut here = offset;
@@ -64,13 +63,13 @@ pub(crate) fn check(seed: u64, offset: u64, buf: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes from `offset` to the next word; 0 at a word.
+/// Returns the bytes from `offset` to the next word; 0 at a word.
 fn bytes_before_a_word(offset: u64) -> usize {
     let [in_word, ..] = (offset.wrapping_neg() % WORD as u64).to_le_bytes();
     usize::from(in_word)
 }
 
-/// Makes a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean, and resident.
+/// Creates a file of `len` bytes (a multiple of a MiB), written in calls of 1 MiB and synced: clean and resident.
 pub(crate) fn make_file(path: &Path, len: u64, seed: u64) -> Result<()> {
     ensure!(len.is_multiple_of(MIB), "{len} bytes are no whole number of MiB");
     let write = || -> std::io::Result<()> {

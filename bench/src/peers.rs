@@ -1,8 +1,8 @@
-//! The programs that take part: where they are, which version, and running one as a whole process.
+//! The programs that take part: their paths, their versions, and how to run one as a whole process.
 //!
-//! Peers are looked for in `peers/bin` of the target directory, where `make bench-setup` puts those it builds, then on
-//! PATH. One that is not there is named as missing by the report. pagekeeper itself must be there.
-//! Fails where a program can't be started or ends with an error; its standard error is in the message.
+//! Peers are looked up in `peers/bin` of the target directory, where `make bench-setup` puts those it builds, then in
+//! PATH. The report names a missing one. pagekeeper itself must be there. Fails where a program cannot be started or
+//! ends with an error; the message has its standard error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,28 +10,28 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A program that is there.
+/// An installed program.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     /// Its name.
     pub(crate) name: &'static str,
-    /// Its file.
+    /// Path of its file.
     pub(crate) path: PathBuf,
-    /// What it says its version is.
+    /// The version that it reports.
     pub(crate) version: String,
 }
 
-/// What a process came to.
+/// The result of a process.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// From before its start to after its end.
+    /// Seconds from before its start to after its end.
     pub(crate) seconds: f64,
-    /// What it printed.
+    /// Its standard output.
     pub(crate) stdout: String,
 }
 
 impl Program {
-    /// A command that runs it.
+    /// Returns a command that runs it.
     pub(crate) fn command(&self) -> Command {
         Command::new(&self.path)
     }
@@ -41,22 +41,22 @@ impl Program {
         Self::find_file(name, name)
     }
 
-    /// The same of a program whose file is called otherwise, or is in a directory of its own.
+    /// Finds a peer whose file has another name, or is in a directory of its own.
     pub(crate) fn find_file(name: &'static str, file: &str) -> Option<Self> {
         let path = directories().into_iter().map(|dir| dir.join(file)).find(|path| path.is_file())?;
-        // vmtouch has no option for it, and tells it with its usage.
+        // vmtouch has no option for its version and prints it with its usage.
         let option: &[&str] = if name == "vmtouch" { &[] } else { &["--version"] };
         let output = Command::new(&path).args(option).stdin(Stdio::null()).output().ok()?;
         let version = version_in(&text_of(&output)).unwrap_or_else(|| "unknown".to_owned());
         Some(Self { name, path, version })
     }
 
-    /// Whether a peer is installed. It is not started: some servers know no `--version`.
+    /// Whether a peer is installed. It is not started, because some servers have no `--version`.
     pub(crate) fn is_installed(name: &str) -> bool {
         directories().into_iter().any(|dir| dir.join(name).is_file())
     }
 
-    /// pagekeeper: `given`, or the program of this build.
+    /// Returns pagekeeper: `given`, or the program of this build.
     pub(crate) fn pagekeeper(given: Option<&Path>) -> Result<Self> {
         let path = match given {
             Some(path) => path.to_path_buf(),
@@ -77,7 +77,7 @@ fn beside(name: &str) -> Result<PathBuf> {
     Ok(std::env::current_exe().context("can't find this program")?.with_file_name(name))
 }
 
-/// Another program of this build.
+/// Returns the path of another program of this build.
 pub(crate) fn program_beside(name: &str) -> Result<PathBuf> {
     let path = beside(name)?;
     ensure!(
@@ -88,7 +88,7 @@ pub(crate) fn program_beside(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// This program again, for the subjects that are a few lines of our own.
+/// Returns a command that runs this program, for subjects that need only a few lines.
 pub(crate) fn this_program() -> Result<Command> {
     Ok(Command::new(std::env::current_exe().context("can't find this program")?))
 }
@@ -116,16 +116,16 @@ fn directories() -> Vec<PathBuf> {
     let target = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.to_path_buf()));
     directories.extend(target.map(|target| target.join("peers/bin")));
     directories.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
-    // Not on every user's PATH: servers.
+    // Servers, which are not in every user's PATH.
     directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    // Debian keeps a server's programs out of PATH, for several versions side by side: the newest.
+    // Debian keeps a server's programs out of PATH, because several versions may be installed; the newest is used.
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     directories.extend(newest.map(|version| format!("/usr/lib/postgresql/{version}/bin").into()));
     directories
 }
 
-/// The first word that is a version: `1.2`, `v1.2.3`, `fio-3.33`.
+/// Returns the first word that is a version: `1.2`, `v1.2.3`, `fio-3.33`.
 fn version_in(text: &str) -> Option<String> {
     text.split_whitespace().find_map(|word| {
         let digits = word.find(|c: char| c.is_ascii_digit())?;

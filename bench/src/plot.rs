@@ -1,7 +1,8 @@
-//! A picture of a report as SVG: its curves, then for each case a bar for each subject and a whisker from the least to the
+//! An SVG picture of a report: its curves, then for each case a bar per subject and a whisker from the smallest to the
 //! greatest sample.
 //!
-//! Each case has a scale of its own: bars from zero, curves in powers of ten, whose empty labels are left out. Names are escaped; nothing is loaded from elsewhere.
+//! Each case has its own scale: bars start at zero, curves are in powers of ten without empty labels. Names are
+//! escaped; nothing is loaded from elsewhere.
 
 use std::fmt::Write as _;
 
@@ -15,7 +16,7 @@ const STEP: f64 = 28.0;
 const HEAD: f64 = 34.0;
 const OURS: &str = "#2563a8";
 const THEIRS: &str = "#a9b2bd";
-/// Of curves: the first is ours, the others differ, also in grey, by their dashes.
+/// Colours and dashes of curves. The first is ours; the others also differ in grey, by their dashes.
 const CURVES: [(&str, &str); 6] = [
     (OURS, "none"),
     ("#b3542d", "7 3"),
@@ -148,7 +149,7 @@ mod tests {
         report.rows[1].subject = "a<b>&\"c\"".to_owned();
         let drawn = svg(&report);
         assert!(drawn.contains("a&lt;b&gt;&amp;&quot;c&quot;") && !drawn.contains("a<b>"), "{drawn}");
-        // 430 units of width stand for the greatest sample, 26: the medians are 11 and 22.
+        // 430 units of width represent the greatest sample, 26; the medians are 11 and 22.
         assert!(drawn.contains(&format!("width=\"{:.1}\"", 430.0 * 11.0 / 26.0)), "{drawn}");
         assert!(drawn.contains(&format!("width=\"{:.1}\"", 430.0 * 22.0 / 26.0)), "{drawn}");
         assert_eq!(drawn.matches(OURS).count(), 2, "one bar of each case is ours");
@@ -165,7 +166,7 @@ mod tests {
         };
         report.curves = vec![curve("ours", [100.0, 1000.0]), curve("theirs", [10.0, 10_000.0])];
         let drawn = svg(&report);
-        // From 10 to 10,000: ours lies a third and two thirds up the field.
+        // From 10 to 10,000: ours lies at a third and two thirds of the field.
         let y = |share: f64| 56.0 + HEAD + FIELD * (1.0 - share);
         let ours = format!("points=\"80.0,{:.1} {:.1},{:.1}\"", y(1.0 / 3.0), WIDTH - 220.0, y(2.0 / 3.0));
         assert!(drawn.contains(&ours), "{ours}\n{drawn}");

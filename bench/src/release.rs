@@ -1,8 +1,8 @@
-//! `release`: what it costs to drop clean pages of a file, the library's call beside the bare system call, and
+//! `release`: the cost of dropping clean pages of a file: the library's call beside the bare system call, and
 //! `pagekeeper evict` beside `vmtouch -e` as whole processes.
 //!
-//! Before each sample the file is made resident and clean anew; after each it must be gone from the page cache (of a
-//! peer: what it leaves is noted). The library's call and the system call are timed within this process on an open file.
+//! Before each sample the file is made resident and clean anew; after each it must be gone from the page cache (a
+//! peer's leftovers are noted). The library's call and the system call are timed within this process on an open file.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -22,7 +22,7 @@ const BARE: &str = "posix_fadvise";
 const EVICT: &str = "pagekeeper evict";
 const VMTOUCH: &str = "vmtouch -e";
 
-/// How the file becomes resident.
+/// The way in which the file becomes resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// Written in calls of 1 MiB and synced.
@@ -31,7 +31,7 @@ enum Load {
     RandomReads,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.note("in process: the call alone, on an open file; the others are whole processes from start to end");
     let vmtouch = run.peer("vmtouch");
@@ -75,7 +75,7 @@ fn per_gib(times: &[Samples], size: u64) -> Vec<Samples> {
         .collect()
 }
 
-/// The samples of each subject, the two calls first, and the CPU times of those.
+/// Returns the samples of each subject, the two calls first, and the CPU times of those calls.
 fn measure(
     run: &mut Run,
     vmtouch: Option<&Program>,
@@ -142,7 +142,7 @@ fn measure(
         left => format!("0 bytes were resident after ours, at most {} MiB after the others", left / MIB),
     });
     std::fs::remove_file(&path).context("can't remove the file")?;
-    // The first sample is of the round that does not count.
+    // The first sample is from the uncounted round.
     let of_call = |subject, cpu: RefCell<Vec<f64>>| Samples {
         subject,
         values: cpu.into_inner().into_iter().skip(1).collect(),
@@ -150,7 +150,7 @@ fn measure(
     Ok((samples, [of_call(LIBRARY, library_cpu), of_call(BARE, bare_cpu)]))
 }
 
-/// Wall time and this thread's CPU time.
+/// A clock of wall time and this thread's CPU time.
 struct Clock {
     wall: Instant,
     cpu: Duration,
@@ -161,7 +161,7 @@ impl Clock {
         Self { wall: Instant::now(), cpu: cpu_time() }
     }
 
-    /// Milliseconds of wall time; those of CPU time go to `cpu_ms`.
+    /// Returns milliseconds of wall time; those of CPU time go to `cpu_ms`.
     fn stop(&self, cpu_ms: &RefCell<Vec<f64>>) -> f64 {
         let wall = self.wall.elapsed();
         cpu_ms.borrow_mut().push(cpu_time().saturating_sub(self.cpu).as_secs_f64() * 1000.0);

@@ -1,7 +1,7 @@
 //! The report of a run: a table for people, one JSON object for programs.
 //!
-//! Invariants: each case's first subject is ours; every ratio is ours against theirs, larger is better, unless its name
-//! ends in a unit; what is missing is named.
+//! Invariants: each case's first subject is ours; every ratio is ours against theirs and larger is better, unless its
+//! name ends in a unit; missing peers are named.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,31 +12,31 @@ use crate::goals::{Judged, judge};
 use crate::machine::Machine;
 use crate::rounds::{Better, Samples, extremes, median, ratio, ratios};
 
-/// What figures are in, and which way is better.
+/// The unit of a figure, which also decides which way is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum Unit {
-    /// Times.
+    /// A time.
     #[serde(rename = "ms")]
     Milliseconds,
-    /// Times.
+    /// A time.
     #[serde(rename = "us")]
     Microseconds,
-    /// Times, for what follows the size.
+    /// A time per size.
     #[serde(rename = "s/GiB")]
     SecondsPerGib,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "GiB/s")]
     GibPerSecond,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "queries/s")]
     QueriesPerSecond,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "M reads/s")]
     MillionReadsPerSecond,
     /// Memory.
     #[serde(rename = "MiB")]
     Mib,
-    /// Of one core.
+    /// Percent of one core.
     #[serde(rename = "% of a core")]
     PercentOfCore,
     /// A share.
@@ -45,37 +45,37 @@ pub(crate) enum Unit {
     /// A share or a quotient.
     #[serde(rename = "ratio")]
     Ratio,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "reads/s")]
     ReadsPerSecond,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "MiB/s")]
     MibPerSecond,
-    /// What comes with each read.
+    /// An amount per read.
     #[serde(rename = "per read")]
     PerRead,
-    /// Of the time of a sample.
+    /// Percent of the time of a sample.
     #[serde(rename = "% of the time")]
     PercentOfTime,
-    /// How many times as long.
+    /// A multiple of a time.
     #[serde(rename = "x")]
     Times,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "commits/s")]
     CommitsPerSecond,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "requests/s")]
     RequestsPerSecond,
-    /// How many at a time.
+    /// An average number at a time.
     #[serde(rename = "at a time")]
     Deep,
-    /// How many there were.
+    /// A number of events.
     #[serde(rename = "count")]
     Count,
-    /// Rates.
+    /// A rate.
     #[serde(rename = "ops/s")]
     OperationsPerSecond,
-    /// Times.
+    /// A time.
     #[serde(rename = "ns")]
     Nanoseconds,
 }
@@ -107,7 +107,7 @@ impl Unit {
         }
     }
 
-    /// As the table and the plot show it.
+    /// Returns its name in the table and the plot.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Milliseconds => "ms",
@@ -135,22 +135,22 @@ impl Unit {
     }
 }
 
-/// One subject in one case.
+/// The figure of one subject in one case.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
-    /// What was done.
+    /// The case.
     pub(crate) case: String,
-    /// Who did it.
+    /// The subject.
     pub(crate) subject: String,
     /// The median.
     pub(crate) value: f64,
-    /// What it is in.
+    /// The unit.
     pub(crate) unit: Unit,
-    /// The least and the greatest.
+    /// The smallest and the greatest sample.
     pub(crate) range: (f64, f64),
-    /// How many samples.
+    /// Number of samples.
     pub(crate) samples: usize,
-    /// Ours against this one, larger is better; `None` for ours.
+    /// Our ratio to this subject, larger is better; `None` for ours.
     pub(crate) against: Option<f64>,
 }
 
@@ -175,44 +175,44 @@ impl Serialize for Row {
     }
 }
 
-/// What the plot draws as a line, beside the rows: one subject's values at labelled steps.
+/// A line of the plot: one subject's values at labelled steps.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Curve {
-    /// What was done; neighbours of the same case share a picture.
+    /// The case; neighbours of the same case share a picture.
     pub(crate) case: String,
-    /// Who did it; ours is the first of its case.
+    /// The subject; ours is the first of its case.
     pub(crate) subject: String,
-    /// The same labels for all of a case.
+    /// The points, with the same labels for all of a case.
     pub(crate) points: Vec<(&'static str, f64)>,
 }
 
-/// All there is to tell.
+/// All results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Report {
     /// Name of the benchmark.
     pub(crate) bench: &'static str,
-    /// What repeats it.
+    /// The command that repeats it.
     pub(crate) command: String,
     /// The seed of its random choices.
     pub(crate) seed: u64,
-    /// Where it ran.
+    /// The machine it ran on.
     pub(crate) machine: Machine,
     /// Peers that are not installed.
     pub(crate) missing: Vec<&'static str>,
-    /// What a reader of the figures should know.
+    /// Notes for readers of the figures.
     pub(crate) notes: Vec<String>,
     /// The figures.
     pub(crate) rows: Vec<Row>,
     /// Lines for the plot.
     #[serde(skip)]
     pub(crate) curves: Vec<Curve>,
-    /// What they amount to.
+    /// The ratios and plain figures.
     pub(crate) ratios: BTreeMap<&'static str, f64>,
-    /// The least and the greatest of those that are medians over rounds.
+    /// The smallest and the greatest ratio within the rounds, for medians over rounds.
     pub(crate) ranges: BTreeMap<&'static str, (f64, f64)>,
 }
 
-/// A report, and which of its figures met their goals.
+/// A report with the judgement of its figures.
 #[derive(Debug, Serialize)]
 pub(crate) struct WithGoals<'a> {
     #[serde(flatten)]
@@ -261,7 +261,7 @@ impl Report {
         }
     }
 
-    /// As programs get it.
+    /// Returns the report for programs.
     pub(crate) fn with_goals(&self) -> WithGoals<'_> {
         let goals = self.ratios.iter().filter_map(|(name, value)| Some((*name, judge(name, *value)?)));
         WithGoals { report: self, goals: goals.collect() }
@@ -274,7 +274,7 @@ impl Report {
         }
     }
 
-    /// The table.
+    /// Returns the table.
     pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         self.write_table(&mut out).unwrap_or_else(|_| unreachable!("writing to a string does not fail"));
@@ -365,7 +365,7 @@ fn write_case(out: &mut String, rows: &[Row]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Three or four digits that count.
+/// Formats a number with three or four significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -1,8 +1,8 @@
-//! Rounds: every subject once in each, in an order that is shuffled anew, and what the samples amount to.
+//! Rounds: every subject once in each, in an order that is shuffled anew, and the statistics of the samples.
 //!
-//! Invariants: a round that was not finished leaves no sample, so sample N of any two subjects come from the same round
-//! and a slow drift of the machine does not favour either. The shuffling follows a seed alone.
-//! Fails where a subject fails, or when a signal asks to stop.
+//! Invariants: an unfinished round leaves no sample, so sample N of any two subjects comes from the same round, and a
+//! slow drift of the machine favours neither. The shuffling depends on a seed alone. Fails where a subject fails, or
+//! when a signal asks to stop.
 
 use std::time::Instant;
 
@@ -10,20 +10,20 @@ use anyhow::{Context, Result};
 
 use crate::scratch::Stop;
 
-/// Fewer rounds than this are not cut short for want of time.
+/// At least this many rounds run before a lack of time ends the case.
 const FEWEST: usize = 3;
 
-/// A small generator of random numbers (`SplitMix64`, Steele, Lea and Flood 2014): the same seed, the same sequence.
+/// A small random number generator (`SplitMix64`, Steele, Lea and Flood 2014): equal seeds give equal sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed.
+    /// Creates a generator with this seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns a random number.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -32,7 +32,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is at least 1. The bias is below `end` in 2^64.
+    /// Returns a number below `end`, which is at least 1. The bias is below `end` in 2^64.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         let wide = u128::from(self.next_u64()) * u128::from(end.max(1));
         u64::try_from(wide >> 64).unwrap_or(0)
@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// The middle value; the mean of the two middle ones of an even number; `None` of none.
+/// Returns the median; `None` of no values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -59,28 +59,29 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The least and the greatest value; `None` of none. With few rounds no narrower measure of spread is honest.
+/// Returns the smallest and the greatest value; `None` of no values. With few rounds no narrower measure of spread is
+/// honest.
 pub(crate) fn extremes(values: &[f64]) -> Option<(f64, f64)> {
     let least = values.iter().copied().min_by(f64::total_cmp)?;
     let greatest = values.iter().copied().max_by(f64::total_cmp)?;
     Some((least, greatest))
 }
 
-/// Which way is better.
+/// The better direction of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
-    /// Times.
+    /// Less, as of times.
     Less,
-    /// Rates.
+    /// More, as of rates.
     More,
 }
 
-/// Ours against theirs, larger is better: the median over the rounds of the ratio within each round.
+/// Returns ours against theirs, larger is better: the median over the rounds of the ratio within each round.
 pub(crate) fn ratio(ours: &[f64], theirs: &[f64], better: Better) -> Option<f64> {
     median(&ratios(ours, theirs, better))
 }
 
-/// Those ratios themselves.
+/// Returns the ratios within each round.
 pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: Better) -> Vec<f64> {
     let within = ours.iter().zip(theirs).map(|(ours, theirs)| match better {
         Better::Less => theirs / ours,
@@ -89,38 +90,38 @@ pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: Better) -> Vec<f64> {
     within.filter(|ratio| ratio.is_finite()).collect()
 }
 
-/// One of those compared: `measure` does everything for one sample, preparation included, and returns it.
+/// A subject: `measure` takes one sample, including its preparation, and returns it.
 pub(crate) struct Subject<'a> {
-    /// As the table names it.
+    /// Its name in tables.
     pub(crate) name: &'static str,
     /// Takes one sample.
     pub(crate) measure: Box<dyn FnMut() -> Result<f64> + 'a>,
 }
 
 impl<'a> Subject<'a> {
-    /// A subject by its name.
+    /// Creates a subject with this name.
     pub(crate) fn new(name: &'static str, measure: impl FnMut() -> Result<f64> + 'a) -> Self {
         Self { name, measure: Box::new(measure) }
     }
 }
 
-/// What one subject came to, a sample for each round.
+/// The samples of one subject, one for each round.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Samples {
     /// The subject.
     pub(crate) subject: &'static str,
-    /// In order of the rounds.
+    /// The values in the order of the rounds.
     pub(crate) values: Vec<f64>,
 }
 
-/// How many rounds to run.
+/// The number of rounds to run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// Rounds that count.
     pub(crate) rounds: usize,
-    /// When to stop early, after no fewer than three rounds.
+    /// Time to stop early, after at least three rounds.
     pub(crate) until: Option<Instant>,
-    /// Whether a round that does not count goes before.
+    /// Whether an uncounted round runs first.
     pub(crate) warm_up: bool,
 }
 
@@ -146,7 +147,7 @@ pub(crate) fn run(
             stop.check()?;
             let Subject { name, measure } = &mut subjects[index];
             let measured = measure();
-            // A peer that dies of the same Ctrl-C is not what went wrong.
+            // A peer that dies of the same Ctrl-C is not the failure.
             stop.check()?;
             values[index] = measured.with_context(|| (*name).to_owned())?;
         }
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_ratio_above_one_is_ours_ahead() {
-        // Half the time, twice the rate: both are twice as good.
+        // Half the time and twice the rate are both twice as good.
         assert_eq!(ratio(&[1.0], &[2.0], Better::Less), Some(2.0));
         assert_eq!(ratio(&[2.0], &[1.0], Better::More), Some(2.0));
         assert_eq!(ratio(&[1.0], &[], Better::More), None);

@@ -1,6 +1,6 @@
-//! A child process that ends with its handle: SIGKILL, and it is waited for.
+//! A child process that ends with its handle: it is killed and waited for.
 //!
-//! Invariant: no child outlives the value. Nothing fails: both calls do only where it has ended already.
+//! Invariant: no child outlives the value. Nothing fails, because both calls fail only where it has ended already.
 
 use std::ops::{Deref, DerefMut};
 use std::process::Child;
@@ -51,7 +51,7 @@ mod tests {
         test_kill_process(pid).unwrap();
         drop(running);
         assert!(test_kill_process(pid).is_err());
-        // One that has ended by itself, and was waited for.
+        // A process that has ended by itself and was waited for.
         let mut ended = Running::from(Command::new("true").spawn().unwrap());
         assert!(ended.wait().unwrap().success());
     }

@@ -1,8 +1,8 @@
-//! `scan`: how fast each reports how much of files is resident, of a tree of 20,000 files and of one of 20 GiB.
+//! `scan`: the time to report residency, of a tree of 20,000 files and of one file of 20 GiB.
 //!
-//! All subjects are whole processes that end with a total; every total of every round must be the true one. Nothing is
-//! on disk: the files are holes, whose pages are cached like any others, and the tree's inodes are cached too.
-//! Where memory for the half-resident cases is short the files are fewer and smaller, and a note says so.
+//! All subjects are whole processes that end with a total; every total must be the true one. Nothing is on disk: the
+//! files are holes, whose pages are cached like any others, and the tree's inodes are cached, too. Where memory for the
+//! half-resident cases is short the files are fewer and smaller, and a note reports it.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const RESOLVED: &str = "the limit, resolved before it is opened";
 const RESOLVED_IN_BATCHES: &str = "the same, by io_uring";
 const LIMIT_OF_ONE: &str = "the limit: open, count its parts";
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.note("whole processes from start to end; files are holes with cached pages; fincore is given the list of files, the others walk");
     let peers = ["vmtouch", "fincore", "pagers"].map(|name| run.peer(name));
@@ -35,7 +35,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     one_file(run, &peers)
 }
 
-/// How much of 20,000 or of 20 GiB the memory at hand allows half of, with as much again left for others.
+/// Returns how many of `whole` fit: half of the data must be resident, with as much memory again left for others.
 fn affordable(run: &mut Run, whole: u64, bytes_each: u64) -> u64 {
     let half_of_what_is_there = crate::machine::available_bytes() / 3 * 2;
     let possible = (half_of_what_is_there * 2 / bytes_each).min(whole);
@@ -127,7 +127,7 @@ fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
     std::fs::remove_file(&path).context("can't remove the file")
 }
 
-/// Makes the files, a hundred in each directory, with names short enough for all to be arguments of one command.
+/// Creates the files, a hundred per directory, with names short enough for all to be arguments of one command.
 fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for number in 0..files {
@@ -142,10 +142,10 @@ fn make_tree(root: &Path, files: u64) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Makes each page of a file resident with the chance `share`, in two halves at once; in random order, as by a database's
-/// reads: neighbours in the file are none in memory.
+/// Makes each page of a file resident with probability `share`, in two halves at once. The order is random, as in a
+/// database's reads, so neighbours in the file are not neighbours in memory.
 fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Result<()> {
-    // In 2^-32.
+    // In units of 2^-32.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
     let threshold = (share * f64::from(u32::MAX)) as u64;
     if threshold == 0 {
@@ -168,7 +168,7 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
     })
 }
 
-/// What the subjects inspect.
+/// The files that the subjects inspect.
 struct Lists<'a> {
     /// The tree, or the one file.
     root: &'a Path,
@@ -185,7 +185,7 @@ impl<'a> Lists<'a> {
         Ok(lists)
     }
 
-    /// The truth, counted in this process the way that is furthest from ours.
+    /// Returns the true count, made in this process by the method least like ours.
     fn resident_by_mincore(&self) -> Result<u64> {
         self.files
             .iter()
@@ -241,7 +241,7 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
             match peer.name {
                 "fincore" => {
                     command.args(["--bytes", "--noheadings", "--output", "RES"]);
-                    // Shorter than whole paths, for the limit on arguments.
+                    // Shorter than whole paths, because of the limit on arguments.
                     let parent = lists.root.parent().unwrap_or(Path::new("/"));
                     command.current_dir(parent);
                     command.args(lists.files.iter().map(|file| file.strip_prefix(parent).unwrap_or(file)));
@@ -264,8 +264,8 @@ fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) 
     run.rounds(&mut subjects, quick_end)
 }
 
-/// Whether a count is the truth: what was resident before, or as much less as the kernel took away until after. Where
-/// that is more than 2 %, memory is too short for this measurement.
+/// Whether a count is true: equal to what was resident before, or less by at most what the kernel reclaimed until
+/// after. More than 2 % reclaimed means that memory is too short for this measurement.
 fn is_true(said: u64, before: u64, after: u64) -> bool {
     (after..=before).contains(&said) && before - after <= before / 50
 }

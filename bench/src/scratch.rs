@@ -1,7 +1,7 @@
-//! What a run leaves behind: nothing. A scratch directory, a setting that is changed for a while, and the signals that
-//! end a run early but in order.
+//! The cleanup of a run: a scratch directory, a setting that is changed for a while, and the signals that end a run
+//! early but in order.
 //!
-//! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so everything is taken back by its
+//! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so every change is undone by its
 //! `Drop`; a second signal kills the process as it would without this module. SIGKILL leaves the directory behind.
 
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use signal_hook::flag;
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
-/// A signal came: no message, the exit code says it.
+/// The error of a run that a signal ended; the exit code shows it, so it has no message.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -31,11 +31,12 @@ impl std::fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 impl Stop {
-    /// From now on SIGINT and SIGTERM are caught.
+    /// Catches SIGINT and SIGTERM from now on.
     pub(crate) fn on_signals() -> Result<Self> {
         let requested = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: at the first signal the flag is not yet set when the default action is considered.
+            // In this order, because the flag must not be set yet when the default action is considered at the first
+            // signal.
             flag::register_conditional_default(signal, Arc::clone(&requested))
                 .context("can't catch signals")?;
             flag::register(signal, Arc::clone(&requested)).context("can't catch signals")?;
@@ -43,13 +44,13 @@ impl Stop {
         Ok(Self(requested))
     }
 
-    /// One that nothing sets.
+    /// Returns a request that nobody makes.
     #[cfg(test)]
     pub(crate) fn never() -> Self {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// The flag itself, for what checks it in between.
+    /// Returns the flag itself, for code that checks it in between.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.0
     }
@@ -76,12 +77,12 @@ impl Stop {
     }
 }
 
-/// A directory on a disk that goes with the value.
+/// A directory on a disk that is removed with the value.
 #[derive(Debug)]
 pub(crate) struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    /// A new directory in `parent`, which must be on a file system whose pages can be released.
+    /// Creates a directory in `parent`, which must be on a file system whose pages can be released.
     pub(crate) fn new(parent: &Path) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("pagekeeper-bench-")
@@ -94,12 +95,12 @@ impl Scratch {
         Ok(Self(directory))
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Fails unless so many bytes more fit beside a tenth of it that stays free.
+    /// Fails unless this many bytes fit and a tenth of the file system stays free.
     pub(crate) fn require_space(&self, bytes: u64) -> Result<()> {
         let stat = rustix::fs::statvfs(self.path()).context("can't tell the free space")?;
         let free = stat.f_bavail * stat.f_frsize;
@@ -122,7 +123,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Writes `value`, to be taken back at the end.
+    /// Writes `value` and restores the old value at the end.
     pub(crate) fn change(path: &Path, value: &str) -> Result<Self> {
         let shown = path.display();
         let before = std::fs::read_to_string(path).with_context(|| format!("can't read {shown}"))?;

@@ -1,8 +1,9 @@
-//! `speedtest1`: SQLite's own measure of itself with pagekeeper's VFS as the default one, beside SQLite's own with a rollback journal and in
-//! WAL mode.
+//! `speedtest1`: SQLite's own benchmark with pagekeeper's VFS as the default one, beside SQLite's own VFS with a
+//! rollback journal and in WAL mode.
 //!
-//! All have `synchronous=FULL`, and the source and the library of Debian's SQLite; what all queries gave must be the same for all, by
-//! speedtest1's own sum. That ours was the VFS is seen by its log beside the database. Fails in plain words where the program is not built.
+//! All use `synchronous=FULL`, and the source and library of Debian's SQLite. All queries' results must have the same
+//! sum, by speedtest1's own hash. The log beside the database proves that our VFS was used. Fails with a plain message
+//! where the program is not built.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -19,29 +20,29 @@ const OURS: &str = "pagekeeper's VFS, rollback journal";
 const WAL: &str = "SQLite's VFS, WAL";
 const ROLLBACK: &str = "SQLite's VFS, rollback journal";
 
-/// Each, whether it is ours, and its journal's mode.
+/// A subject: its name, whether it is ours, and its journal mode.
 const WAYS: [(&str, bool, &str); 3] =
     [(OURS, true, "delete"), (WAL, false, "wal"), (ROLLBACK, false, "delete")];
 
-/// speedtest1's own measure of how much it does, of which 100 is the default.
+/// speedtest1's own measure of its amount of work; the default is 100.
 const SIZE: u32 = 100;
 const SIZE_QUICK: u32 = 10;
-/// A test is shown by itself where it takes this part of the whole for one of them.
+/// A test is shown by itself where it takes this share of the whole for some subject.
 const SHOWN: f64 = 0.04;
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
-    /// Name and time of each test, in ms.
+    /// Name of each test, and its time in ms.
     tests: Vec<(String, f64)>,
     total_ms: f64,
-    /// From the start of the process to its end, in ms: with the close of the database.
+    /// Time from the start of the process to its end, in ms, including the close of the database.
     process_ms: f64,
-    /// The sum of what the queries gave.
+    /// Hash of the queries' results.
     hash: String,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     let program = std::env::current_exe().context("can't find this program")?;
     let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
@@ -103,7 +104,7 @@ fn sample(
     Ok(seen)
 }
 
-/// Of lines like ` 100 - 50000 INSERTs into table with no index....    0.052s`.
+/// Parses lines like ` 100 - 50000 INSERTs into table with no index....    0.052s`.
 fn parsed(out: &str) -> Option<Seen> {
     let timed = |line: &str| {
         let (name, seconds) = line.trim().rsplit_once(' ')?;
@@ -119,7 +120,7 @@ fn parsed(out: &str) -> Option<Seen> {
     Some(Seen { tests, total_ms, process_ms: 0.0, hash })
 }
 
-/// The whole, and the tests that are much of it.
+/// Reports the whole, and the tests with a large share of it.
 fn report(run: &mut Run, size: u32, seen: &[Vec<Seen>]) {
     let figures = |of: &dyn Fn(&Seen) -> f64| -> Vec<Samples> {
         let samples = |((name, ..), seen): (&(&'static str, bool, &str), &Vec<Seen>)| Samples {

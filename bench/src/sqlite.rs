@@ -1,8 +1,9 @@
-//! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode and with a rollback journal: commits of
-//! one row, reads by key, and opening after a kill in the midst of a large transaction.
+//! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode and with a rollback
+//! journal: commits of one row, reads by key, and opening after a kill within a large transaction.
 //!
-//! All have `synchronous=FULL`, one connection, and the same rows; what was committed, and that a transaction which was cut off left nothing, is
-//! checked in each sample. The library is loaded as users load it. Fails in plain words without it, and where SQLite fails.
+//! All use `synchronous=FULL`, one connection, and the same rows. Each sample checks the committed rows, and that an
+//! interrupted transaction left nothing. The library is loaded as users load it. Fails with a plain message without it,
+//! and where SQLite fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -21,24 +22,24 @@ use crate::rounds::{Random, Samples, Subject};
 const ROWS: u32 = 100_000;
 /// Bytes of each of them.
 const ROW: usize = 500;
-/// How long one sample of commits or reads takes.
+/// Duration of a sample of commits or reads.
 const SAMPLE: Duration = Duration::from_millis(700);
-/// Rows of a large transaction have so many bytes, …
+/// Bytes of a row of the large transaction.
 const LARGE_ROW: u32 = 3000;
-/// … and it changes so many bytes in all.
+/// Bytes that the large transaction changes in all.
 const LARGE: u64 = 1024 * MIB;
 const LARGE_QUICK: u64 = 96 * MIB;
 
-/// As tables name them.
+/// Names in tables.
 const OURS: &str = "pagekeeper's VFS, rollback journal";
 const WAL: &str = "SQLite's VFS, WAL";
 const ROLLBACK: &str = "SQLite's VFS, rollback journal";
 
-/// One of those compared.
+/// A subject.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     name: &'static str,
-    /// As files are named.
+    /// Its name in files.
     word: &'static str,
     vfs: &'static str,
     journal: &'static str,
@@ -50,7 +51,7 @@ const WAYS: [Way; 3] = [
     Way { name: ROLLBACK, word: "rollback", vfs: "unix", journal: "DELETE" },
 ];
 
-/// What a child that is killed in the midst of a transaction gets.
+/// The arguments of a child that is killed within a transaction.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ChildArguments {
     /// One of `ours`, `wal`, `rollback`.
@@ -59,7 +60,7 @@ pub(crate) struct ChildArguments {
     database: PathBuf,
 }
 
-/// The library, where `make sqlite-plugin` puts it.
+/// Returns the path of the library, where `make sqlite-plugin` puts it.
 fn library() -> Result<PathBuf> {
     let program = std::env::current_exe().context("can't find this program")?;
     let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
@@ -68,10 +69,10 @@ fn library() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes the VFS known to this process.
+/// Loads the VFS into this process.
 fn load(library: &Path) -> Result<()> {
     let connection = Connection::open_in_memory()?;
-    // SAFETY: the library is the one that was built with this program; its entry point is what SQLite expects.
+    // SAFETY: the library was built with this program; its entry point is what SQLite expects.
     #[expect(unsafe_code, reason = "code of a library is run")]
     unsafe {
         let _enabled = rusqlite::LoadExtensionGuard::new(&connection)?;
@@ -96,7 +97,7 @@ impl Way {
         Ok(connection)
     }
 
-    /// A table of so many rows.
+    /// Creates a table with this many rows.
     fn fill(self, database: &Path, rows: u32, bytes: usize) -> Result<Connection> {
         let mut connection = self.open(database)?;
         connection
@@ -113,12 +114,12 @@ impl Way {
     }
 }
 
-/// The bytes of a row.
+/// Returns the bytes of a row.
 fn content(row: u32, bytes: usize) -> Vec<u8> {
     row.to_le_bytes().iter().copied().cycle().take(bytes).collect()
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let library = library()?;
     load(&library)?;
@@ -149,7 +150,7 @@ fn commits_and_reads(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Takes samples of each connection in turn; all choose the same rows.
+/// Takes samples of each connection in turn; all use the same random rows.
 fn compare(
     run: &mut Run,
     connections: &[(Way, Connection)],
@@ -174,7 +175,7 @@ fn row(random: &mut Random) -> u32 {
     u32::try_from(random.below(u64::from(ROWS))).unwrap_or(0)
 }
 
-/// Commits a second, each counted in its row.
+/// Returns commits per second, each of which is counted in its row.
 fn commit_for(connection: &Connection, random: &mut Random) -> Result<f64> {
     let sum = || connection.query_row("SELECT sum(n) FROM t", [], |row| row.get::<_, i64>(0));
     let before = sum()?;
@@ -206,10 +207,10 @@ fn read_for(connection: &Connection, random: &mut Random) -> Result<f64> {
     Ok(f64::from(reads) / began.elapsed().as_secs_f64())
 }
 
-/// Opening after a kill in the midst of a transaction that has changed every page, until a row was read.
+/// Measures openings after a kill within a transaction that changed every page, until a row was read.
 fn openings(run: &mut Run) -> Result<()> {
     let bytes = if run.quick { LARGE_QUICK } else { LARGE };
-    // The database, the journal, and what was written of both, three times.
+    // Up to three times the data for each of the three subjects.
     run.scratch.require_space(bytes * 9)?;
     let rows = u32::try_from(bytes / u64::from(LARGE_ROW)).context("too many rows")?;
     let case = format!("opening after a kill in a transaction of {} MiB, until a row was read", bytes / MIB);

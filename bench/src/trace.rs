@@ -1,10 +1,10 @@
-//! `trace`: what tracing costs those who bring pages into the page cache, and a database; windows with and without a
-//! tracer in turn.
+//! `trace`: the cost of tracing for reads through the page cache, and for a database; windows with and without a tracer
+//! in turn.
 //!
-//! Adds are those of reads of a file that is one hole: no disk takes part, so the share of tracing is the greatest that
-//! it can be; their time is the reading thread's CPU time, in which tracing is done. Every page that came is in the
-//! counts, or the run ends with an error. A tracer begins and ends outside of what is timed; how long beginning takes is
-//! shown beside. Queries are counted by the server.
+//! The adds are reads of a file that is one hole: no disk takes part, so the share of tracing is the largest possible.
+//! Their time is the reading thread's CPU time, in which tracing is done. Every page that came must be in the counts,
+//! else the run ends with an error. A tracer begins and ends outside of the timed part; the time it takes to begin is
+//! shown beside. The server counts queries.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -30,14 +30,14 @@ const BPF: &str = "programs in the kernel";
 const TRACEFS: &str = "lines of tracefs";
 const WITHOUT: &str = "without";
 
-/// The file is read, and dropped, so many times in each sample.
+/// Times that the file is read and dropped per sample.
 const PASSES: usize = 4;
 /// The second by which the last window of a quick run ends.
 const QUICK_END: u64 = 40;
-/// How much is read at a time.
+/// Bytes per read.
 const READ_BYTES: usize = 16 << 10;
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let tracer = Tracer::start(&options(TraceLevel::Bpf))?;
     if tracer.source().level() != TraceLevel::Bpf {
@@ -67,12 +67,12 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     queries(run)
 }
 
-/// Everything that can be traced, by this way or not at all.
+/// Returns options to trace everything, by this means or not at all.
 fn options(best: TraceLevel) -> TraceOptions {
     TraceOptions { block: true, best, ..TraceOptions::default() }
 }
 
-/// A tracer, and how long it took to begin, in milliseconds.
+/// Starts a tracer, and returns it with the milliseconds it took to begin.
 fn begin(level: TraceLevel) -> Result<(Tracer, f64)> {
     let began = Instant::now();
     let tracer = Tracer::start(&options(level))?;
@@ -122,17 +122,18 @@ fn adds(run: &mut Run, case: &'static str, pages: bool, name: &'static str, begu
     Ok(())
 }
 
-/// Reads a file that is one hole.
+/// A reader of a file that is one hole.
 struct Reader {
     path: PathBuf,
     size: u64,
-    /// Single pages in random order, the same each time; else all in order.
+    /// Single pages in random order, the same each time; else everything in order.
     pages: bool,
     seed: u64,
 }
 
 impl Reader {
-    /// What reading takes of this thread's CPU time, in s/GiB; the file is cold before each pass. `between` is called after each.
+    /// Returns the reading thread's CPU time in s/GiB; the file is cold before each pass. `between` is called after
+    /// each.
     fn time(&self, between: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         let mut places: Vec<u64> = (0..self.size / PAGE).collect();
         if self.pages {
@@ -148,7 +149,7 @@ impl Reader {
         Ok(took.as_secs_f64() / (self.size * PASSES as u64) as f64 * GIB as f64)
     }
 
-    /// The same under a tracer, of which all pages that came must be in its counts.
+    /// Returns the time under a tracer, whose counts must have every page that came.
     fn traced(&self, tracer: &mut Tracer) -> Result<f64> {
         let file = InspectedFile::open(&self.path, Links::Refuse)?;
         let inode = traced_inode(&TraceOptions::default().roots, &file, &self.path)?;
@@ -186,8 +187,8 @@ fn read_pages(file: &InspectedFile, places: &[u64]) -> Result<Duration> {
     Ok(thread_time().saturating_sub(before))
 }
 
-/// CPU time of this thread so far, in the kernel, too: a tracer's work is done there, by whom it traces. Others who use
-/// the processors don't count.
+/// Returns this thread's CPU time, including the kernel's: a tracer's work is done there, by the traced thread. Other
+/// users of the processors do not count.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -197,7 +198,7 @@ fn read(file: &File, buffer: &mut [u8], offset: u64) -> Result<()> {
     file.read_exact_at(buffer, offset).context("can't read the file")
 }
 
-/// Sysbench on `MariaDB` with everything traced, and without.
+/// Measures sysbench on `MariaDB` with everything traced, and without.
 fn queries(run: &mut Run) -> Result<()> {
     let found = (run.peer("mariadbd"), run.peer("sysbench"));
     for helper in HELPERS.into_iter().filter(|helper| Program::find(helper).is_none()) {
@@ -237,7 +238,7 @@ fn queries(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Queries per second in a window, at whose every second the tracer is read.
+/// Measures queries per second in a window, and reads the tracer each second.
 fn count(
     server: &Server,
     load: &mut Load,
@@ -271,7 +272,7 @@ mod tests {
 
     #[test]
     fn each_pass_brings_all_pages_in() {
-        // Not on tmpfs, where nothing can be dropped.
+        // Not on tmpfs, whose pages cannot be dropped.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("hole");
         for pages in [false, true] {

@@ -1,10 +1,10 @@
-//! `warm`: loading a cold file beside `vmtouch -t` and the disk's own rate, and bringing back scattered pages beside
-//! single reads.
+//! `warm`: loading a cold file beside `vmtouch -t` and the disk's own rate, and restoring scattered pages beside single
+//! reads.
 //!
-//! Before each sample the file is cold, after each what was asked for must be resident, but for what the
-//! kernel took away at once where memory is short (2 % at most). The limit is fio's own
-//! figure for direct sequential reads, without its start and end, so it is stricter than what whole processes can reach.
-//! The host of a virtual machine may cache the disk: the rates are this machine's, not a device's.
+//! The file is cold before each sample. After it, what was asked for must be resident, except for at most 2 % that the
+//! kernel reclaimed where memory is short. The limit is fio's own figure for direct sequential reads, without its start
+//! and end, so it is stricter than whole processes can reach. The host of a virtual machine may cache the disk: the
+//! rates are this machine's, not a device's.
 
 use std::ops::Range;
 use std::path::Path;
@@ -29,10 +29,10 @@ const RESTORE: &str = "pagekeeper warm --from";
 const PREAD: &str = "pread, one thread";
 const RANDOM_LIMIT: &str = "fio, direct, random, depth 64";
 
-/// Read-ahead of most machines, in KiB.
+/// Default read-ahead of most machines, in KiB.
 const COMMON_READ_AHEAD: &str = "128";
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.note("whole processes from start to end, but for fio: its own figure");
     let vmtouch = run.peer("vmtouch");
@@ -105,7 +105,7 @@ fn sequential(
     run.rounds(&mut subjects, quick_end)
 }
 
-/// GiB/s of direct reads, by fio's own account.
+/// Returns the GiB/s of direct reads, by fio's own account.
 fn fio_rate(fio: &Program, path: &Path, how: &[&str]) -> Result<f64> {
     let mut command = fio.command();
     command
@@ -123,12 +123,12 @@ fn fio_rate(fio: &Program, path: &Path, how: &[&str]) -> Result<f64> {
 }
 
 fn rate_of_fio(text: &str) -> Option<f64> {
-    // Warnings may stand before the object.
+    // Warnings may precede the object.
     let json: Value = serde_json::from_str(text.get(text.find('{')?..)?).ok()?;
     Some(json["jobs"][0]["read"]["bw_bytes"].as_f64()? / GIB as f64)
 }
 
-/// The scattered pages of a restore.
+/// The scattered extents of a restore.
 const EXTENTS: u64 = 60_000;
 const EXTENT_BYTES: u64 = 16 << 10;
 
@@ -171,7 +171,7 @@ fn restore(run: &mut Run, fio: Option<&Program>, path: &Path, size: u64) -> Resu
         }),
     ];
     if let Some(fio) = fio {
-        // As much, in random order.
+        // The same amount, in random order.
         let io_size = format!("--io_size={wanted}");
         let mut random = run.random.clone();
         subjects.push(Subject::new(RANDOM_LIMIT, move || {
@@ -187,7 +187,8 @@ fn restore(run: &mut Run, fio: Option<&Program>, path: &Path, size: u64) -> Resu
     Ok(())
 }
 
-/// At most `count` extents, in file order, that do not touch: one at a random place of each equal part of the file.
+/// Returns at most `count` extents, in file order and not touching: one at a random place of each equal part of the
+/// file.
 fn scattered(random: &mut Random, size: u64, count: u64) -> Vec<Range<u64>> {
     let count = count.min(size / (4 * EXTENT_BYTES)).max(1);
     let part = size / count / EXTENT_BYTES * EXTENT_BYTES;
@@ -200,14 +201,14 @@ fn scattered(random: &mut Random, size: u64, count: u64) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// The list that [`pread`] reads.
+/// Returns the list that [`pread`] reads.
 fn listed(extents: &[Range<u64>]) -> String {
     extents.iter().fold(String::new(), |list, extent| {
         list + &format!("{} {}\n", extent.start, extent.end - extent.start)
     })
 }
 
-/// The hidden command `pread`: reads the extents one after the other, each with nothing around it.
+/// The hidden command `pread`: reads the extents one after the other, each without read-ahead.
 pub(crate) fn pread(path: &Path, list: &Path) -> Result<()> {
     use std::os::unix::fs::FileExt;
     const LONGEST: usize = 1 << 20;

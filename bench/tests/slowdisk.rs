@@ -1,4 +1,4 @@
-//! The slow disk as a process: what is on it, what it counts, and that nothing is left of it. As root, with FUSE.
+//! The slow disk as a process: its content, its counts, and the absence of leftovers. As root, with FUSE.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ const LATENCY: Duration = Duration::from_millis(1);
 const WIDTH: u16 = 4;
 const PAGE: usize = 4096;
 
-/// Whether disks can be made here.
+/// Whether disks can be created here.
 fn possible() -> bool {
     let fuse = File::options().read(true).write(true).open("/dev/fuse");
     if !rustix::process::geteuid().is_root() {
@@ -44,7 +44,7 @@ fn is_mounted(path: &Path) -> bool {
     path.metadata().map_or(true, |here| here.dev() != path.parent().unwrap().metadata().unwrap().dev())
 }
 
-/// Something that tells neighbours apart.
+/// Returns a byte that differs between neighbours.
 fn byte(number: usize) -> u8 {
     u8::try_from(number % 251).unwrap()
 }
@@ -69,7 +69,7 @@ fn files_are_as_on_any_other_file_system() {
     file.sync_all().unwrap();
     drop(file);
     assert_eq!(at("a").metadata().unwrap().len(), 3 * PAGE as u64 + 3);
-    // Of a page that is not cached, through a file that can't be read.
+    // A page that is not cached, through a file that cannot be read.
     let file = OpenOptions::new().write(true).open(at("a")).unwrap();
     file.write_all_at(b"X", 5).unwrap();
     drop(file);

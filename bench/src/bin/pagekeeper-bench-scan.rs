@@ -1,14 +1,14 @@
-//! `pagekeeper-bench-scan`: subjects of the benchmark `scan` that are a few lines of our own, in a program of their own. Each is timed
-//! as a whole process, and `pagekeeper-bench` itself starts some milliseconds later for the libraries of its peers.
+//! `pagekeeper-bench-scan`: the subjects of the benchmark `scan` that need only a few lines. Each is timed as a whole
+//! process; `pagekeeper-bench` itself starts some milliseconds later because it links the libraries of its peers.
 //!
-//! The limit is what is left of a walk when everything but the system calls that each file takes is left out: open, fstat,
-//! cachestat, close, from as many threads as there are processors, each with directories of its own. Opens and closes are
-//! made one by one, or by `io_uring` in batches, which has no cachestat; or each file is resolved first, asked for what it is, and opened
-//! by what was resolved, so that nothing else can take its name meanwhile, one by one or in batches. Of one file its parts are counted by
-//! as many threads. Beside it there is mincore(2) of every file, as others do.
+//! The limit is a walk that makes only the system calls each file needs (open, fstat, cachestat, close), from as many
+//! threads as there are processors, each with directories of its own. Opens and closes are made one by one, or by
+//! `io_uring` in batches, which has no cachestat. The "resolved" subjects resolve each file first, inspect it, and open
+//! the resolved file, so that nothing else can take its name meanwhile. One large file is counted in parts by as many
+//! threads. Mincore(2) of every file stands beside them, as other tools do it.
 //!
-//! It prints a sum, keeps no names, and looks neither for links nor for what is opened; so it is no program that anyone
-//! should use. Fails with the first call's error.
+//! The program prints a sum, keeps no names, and checks neither links nor the type of what it opens, so nobody should
+//! use it as a tool. Fails with the first call's error.
 
 #![expect(
     unsafe_code,
@@ -53,11 +53,11 @@ enum How {
     ResolvedBatches,
 }
 
-/// Files that are opened at once.
+/// Files opened in one batch.
 const BATCH: usize = 64;
 /// Bytes of one file that a thread counts at once, as in `pagekeeper stat`.
 const PART: u64 = 64 << 20;
-/// What tells that a file was closed.
+/// The user data that marks the completion of a close.
 const CLOSED: u64 = u64::MAX;
 
 fn main() -> ExitCode {
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Maps each file and asks mincore(2), one after the other, as pcstat does.
+/// Maps each file and calls mincore(2), one file after the other, as pcstat does.
 fn by_mincore(root: &Path) -> Result<u64> {
     let total = Mutex::new(Ok(0));
     let options = WalkOptions { threads: 1, ..WalkOptions::default() };
@@ -149,7 +149,7 @@ fn on_all_processors(work: impl Fn() -> Result<()> + Sync) -> Result<()> {
     })
 }
 
-/// Where a thread's descriptors are, by which what they are of is opened again.
+/// Opens the directory of a thread's descriptors, through which a resolved file is opened again.
 fn own_descriptors() -> Result<OwnedFd> {
     Ok(openat(CWD, c"/proc/thread-self/fd", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -158,22 +158,22 @@ fn open_directory(directory: &Path) -> Result<OwnedFd> {
     Ok(openat(CWD, directory, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())?)
 }
 
-/// Opens by `io_uring` that wait in one system call, with the closes of those before.
+/// Opens by `io_uring`, submitted in one system call together with the closes of the batch before.
 struct Batches {
     ring: IoUring,
     closing: Vec<OwnedFd>,
-    /// For files that are resolved first.
+    /// The directory of own descriptors, if files are resolved first.
     own: Option<OwnedFd>,
 }
 
 impl Batches {
     fn new(own: Option<OwnedFd>) -> Result<Self> {
-        // Room for the closes of a batch, of which each file may have two, beside the opens of the next.
+        // Room for the closes of a batch, up to two per file, beside the opens of the next.
         let entries = u32::try_from(BATCH * 4)?;
         Ok(Self { ring: IoUring::new(entries).context("io_uring_setup")?, closing: Vec::new(), own })
     }
 
-    /// Resident pages of the files in one directory.
+    /// Returns the resident pages of the files in one directory.
     fn pages_in(&mut self, directory: &Path) -> Result<u64> {
         let listed = open_directory(directory)?;
         let mut buffer = Vec::with_capacity(64 << 10);
@@ -224,8 +224,9 @@ impl Batches {
             open.flags(flags.bits().cast_signed()).build()
         });
         for entry in closes.chain(opens) {
-            // SAFETY: the kernel copies the names as they are submitted, which is below, while they and the directory live, or never: with an
-            // error the ring goes. What is to be closed is nobody else's.
+            // SAFETY: the kernel copies the names as they are submitted, which happens below while they and the
+            // directory are alive; after an error the ring is dropped without submitting. Nobody else owns what is
+            // closed.
             unsafe { self.ring.submission().push(&entry) }.context("io_uring has no room")?;
         }
         let mut files = Vec::with_capacity(names.len());
@@ -235,7 +236,7 @@ impl Batches {
                 if done.user_data() != CLOSED {
                     let failed = || std::io::Error::from_raw_os_error(-done.result());
                     anyhow::ensure!(done.result() >= 0, "openat: {}", failed());
-                    // SAFETY: the kernel has just opened it for this alone.
+                    // SAFETY: the kernel has just opened this descriptor for this call alone.
                     files.push(unsafe { OwnedFd::from_raw_fd(done.result()) });
                 }
             }
@@ -244,7 +245,7 @@ impl Batches {
     }
 }
 
-/// Resident pages of the files in one directory.
+/// Returns the resident pages of the files in one directory.
 fn pages_in(directory: &Path, how: How) -> Result<u64> {
     let own = (how == How::Resolved).then(own_descriptors).transpose()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -268,13 +269,13 @@ fn pages_in(directory: &Path, how: How) -> Result<u64> {
     Ok(pages)
 }
 
-/// The number of cachestat(2) on every architecture but alpha.
+/// The number of cachestat(2) on every architecture except alpha.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// The range of cachestat(2) that is a whole file.
+/// The range of cachestat(2) that means a whole file.
 const WHOLE: [u64; 2] = [0; 2];
 
-/// cachestat(2) of a range of a file: its offset and length.
+/// Calls cachestat(2) on a range of a file, given as offset and length.
 fn resident_pages(file: i32, range: [u64; 2]) -> Result<u64> {
     let mut counts = [0_u64; 5];
     // SAFETY: the call reads the 16 bytes of a range and writes the 40 of the counts, both of which live through it

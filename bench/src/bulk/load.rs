@@ -1,7 +1,7 @@
-//! `db_bench` that puts at a pace into an empty database, and what it says of it.
+//! `db_bench` putting at a pace into an empty database, and its figures.
 //!
-//! Invariants: it is killed with its handle, and when the thread that started it ends; as many puts were counted by the
-//! database as by `db_bench`, with no sync of the log, or it is an error. Fails with what it said.
+//! Invariants: it is killed with its handle, and when the thread that started it ends. The database must have counted
+//! as many puts as `db_bench` and no sync of the log, else it is an error. Fails with the program's output.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,43 +13,44 @@ use crate::db_bench::{Ended, last_lines, number_before, number_behind, run};
 use crate::peers::Program;
 use crate::scratch::Stop;
 
-/// Bytes that are put in a second.
+/// Bytes put per second.
 const PUT_RATE: u64 = 25_000_000;
 
-/// A put that waits for a processor would look like one that waits for the disk: it goes before other programs. A nice
-/// value counts among the processes of a session only (`sched_autogroup`), so this one is a session, with a nice value, too.
-/// Real-time priority would have the kernel raise the dirty limits for it.
+/// A put that waits for a processor would look like one that waits for the disk, so `db_bench` runs at a higher
+/// priority than other programs. A nice value counts only among the processes of a session (`sched_autogroup`), so it
+/// gets a session of its own, with a nice value as well. Real-time priority would make the kernel raise the dirty
+/// limits for it.
 const GO_BEFORE: &str = r#"{ echo -15 >/proc/self/autogroup; } 2>/dev/null; exec nice -n -15 "$@""#;
 
-/// What there is to put, and how long.
+/// The keys and the duration of a put phase.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Puts {
-    /// How long.
+    /// Duration of the puts.
     pub(super) seconds: u64,
-    /// What chooses the keys: the same for all who are compared.
+    /// Seed of the keys, which is the same for all subjects of a round.
     pub(super) seed: u64,
 }
 
-/// What `db_bench` says of its puts.
+/// The figures that `db_bench` reports for its puts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Measured {
-    /// How many there were.
+    /// Number of puts.
     pub(super) puts: u64,
-    /// How many in a second.
+    /// Puts per second.
     pub(super) per_second: f64,
-    /// Of a put, in µs.
+    /// 99.9th percentile, in µs.
     pub(super) p999_us: f64,
-    /// Of a put, in µs.
+    /// 99.99th percentile, in µs.
     pub(super) p9999_us: f64,
     /// The longest put, in ms.
     pub(super) longest_ms: f64,
 }
 
-/// The arguments that make `db_bench` put: 1 KB each, an unsynced log, small levels, and nothing that holds puts back
-/// but the rate, so that whatever makes one long comes from below.
+/// Returns the arguments that make `db_bench` put values of 1 KB with an unsynced log and small levels. Nothing of
+/// RocksDB except the rate holds puts back, so a long put is caused below it.
 fn arguments(database: &Path, puts: Puts, more: &[&str]) -> Vec<String> {
     let fixed = [
-        // `stats` is the database's own account, asked for when all is put.
+        // `stats` is the database's own account, requested after all puts.
         "--benchmarks=fillrandom,stats",
         "--value_size=1000",
         "--num=1000000000",
@@ -73,7 +74,7 @@ fn arguments(database: &Path, puts: Puts, more: &[&str]) -> Vec<String> {
     arguments
 }
 
-/// Puts into a new database, by `db_bench` under `launcher` (empty: by itself), and says what came of it.
+/// Puts into a new database with `db_bench` under `launcher` (empty: directly) and returns the figures.
 pub(super) fn put(
     launcher: &[&str],
     db_bench: &Program,
@@ -116,7 +117,7 @@ fn measured_in(out: &str) -> Option<Measured> {
     })
 }
 
-/// Fails unless the database has counted as many puts, and has not synced its log; it tells thousands.
+/// Fails unless the database has counted as many puts (it reports thousands) and has not synced its log.
 fn check(out: &str, measured: Measured) -> Result<()> {
     let line = |name: &str| out.lines().rev().find_map(|line| line.strip_prefix(name));
     let Some((writes, wal)) = line("Cumulative writes: ").zip(line("Cumulative WAL: ")) else {

@@ -1,12 +1,14 @@
-//! `bulk`: puts into `RocksDB`, whose log is never synced, while flushes and compactions write tables to the same slow disk.
+//! `bulk`: puts into `RocksDB`, whose log is never synced, while flushes and compactions write tables to the same slow
+//! disk.
 //!
-//! The kernel lets a put's write into the page cache return at once until much is dirty; then it pauses whoever writes,
-//! whoever made the pages dirty. Subjects are `db_bench` under `pagekeeper run`, as it is by default, with direct flushes
-//! and compactions, and with writeback that it asks for itself (`bytes_per_sync`). The limit is `db_bench` that writes no tables, beside a
-//! [writer](plain) that keeps the disk as busy and hands over a few milliseconds of its work at a time.
+//! The kernel lets a put's write into the page cache return at once until much is dirty. Then it pauses every writer,
+//! whoever made the pages dirty. The subjects are `db_bench` under `pagekeeper run`, as it is by default, with direct
+//! flushes and compactions, and with writeback that it requests itself (`bytes_per_sync`). The limit is a `db_bench`
+//! that writes no tables, beside a [writer](plain) that keeps the disk as busy but hands over only a few milliseconds
+//! of its work at a time.
 //!
-//! Invariants: one file system, one rate, one pair of dirty limits, one sequence of keys for all in a round; each sample
-//! has a new database, and begins with nothing dirty. Fails in plain words without root.
+//! Invariants: all subjects of a round use one file system, one rate, one pair of dirty limits and one sequence of
+//! keys; each sample has a new database and begins with nothing dirty. Fails with a plain message without root.
 
 mod load;
 mod plain;
@@ -30,15 +32,15 @@ use crate::stall::limits::Limits;
 use crate::stall::settle;
 use load::{Measured, Puts};
 
-/// Bytes a second that the disk writes. Each byte that is put is written to the log, to a table, and by merging once or
-/// twice more: more than the disk takes.
+/// Write rate of the disk, in bytes per second. Each byte that is put is written to the log, to a table, and once or
+/// twice more by merging, which is more than the disk can take.
 const RATE: u64 = 60_000_000;
-/// What a reader has to know of the limits.
+/// The note on the limits for readers.
 const WHOLE_MACHINE: &str =
     "the dirty limits are the whole machine's: whatever else writes during the run holds puts up, too";
-/// What others may take of the limits without being reported.
+/// The share of the dirty limits that other disks may take without a report.
 const DISTURBED: f64 = 0.25;
-/// The writer's thread has the name of its program; those that flush and merge have names of their own.
+/// The writer's thread has its program's name; the threads that flush and merge have other names.
 const WRITER: &str = "db_bench";
 
 const UNDER_RUN: &str = "under pagekeeper run";
@@ -47,12 +49,12 @@ const DIRECT: &str = "direct flush and compaction";
 const BYTES_PER_SYNC: &str = "bytes_per_sync 1M, log 512K";
 const LIMIT: &str = "no tables, beside a writer of 4 ms at a time";
 
-/// What is run.
+/// A subject.
 struct Case {
-    /// As the table names it.
+    /// Its name in tables.
     name: &'static str,
     under_run: bool,
-    /// Whether a plain writer takes the place of flushes and merges.
+    /// Whether a plain writer replaces flushes and merges.
     beside_plain: bool,
     /// Options of `db_bench`.
     options: &'static [&'static str],
@@ -77,50 +79,50 @@ const CASES: [Case; 5] = [
         name: LIMIT,
         under_run: false,
         beside_plain: true,
-        // More than is put: nothing is flushed before the end. The last one given counts.
+        // Larger than all puts together, so nothing is flushed before the end. The last option given counts.
         options: &["--write_buffer_size=2147483648", "--disable_auto_compactions=true"],
     },
 ];
 
-/// How large all is.
+/// The size of a run.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
     /// Seconds of puts in a sample.
     seconds: u64,
-    /// Where background writeback begins, and where writers wait, in bytes.
+    /// Dirty bytes at which background writeback begins, and at which writers wait.
     limits: (u64, u64),
-    /// How many of the cases.
+    /// Number of cases.
     cases: usize,
-    /// How many rounds, unless it is said.
+    /// Default number of rounds.
     rounds: u16,
 }
 
 const FULL: Scale = Scale { seconds: 40, limits: (64 * MIB, 128 * MIB), cases: CASES.len(), rounds: 3 };
-/// With limits that are reached in the shorter time.
+/// The limits are lower so that they are reached in the shorter time.
 const QUICK: Scale = Scale { seconds: 17, limits: (32 * MIB, 64 * MIB), cases: 2, rounds: 1 };
 
-/// What a sample came to.
+/// The figures of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Sample {
     measured: Measured,
-    /// `None` where the kernel does not tell.
+    /// `None` where the kernel does not report pauses.
     pauses: Option<Pauses>,
 }
 
-/// How the kernel paused the writer.
+/// The kernel's pauses of the writer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Pauses {
     count: u64,
     total_ms: f64,
-    /// Mean of what was dirty on other disks at their beginnings, in bytes, and of where pauses begin.
+    /// Means at the start of the pauses, in bytes: dirty data of other disks, and the threshold at which pauses begin.
     elsewhere: f64,
     threshold: f64,
 }
 
-/// What samples are taken with.
+/// The surroundings of a sample.
 struct SampleSetup<'a> {
     disk: SlowDisk,
-    /// The disk's number, as the kernel names it where it pauses a writer: `7:0`.
+    /// The disk's number as the kernel prints it in pause events: `7:0`.
     device: String,
     pagekeeper: &'a Program,
     db_bench: Program,
@@ -129,7 +131,7 @@ struct SampleSetup<'a> {
     stop: &'a Stop,
 }
 
-/// Runs it, with `RocksDB` or another server; `rounds` is what the command line asks for.
+/// Runs the benchmark with `RocksDB` or another server; `rounds` comes from the command line.
 pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u16>) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -140,7 +142,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
     }
     let scale = if run.quick { QUICK } else { FULL };
     let Some(db_bench) = run.peer("db_bench") else {
-        // Everything here is its puts.
+        // The rest of the benchmark is RocksDB's puts.
         return Ok(());
     };
     run.note(&format!(
@@ -157,7 +159,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
         .context("pagekeeper run does not work")?;
 
     run.say("making a slow disk")?;
-    // Tables, their copies while they are merged, and logs that are not yet removed.
+    // Tables, their copies during merges, and logs not yet removed.
     let bytes = RATE * scale.seconds * 2 + 1024 * MIB;
     let disk = SlowDisk::new(&run.scratch, "ext4", bytes, RATE)?;
     let device = disk.device_number()?;
@@ -175,7 +177,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
     let cases = &CASES[..scale.cases];
     let seen: Vec<RefCell<Vec<Sample>>> = cases.iter().map(|_| RefCell::default()).collect();
     let plan = Plan { rounds: usize::from(rounds.unwrap_or(scale.rounds)), until: None, warm_up: false };
-    // A round's subjects put the same keys.
+    // All subjects of a round put the same keys.
     let (taken, first) = (Cell::new(0), run.random.next_u64() >> 32);
     let began = run.began;
     let mut subjects: Vec<Subject> = cases
@@ -186,7 +188,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
             Subject::new(case.name, move || {
                 eprintln!("{:>5.1} s  {}", began.elapsed().as_secs_f64(), case.name);
                 let round = taken.replace(taken.get() + 1) / cases.len() as u64;
-                // 0 would be the clock.
+                // A seed of 0 would mean the clock.
                 let puts = Puts { seconds: place.seconds, seed: first + round + 1 };
                 let sample = place.sample(case, puts)?;
                 seen.borrow_mut().push(sample);
@@ -204,7 +206,7 @@ pub(crate) fn run(run: &mut Run, server: Option<server::Name>, rounds: Option<u1
 }
 
 impl SampleSetup<'_> {
-    /// Puts into a new database, which is gone at the end.
+    /// Puts into a new database and removes it at the end.
     fn sample(&self, case: &Case, puts: Puts) -> Result<Sample> {
         let database = self.disk.path().join("database");
         let pagekeeper = self.pagekeeper.path.to_str().context("the path of pagekeeper is not UTF-8")?;
@@ -221,7 +223,7 @@ impl SampleSetup<'_> {
         Ok(Sample { measured, pauses: pauses_in(&counts, &self.device) })
     }
 
-    /// Does it beside a plain writer, which is gone at the end, and what it wrote with it.
+    /// Runs `put` beside a plain writer; removes the writer's files at the end.
     fn beside_plain(&self, put: impl FnOnce() -> Result<Measured>) -> Result<Measured> {
         let (directory, done) = (self.disk.path().join("plain"), AtomicBool::new(false));
         let (measured, written) = std::thread::scope(|scope| {
@@ -241,7 +243,7 @@ impl SampleSetup<'_> {
     }
 }
 
-/// How the writer was paused for this device.
+/// Returns the writer's pauses for this device.
 fn pauses_in(counts: &TraceCounts, device: &str) -> Option<Pauses> {
     let all = counts.pauses.as_ref()?;
     let of_writer = all.iter().filter(|pauses| pauses.device == device && pauses.task.name == WRITER);

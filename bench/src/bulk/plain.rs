@@ -1,9 +1,9 @@
-//! A writer that does nothing but keep the disk busy, a few milliseconds of its work at a time: the least that whoever writes tables can
-//! have in the way of others.
+//! A writer that only keeps the disk busy, with a few milliseconds of its work in flight at a time: the least that a
+//! writer of tables can put in the way of others.
 //!
-//! One direct write after the other, of [`STEP`] bytes, to new files of the length of a table, of which one at a time is left. It
-//! reads nothing, merges nothing and asks nobody. Invariant: no more than one write is handed over. Ends when it is asked to, and
-//! fails as open(2) and pwrite(2) do.
+//! It makes one direct write of [`STEP`] bytes after the other, to new files of the length of a table, and keeps one
+//! such file at a time. Invariant: at most one write is in flight. It ends on request and fails as open(2) and
+//! pwrite(2) do.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,15 +15,15 @@ use pagekeeper_io::AlignedBuf;
 
 use super::RATE;
 
-/// Milliseconds of the disk's work that it hands over at once.
+/// Milliseconds of the disk's work in one write.
 pub(super) const AT_ONCE_MS: u64 = 4;
-/// Bytes of a write: as many whole pages as the disk writes meanwhile.
+/// Bytes of a write: the whole pages that the disk writes in [`AT_ONCE_MS`].
 #[expect(clippy::cast_possible_truncation, reason = "less than a MiB")]
 const STEP: usize = (RATE * AT_ONCE_MS / 1000 / 4096 * 4096) as usize;
-/// Bytes of a file, about: as of a table of `db_bench`.
+/// Approximate bytes of a file: those of a table of `db_bench`.
 const FILE: u64 = 32 << 20;
 
-/// Writes in a directory, which is made, until `done`; how many bytes.
+/// Writes in a directory, which it creates, until `done`. Returns the number of bytes.
 pub(super) fn write(directory: &Path, done: &AtomicBool) -> Result<u64> {
     std::fs::create_dir(directory).context("can't make the plain writer's directory")?;
     let mut block = AlignedBuf::new(STEP);

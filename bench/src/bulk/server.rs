@@ -1,11 +1,11 @@
-//! `bulk --server NAME`: puts into a server whose flushes and merges write to the same slow disk, by itself, under
-//! `pagekeeper run` with its tables' files as bulk files, and with them left alone.
+//! `bulk --server NAME`: puts into a server whose flushes and merges write to the same slow disk: by itself, under
+//! `pagekeeper run` with its table files as bulk files, and under `run` with them left alone.
 //!
-//! A put is the client's smallest: a value, a request of documents, an insertion. What it took is from its being due to its
-//! acknowledgement, so that one that is held up counts for those behind it, too.
+//! A put is the client's smallest unit: a value, a request of documents, an insertion. Its latency runs from when it
+//! was due to its acknowledgement, so that a put that is held up also delays those behind it in the figures.
 //!
-//! Invariants: one file system, one rate, one pair of dirty limits for all in a round; each sample has a new server, and begins with nothing
-//! dirty. Fails where a server is not installed, or does not start.
+//! Invariants: all subjects of a round use one file system, one rate and one pair of dirty limits; each sample has a
+//! new server and begins with nothing dirty. Fails where a server is not installed or does not start.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -35,14 +35,14 @@ const BULK: &str = "under run, tables as bulk files";
 const LOGS: &str = "under run, tables left alone";
 const TRICKLED: &str = "by itself, trickle_fsync";
 
-/// What is run.
+/// A subject.
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    /// As the table names it.
+    /// Its name in tables.
     name: &'static str,
     /// The configuration of `run`.
     config: Option<&'static str>,
-    /// How Cassandra flushes.
+    /// The way in which Cassandra flushes.
     flushes: Flushes,
 }
 
@@ -53,7 +53,7 @@ const CASES: [Case; 4] = [
     Case { name: TRICKLED, config: None, flushes: Flushes::Trickled },
 ];
 
-/// A server, and what has it show to searches what was put, if it has to be asked.
+/// A server, with a function that makes puts visible to searches, if the server needs a request for that.
 type Started = (Box<dyn LoggedServer>, Option<Box<dyn Fn() + Send>>);
 
 /// A server that merges files.
@@ -86,7 +86,7 @@ impl Name {
         }
     }
 
-    /// Whether it has to be fetched first: nothing says where its jars are.
+    /// Whether the server has to be fetched first, because no variable names its jars.
     fn is_missing(self) -> bool {
         match self {
             Self::Cassandra => Cassandra::jars().is_none(),
@@ -95,7 +95,7 @@ impl Name {
         }
     }
 
-    /// Bytes that are put in a second: what is written of them, to a log, to tables, and by merging, is less than the disk takes.
+    /// Bytes put per second: all writes that follow (log, tables, merges) stay below the disk's rate.
     fn rate(self) -> u64 {
         match self {
             Self::Cassandra | Self::ClickHouse => 16_000_000,
@@ -126,16 +126,16 @@ impl Name {
     }
 }
 
-/// What a sample came to.
+/// The figures of a sample.
 #[derive(Debug, Default)]
 struct Sample {
     puts: Latency,
     refreshes: Latency,
-    /// MiB in a second.
+    /// MiB per second.
     rate: f64,
 }
 
-/// What samples are taken with.
+/// The surroundings of a sample.
 struct SampleSetup<'a> {
     name: Name,
     disk: SlowDisk,
@@ -146,7 +146,7 @@ struct SampleSetup<'a> {
     stop: &'a Stop,
 }
 
-/// Runs it; `rounds` is what the command line asks for.
+/// Runs the benchmark; `rounds` comes from the command line.
 pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> {
     if let Some(missing) = name.programs().iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
@@ -178,7 +178,7 @@ pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> 
     let stop = run.stop.clone();
     let setup =
         SampleSetup { name, disk, pagekeeper: &run.pagekeeper, configs: &configs, length, stop: &stop };
-    // The last is of a setting that Cassandra alone has.
+    // The last case is a setting that only Cassandra has.
     let cases = if name == Name::Cassandra { &CASES[..] } else { &CASES[..3] };
     let seen: Vec<RefCell<Vec<Sample>>> = cases.iter().map(|_| RefCell::default()).collect();
     let rounds = usize::from(rounds.unwrap_or(if run.quick { 1 } else { 3 }));
@@ -229,7 +229,7 @@ pub(super) fn run(run: &mut Run, name: Name, rounds: Option<u16>) -> Result<()> 
     Ok(())
 }
 
-/// Writes a configuration with the built-in profile whose tables are bulk files, and one in which none are.
+/// Writes two configurations: the built-in profile with all tables as bulk files, and with none.
 fn write_configs(pagekeeper: &Program, name: Name, directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory)?;
     let text = run_process(pagekeeper.command().args(["guard", "--print-profile", name.profile()]))?.stdout;
@@ -242,7 +242,7 @@ fn write_configs(pagekeeper: &Program, name: Name, directory: &Path) -> Result<(
     Ok(())
 }
 
-/// A profile under another name, all of whose data and temporary files are bulk files, or none.
+/// Renames a profile and makes all of its data and temporary files bulk files, or none.
 fn with_bulk(profile: &str, name: &str, is_bulk: bool) -> String {
     let mut text = String::new();
     for line in profile.lines() {
@@ -261,7 +261,7 @@ fn with_bulk(profile: &str, name: &str, is_bulk: bool) -> String {
 }
 
 impl SampleSetup<'_> {
-    /// Puts into a new server, which is gone at the end.
+    /// Puts into a new server and removes it at the end.
     fn sample(&self, case: &Case) -> Result<Sample> {
         let home = self.disk.path().join("server");
         let launcher = case.config.map_or_else(Launcher::default, |config| {
@@ -279,7 +279,7 @@ impl SampleSetup<'_> {
             Launcher::new(words)
         });
         let (mut server, refresh) = self.name.start(&home, launcher, case.flushes);
-        // What a start takes, and classes that are not yet compiled.
+        // Absorbs the cost of the start and of classes that are not yet compiled.
         server.put(32 * MIB);
         settle(self.disk.path())?;
         let done = AtomicBool::new(false);
@@ -310,7 +310,7 @@ impl SampleSetup<'_> {
     }
 }
 
-/// Refreshes each second.
+/// Refreshes once per second until `done` and returns the latencies.
 fn refresh_until(refresh: impl Fn(), done: &AtomicBool) -> Latency {
     let mut took = Vec::new();
     while !done.load(Ordering::Relaxed) {

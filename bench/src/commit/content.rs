@@ -1,9 +1,9 @@
-//! What the pages hold: a value that tells which page it is, how often it was changed, and all that these changes wrote.
+//! The content of pages: each value holds its page number, the number of changes, and the bytes that the changes wrote.
 //!
-//! Values are computable from page and count alone, so that every one can be judged at the end without a copy.
-//! Invariants: a change rewrites the count and [`CHANGED`] bytes at a place drawn anew, nothing else; two changes of
-//! one page never write the same bytes. Fails with the page's number where a value is another's, or was changed more or less often than
-//! was acknowledged.
+//! A value can be computed from page and count alone, so every value can be checked at the end without a copy.
+//! Invariants: a change rewrites the count and [`CHANGED`] bytes at a new random place; two changes of one page never
+//! write the same bytes. Fails with the page's number where a value belongs to another page, or was changed more or
+//! less often than acknowledged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,16 +12,16 @@ use anyhow::{Context, Result, ensure};
 use crate::pattern;
 use crate::rounds::Random;
 
-/// Bytes of a value: as much as each subject keeps in one page of 4096 bytes, with what it puts beside it.
+/// Bytes of a value: the most that every subject stores, with its own header, in one page of 4096 bytes.
 pub(super) const VALUE: usize = 4000;
 /// Bytes that a change writes, beside the count.
 pub(super) const CHANGED: usize = 128;
 /// Bytes of page number and count.
 const HEAD: usize = 16;
-/// Words of the pattern for each page: more than a value has.
+/// Words of the pattern per page, which is more than a value has.
 const STRIDE: u64 = 4096;
 
-/// The value of a page that was never changed.
+/// Returns the value of a page that was never changed.
 pub(super) fn fresh(page: u64) -> [u8; VALUE] {
     let mut value = [0; VALUE];
     pattern::fill(0, page * STRIDE, &mut value);
@@ -30,7 +30,7 @@ pub(super) fn fresh(page: u64) -> [u8; VALUE] {
     value
 }
 
-/// Changes the value of a page once more, and gives how often it was changed now.
+/// Changes a page's value once more and returns its number of changes.
 pub(super) fn change(page: u64, value: &mut [u8]) -> Result<u32> {
     ensure!(value.len() == VALUE, "page {page} has a value of {} bytes", value.len());
     let (found, count) = head(value)?;
@@ -39,7 +39,7 @@ pub(super) fn change(page: u64, value: &mut [u8]) -> Result<u32> {
     Ok(count + 1)
 }
 
-/// Fails unless `value` is what page `page` has after `count` changes.
+/// Fails unless `value` is the value of `page` after `count` changes.
 pub(super) fn check(page: u64, count: u32, value: &[u8]) -> Result<()> {
     ensure!(value.len() == VALUE, "page {page} has a value of {} bytes", value.len());
     let (found_page, found_count) = head(value)?;
@@ -69,28 +69,28 @@ fn write_change(page: u64, count: u32, value: &mut [u8]) {
     }
 }
 
-/// How often each page was changed by commits that were acknowledged.
+/// The number of acknowledged changes of each page.
 pub(super) struct Ledger(Vec<AtomicU32>);
 
 impl Ledger {
-    /// Of so many pages, none of them changed.
+    /// Creates a ledger of this many pages without changes.
     pub(super) fn new(pages: u64) -> Self {
         Self((0..pages).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// A commit that changed a page for the `count`th time was acknowledged.
+    /// Records that a commit which changed a page for the `count`th time was acknowledged.
     pub(super) fn acknowledge(&self, page: u64, count: u32) {
         if let Some(last) = usize::try_from(page).ok().and_then(|page| self.0.get(page)) {
             last.fetch_max(count, Ordering::Relaxed);
         }
     }
 
-    /// Fails unless the value of a page has all that was acknowledged, and nothing else. Nobody commits meanwhile.
+    /// Fails unless a page's value has all acknowledged changes and no others. Nobody may commit meanwhile.
     pub(super) fn check(&self, page: u64, value: &[u8]) -> Result<()> {
         let count = usize::try_from(page).ok().and_then(|page| self.0.get(page));
         let count = count.with_context(|| format!("page {page} was never made"))?;

@@ -1,7 +1,7 @@
-//! fjall: a keyspace of values by number, each commit a batch that is synced (`PersistMode::SyncData`).
+//! fjall: a keyspace of values by page number; each commit is a synced batch (`PersistMode::SyncData`).
 //!
-//! Its transactions are one at a time, or fail where they conflict. So, as in the case of `RocksDB`, who reads a value and puts
-//! another holds the page's lock meanwhile. Reads are of a snapshot. Fails where fjall does.
+//! Its transactions run one at a time, or fail on conflicts. So each committer holds a page's lock between reading and
+//! putting its value, as with `RocksDB`. Reads use a snapshot. Fails where fjall does.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 use super::locks::PageLocks;
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind = Kind { name: "fjall", open: |dir, room| Ok(Box::new(Fjall::open(dir, room)?)) };
 
-/// Pages that are made by one batch.
+/// Pages written per batch when the database is filled.
 const BATCH: u64 = 1024;
 
 struct Fjall {
@@ -34,7 +34,7 @@ impl Fjall {
     }
 }
 
-/// The order of these is the numbers'.
+/// Returns a key whose order is that of the page numbers.
 fn key(page: u64) -> [u8; 8] {
     page.to_be_bytes()
 }

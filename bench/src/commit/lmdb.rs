@@ -1,6 +1,6 @@
-//! LMDB, by heed: a database of values by integer key, each commit synced (LMDB's default).
+//! LMDB, by heed: a database of values by integer key; each commit is synced (LMDB's default).
 //!
-//! Nothing is left to do behind a commit. Values are read in its mapping. Fails where LMDB does.
+//! A commit leaves no background work. Values are read in LMDB's mapping. Fails where LMDB does.
 
 #![expect(unsafe_code, reason = "a file that is mapped")]
 
@@ -14,16 +14,16 @@ use heed::{Database, Env, EnvOpenOptions, IntegerComparator};
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind = Kind { name: "LMDB", open: |dir, room| Ok(Box::new(Lmdb::open(dir, room)?)) };
 
-/// Pages that are made by one commit.
+/// Pages written per commit when the database is filled.
 const BATCH: u64 = 8192;
 /// Threads that read at the same time, at most.
 const READERS: u32 = 256;
-/// Address space, and at most so much of the file, for each byte of the pages.
+/// Bytes of address space, and so of the file at most, per byte of pages.
 const MAP_FACTOR: u64 = 4;
-/// Beside that.
+/// Address space on top of that, in bytes.
 const MAP_MORE: u64 = 64 << 20;
 
 struct Lmdb {
@@ -37,7 +37,7 @@ impl Lmdb {
         let bytes = room.pages * super::PAGE * MAP_FACTOR + MAP_MORE;
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(bytes)?).max_readers(READERS);
-        // SAFETY: nobody else touches the files of this directory, which is of this run alone.
+        // SAFETY: nobody else touches the files of this directory, which belongs to this run alone.
         let env = unsafe { options.open(dir)? };
         let mut txn = env.write_txn()?;
         let options = env.database_options().types::<U64<NativeEndian>, Bytes>();

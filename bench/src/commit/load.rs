@@ -1,8 +1,8 @@
-//! Threads that commit changes of random pages, again and again, and what is common to all who keep pages.
+//! Threads that commit changes of random pages in a loop, and the interface of everything that stores pages.
 //!
-//! Invariants: a commit reads each of its pages, changes a part of it and is durable when it returns; what was acknowledged
-//! is in the ledger. Pages are drawn alike for all subjects, distinct within a commit, and given in ascending order.
-//! Fails with the first thread's error, at which all end.
+//! Invariants: a commit reads each of its pages, changes a part of it and is durable when it returns; acknowledged
+//! changes are in the ledger. Pages are chosen alike for all subjects, distinct within a commit, and in ascending
+//! order. Fails with the first thread's error, which ends all threads.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,59 +16,59 @@ use super::content::{self, Ledger};
 use crate::rounds::Random;
 use crate::scratch::Stop;
 
-/// How pages are made to hold values.
+/// The size of a subject's data and cache.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
-    /// Values there are, from page 0 on.
+    /// Number of values, from page 0 on.
     pub(super) pages: u64,
-    /// Bytes of memory for a cache, where the subject has one of its own.
+    /// Bytes of memory for the subject's own cache, if it has one.
     pub(super) memory: u64,
 }
 
-/// What changes a value, given which page it is of.
+/// A function that changes a value, given its page.
 pub(super) type Change<'a> = dyn FnMut(u64, &mut [u8]) -> Result<()> + 'a;
 
-/// What checks a value, given which page it is of.
+/// A function that checks a value, given its page.
 pub(super) type Check<'a> = dyn FnMut(u64, &[u8]) -> Result<()> + 'a;
 
-/// One that keeps pages durably. Dropped, it is closed.
+/// A durable store of pages, which is closed when it is dropped.
 pub(super) trait Pages: Send + Sync {
-    /// Makes all pages of an empty one, as [`content::fresh`] has them; in any order, and durable.
+    /// Writes all pages of an empty store durably, in any order, with the values of [`content::fresh`].
     fn fill(&self) -> Result<()>;
 
-    /// What one thread commits with.
+    /// Returns a handle with which one thread commits.
     fn committer(&self) -> Result<Box<dyn Committer + '_>>;
 
-    /// What one thread reads with.
+    /// Returns a handle with which one thread reads.
     fn reader(&self) -> Result<Box<dyn Reader + '_>>;
 
-    /// Waits until nothing is left to be done in the background.
+    /// Waits until no background work is left.
     fn settle(&self) -> Result<()>;
 
-    /// Shows the values of these pages.
+    /// Passes the values of these pages to `see`.
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()>;
 }
 
-/// One thread's way to commit.
+/// One thread's handle for commits.
 pub(super) trait Committer {
-    /// Has all of `pages` changed in one commit, which is durable when this returns.
+    /// Changes all of `pages` in one commit, which is durable when this returns.
     fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()>;
 }
 
-/// One thread's way to read.
+/// One thread's handle for reads.
 pub(super) trait Reader {
-    /// Begins to read, shows the values of all of `pages` as they were at one time, and ends.
+    /// Reads all of `pages` in one transaction, as they were at one time, and passes their values to `see`.
     fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()>;
 }
 
-/// A kind of those: its name, and how one is made, or opened again, in a directory.
+/// A kind of store: its name, and how one is created or reopened in a directory.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) open: fn(&Path, Room) -> Result<Box<dyn Pages>>,
 }
 
-/// What is committed.
+/// The load of a sample.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     /// Threads that commit.
@@ -79,21 +79,21 @@ pub(super) struct Load {
     pub(super) seed: u64,
 }
 
-/// What is called when each commit has ended: how long it took.
+/// A receiver for the duration of each commit.
 pub(super) trait Record: Send {
     fn record(&mut self, took: Duration);
 }
 
-/// Where threads start together, and learn that it is over.
+/// A gate where threads start together and learn that time is over.
 pub(super) struct Gate {
     start: Barrier,
     over: AtomicBool,
-    /// When the first one went on.
+    /// When the first thread went on.
     began: OnceLock<Instant>,
 }
 
 impl Gate {
-    /// Waits until all are there.
+    /// Waits until all threads are there.
     pub(super) fn pass(&self) {
         self.start.wait();
         self.began.get_or_init(Instant::now);
@@ -104,9 +104,9 @@ impl Gate {
     }
 }
 
-/// Lets threads work, each of which passes the gate, until `meanwhile` ends; or until one fails, which `meanwhile` is informed of. Gives what
-/// each came to, and for how long they worked: from when the first one went on, since where there are more threads than
-/// processors the caller may go on much later, to the end of `meanwhile`.
+/// Runs threads, each of which passes the gate, until `meanwhile` ends or one fails, which `meanwhile` is informed of.
+/// Returns their results and the time they worked. The time starts when the first thread goes on, because the caller
+/// may go on much later where there are more threads than processors, and ends with `meanwhile`.
 pub(super) fn work_while<R: Send>(
     load: Load,
     work: impl Fn(&Gate, Random) -> Result<R> + Sync,
@@ -139,7 +139,7 @@ pub(super) fn work_while<R: Send>(
     })
 }
 
-/// Waits for as long as `window`, if nobody fails.
+/// Waits for `window`, unless a thread fails.
 pub(super) fn wait(window: Duration, over: &AtomicBool, stop: &Stop) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < window && !over.load(Ordering::Relaxed) {
@@ -148,7 +148,7 @@ pub(super) fn wait(window: Duration, over: &AtomicBool, stop: &Stop) -> Result<(
     Ok(())
 }
 
-/// Lets all threads commit for as long as `meanwhile` runs; gives what they recorded, and how long that was. A commit that ends later is
+/// Runs all committing threads while `meanwhile` runs. Returns their records and the time. A commit that ends later is
 /// not recorded.
 pub(super) fn commit_while<R: Record>(
     subject: &dyn Pages,
@@ -184,7 +184,7 @@ fn commit_until<R: Record>(
             Ok(())
         })?;
         let took = began.elapsed();
-        // Before anything else is done: the time is over then.
+        // Before anything else, because the time may end now.
         let is_in_time = !gate.is_over();
         for (page, count) in pages.iter().zip(&counts) {
             ledger.acknowledge(*page, *count);
@@ -196,7 +196,7 @@ fn commit_until<R: Record>(
     Ok(record)
 }
 
-/// Draws `each` distinct pages, ascending; there must be as many.
+/// Chooses `each` distinct pages in ascending order; `of` must be at least `each`.
 pub(super) fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
     pages.clear();
     while pages.len() < each {
@@ -207,7 +207,7 @@ pub(super) fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u6
     }
 }
 
-/// Opens what `kind` has left in a directory, and checks all pages.
+/// Opens what `kind` has left in a directory and checks all pages.
 pub(super) fn verify(kind: Kind, dir: &Path, room: Room, ledger: &Ledger) -> Result<()> {
     const THREADS: u64 = 4;
     let subject = (kind.open)(dir, room)?;

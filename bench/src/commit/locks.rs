@@ -1,12 +1,12 @@
-//! A lock for each page, for stores without transactions that read: held from the read of a value to the synced write.
+//! A lock per page, for stores whose transactions do not read: it is held from the read of a value to the synced write.
 //!
-//! Invariant: pages are locked in ascending order, so no two threads wait for each other. Fails for a page that is none.
+//! Invariant: pages are locked in ascending order, so threads cannot deadlock. Fails for a page that does not exist.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 
-/// One for each page.
+/// One lock per page.
 pub(super) struct PageLocks(Vec<Mutex<()>>);
 
 impl PageLocks {
@@ -14,12 +14,12 @@ impl PageLocks {
         Self((0..pages).map(|_| Mutex::new(())).collect())
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// Locks pages that are given in ascending order.
+    /// Locks pages, which are given in ascending order.
     pub(super) fn hold(&self, pages: &[u64]) -> Result<Vec<MutexGuard<'_, ()>>> {
         let hold = |&page: &u64| {
             let lock = self.0.get(usize::try_from(page)?).context("no such page")?;

@@ -1,10 +1,13 @@
-//! `commit`: threads that change random pages and wait until that is durable, again and again: the page store's ordered map beside
-//! LMDB, fjall, `SQLite`, redb and `RocksDB`; bare pages of the store, and what the disk can do. `read`: read transactions of the same. `sustained`: the same for minutes over much data with little
-//! memory.
+//! `commit`: durable commits of random pages by several threads: the page store's ordered map beside LMDB, fjall,
+//! `SQLite`, redb and `RocksDB`; bare pages of the store; and fio as the limit. `read`: read transactions of the same
+//! subjects. `sustained`: commits for minutes over much data with little memory.
 //!
-//! All subjects hold the same values, made before the first sample, and keep them through all cases. Invariants: each commit
-//! reads its pages and changes as much of them; a sample begins when nothing is left of the one before in the
-//! background; at the end each is opened again, and has exactly what was acknowledged. Fails where a subject fails or has lost something.
+//! All subjects hold the same values, made before the first sample, and keep them through all cases. Invariants:
+//! - Each commit reads its pages and changes the same number of bytes.
+//! - A sample begins when the one before has left no background work.
+//! - At the end each store is reopened and must have exactly the acknowledged changes.
+//!
+//! Fails where a subject fails or has lost something.
 
 mod content;
 #[cfg(feature = "fjall")]
@@ -45,41 +48,41 @@ use crate::scratch::Stop;
 use content::{CHANGED, Ledger, VALUE};
 use load::{Kind, Load, Pages, Record, Room, commit_while, verify, wait};
 
-/// Bytes that a page has on the disk, in most subjects.
+/// Bytes of a page on the disk, in most subjects.
 const PAGE: u64 = 4096;
 /// The second of a quick run by which the last round ends.
 const QUICK_END: u64 = 35;
-/// Between two checks of whether a thread has failed.
+/// The time between two checks of whether a thread has failed.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// As tables name it.
+/// The limit's name in tables.
 const LIMIT: &str = "the limit: fio's syncs, each for all threads";
 
-/// One of the compared, with its pages in it.
+/// A subject with its filled store.
 struct Compared {
     kind: Kind,
     dir: PathBuf,
     pages: Box<dyn Pages>,
     ledger: Ledger,
-    /// Of the case at hand.
+    /// The samples of the current case.
     seen: RefCell<Vec<Sample>>,
 }
 
-/// What one sample came to.
+/// The figures of one sample.
 struct Sample {
     /// Commits per second.
     rate: f64,
     took: Histogram<u64>,
-    /// Until nothing was left to do in the background, in seconds.
+    /// Seconds until no background work was left.
     settled: f64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let bytes = if run.quick { 128 * MIB } else { 512 * MIB };
     let room = Room { pages: bytes / PAGE, memory: 2 * bytes };
     let kinds = kinds();
     note_peers(run);
-    // RocksDB may have all twice while it compacts, and logs come on top.
+    // RocksDB may hold all data twice while it compacts, and logs come on top.
     run.scratch.require_space(3 * bytes * kinds.len() as u64)?;
     run.note(&format!(
         "{} values of {VALUE} bytes; a commit reads each of its pages, changes {CHANGED} bytes at a random place in it, and is durable when it ends",
@@ -109,7 +112,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The page store by its map and by its pages, and the peers that this program was built with.
+/// Returns the page store as a map and by bare pages, and the peers that this program was built with.
 fn kinds() -> Vec<Kind> {
     vec![
         tree::KIND,
@@ -127,7 +130,7 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// Notes the versions of the peers; those that this program was built without are named as missing.
+/// Notes the versions of the peers, and names the peers that this program was built without as missing.
 fn note_peers(run: &mut Run) {
     #[cfg(feature = "lmdb")]
     crate::hit::note_version(run, "lmdb-master-sys");
@@ -161,28 +164,28 @@ fn fill(run: &Run, kind: Kind, number: usize, room: Room) -> Result<Compared> {
     Ok(Compared { kind, dir, pages, ledger: Ledger::new(room.pages), seen: RefCell::default() })
 }
 
-/// What is measured: transactions of so many pages by so many threads.
+/// A case: the threads and the pages per transaction.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     pages: usize,
     threads: usize,
-    /// Cases that share what a quick run has left, and the second by which that ends.
+    /// The cases that share the remaining time of a quick run, and the second by which it ends.
     left: usize,
     quick_end: u64,
 }
 
 impl Case {
-    /// As tables name it.
+    /// Returns the case's name in tables.
     fn name(&self, what: &str) -> String {
         let plural = |count: usize, of: &str| format!("{count} {of}{}", if count == 1 { "" } else { "s" });
         format!("{what} of {}, {}", plural(self.pages, "page"), plural(self.threads, "thread"))
     }
 }
 
-/// What one sample of a subject comes to.
+/// A function that takes one sample of a subject.
 type One = dyn Fn(&Compared, Load, Duration, &Stop) -> Result<f64>;
 
-/// Measures one case; in a round, all have the same random choices.
+/// Measures one case; all subjects of a round get the same random choices.
 fn sample_all(
     run: &mut Run,
     compared: &[Compared],
@@ -238,7 +241,7 @@ fn measure(run: &mut Run, compared: &[Compared], fio: Option<&Program>, case: Ca
     Ok(())
 }
 
-/// One thread's commits of a sample.
+/// One thread's commit latencies of a sample.
 struct Timed(Histogram<u64>);
 
 impl Record for Timed {
@@ -261,7 +264,7 @@ fn one(subject: &Compared, load: Load, window: Duration, stop: &Stop) -> Result<
     Ok(Sample { rate: took.len() as f64 / worked.as_secs_f64(), took, settled })
 }
 
-/// A figure of the samples: what it is called, its unit, and how to have it.
+/// A figure of the samples: its name, its unit, and how to get it.
 type Figure = (&'static str, Unit, fn(&Sample) -> f64);
 
 fn percentile_us(sample: &Sample, percent: f64) -> f64 {
@@ -275,12 +278,12 @@ const FIGURES: [Figure; 4] = [
     ("work left to the background, then", Unit::Milliseconds, |sample| sample.settled * 1e3),
 ];
 
-/// Adds what single commits took in the last `rounds` samples of a case, and forgets them.
+/// Adds the latencies of the last `rounds` samples of a case and clears them.
 fn add_figures(run: &mut Run, case: &str, compared: &[Compared], rounds: usize) {
     for (what, unit, of) in FIGURES {
         let of_subject = |subject: &Compared| {
             let seen = subject.seen.borrow();
-            // The round that does not count went first.
+            // The uncounted round went first.
             let counted = seen.iter().skip(seen.len().saturating_sub(rounds));
             Samples { subject: subject.kind.name, values: counted.map(of).collect() }
         };
@@ -292,7 +295,7 @@ fn add_figures(run: &mut Run, case: &str, compared: &[Compared], rounds: usize) 
     }
 }
 
-/// The map against the best peer, like for like; and bare pages against the same, which have nothing to search.
+/// Adds two ratios: the map against the best peer, which compares like with like, and bare pages against the same peer.
 fn add_ratios(run: &mut Run, ratios: [&'static str; 2], what: &str, unit: Unit, rates: &[Samples]) {
     let Some(best) = best_peer(rates) else { return };
     for (ours, ratio) in [tree::KIND.name, ours::KIND.name].into_iter().zip(ratios) {
@@ -301,7 +304,7 @@ fn add_ratios(run: &mut Run, ratios: [&'static str; 2], what: &str, unit: Unit, 
     }
 }
 
-/// The one of the others that does most.
+/// Returns the peer with the highest rate.
 fn best_peer(rates: &[Samples]) -> Option<&'static str> {
     let none = [tree::KIND.name, ours::KIND.name, LIMIT];
     let peers = rates.iter().filter(|samples| !none.contains(&samples.subject));

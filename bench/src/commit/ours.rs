@@ -1,7 +1,7 @@
-//! The page store by its pages: a value's number is its page's, and nothing has to be searched. What a tree on it pays for being one is
-//! the difference to `tree`.
+//! The page store by bare pages: a value's number is its page's number, so nothing is searched. The difference to
+//! `tree` is the cost of an ordered map.
 //!
-//! Each commit is with `Durability::Sync`. Fails where the store does.
+//! Each commit uses `Durability::Sync`. Fails where the store does.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use pagekeeper_store::{Durability, Store, StoreOptions};
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "pagekeeper-store, bare pages", open: |dir, room| Ok(Box::new(Ours::open(dir, room)?)) };
 
-/// Pages that are made by one commit.
+/// Pages written per commit when the store is filled.
 const BATCH: u64 = 1024;
 
 /// A store whose root is the first of as many pages as there are values.
@@ -26,12 +26,12 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Opens it, or makes one with its pages in a row, none of them written.
+    /// Opens the store, or creates one with unwritten pages in a row.
     pub(super) fn open(dir: &Path, room: Room) -> Result<Self> {
         Self::open_with(Store::options(), dir, room)
     }
 
-    /// The same with options of which the memory is not set yet.
+    /// Opens the store with these options and the given memory.
     pub(super) fn open_with(options: StoreOptions, dir: &Path, room: Room) -> Result<Self> {
         let store = options.memory(room.memory).open(&dir.join("store"))?;
         let found = store.begin_read()?.root();

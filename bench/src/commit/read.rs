@@ -1,8 +1,10 @@
-//! `read`: threads that begin to read, read one random page or several, and end, again and again: the page store's ordered map beside
-//! LMDB, fjall, `SQLite`, redb and `RocksDB`; and bare pages of the store. Then scans: so many values in a row, from a random one on.
+//! `read`: read transactions of one or several random pages, by several threads: the page store's ordered map beside
+//! LMDB, fjall, `SQLite`, redb and `RocksDB`; and bare pages of the store. Then scans of consecutive values from a
+//! random one on.
 //!
-//! All subjects hold the same values in memory, and nothing is committed meanwhile. Invariants: of each value that is read its page number is
-//! compared, and of some all bytes. Fails where a subject fails, or a value is another's.
+//! All subjects hold the same values in memory, and nothing is committed meanwhile. Invariants: each value's page
+//! number is compared when it is read, and in some all bytes. Fails where a subject fails, or a value belongs to
+//! another page.
 
 use std::time::Duration;
 
@@ -21,16 +23,16 @@ use crate::scratch::Stop;
 const QUICK_END: u64 = 38;
 /// Values of a scan.
 const SCANNED: usize = 100;
-/// Of so many transactions the first page of one is compared in full.
+/// One in this many transactions compares all bytes of its first page.
 const FULL_EVERY: u64 = 1024;
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let bytes = if run.quick { 64 * MIB } else { 256 * MIB };
     let room = Room { pages: bytes / PAGE, memory: 2 * bytes };
     let kinds = kinds();
     note_peers(run);
-    // RocksDB may have all twice while it compacts, and logs come on top.
+    // RocksDB may hold all data twice while it compacts, and logs come on top.
     run.scratch.require_space(3 * bytes * kinds.len() as u64)?;
     run.note(&format!(
         "{} values of {VALUE} bytes, all in memory; a transaction is begun, reads, and is ended; no commits meanwhile",
@@ -79,7 +81,7 @@ fn measure_scans(run: &mut Run, compared: &[Compared], case: Case, room: Room) -
     Ok(())
 }
 
-/// As [`read_while`], with the values of each transaction in a row.
+/// Like [`read_while`], with consecutive values in each transaction.
 pub(super) fn scan_while(
     subject: &dyn Pages,
     of: u64,
@@ -92,7 +94,7 @@ pub(super) fn scan_while(
     Ok(read.iter().sum::<u64>() as f64 / worked.as_secs_f64())
 }
 
-/// What one thread does; gives the values that it read in time.
+/// Scans in one thread and returns the number of values it read in time.
 fn scan_until(subject: &dyn Pages, of: u64, each: u64, mut random: Random, gate: &Gate) -> Result<u64> {
     let mut first = Vec::with_capacity(1);
     let mut read = 0;
@@ -136,7 +138,7 @@ fn measure(run: &mut Run, compared: &[Compared], case: Case, room: Room) -> Resu
     Ok(())
 }
 
-/// Lets threads read for as long as `window`; gives the pages a second that were read.
+/// Runs reading threads for `window` and returns pages read per second.
 pub(super) fn read_while(
     subject: &dyn Pages,
     of: u64,
@@ -149,7 +151,7 @@ pub(super) fn read_while(
     Ok(read.iter().sum::<u64>() as f64 / worked.as_secs_f64())
 }
 
-/// What one thread does; gives the pages that it read in time.
+/// Reads in one thread and returns the number of pages it read in time.
 fn read_until(subject: &dyn Pages, of: u64, each: usize, mut random: Random, gate: &Gate) -> Result<u64> {
     let reader = subject.reader();
     gate.pass();

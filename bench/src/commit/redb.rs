@@ -1,6 +1,6 @@
-//! redb: a table of values by number, each commit with `Durability::Immediate`.
+//! redb: a table of values by page number, each commit with `Durability::Immediate`.
 //!
-//! Nothing is left to do behind a commit. Fails where redb does.
+//! A commit leaves no background work. Fails where redb does.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, T
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind = Kind { name: "redb", open: |dir, room| Ok(Box::new(Redb::open(dir, room)?)) };
 
 const TABLE: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("pages");
-/// Pages that are made by one commit.
+/// Pages written per commit when the table is filled.
 const BATCH: u64 = 8192;
 
-/// Makes a value of a page from the one before, if there is one.
+/// A function that makes a page's value from its previous one, if there is one.
 type Make<'a> = dyn FnMut(u64, Option<&[u8]>, &mut Vec<u8>) -> Result<()> + 'a;
 
 struct Redb {
@@ -33,7 +33,7 @@ impl Redb {
         Ok(Self { database, pages: room.pages })
     }
 
-    /// Has each value made in its turn from what was there before, in one commit.
+    /// Replaces each value in turn with one made from the value before, in one commit.
     fn write(&self, pages: impl Iterator<Item = u64>, make: &mut Make<'_>) -> Result<()> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;

@@ -1,7 +1,7 @@
-//! `RocksDB`: values by number, each commit a batch that is synced through its write-ahead log.
+//! `RocksDB`: values by page number; each commit is a batch that is synced through its write-ahead log.
 //!
-//! It has no transactions by itself: who reads a value and puts another holds the page's lock meanwhile, here as in its
-//! `TransactionDB`. Reads are of single values, without a snapshot. Fails where `RocksDB` does, with its own words.
+//! Its plain batches do not read, so each committer holds a page's lock between reading and putting its value, as
+//! `TransactionDB` would. Reads get single values, without a snapshot. Fails where `RocksDB` does, with its message.
 
 #![expect(unsafe_code, reason = "calls into C++")]
 
@@ -18,21 +18,21 @@ use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 use super::locks::PageLocks;
 use crate::log::rocksdb::{WORDS, text};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "RocksDB, synced WAL", open: |dir, room| Ok(Box::new(RocksDb::open(dir, room)?)) };
 
-/// Pages that are made by one batch.
+/// Pages written per batch when the database is filled.
 const BATCH: u64 = 1024;
 
-/// `bench_pages` of the C++.
+/// `bench_pages` of the C++ source.
 #[repr(C)]
 struct Opaque {
     private: [u8; 0],
 }
 
-// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. Each function says what it
-// asks of its pointers where it is called.
+// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The requirements of each
+// function's pointers are stated where it is called.
 unsafe extern "C" {
     fn bench_pages_open(dir: *const c_char, memory: usize, error: *mut c_char, len: usize) -> *mut Opaque;
     fn bench_pages_close(pages: *mut Opaque);
@@ -58,16 +58,16 @@ unsafe extern "C" {
     fn bench_pages_idle(pages: *mut Opaque) -> bool;
 }
 
-/// Values by number: what the doors of rocksdb.cc open.
+/// Values by number, behind the C functions of rocksdb.cc.
 pub(crate) struct Values(NonNull<Opaque>);
 
-// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external synchronization"; the
-// pointer is to a value that only `drop` frees.
+// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external
+// synchronization"; only `drop` frees the value behind the pointer.
 unsafe impl Send for Values {}
 // SAFETY: as above.
 unsafe impl Sync for Values {}
 
-/// Runs a call that tells by its words what went wrong.
+/// Runs a call that reports its failure as text.
 fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
     let mut words = [0; WORDS];
     if !call(words.as_mut_ptr()) {
@@ -77,30 +77,31 @@ fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
 }
 
 impl Values {
-    /// Opens what is in a directory, or makes it, with so many bytes of block cache.
+    /// Opens or creates a database in a directory, with a block cache of `memory` bytes.
     pub(crate) fn open(dir: &Path, memory: u64) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let memory = usize::try_from(memory)?;
         let mut words = [0; WORDS];
-        // SAFETY: the path ends with a zero byte, and `WORDS` bytes can be written to `words`.
+        // SAFETY: the path ends with a zero byte, and `words` has room for `WORDS` bytes.
         let database = unsafe { bench_pages_open(path.as_ptr(), memory, words.as_mut_ptr(), WORDS) };
         Ok(Self(NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?))
     }
 
-    /// Fills `value`, which is as long as what was put.
+    /// Fills `value`, which has the length of what was put.
     pub(crate) fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
-        // SAFETY: the database is alive; no more than the lengths of `value` and `words` is written before the call returns.
+        // SAFETY: the database is alive; at most the lengths of `value` and `words` are written before the call
+        // returns.
         done(|words| unsafe {
             bench_pages_get(self.0.as_ptr(), page, value.as_mut_ptr().cast(), value.len(), words, WORDS)
         })
     }
 
-    /// Puts values of one length, one behind the other, for as many pages.
+    /// Puts consecutive values of one length for these pages.
     pub(crate) fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
         let size = values.len() / pages.len().max(1);
         assert_eq!(values.len(), pages.len() * size, "a value for each page");
-        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just checked,
-        // and `words` is written within its length, before the call returns.
+        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just
+        // checked, and `words` is written within its length, before the call returns.
         done(|words| unsafe {
             bench_pages_put(
                 self.0.as_ptr(),
@@ -115,13 +116,13 @@ impl Values {
         })
     }
 
-    /// Writes what is in memory to tables.
+    /// Flushes the memtables to tables.
     pub(crate) fn flush(&self) -> Result<()> {
         // SAFETY: the database is alive, and `words` is written within its length before the call returns.
         done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, WORDS) })
     }
 
-    /// Waits until nothing is flushed or compacted.
+    /// Waits until no flush or compaction is running.
     pub(crate) fn wait_until_idle(&self) {
         // SAFETY: the database is alive.
         while !unsafe { bench_pages_idle(self.0.as_ptr()) } {

@@ -1,7 +1,7 @@
-//! `SQLite`: a table of blobs by integer key, WAL, `synchronous=FULL`, one connection for each thread.
+//! `SQLite`: a table of blobs by integer key, in WAL mode with `synchronous=FULL` and one connection per thread.
 //!
-//! A thread that finds another writing waits in `SQLite`'s busy handler. A connection stays open beside those of the
-//! threads, so that the WAL is never given up for being closed last. Fails where `SQLite` does.
+//! A thread that finds another writing waits in `SQLite`'s busy handler. One more connection stays open, so that the
+//! WAL is never removed by the last close. Fails where `SQLite` does.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use rusqlite::{Connection, params};
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "SQLite, WAL", open: |dir, room| Ok(Box::new(Sqlite::open(dir, room)?)) };
 
@@ -26,7 +26,7 @@ struct Sqlite {
     kept: Mutex<Connection>,
 }
 
-/// The version of the library.
+/// Returns the version of the library.
 pub(super) fn version() -> String {
     rusqlite::version().to_owned()
 }

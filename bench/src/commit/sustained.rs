@@ -1,8 +1,8 @@
-//! `sustained`: commits of random pages for minutes, over much more data than there is memory for.
+//! `sustained`: commits of random pages for minutes, over much more data than memory.
 //!
-//! Invariants: the bytes of the journal and of memory are sampled all the while, and latencies are kept for each
-//! sixtieth of the time, so that no stall hides in a mean. Fails when the journal or the memory is above its bound, and when
-//! a page does not have what was acknowledged.
+//! Invariants: journal and memory sizes are sampled throughout, and latencies are kept for each sixtieth of the time,
+//! so that no stall hides in a mean. Fails when journal or memory exceeds its bound, and when a page lacks an
+//! acknowledged change.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -22,22 +22,22 @@ use crate::gauges::latencies;
 use crate::report::{Curve, Unit};
 use crate::rounds::Samples;
 
-/// Parts of the time that have figures of their own.
+/// Number of parts of the time with figures of their own.
 const PARTS: u32 = 60;
-/// How often journal and memory are sampled.
+/// Interval of the samples of journal and memory.
 const EACH: Duration = Duration::from_millis(10);
-/// The budget of the store.
+/// The store's memory budget, in bytes.
 const MEMORY: u64 = 512 * MIB;
-/// What the process may have beside it: stacks, the allocator's slack, this benchmark's histograms.
+/// Bytes that the process may use beyond it: stacks, the allocator's slack, this benchmark's histograms.
 const BESIDE: u64 = 32 * MIB;
 /// Threads that commit.
 const THREADS: usize = 8;
 /// Pages of each commit.
 const PAGES: usize = 4;
-/// The second of a quick run by which commits end: what is left is for the check of all pages.
+/// The second of a quick run by which commits end; the rest is for the check of all pages.
 const QUICK_END: u64 = 37;
 
-/// What all threads' commits of one part took.
+/// The latencies of all threads' commits in one part.
 struct Part<'a>(&'a Mutex<Histogram<u64>>);
 
 impl Record for Part<'_> {
@@ -50,20 +50,20 @@ fn locked(part: &Mutex<Histogram<u64>>) -> MutexGuard<'_, Histogram<u64>> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What was seen in one part of the time.
+/// The figures of one part of the time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     rate: f64,
     median: f64,
     p999: f64,
     longest: f64,
-    /// The most journal bytes that a recovery would have read.
+    /// The largest number of journal bytes that a recovery would have read.
     journal: u64,
-    /// The most memory, in bytes, above what the process had before it opened the store.
+    /// The largest memory in bytes, above what the process had before it opened the store.
     memory: u64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, minutes: u64) -> Result<()> {
     let bytes = if run.quick { GIB } else { 8 * GIB };
     let room = Room { pages: bytes / super::PAGE, memory: MEMORY };
@@ -101,7 +101,7 @@ pub(crate) fn run(run: &mut Run, minutes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Memory of this process that no file stands behind, in bytes.
+/// Returns this process's memory without files behind it, in bytes.
 fn memory() -> Result<u64> {
     let path = "/proc/self/status";
     let text = std::fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
@@ -110,7 +110,7 @@ fn memory() -> Result<u64> {
     Ok(field("RssAnon")? + field("RssShmem")?)
 }
 
-/// Commits, and samples the store meanwhile; gives what each part of the time has seen, and what all commits took.
+/// Commits and samples the store meanwhile. Returns the figures of each part, and the latencies of all commits.
 fn watch(
     run: &Run,
     ours: &Ours,
@@ -161,7 +161,7 @@ fn sample(store: &Store, before: u64, seen: &mut Seen) -> Result<()> {
     Ok(())
 }
 
-/// A figure of the parts: what it is called, its unit, and how to have it.
+/// A figure of the parts: its name, its unit, and how to get it.
 type Figure = (&'static str, Unit, fn(&Seen) -> f64);
 
 fn report(run: &mut Run, duration: Duration, seen: &[Seen], all: &Histogram<u64>, cap: u64) {
@@ -215,7 +215,7 @@ fn report(run: &mut Run, duration: Duration, seen: &[Seen], all: &Histogram<u64>
     curve(&bytes, "its budget", &|_| mib(MEMORY));
 }
 
-/// Where in the time a part is.
+/// Returns the position of a part in the time.
 fn label(part: usize) -> &'static str {
     match part {
         0 => "begin",
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_touched_counts() {
-        // More than once, since other tests of this process may give memory back meanwhile.
+        // Repeated, because other tests of this process may free memory meanwhile.
         let counts = || {
             let before = memory().unwrap();
             let touched = vec![1_u8; 64 << 20];

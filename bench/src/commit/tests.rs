@@ -1,4 +1,5 @@
-//! Each subject, small: what was committed by several threads is found again, and what was not is missed.
+//! Tests each subject on a small scale: commits of several threads are found again, and changes that were not
+//! acknowledged or are missing are detected.
 
 use super::content::{change, fresh};
 use super::*;
@@ -21,7 +22,7 @@ fn every_subject_has_what_was_acknowledged_and_nothing_else() {
         let subject = filled(kind, scratch.path());
         for (threads, pages) in [(1, 1), (5, 7)] {
             let load = Load { threads, pages, seed: 9 };
-            // Only commits that end in time are counted, and a disk may take seconds for one.
+            // Only commits that end in time count, and a disk may take seconds for one.
             let mut samples = (0..12).map(|nth| {
                 one(&subject, load, Duration::from_millis(60_u64 << nth), &Stop::never()).unwrap()
             });
@@ -31,7 +32,7 @@ fn every_subject_has_what_was_acknowledged_and_nothing_else() {
         let Compared { pages, ledger, .. } = subject;
         drop(pages);
         verify(kind, scratch.path(), ROOM, &ledger).unwrap();
-        // A change that was not acknowledged, and one that is gone.
+        // A change that was not acknowledged, and one that is lost.
         let pages = (kind.open)(scratch.path(), ROOM).unwrap();
         pages.committer().unwrap().commit(&[3], &mut |page, value| change(page, value).map(|_| ())).unwrap();
         drop(pages);
@@ -100,7 +101,7 @@ fn every_subject_reads_what_is_there_and_another_page_is_an_error() {
         };
         subject.pages.reader().unwrap().read(&[0, 7, 599], &mut see).unwrap();
         assert_eq!(seen, [0, 7, 599], "{}", kind.name);
-        // Pages that are none.
+        // Pages that do not exist.
         let load = Load { threads: 2, pages: 1, seed: 3 };
         let long = Duration::from_secs(60);
         let missing = read::read_while(&*subject.pages, 10 * ROOM.pages, load, long, &Stop::never());

@@ -1,6 +1,6 @@
-//! The ordered map of the page store: values by number as the peers have them, each commit with `Durability::Sync`.
+//! The ordered map of the page store: values by number, as in the peers, each commit with `Durability::Sync`.
 //!
-//! A value has a page of its own, which is found in the tree. Fails where the store does.
+//! Each value has a page of its own, which is found through the tree. Fails where the store does.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -12,14 +12,14 @@ use pagekeeper_store::{Durability, Store};
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "pagekeeper-store", open: |dir, room| Ok(Box::new(Map::open(dir, room)?)) };
 
-/// Values that are made by one commit.
+/// Values written per commit when the map is filled.
 const BATCH: u64 = 1024;
 
-/// A store with one tree, whose root page is the store's.
+/// A store with one tree, whose root page is the store's root.
 struct Map {
     store: Store,
     tree: Tree,

@@ -1,10 +1,10 @@
-//! How long a commit takes beside the load: a client of its own, one thread that changes one row of a table of its own at a time, each
-//! time in a transaction of its own.
+//! Commit latency beside the load: a separate client with one thread changes one row of its own table at a time, each
+//! in its own transaction.
 //!
-//! The load's own latencies are those of transactions of some fifty statements, most of it the statements' time, and waits for rows that
-//! others hold. Of this client a statement is one row, which nobody else wants, and the commit: what is left is the wait for the redo
-//! log's and the binlog's sync. It is the same in all windows. Times are sysbench's, in classes that are 2 % wide.
-//! Ends with its handle, and with the thread that started it. Fails with what it said.
+//! The load's own latencies include some fifty statements per transaction and waits for row locks. This client changes
+//! one row that nobody else uses, so its latency is the wait for the sync of redo log and binlog. It is the same in all
+//! windows. Times come from sysbench's histogram, whose classes are 2 % wide. It ends with its handle, and with the
+//! thread that started it. Fails with the client's output.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::running::Running;
 /// The running client.
 pub(super) struct Commits(Running);
 
-/// What the commits of a window took, in µs.
+/// The commit latencies of a window, in µs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Latencies {
-    /// Half of them took no longer.
+    /// Median.
     pub(super) median: f64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile.
     pub(super) p99: f64,
-    /// None took longer.
+    /// Maximum.
     pub(super) longest: f64,
 }
 
 impl Commits {
-    /// Starts the client that this sysbench command is about, for so long: whole seconds.
+    /// Starts the client of this sysbench command for `window`, in whole seconds.
     pub(super) fn start(mut sysbench: Command, window: Duration) -> Result<Self> {
         let child = sysbench
             .args(["--histogram", &format!("--time={}", window.as_secs())])
@@ -41,7 +41,7 @@ impl Commits {
         Ok(Self(child.into()))
     }
 
-    /// Waits for its end. It says nothing before that, so its pipe has room.
+    /// Waits for its end. It prints nothing before that, so its pipe cannot fill.
     pub(super) fn wait(mut self) -> Result<Latencies> {
         let mut stdout = self.0.stdout.take().context("it has no output")?;
         let said = std::io::read_to_string(&mut stdout).context("can't read what sysbench says")?;
@@ -51,7 +51,7 @@ impl Commits {
     }
 }
 
-/// From lines like `0.045 |*** 4280`, and that with `max:`; sysbench's times are in ms.
+/// Parses lines like `0.045 |*** 4280` and the line with `max:`; sysbench's times are in ms.
 fn latencies_in(said: &str) -> Option<Latencies> {
     let classes: Vec<(f64, u64)> = said
         .lines()

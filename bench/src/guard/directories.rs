@@ -1,9 +1,9 @@
-//! What the guard costs beside 10,000 log files in 2,000 directories, all of which it watches.
+//! The guard's cost beside 10,000 log files in 2,000 directories, all of which it watches.
 //!
-//! One database may have 4,096 log files and 1,024 directories, so there are [`WRITERS`] of them: processes that hold the newest log of
-//! each of their directories open, append to one after the other, and now and then begin the next. The guard knows them by their
-//! processes alone. Invariant: its own ticks say, before and after what is counted, that it watches every file and leaves none out.
-//! Fails where it does not come to that.
+//! The guard watches up to 4,096 log files and 1,024 directories per database, so there are [`WRITERS`] databases:
+//! processes that hold the newest log of each of their directories open, append to one after the other, and now and
+//! then begin the next. The guard identifies them by their processes alone. Invariant: the guard's ticks report, before
+//! and after the count, that it watches every file and leaves none out. Fails otherwise.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write as _};
@@ -25,30 +25,31 @@ use crate::running::Running;
 
 /// Databases.
 const WRITERS: u64 = 4;
-/// Directories of each.
+/// Directories per database.
 const DIRECTORIES: u64 = 500;
-/// Log files in each of these.
+/// Log files per directory.
 const LOGS: u64 = 5;
-/// All of them.
+/// All log files.
 const FILES: u64 = WRITERS * DIRECTORIES * LOGS;
-/// What an append has, and how often each database makes one: together as much as where all logs are in one directory.
+/// Bytes of an append, and the pause between two appends of a database. Together they write as much as the case with
+/// one directory.
 const APPEND: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
-/// Every so many appends a directory gets its next log: one in two seconds, of all databases together.
+/// Appends after which a directory gets its next log: one log in two seconds, in all databases together.
 const APPENDS_OF_A_LOG: usize = 80;
-/// The guard has found them all by then.
+/// The longest time until the guard has found them all.
 const FOUND: Duration = Duration::from_secs(120);
 
 const READY: &str = "ready";
 
-/// What a database's process is to do.
+/// The task of a database's process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Its directories are in this one.
     dir: PathBuf,
 }
 
-/// The database's side: writes until it is killed.
+/// Writes logs as a database process until it is killed.
 pub(crate) fn write_logs(arguments: &Arguments) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
     let directories: Vec<PathBuf> =
@@ -69,7 +70,7 @@ pub(crate) fn write_logs(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// A log to append to, made if it is missing.
+/// Opens a log to append to, and creates it if it is missing.
 fn open(directory: &Path, number: u64) -> Result<File> {
     let path = directory.join(name(number));
     let log = OpenOptions::new().append(true).create(true).open(&path);
@@ -80,7 +81,7 @@ fn open(directory: &Path, number: u64) -> Result<File> {
 struct Writer(Running);
 
 impl Writer {
-    /// Starts it, and returns when it has its logs open.
+    /// Starts the process and returns once it has its logs open.
     fn start(directory: &Path) -> Result<Self> {
         let child = this_program()?
             .arg("guard-writer")
@@ -98,18 +99,19 @@ impl Writer {
     }
 }
 
-/// What it came to.
+/// The guard's cost.
 struct Cost {
     whole: Used,
-    /// In percent of a core, once all are found: while samples of what rests become fewer, and after that.
+    /// Percent of a core once all files are found: while the guard still lowers the sampling rate of idle logs, and
+    /// after that.
     first: f64,
     steady: f64,
-    /// Until all are found, in seconds.
+    /// Seconds until all were found.
     found: f64,
     watched: Watched,
 }
 
-/// Measures it, and adds rows.
+/// Measures the cost and adds rows.
 pub(super) fn run(run: &mut Run) -> Result<()> {
     let directories = WRITERS * DIRECTORIES;
     run.say(&format!("{FILES} log files in {directories} directories"))?;
@@ -168,7 +170,7 @@ fn watch(run: &Run, writers: &[Writer]) -> Result<Cost> {
     Ok(Cost { whole: guard.stop()?, first, steady, found, watched })
 }
 
-/// The newer logs come on top.
+/// Whether the guard watches all files; newer logs come on top.
 fn is_all(watched: Watched) -> bool {
     watched.files >= FILES && watched.left_out == 0
 }

@@ -1,9 +1,9 @@
-//! The least work that keeps a server's logs out of the page cache: a thread that knows beforehand which files they are, and gives the
-//! kernel one advice for each that is written, twice a second, as the guard does. What it takes is nearly all the kernel's, which drops
-//! the pages.
+//! The least work that keeps a server's logs out of the page cache: a thread that knows the log files beforehand and
+//! advises the kernel to drop each written one, twice a second, as the guard does. Nearly all of its time is the
+//! kernel's, which drops the pages.
 //!
-//! It does not ask who follows a log, what of it is on disk or in memory, or whether a server comes or goes: no guard could do with that.
-//! Ends with its handle. Fails, when it is stopped, with what it could not open.
+//! It does not check followers, dirty or resident pages, or the coming and going of servers, which no guard can leave
+//! out. Ends with its handle. Fails, when it is stopped, with the file it could not open.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ use rustix::time::{ClockId, clock_gettime};
 /// The guard's own interval.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A running thread.
+/// The running thread.
 pub(super) struct Least {
     thread: Option<JoinHandle<Result<()>>>,
-    /// The processor time that it has used, in nanoseconds, as of its last turn; `u64::MAX` asks it to end.
+    /// Processor time used as of its last turn, in nanoseconds; `u64::MAX` asks the thread to end.
     used: Arc<AtomicU64>,
 }
 
 impl Least {
-    /// Starts it on a server's redo log and binlogs. It has gone over all of them when this returns.
+    /// Starts the thread on a server's redo log and binlogs. It has processed all of them when this returns.
     pub(super) fn start(mut logs: Vec<PathBuf>) -> Result<Self> {
         logs.sort();
         for log in &logs {
@@ -42,12 +42,12 @@ impl Least {
         Ok(Self { thread, used })
     }
 
-    /// The processor time that it has used.
+    /// Returns the processor time used.
     pub(super) fn used(&self) -> Duration {
         Duration::from_nanos(self.used.load(Ordering::Relaxed))
     }
 
-    /// Ends it.
+    /// Ends the thread.
     pub(super) fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -62,7 +62,7 @@ impl Least {
 
 impl Drop for Least {
     fn drop(&mut self) {
-        // Whoever did not stop it has failed already.
+        // A caller that did not stop it has failed already.
         let _ = self.end();
     }
 }
@@ -75,7 +75,7 @@ fn drop_pages(file: &File) -> Result<()> {
     fadvise(file, 0, None, Advice::DontNeed).context("can't drop pages")
 }
 
-/// `binlog.000007` after `binlog.000006`; none if it has no number.
+/// Returns `binlog.000007` after `binlog.000006`; `None` for a name without a number.
 fn next(path: &Path) -> Option<PathBuf> {
     let number = path.extension()?.to_str()?;
     let next = number.parse::<u64>().ok()? + 1;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::data::{MIB, resident, write_synced};
 
-    /// Waits for what comes at the next turn, a minute at most.
+    /// Waits up to a minute for a later turn to make this true.
     fn eventually(is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_so() {

@@ -1,6 +1,7 @@
-//! What the guard costs beside a directory of 10,000 log files, one of which is written and followed by the next.
+//! The guard's cost beside a directory of 10,000 log files, of which one is written and followed by the next.
 //!
-//! That is more than it watches of one database: a note says of how many it does. Fails where the guard does.
+//! These are more files than the guard watches in one database; a note reports how many it watches. Fails where the
+//! guard does.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,7 +21,7 @@ use crate::rounds::Samples;
 const FILES: u64 = 10_000;
 const FILE_BYTES: u64 = 16 << 10;
 
-/// Measures it, and adds rows.
+/// Measures the cost and adds rows.
 pub(super) fn run(run: &mut Run) -> Result<()> {
     let (settle, window) = if run.quick { (2, 5) } else { (3, 30) };
     run.say(&format!("{FILES} log files"))?;
@@ -48,7 +49,8 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     std::fs::remove_dir_all(&directory).context("can't remove the log files")
 }
 
-/// What the guard used in all, its CPU percentage in the window after it has settled, both in seconds, and what it watches.
+/// Returns the guard's total use, its CPU percentage in a window after it has settled, and the files it watches. Both
+/// times are in seconds.
 fn watch(run: &Run, directory: &Path, settle: u64, window: u64) -> Result<(Used, f64, Watched)> {
     let shown = directory.to_string_lossy();
     let guard = Watcher::start(&run.pagekeeper, &["--dir", &shown, "--profile", "generic"])?;
@@ -58,19 +60,19 @@ fn watch(run: &Run, directory: &Path, settle: u64, window: u64) -> Result<(Used,
     Ok((guard.stop()?, steady, watched))
 }
 
-/// A guard's CPU percentage in a window of so many seconds that begins now.
+/// Returns a guard's CPU percentage in a window of this many seconds, from now on.
 pub(super) fn percent_within(run: &Run, guard: &Watcher, window: u64) -> Result<f64> {
     let (before, began) = (cpu_seconds(guard.pid())?, Instant::now());
     run.stop.sleep(Duration::from_secs(window))?;
     Ok((cpu_seconds(guard.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)
 }
 
-/// A log's name.
+/// Returns a log's name.
 pub(super) fn name(number: u64) -> String {
     format!("binlog.{number:06}")
 }
 
-/// Makes so many files and their index: holes whose pages are cached, clean, and cost no disk.
+/// Creates log files and their index. The files are holes whose pages are cached and clean, so they cost no disk space.
 pub(super) fn make(directory: &Path, files: u64) -> Result<()> {
     std::fs::create_dir_all(directory).context("can't make the directory of log files")?;
     let mut index = String::new();
@@ -101,8 +103,9 @@ fn write_on(directory: &Path, done: &AtomicBool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// CPU time that a process has used, in seconds: of its threads in nanoseconds (`/proc/PID/task/TID/schedstat`), or, where one has
-/// ended or the kernel keeps no such account, `utime` and `stime` of `proc_pid_stat(5)`, 0.01 s each.
+/// Returns the CPU time of a process in seconds: the sum over its threads in nanoseconds
+/// (`/proc/PID/task/TID/schedstat`). Falls back to `utime` and `stime` of `proc_pid_stat(5)`, with 0.01 s resolution,
+/// where a thread has ended or the kernel keeps no such account.
 pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text =
         std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what the guard uses")?;
@@ -113,7 +116,7 @@ pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     Ok(of_threads.map_or(of_all, |of_threads| of_threads.max(of_all)))
 }
 
-/// CPU time of the threads that a process has now, in seconds.
+/// Returns the CPU time of a process's current threads, in seconds.
 fn cpu_of_threads(pid: u32) -> Option<f64> {
     let mut sum = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
@@ -122,13 +125,13 @@ fn cpu_of_threads(pid: u32) -> Option<f64> {
     Some(sum as f64 / 1e9)
 }
 
-/// Time on a processor, the first figure of `schedstat`.
+/// Returns the time on a processor, the first figure of `schedstat`.
 fn nanoseconds(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().next()?.parse().ok()
 }
 
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The name before may hold anything.
+    // The name before may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }

@@ -1,10 +1,10 @@
-//! `guard`: what the guard costs a database and gives back: MariaDB under sysbench, windows with and without the guard
-//! in turn, on one server under one continuous load, and with the [least work](least) that a guard could do.
+//! `guard`: the guard's cost and benefit for a database: MariaDB under sysbench, in alternating windows with the guard,
+//! without it, and with the [least work](least) that a guard could do, on one server under one continuous load.
 //!
-//! Before each window without the guard the log files are read back in, as they would be on a server that never had
-//! one; the guard's window begins from there, so its first release is in its account. The guard watches this server
-//! alone. Queries are counted by the server, residency is of the redo log and all binlogs at a window's end; commits are timed by a
-//! [client of its own](commits).
+//! Before each window without the guard the log files are read back in, as they would be on a server that never had a
+//! guard. The guard's window begins from that state, so its account includes its first release. The guard watches this
+//! server alone. The server counts queries, residency is that of the redo log and all binlogs at a window's end, and a
+//! [separate client](commits) times commits.
 
 mod commits;
 mod directories;
@@ -37,30 +37,30 @@ const WITHOUT: &str = "without";
 const LEAST: &str = "the least work";
 const SETTLED: &str = "after its start";
 
-/// Binlogs that a window begins with at most: as many as make a GiB, far less than servers usually keep.
+/// Binlogs at the start of a window, at most. They make a GiB, which is far less than servers usually keep.
 const KEPT_BINLOGS: u64 = GIB / server::BINLOG_BYTES;
 
-/// Lengths of a run's parts.
+/// The lengths of a run's parts.
 #[derive(Debug, Clone, Copy)]
 struct Lengths {
-    /// The load alone, before the first window: logs to begin with.
+    /// The load alone, before the first window, to create logs.
     history: Duration,
-    /// From a change to the begin of the count.
+    /// From a change to the start of the count.
     settle: Duration,
     /// The count.
     window: Duration,
 }
 
-/// Pairs of a quick run, unless it is said.
+/// Default number of pairs in a quick run.
 const QUICK_ROUNDS: u16 = 3;
 
-/// The cases of very many log files alone: they need no `MariaDB`.
+/// Runs only the cases with very many log files, which need no `MariaDB`.
 pub(crate) fn run_many(run: &mut Run) -> Result<()> {
     many::run(run)?;
     directories::run(run)
 }
 
-/// Runs it; `rounds` and `transactions` a second are what the command line asks for.
+/// Runs the benchmark; `rounds` and `transactions` per second come from the command line.
 pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZeroU32>) -> Result<()> {
     if run.quick {
         run.rounds = usize::from(rounds.unwrap_or(QUICK_ROUNDS));
@@ -94,13 +94,13 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
     if run.quick { many::run(run) } else { run_many(run) }
 }
 
-/// What the windows of one kind came to, beside their queries.
+/// The figures of the windows of one kind, beside their queries.
 #[derive(Debug, Default)]
 struct Seen {
     resident_mib: Vec<f64>,
     commits: Vec<Latencies>,
     cpu_percent: Vec<f64>,
-    /// In what is counted of a window, so without its start and the first release.
+    /// Within the count of a window, without the guard's start and first release.
     settled_percent: Vec<f64>,
     memory_mib: Vec<f64>,
 }
@@ -146,7 +146,7 @@ fn windows(
             least_window(&server, &mut load.borrow_mut(), &stop, lengths, &mut least.borrow_mut())
         }),
     ];
-    // The load has run for a while: no round is needed that does not count.
+    // The load has run for a while, so no uncounted round is needed.
     let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
     let queries = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
     drop(subjects);
@@ -192,8 +192,8 @@ fn least_window(
     Ok(queries)
 }
 
-/// Queries per second in a window beside what releases pages, and what that left and used; `used` says its processor time so far, in
-/// seconds.
+/// Measures queries per second in a window beside a process that releases pages, and its leftovers and use; `used`
+/// returns its processor time so far, in seconds.
 fn watched_window(
     server: &Server,
     load: &mut Load,
@@ -210,7 +210,7 @@ fn watched_window(
     Ok(queries)
 }
 
-/// Queries per second in a window, and how long commits took in it.
+/// Measures queries per second and commit latencies in a window.
 fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths, seen: &mut Seen) -> Result<f64> {
     let commits = Commits::start(server.committer(), lengths.window)?;
     let (first, began) = server.questions()?;
@@ -235,7 +235,7 @@ fn read_logs(server: &Server) -> Result<()> {
     Ok(())
 }
 
-/// Queries are compared unless the load had its own rate, and not all that the server can take.
+/// Reports the figures. Queries are compared unless the load had a rate of its own.
 fn report(run: &mut Run, queries: &[Samples], are_compared: bool, guarded: Seen, alone: Seen, least: Seen) {
     let report = &mut run.report;
     report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, queries);
@@ -281,7 +281,7 @@ fn report(run: &mut Run, queries: &[Samples], are_compared: bool, guarded: Seen,
     report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
 }
 
-/// A figure of a window's commits: what it is called, its ratio, and how to have it.
+/// A figure of a window's commits: its name, its ratio, and how to get it.
 type CommitFigure = (&'static str, &'static str, fn(&Latencies) -> f64);
 
 fn report_commits(run: &mut Run, seen: [&Seen; 3]) {
@@ -304,7 +304,7 @@ fn report_commits(run: &mut Run, seen: [&Seen; 3]) {
     }
 }
 
-/// Which share of `without` is gone.
+/// Returns the share of `without` that is gone.
 fn drop_share(with: f64, without: f64) -> f64 {
     if without > 0.0 { 1.0 - with / without } else { 0.0 }
 }

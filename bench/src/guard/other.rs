@@ -1,9 +1,9 @@
-//! `guard --server NAME`: what the guard gives back of the log of one of the other servers, what it has the server read, and what
-//! it costs its client: the same load with and without the guard in turn, on one server.
+//! `guard --server NAME`: the guard's benefit and cost for another server: log residency, device reads, and the
+//! client's rate. The same load runs with and without the guard in turn, on one server.
 //!
-//! A window is so many bytes that the client puts and has acknowledged. Residency is of all logs at its end, reads of the device
-//! are the server's own in it, as the kernel counts them. With a rate there is one guard, and a window is some seconds of that rate: of
-//! them the guard's processor time is measured.
+//! A window is a number of bytes that the client puts and has acknowledged. Residency is that of all logs at its end;
+//! device reads are the server's own, as counted by the kernel. With a rate there is one guard, and a window is some
+//! seconds in which the guard's processor time is measured.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl Name {
         }
     }
 
-    /// Bytes of a window: more than the guard leaves, and little enough for the server's memory.
+    /// Bytes of a window: more than the guard leaves resident, and little enough for the server's memory.
     fn window(self) -> u64 {
         match self {
             Self::Etcd | Self::Prometheus | Self::RabbitMq => 64 * MIB,
@@ -133,7 +133,7 @@ impl Name {
         }
     }
 
-    /// For a server that is fetched: the variable that names where it is, that, and what in there says which version it is.
+    /// For a fetched server: the variable that names its location, the location, and the source of its version.
     fn fetched(self) -> Option<Fetched> {
         let of = |variable, folder, version| Some(Fetched { variable, folder, version });
         match self {
@@ -162,8 +162,8 @@ impl Name {
         }
     }
 
-    /// What the guard is configured to: NATS's streams have no budget by default, and all would stay, as would all that a window puts into
-    /// Cassandra.
+    /// The guard's configuration. NATS's streams have no budget by default, and everything would stay resident, as
+    /// would a window of Cassandra.
     fn configuration(self) -> &'static str {
         match self {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
@@ -173,25 +173,25 @@ impl Name {
     }
 }
 
-/// A server that is not installed: `scripts/fetch-servers.sh` fetches it.
+/// A server that is not installed but fetched by `scripts/fetch-servers.sh`.
 struct Fetched {
     variable: &'static str,
     folder: Option<PathBuf>,
     version: Version,
 }
 
-/// What says which version a fetched server is.
+/// The source of a fetched server's version.
 enum Version {
     /// The name of the jar that begins so.
     Jar(&'static str),
     /// The name of the folder that begins so.
     Folder(&'static str),
-    /// The program, which is at this path in the folder that it is unpacked in.
+    /// The program, at this path in the folder of the unpacked server.
     Program(&'static str),
 }
 
 impl Version {
-    /// `home`: a directory for a program to run in.
+    /// Returns the version; `home` is a directory for a program to run in.
     fn of(&self, folder: &Path, home: &Path) -> Result<String> {
         match self {
             Self::Jar(start) | Self::Folder(start) => {
@@ -213,7 +213,7 @@ impl Version {
     }
 }
 
-/// How Kafka's topic is to be, where not as usual.
+/// The settings of Kafka's topic, where they differ from the defaults.
 #[derive(Debug)]
 pub(crate) struct Topic {
     pub(crate) partitions: Option<NonZeroU32>,
@@ -221,10 +221,10 @@ pub(crate) struct Topic {
     pub(crate) segment: Option<u32>,
 }
 
-/// Bytes that a server is to keep at most: some are made to keep 4 GiB.
+/// Bytes that a server is to keep at most: some keep 4 GiB by default.
 const MOST: u64 = 3 * GIB;
 
-/// What windows of one kind came to.
+/// The figures of windows of one kind.
 #[derive(Debug, Default)]
 struct Seen {
     rate: Vec<f64>,
@@ -232,7 +232,7 @@ struct Seen {
     read: Vec<f64>,
 }
 
-/// Runs it; the rate in MiB a second.
+/// Runs the benchmark; the rate is in MiB per second.
 pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZeroU32>) -> Result<()> {
     for (option, is_given) in
         [("--partitions", topic.partitions.is_some()), ("--segment", topic.segment.is_some())]
@@ -255,7 +255,7 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
     if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
         bail!("{missing} is not installed");
     }
-    // Of one that is unpacked the first program is its client's, of a library the compiler.
+    // The first program of an unpacked server is its client's; of a library, the compiler.
     let is_unpacked = name.fetched().is_some_and(|fetched| !matches!(fetched.version, Version::Jar(_)));
     let is_library = matches!(name, Name::WiredTiger | Name::RocksDb);
     if !is_unpacked
@@ -340,7 +340,7 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     let (read, began) = (device_reads(server.pid())?, Instant::now());
     let put = server.put(bytes);
     seen.rate.push(mib(put) / began.elapsed().as_secs_f64());
-    // Two ticks of the guard: what was written last is as old as the rest then.
+    // Two ticks of the guard, so that the newest bytes are as old as the rest.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let logs = server.logs().iter().try_fold(0, |sum, path| resident(path).map(|bytes| sum + bytes))?;
     seen.resident.push(mib(logs));
@@ -348,12 +348,12 @@ fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<
     Ok(())
 }
 
-/// How long a window at a rate is.
+/// Returns the length of a window at a rate.
 fn window_of(run: &Run) -> Duration {
     Duration::from_secs(if run.quick { 3 } else { 12 })
 }
 
-/// What the guard takes beside a server whose client puts so many bytes a second.
+/// Measures the guard's cost beside a server whose client puts this many bytes per second.
 fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u64) -> Result<()> {
     let length = window_of(run);
     run.note(&format!(
@@ -361,7 +361,7 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
         rate / MIB,
         length.as_secs()
     ));
-    // A server is known by a log that it has open.
+    // The guard identifies a server by a log that it has open.
     server.put(rate);
     let guard = Watcher::start(&run.pagekeeper, &["--pid", &server.pid().to_string(), "--config", config])?;
     let (mut put, mut percent) = (Vec::new(), Vec::new());
@@ -395,7 +395,7 @@ fn at_a_rate(run: &mut Run, server: &mut dyn LoggedServer, config: &str, rate: u
     Ok(())
 }
 
-/// Bytes that a process has had read from a device.
+/// Returns the bytes that a process has read from devices.
 fn device_reads(pid: u32) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));

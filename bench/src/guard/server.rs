@@ -1,8 +1,8 @@
 //! A private `MariaDB` server and sysbench's load on it.
 //!
-//! Invariants: own data directory, socket and no port; server and load end with their handles, and with the thread that
-//! started them, whatever ends that (`setpriv --pdeathsig`). As root the server runs as the user mysql.
-//! Fails with what the program said.
+//! Invariants: the server has its own data directory and socket and no port; server and load end with their handles,
+//! and with the thread that started them (`setpriv --pdeathsig`). As root the server runs as the user mysql. Fails with
+//! the program's output.
 
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
@@ -17,17 +17,17 @@ use crate::peers::{Program, run as run_process};
 use crate::running::Running;
 use crate::scratch::Stop;
 
-/// What has to be installed beside server and load.
+/// Programs that must be installed beside server and load.
 pub(crate) const HELPERS: [&str; 2] = ["mariadb-install-db", "mariadb"];
 
-/// Rows of a table that one statement makes.
+/// Rows per statement when a table is filled.
 const FILLED_AT_ONCE: usize = 50_000;
 /// Size of the redo ring.
 const REDO_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
 pub(super) const BINLOG_BYTES: u64 = 16 * MIB;
 
-/// Who asks: in which database, of how many tables, in how many threads.
+/// A client: its database, its number of tables and its threads.
 #[derive(Debug, Clone, Copy)]
 struct Client {
     database: &'static str,
@@ -37,7 +37,7 @@ struct Client {
 
 /// The load.
 const LOAD: Client = Client { database: "load", tables: 4, threads: 8 };
-/// Whose commits are timed one by one. Nobody else locks a row of its table.
+/// The client whose commits are timed. Nobody else locks a row of its table.
 const COMMITTER: Client = Client { database: "commits", tables: 1, threads: 1 };
 
 /// A running server.
@@ -47,7 +47,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Makes a data directory in `parent` and starts a server on it; both logs are buffered and synced at every commit.
+    /// Creates a data directory in `parent` and starts a server on it; both logs are buffered and synced at every
+    /// commit.
     pub(crate) fn start(mariadbd: &Program, parent: &Path, stop: &Stop) -> Result<Self> {
         let home = parent.join("mariadb");
         std::fs::create_dir(&home).context("can't make the server's directory")?;
@@ -64,7 +65,7 @@ impl Server {
             install.arg("--user=mysql");
         }
         run_process(&mut install)?;
-        // Its socket, pid file and messages go there.
+        // Its socket, pid file and messages are there.
         let messages = home.join("run");
         std::fs::create_dir(&messages).context("can't make the server's directory")?;
         if root {
@@ -94,12 +95,12 @@ impl Server {
         self.child.id()
     }
 
-    /// Where clients on this host reach it.
+    /// Returns the path of the server's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.home.join("run/socket")
     }
 
-    /// What the client prints for a statement, without the columns' names.
+    /// Returns the client's output for a statement, without column names.
     fn query(&self, sql: &str) -> Result<String> {
         let mut client = Command::new("mariadb");
         client.args(["--no-defaults", "--batch", "--skip-column-names", "--user=root", "--execute", sql]);
@@ -107,14 +108,14 @@ impl Server {
         Ok(run_process(&mut client)?.stdout)
     }
 
-    /// Statements that clients have sent so far, and the time at which the server was asked.
+    /// Returns the number of statements from clients so far, and the time of the query.
     pub(crate) fn questions(&self) -> Result<(f64, Instant)> {
         let text = self.query("SHOW GLOBAL STATUS LIKE 'Questions'")?;
         let count = text.split_whitespace().nth(1).and_then(|count| count.parse().ok());
         Ok((count.with_context(|| format!("not a count: {text}"))?, Instant::now()))
     }
 
-    /// Its redo log and binlogs.
+    /// Returns the paths of its redo log and binlogs.
     pub(super) fn logs(&self) -> Result<Vec<PathBuf>> {
         let mut logs = Vec::new();
         for entry in std::fs::read_dir(self.home.join("data")).context("can't list the data directory")? {
@@ -129,7 +130,7 @@ impl Server {
         Ok(logs)
     }
 
-    /// Has the server delete its oldest binlogs, so that at most `keep` stay, as a server's expiry does.
+    /// Deletes the oldest binlogs so that at most `keep` stay, as a server's expiry does.
     pub(super) fn purge(&self, keep: u64) -> Result<()> {
         let mut binlogs = self.logs()?;
         binlogs.retain(|path| !path.ends_with("ib_logfile0"));
@@ -158,30 +159,30 @@ impl Server {
         Ok(())
     }
 
-    /// Makes and fills the tables of the load.
+    /// Creates and fills the tables of the load.
     pub(crate) fn prepare(&self) -> Result<()> {
         self.make_tables(LOAD)
     }
 
-    /// Makes and fills the table of [`Self::committer`].
+    /// Creates and fills the table of [`Self::committer`].
     pub(super) fn prepare_committer(&self) -> Result<()> {
         self.make_tables(COMMITTER)
     }
 
-    /// sysbench as a client that changes one row at a time, each in a transaction of its own.
+    /// Returns a sysbench command that changes one row at a time, each in its own transaction.
     pub(super) fn committer(&self) -> Command {
         self.sysbench("oltp_update_non_index", COMMITTER)
     }
 
-    /// Makes a table of which a dump has some `bytes` bytes, in a database of its own; its file. No binlog has it.
+    /// Creates a table whose dump has about `bytes` bytes, in a database of its own, without binlog. Returns its file.
     pub(crate) fn make_table(&self, database: &str, bytes: u64) -> Result<PathBuf> {
-        // With the number, quotes and brackets of a row in a dump.
+        // Including the number, quotes and brackets of a row in a dump.
         let rows = bytes / 1006;
         self.query(&format!(
             "SET sql_log_bin=0; CREATE DATABASE `{database}`; CREATE TABLE `{database}`.rows_of_a_kib \
              (id INT PRIMARY KEY, content VARCHAR(1000) CHARACTER SET latin1)"
         ))?;
-        // A transaction of all would have to be kept in memory, or in the undo log.
+        // One large transaction would have to be kept in memory or in the undo log.
         for first in (1..=rows).step_by(FILLED_AT_ONCE) {
             let last = (first + FILLED_AT_ONCE as u64 - 1).min(rows);
             self.query(&format!(
@@ -192,8 +193,8 @@ impl Server {
         Ok(self.home.join("data").join(database).join("rows_of_a_kib.ibd"))
     }
 
-    /// Starts `oltp_read_write` with more writes in each transaction than by default; so many transactions are begun a second, or all
-    /// that the server can take.
+    /// Starts `oltp_read_write` with more writes per transaction than by default, at this many transactions per second,
+    /// or as fast as the server can.
     pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<Load> {
         let mut sysbench = self.sysbench("oltp_read_write", LOAD);
         if let Some(transactions) = transactions {
@@ -212,7 +213,7 @@ impl Server {
     }
 }
 
-/// A command that is killed when its parent's thread ends.
+/// Returns a command that is killed when its parent's thread ends.
 pub(crate) fn with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--"]).arg(program);
@@ -234,7 +235,7 @@ fn spawn(mariadbd: &Program, home: &Path, root: bool) -> Result<Child> {
     }
     command.args(["--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=1"]);
     command.arg(format!("--innodb-log-file-size={REDO_BYTES}"));
-    // Whole pages also on a device of 512-byte blocks: else a released page of the ring must be read back.
+    // Whole pages, also on a device of 512-byte blocks; otherwise a released page of the ring must be read back.
     command.args(["--innodb-log-file-buffering=ON", "--innodb-log-write-ahead-size=4096"]);
     command.args(["--server-id=1", "--log-bin=binlog", "--binlog-format=ROW", "--sync-binlog=1"]);
     command.arg(format!("--max-binlog-size={BINLOG_BYTES}"));
@@ -250,7 +251,7 @@ fn spawn(mariadbd: &Program, home: &Path, root: bool) -> Result<Child> {
 pub(crate) struct Load(Running);
 
 impl Load {
-    /// Fails if it has ended by itself: then the server refused it.
+    /// Fails if the load has ended by itself, which means that the server refused it.
     pub(crate) fn check(&mut self) -> Result<()> {
         let ended = self.0.try_wait()?;
         ensure!(ended.is_none(), "sysbench ended by itself: {ended:?}");

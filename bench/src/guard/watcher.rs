@@ -1,6 +1,7 @@
-//! `pagekeeper guard --json` as a child process: started, seen to have found what it is to watch, ended with its summary.
+//! `pagekeeper guard --json` as a child process: started, observed until it has found its target, and ended with its
+//! summary.
 //!
-//! Ends with its handle, and with the thread that started it. Fails with what it said.
+//! Ends with its handle, and with the thread that started it. Fails with the guard's output.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ChildStdout, Stdio};
@@ -21,26 +22,26 @@ pub(super) struct Watcher {
     lines: std::thread::JoinHandle<std::io::Result<Option<Value>>>,
 }
 
-/// Which log files a guard watches, by its last tick.
+/// The log files that a guard watches, by its last tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Watched {
-    /// So many.
+    /// Watched log files.
     pub(super) files: u64,
-    /// And so many it leaves out.
+    /// Log files left out.
     pub(super) left_out: u64,
 }
 
-/// What a guard used, by its own account.
+/// The guard's use, by its own account.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Used {
     /// CPU time in percent of a core.
     pub(super) cpu_percent: f64,
-    /// Memory at most, in bytes.
+    /// Largest memory, in bytes.
     pub(super) memory_bytes: f64,
 }
 
 impl Watcher {
-    /// Starts a guard and returns when it has found what the arguments name.
+    /// Starts a guard and returns once it has found what the arguments name.
     pub(super) fn start(pagekeeper: &Program, arguments: &[&str]) -> Result<Self> {
         let mut child = with_parent(&pagekeeper.path)
             .args(["guard", "--json"])
@@ -64,7 +65,7 @@ impl Watcher {
         self.child.id()
     }
 
-    /// What its last tick says of the log files; `None` before the first.
+    /// Returns the log files of its last tick; `None` before the first.
     pub(super) fn watched(&self) -> Option<Watched> {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,7 +109,7 @@ fn watched(tick: &Value) -> Option<Watched> {
     Some(Watched { files: tick["files"].as_u64()?, left_out: tick["left_out_files"].as_u64()? })
 }
 
-/// Reads all that it says, keeps what its last tick saw, and returns its summary.
+/// Reads all output, keeps the last tick, and returns the summary.
 fn follow(stdout: impl BufRead, seen: &Mutex<Option<Watched>>) -> std::io::Result<Option<Value>> {
     let mut summary = None;
     for line in stdout.lines() {

@@ -1,7 +1,8 @@
-//! pagekeeper's cache through its C interface: the same file in the same cache, read by `pk_file_read`; and the limit by a call of the same
-//! form, which is what no library can be faster than.
+//! pagekeeper's cache through its C interface: the same file in the same cache, read by `pk_file_read`; and the limit
+//! by a call of the same form, which no library can beat.
 //!
-//! Invariant: the calls go through pointers that the compiler does not know, as one into a shared library does. Fails as the cache does.
+//! Invariant: the calls go through pointers that the compiler cannot see through, as into a shared library. Fails as
+//! the cache does.
 
 #![expect(unsafe_code, reason = "calls of the C interface")]
 
@@ -27,8 +28,8 @@ pub(crate) struct ByC {
 impl ByC {
     pub(crate) fn new(file: CachedFile) -> Self {
         let exported: *const () = black_box(pk_file_read as *const ());
-        // SAFETY: the same function by the types of the header, which are laid out as Rust's: each pointer and reference as an
-        // address, the status as an int.
+        // SAFETY: the same function with the header's types, which are laid out as Rust's: each pointer and reference
+        // is an address, the status is an int.
         let read = unsafe { std::mem::transmute::<*const (), Read>(exported) };
         Self { file: Box::new(File::from(file)), read }
     }
@@ -45,12 +46,12 @@ impl Reader for ByC {
 /// Fills the buffer by such a call.
 ///
 /// # Safety
-/// `of` is what the function takes.
+/// `of` must be what the function takes.
 #[inline]
 unsafe fn read_by(read: Read, of: *const c_void, page: u64, at: usize, buf: &mut [u8]) -> bool {
     let mut got = 0;
     let offset = page * PAGE as u64 + at as u64;
-    // SAFETY: this function's contract, and the buffer is as long as is said.
+    // SAFETY: this function's contract; the buffer has the given length.
     let status = unsafe { read(of, offset, buf.as_mut_ptr(), buf.len(), &raw mut got) };
     status == 0 && got == buf.len()
 }
@@ -70,7 +71,8 @@ impl LimitByC {
 /// `pk_file_read` of [`Limit`].
 ///
 /// # Safety
-/// `limit` is a [`Limit`], `buffer` has `size` bytes, and `got` can be written; all are this call's own.
+/// `limit` must be a [`Limit`], `buffer` must have `size` bytes, and `got` must be writable; all must belong to this
+/// call alone.
 unsafe extern "C" fn limit_read(
     limit: *const c_void,
     offset: u64,
@@ -89,7 +91,7 @@ unsafe extern "C" fn limit_read(
 impl Reader for LimitByC {
     #[inline]
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool {
-        // SAFETY: the pointer is of the limit, which lives as long as this.
+        // SAFETY: the pointer is to the limit, which lives as long as this value.
         unsafe { read_by(self.read, Arc::as_ptr(&self.limit).cast(), page, at, buf) }
     }
 }

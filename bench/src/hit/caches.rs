@@ -1,8 +1,8 @@
-//! The caches that engines take today, each holding pages of 4 KiB by file and page number.
+//! The caches that engines use today, each holding pages of 4 KiB by file and page number.
 //!
-//! Invariants: each is used as its documentation has it, a hit keeps the page alive while it is copied out; each has room
-//! for a quarter more than it is given, so that an uneven spread over its shards evicts nothing. A cache that this
-//! program was built without is named as missing. None of them fails: a page that is missing is seen by the read.
+//! Invariants: each is used as its documentation recommends, and a hit keeps the page alive while it is copied. Each
+//! has room for a quarter more pages than it is given, so that an uneven spread over its shards evicts nothing. A cache
+//! that this program was built without is named as missing. None of them fails: the read detects a missing page.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use crate::pattern;
 /// A page, as caches own it.
 type Page = [u8; PAGE];
 
-/// A cache of pages by a number.
+/// A cache of pages by number.
 pub(crate) trait Cache: Send + Sync + Sized {
     /// Its name in tables.
     const NAME: &'static str;
-    /// An empty one with room for so many pages.
+    /// Creates an empty cache with room for this many pages.
     fn with_room_for(pages: u64) -> Result<Self>;
-    /// Puts a page in.
+    /// Inserts a page.
     fn insert(&self, key: u64, page: &Page) -> Result<()>;
-    /// Copies a part of a page out; false if it is not there.
+    /// Copies a part of a page; returns whether the page was there.
     fn copy(&self, key: u64, at: usize, buf: &mut [u8]) -> bool;
-    /// Takes a page out.
+    /// Removes a page.
     fn remove(&self, key: u64);
-    /// Finishes what it has put off.
+    /// Finishes deferred work.
     fn settle(&self) {}
 }
 
-/// How much room a cache is given for so many pages.
+/// Returns the room that a cache gets for this many pages.
 pub(crate) fn room(pages: u64) -> u64 {
     pages + pages / 4
 }
@@ -45,7 +45,7 @@ pub(crate) struct FileIn<C> {
 }
 
 impl<C: Cache> FileIn<C> {
-    /// Puts so many pages of the pattern's file into the cache.
+    /// Puts this many pages of the pattern's file into the cache.
     pub(crate) fn fill(cache: &Arc<C>, file: u32, pages: u64) -> Result<Self> {
         let filled = Self { cache: Arc::clone(cache), file };
         let mut bytes = [0; PAGE];
@@ -57,7 +57,7 @@ impl<C: Cache> FileIn<C> {
         Ok(filled)
     }
 
-    /// What a page is found by.
+    /// Returns the key of a page.
     #[inline]
     pub(crate) fn key(&self, page: u64) -> u64 {
         u64::from(self.file) << 32 | page
@@ -71,7 +71,7 @@ impl<C: Cache> Reader for FileIn<C> {
     }
 }
 
-/// Copies a part of a page out.
+/// Copies a part of a page.
 #[inline]
 fn copy_out(page: &[u8], at: usize, buf: &mut [u8]) -> bool {
     buf.copy_from_slice(&page[at..at + buf.len()]);
@@ -143,7 +143,7 @@ impl Cache for Foyer {
     const NAME: &'static str = "foyer, S3-FIFO";
 
     fn with_room_for(pages: u64) -> Result<Self> {
-        // More than its default of 8, which two threads would often meet in.
+        // More than its default of 8, in which two threads would often collide.
         const SHARDS: usize = 64;
         let builder = foyer_memory::CacheBuilder::new(usize::try_from(room(pages))?)
             .with_shards(SHARDS)

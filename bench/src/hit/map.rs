@@ -1,8 +1,8 @@
-//! Memory that the kernel maps for a subject: a file's pages, populated, or a huge-page arena of its own.
+//! Memory that the kernel maps for a subject: a file's populated pages, or an arena of huge pages.
 //!
-//! One of the few places of the benchmarks with `unsafe` code. Invariants: a mapping is alive,
-//! readable and of its length as long as its value; a mapped file lies in the run's own scratch directory, where nothing
-//! cuts or writes it. Fails with the kernel's error.
+//! One of the few places of the benchmarks with `unsafe` code. Invariants: a mapping is alive, readable and of its
+//! length as long as its value; a mapped file is in the run's own scratch directory, where nobody truncates or writes
+//! it. Fails with the kernel's error.
 
 #![expect(unsafe_code, reason = "memory maps have no safe interface")]
 
@@ -15,35 +15,36 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// Alignment of a transparent huge page, in bytes (x86-64, and aarch64 with pages of 4 KiB).
 const HUGE: usize = 2 << 20;
 
-/// A mapping; unmapped when dropped.
+/// A mapping, which is unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Map {
-    /// What was mapped.
+    /// The mapped range.
     start: NonNull<u8>,
     mapped: usize,
-    /// Where the bytes begin in it.
+    /// Offset of the first byte in the mapping.
     skip: usize,
     len: usize,
     writable: bool,
 }
 
-// SAFETY: plain memory that this value owns; nothing about it belongs to a thread.
+// SAFETY: plain memory that this value owns; no part of it is bound to a thread.
 unsafe impl Send for Map {}
-// SAFETY: shared references only read; writing takes an exclusive one.
+// SAFETY: shared references only read; writing needs an exclusive one.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `len` bytes of a file for reading, and populates the page tables: `MAP_POPULATE`, so that no later
+    /// Maps the first `len` bytes of a file for reading and fills the page tables (`MAP_POPULATE`), so that no later
     /// access faults.
     pub(crate) fn file(file: &File, len: usize) -> Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED), so no existing memory is affected.
+        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
+        // affected.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) };
         Self::checked(start, len, false).context("can't map the file")
     }
 
-    /// Maps `len` bytes of zeros that begin at a huge page, and asks for transparent huge pages (`MADV_HUGEPAGE`); where
-    /// the kernel has none they are small.
+    /// Maps `len` zero bytes aligned to a huge page and requests transparent huge pages (`MADV_HUGEPAGE`). The pages
+    /// are small where the kernel has no huge ones.
     pub(crate) fn arena(len: usize) -> Result<Self> {
         let mapped = len + HUGE;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -68,34 +69,34 @@ impl Map {
         Ok(Self { start, mapped, skip: 0, len: mapped, writable })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `skip + len <= mapped` (an arena is mapped larger by the most that is skipped), all of it is mapped for
-        // reading while `self` lives, and is initialised: zeros, or a file's bytes, which nothing changes.
+        // SAFETY: `skip + len <= mapped` (an arena's mapping is larger by the largest skip), all of it is mapped for
+        // reading while `self` lives, and it is initialised: zeros, or a file's bytes, which nobody changes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(self.skip), self.len) }
     }
 
-    /// The bytes, to be filled; only of an arena.
+    /// Returns the bytes of an arena for writing.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert!(self.writable, "a mapped file is only read");
         // SAFETY: as in `bytes`; the mapping is writable, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(self.skip), self.len) }
     }
 
-    /// Where `len` bytes of an arena begin, for who keeps its own account of which of them are read and written.
+    /// Returns a pointer to `len` bytes of an arena, for a caller that tracks reads and writes itself.
     #[inline]
     pub(crate) fn frame(&self, at: usize, len: usize) -> *mut u8 {
         assert!(self.writable && at + len <= self.len, "that is no part of an arena");
-        // SAFETY: `skip + at + len` is within what was mapped, by the line above.
+        // SAFETY: `skip + at + len` is within the mapping, by the line above.
         unsafe { self.start.as_ptr().add(self.skip + at) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own mapping, unmapped exactly once; the borrow checker saw to it that no
-        // reference into it is left. It fails only for arguments that were never valid.
+        // SAFETY: the range is this value's own mapping and is unmapped exactly once; the borrow checker ensures that
+        // no reference into it is left. The call fails only for arguments that were never valid.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped) };
     }
 }

@@ -1,10 +1,10 @@
-//! `hit`: reads of a file that is wholly cached: pagekeeper, from Rust and from C, beside the kernel's page cache, beside the caches that engines
-//! take today, and beside the limit.
+//! `hit`: reads of a fully cached file: pagekeeper, from Rust and from C, beside the kernel's page cache, beside the
+//! caches that engines use today, and beside the limit.
 //!
 //! All subjects are in this process and hold the same file at once, so that the samples of a round follow each other
-//! closely. Where memory for that is short the file is smaller, and a note says so. Before the first sample every byte of every
-//! subject is compared, and every read is checked in part while it is measured.
-//! Fails where a subject has lost a page: what is measured are hits only.
+//! closely. Where memory is short the file is smaller, and a note reports it. Before the first sample every byte of
+//! every subject is compared, and every read is checked in part while it is measured. Fails where a subject has lost a
+//! page, because only hits are measured.
 
 mod by_c;
 pub(crate) mod caches;
@@ -44,13 +44,13 @@ const HOT_PAGES: u64 = 16;
 /// The second of a quick run by which the last round ends.
 const QUICK_END: u64 = 42;
 
-/// How long each thread count reads for one sample.
+/// The durations of a sample.
 struct Pace {
     window: Duration,
     until: Option<Instant>,
 }
 
-/// One of the compared, with its pages in it.
+/// A subject with its cached pages.
 trait Compared {
     fn name(&self) -> &'static str;
     fn rate(&self, load: Load, threads: usize, window: Duration, seed: u64) -> Result<f64>;
@@ -76,7 +76,7 @@ impl<R: Reader> Compared for Named<R> {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let peers = if run.quick { quick_peers(run) } else { all_peers(run) };
     // pagekeeper, the limit and the kernel's page cache hold the file, too.
@@ -86,7 +86,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.say("writing the file")?;
     pattern::make_file(&path, size, SEED)?;
     run.say(&format!("filling {OURS}"))?;
-    // First: opening drops what the kernel's page cache holds of the file.
+    // First, because opening drops the kernel's cached pages of the file.
     let huge_before = huge_bytes();
     let ours = Ours::holding(&path, size)?;
     note_huge(run, OURS, huge_before, size);
@@ -98,7 +98,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     measure(run, &ours, &subjects, &path, size)
 }
 
-/// What makes a peer and fills it.
+/// A function that creates a peer and fills it.
 type Fill = fn(u64) -> Result<Box<dyn Compared>>;
 
 fn filled<C: Cache + 'static>(pages: u64) -> Result<Box<dyn Compared>> {
@@ -112,7 +112,7 @@ fn quick_peers(run: &mut Run) -> Vec<(&'static str, Fill)> {
     vec![(QuickCache::NAME, filled::<QuickCache>)]
 }
 
-/// The peers that this program was built with; the others are named as missing.
+/// Returns the peers that this program was built with, and names the others as missing.
 fn all_peers(run: &mut Run) -> Vec<(&'static str, Fill)> {
     let mut peers = Vec::new();
     note_version(run, "quick_cache");
@@ -161,7 +161,8 @@ fn version_in<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
     lines.nth(1)?.strip_prefix("version = \"")?.strip_suffix('"')
 }
 
-/// `whole`, or as much less as lets `holders` hold it at once and leave a tenth of the memory at hand.
+/// Returns `whole`, or the largest smaller size that `holders` can hold at once while a tenth of the available memory
+/// stays free.
 pub(crate) fn affordable(run: &mut Run, whole: u64, holders: u64) -> Result<u64> {
     let available = crate::machine::available_bytes();
     // Caches need up to a tenth more than the pages.
@@ -206,13 +207,13 @@ fn fill(
     Ok(subjects)
 }
 
-/// Notes how much of the memory of a subject that holds `size` bytes came to be huge pages.
+/// Notes how many bytes of a subject that holds `size` bytes are in huge pages.
 fn note_huge(run: &mut Run, name: &str, before: u64, size: u64) {
     let huge = huge_bytes().saturating_sub(before) / MIB;
     run.note(&format!("{name}: {huge} MiB in huge pages, for {} MiB of file", size / MIB));
 }
 
-/// Bytes of this process that are in transparent huge pages.
+/// Returns this process's bytes in transparent huge pages.
 fn huge_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     crate::machine::kib_field(&text, "AnonHugePages").unwrap_or(0)
@@ -221,7 +222,7 @@ fn huge_bytes() -> u64 {
 fn measure(run: &mut Run, ours: &Ours, subjects: &[Box<dyn Compared>], path: &Path, size: u64) -> Result<()> {
     let pages = size / PAGE as u64;
     let uniform = |len| Load { pages, stride: 1, len };
-    // Odd, so that the hot pages do not meet in the same sets of the processor's caches.
+    // Odd, so that the hot pages do not fall into the same sets of the processor's caches.
     let hot = Load { pages: HOT_PAGES, stride: (pages / HOT_PAGES - 1) | 1, len: 500 };
     let small = ("500 B, uniform", uniform(500));
     let whole = ("4 KiB, uniform", uniform(PAGE));
@@ -248,7 +249,7 @@ fn measure(run: &mut Run, ours: &Ours, subjects: &[Box<dyn Compared>], path: &Pa
     Ok(())
 }
 
-/// Windows of a sample, and when the rounds of this case end at the latest if `left` cases share what a quick run has left.
+/// Returns the windows of a sample, and the end of this case if `left` cases share the rest of a quick run.
 fn pace(run: &Run, left: usize) -> Pace {
     if !run.quick {
         return Pace { window: Duration::from_millis(400), until: None };
@@ -266,7 +267,7 @@ fn sample(
     threads: usize,
     pace: &Pace,
 ) -> Result<Vec<Samples>> {
-    // In a round, all have the same random choices.
+    // All subjects of a round get the same random choices.
     let seed = run.random.next_u64();
     let mut measured: Vec<Subject<'_>> = subjects
         .iter()
@@ -281,7 +282,7 @@ fn sample(
     rounds::run(&mut measured, plan, &mut run.random, &run.stop)
 }
 
-/// The ratios of a case.
+/// Adds the ratios of a case.
 fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
     if (load.len, threads) == (500, 1) && load.pages != HOT_PAGES {
         run.report.add_ratio("hit_500B_1T_by_c", Unit::MillionReadsPerSecond, samples, BY_C, OURS);
@@ -306,7 +307,7 @@ fn add_ratios(run: &mut Run, load: Load, threads: usize, samples: &[Samples]) {
     }
 }
 
-/// The cache of the others that is fastest.
+/// Returns the fastest of the other caches.
 fn best_peer(samples: &[Samples]) -> Option<&'static str> {
     let peers = samples
         .iter()

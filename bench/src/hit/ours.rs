@@ -1,7 +1,6 @@
 //! pagekeeper's cache as a subject.
 //!
-//! Invariant: what was measured were hits only; [`Ours::require_hits_only`] tells whether it was so.
-//! Fails with the cache's own errors.
+//! Invariant: only hits were measured; [`Ours::require_hits_only`] checks that. Fails with the cache's own errors.
 
 use std::path::Path;
 
@@ -16,20 +15,20 @@ pub(crate) struct Ours {
     cache: PageCache,
     /// The file.
     pub(crate) file: CachedFile,
-    /// Misses and evictions when all was loaded.
+    /// Misses and evictions after loading.
     loaded: (u64, u64),
 }
 
-/// A cache with room for so many bytes of files.
+/// Creates a cache with room for this many bytes of files.
 pub(crate) fn cache_for(bytes: u64) -> Result<PageCache> {
-    // Translation and bookkeeping count, too.
+    // Includes translation and bookkeeping.
     let memory = bytes + bytes / 16 + 32 * MIB;
-    // Tables are taken out at the open: while a file is loaded no page has to make way for them.
+    // Tables are allocated at open, so that no page has to make way for them while a file is loaded.
     let builder = PageCache::builder().memory(memory).page_size(PAGE).reserve_tables(true);
     builder.build().context("can't make the cache")
 }
 
-/// Opens a file of so many bytes in a cache, and reads all of it.
+/// Opens a file of this many bytes in a cache and reads all of it.
 pub(crate) fn load(cache: &PageCache, path: &Path, len: u64) -> Result<CachedFile> {
     let file = cache.open(path)?;
     ensure!(file.len() == len, "the file has {} bytes instead of {len}", file.len());
@@ -44,7 +43,7 @@ pub(crate) fn load(cache: &PageCache, path: &Path, len: u64) -> Result<CachedFil
 }
 
 impl Ours {
-    /// A cache that holds a whole file of so many bytes.
+    /// Creates a cache that holds a whole file of this many bytes.
     pub(crate) fn holding(path: &Path, len: u64) -> Result<Self> {
         let cache = cache_for(len)?;
         let file = load(&cache, path, len)?;
@@ -52,7 +51,7 @@ impl Ours {
         Ok(Self { cache, file, loaded: (stats.misses, stats.evictions) })
     }
 
-    /// Fails if any page was loaded or lost since.
+    /// Fails if any page was loaded or lost since the file was loaded.
     pub(crate) fn require_hits_only(&self) -> Result<()> {
         let stats = self.cache.stats();
         ensure!((stats.misses, stats.evictions) == self.loaded, "not all reads were hits: {stats}");

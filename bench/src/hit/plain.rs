@@ -1,7 +1,7 @@
-//! What there is without a cache of one's own: the kernel's page cache by pread and by mmap; and the limit of any cache.
+//! Alternatives to a user-space cache: the kernel's page cache by pread and by mmap; and the limit of any cache.
 //!
-//! Invariant: none of them waits for a disk as long as the file is resident, which who measures makes sure of.
-//! None fails after it was made but pread, which the read tells.
+//! Invariant: none of them waits for a disk while the file is resident, which the caller ensures. After creation only
+//! pread can fail, which the read reports.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -25,12 +25,12 @@ impl Reader for Pread {
     }
 }
 
-/// The kernel's page cache, by a mapping whose page tables are filled.
+/// The kernel's page cache, by a mapping with filled page tables.
 #[derive(Debug)]
 pub(crate) struct Mapped(Map);
 
 impl Mapped {
-    /// Maps so many pages of a file.
+    /// Maps this many pages of a file.
     pub(crate) fn new(file: &File, pages: u64) -> Result<Self> {
         Ok(Self(Map::file(file, usize::try_from(pages)? * PAGE)?))
     }
@@ -43,7 +43,7 @@ impl Reader for Mapped {
     }
 }
 
-/// The limit: an array that tells each page's frame, and a copy out of huge pages. It can't evict, load or be closed.
+/// The limit: an array of each page's frame, and a copy from huge pages. It cannot evict, load or close.
 #[derive(Debug)]
 pub(crate) struct Limit {
     frames: Vec<u32>,
@@ -51,7 +51,8 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// Puts `held` of the `pages` pages of a pattern's file into frames, chosen and ordered at random; no read finds the others.
+    /// Puts `held` of the `pages` pages of a pattern's file into frames in random choice and order; reads of the others
+    /// miss.
     pub(crate) fn new(pages: u64, held: u64, seed: u64, random: &mut Random) -> Result<Self> {
         let mut frames: Vec<u32> = (0..u32::try_from(pages)?).collect();
         random.shuffle(&mut frames);
@@ -69,7 +70,7 @@ impl Limit {
         Ok(Self { frames, arena })
     }
 
-    /// The frame of a page that is in none: beyond the end of any arena.
+    /// The frame number of a page without a frame, which is beyond the end of any arena.
     const NOWHERE: u32 = u32::MAX;
 }
 
@@ -88,7 +89,7 @@ impl Reader for Limit {
     }
 }
 
-/// Copies what is at `at` of page `page`; false if it lies beyond the end.
+/// Copies from `at` in page `page`; returns false beyond the end.
 #[inline]
 fn copy_at(bytes: &[u8], page: u64, at: usize, buf: &mut [u8]) -> bool {
     let start = usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(PAGE).saturating_add(at);

@@ -1,11 +1,14 @@
-//! One read of one page, how fast threads can do it, and whether it is right.
+//! The read of a page, the rate of threads that read, and the checks.
 //!
-//! Invariants: every subject is read by the same loop with the same random choices and the same checks, compiled anew
-//! for its type, so that no call through a table stands in it. Each read's first word is compared with the pattern, and
-//! all bytes of every 256th read: its last word at once would cost as much as a hot copy, since it waits for the stores.
-//! Lengths are not known when it is compiled. Threads run before the clock starts and after it stops; each counts in a
-//! cache line of its own.
-//! Fails where a page is not there, or a byte is wrong.
+//! Invariants:
+//! - The same loop, compiled for each type, reads every subject with the same random choices and checks, so no call
+//!   goes through a table.
+//! - Each read's first word is compared with the pattern, and every 256th read's bytes are all compared. Checking the
+//!   last word each time would cost as much as a hot copy, because it waits for the stores.
+//! - Lengths are not known at compile time.
+//! - Threads run before the clock starts and after it stops; each counts in a cache line of its own.
+//!
+//! Fails where a page is missing or a byte is wrong.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,39 +21,39 @@ use crate::rounds::Random;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
-/// The seed of the file that all subjects have.
+/// The seed of the file that all subjects hold.
 pub(crate) const SEED: u64 = 1;
 /// Reads between two checks of whether to stop.
 const BATCH: u64 = 64;
 /// Batches between two reads whose every byte is checked.
 const BATCHES_PER_CHECK: u64 = 4;
 
-/// What pages are read from.
+/// A source of pages.
 pub(crate) trait Reader: Sync {
-    /// Fills `buf` with what is in page `page` from byte `at` on, which is within it; false if it could not.
+    /// Fills `buf` from byte `at` of page `page`, and returns whether it could; the range must lie within the page.
     fn read(&self, page: u64, at: usize, buf: &mut [u8]) -> bool;
 }
 
-/// Which pages, and how much of them.
+/// The pages and bytes to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
-    /// Pages that are read, each as likely.
+    /// Number of pages, read with equal probability.
     pub(crate) pages: u64,
-    /// From each to the next, in pages.
+    /// Distance from one page to the next, in pages.
     pub(crate) stride: u64,
-    /// Bytes of a read, from a word on; it never crosses into the next page.
+    /// Bytes of a read, which starts at a word and stays within its page.
     pub(crate) len: usize,
 }
 
-/// A buffer as an engine would have it.
+/// A buffer with an engine's alignment.
 #[repr(align(4096))]
 struct Buffer([u8; PAGE]);
 
-/// A counter that shares its cache line, and the one that is fetched with it, with nothing.
+/// A counter that shares its cache line, and the adjacent one that is fetched with it, with nothing.
 #[repr(align(128))]
 struct Counter(AtomicU64);
 
-/// Reads per second of `threads` threads over `window`, after an eighth of it that does not count.
+/// Returns reads per second of `threads` threads over `window`, after an uncounted eighth of it.
 pub(crate) fn rate<R: Reader + ?Sized>(
     reader: &R,
     load: Load,
@@ -66,7 +69,7 @@ pub(crate) fn rate<R: Reader + ?Sized>(
     })
 }
 
-/// Runs `meanwhile` while `threads` threads read; it can ask how many reads they have done.
+/// Runs `meanwhile` while `threads` threads read; `meanwhile` can query the number of reads so far.
 pub(crate) fn reading<R: Reader + ?Sized, T>(
     reader: &R,
     load: Load,
@@ -74,7 +77,7 @@ pub(crate) fn reading<R: Reader + ?Sized, T>(
     seed: u64,
     meanwhile: impl FnOnce(&dyn Fn() -> u64) -> Result<T>,
 ) -> Result<T> {
-    /// Threads stop also when `meanwhile` panics.
+    /// Stops the threads, also when `meanwhile` panics.
     struct StopAtTheEnd<'a>(&'a AtomicBool);
     impl Drop for StopAtTheEnd<'_> {
         fn drop(&mut self) {
@@ -112,7 +115,7 @@ fn read_until<R: Reader + ?Sized>(
     let len = black_box(load.len);
     let mut buffer = Buffer([0; PAGE]);
     let buf = &mut buffer.0[..len];
-    // Words of a page that a read can start at.
+    // Words of a page at which a read can start.
     let starts = ((PAGE - len) / WORD + 1) as u64;
     let mut done = 0;
     loop {
@@ -152,7 +155,7 @@ fn first_word(buf: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Reads every page of a file of `pages` pages, and compares all bytes.
+/// Reads every page of a file of `pages` pages and compares all bytes.
 pub(crate) fn verify<R: Reader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
     let part = |range: std::ops::Range<u64>| -> Result<()> {
         let mut buf = vec![0; PAGE];
@@ -173,7 +176,7 @@ pub(crate) fn verify<R: Reader + ?Sized>(reader: &R, pages: u64) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Has the pattern, but for one page that has another's, or none.
+    /// A reader with the pattern, except for one page that has another page's content, or none.
     struct Faulty {
         wrong: u64,
         absent: u64,
@@ -191,7 +194,7 @@ mod tests {
     const SHORT: Load = Load { pages: 64, stride: 3, len: 500 };
     const WHOLE: Load = Load { pages: 64, stride: 1, len: PAGE };
 
-    /// Reads until it fails.
+    /// Reads until it fails, and returns the message.
     fn failure<R: Reader>(reader: &R, load: Load) -> String {
         let never = AtomicBool::new(false);
         read_until(reader, load, Random::new(1), &AtomicU64::new(0), &never).unwrap_err().to_string()

@@ -1,7 +1,7 @@
-//! `RocksDB`'s two block caches, through the C++ that stands beside this file.
+//! `RocksDB`'s two block caches, through the C++ source beside this file.
 //!
-//! Invariants: all pages have the length of a page, and what is copied out lies within one. Fails where `RocksDB` can't make
-//! the cache, or does not take a page.
+//! Invariants: all pages have the length of a page, and copies lie within one. Fails where `RocksDB` cannot create the
+//! cache or rejects a page.
 
 #![expect(unsafe_code, reason = "calls into C++")]
 
@@ -13,14 +13,14 @@ use anyhow::{Context, Result, ensure};
 use super::caches::{Cache, room};
 use super::reader::PAGE;
 
-/// `bench_cache` of the C++.
+/// `bench_cache` of the C++ source.
 #[repr(C)]
 struct Opaque {
     private: [u8; 0],
 }
 
-// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. Each function says what it
-// asks of its pointers where it is called.
+// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The requirements of each
+// function's pointers are stated where it is called.
 unsafe extern "C" {
     fn bench_cache_new(hyper_clock: bool, capacity: usize, page: usize) -> *mut Opaque;
     fn bench_cache_delete(cache: *mut Opaque);
@@ -30,7 +30,7 @@ unsafe extern "C" {
     fn bench_rocksdb_version() -> u32;
 }
 
-/// The version of the headers this was built with.
+/// Returns the version of the headers this was built with.
 pub(crate) fn version() -> String {
     // SAFETY: takes nothing, returns a constant.
     let version = unsafe { bench_rocksdb_version() };
@@ -41,14 +41,14 @@ pub(crate) fn version() -> String {
 struct BlockCache(NonNull<Opaque>);
 
 // SAFETY: rocksdb/cache.h: a Cache "has internal synchronization and may be safely accessed concurrently from multiple
-// threads"; the pointer is to a value that only `drop` frees.
+// threads"; only `drop` frees the value behind the pointer.
 unsafe impl Send for BlockCache {}
 // SAFETY: as above.
 unsafe impl Sync for BlockCache {}
 
 impl BlockCache {
     fn new(hyper_clock: bool, pages: u64) -> Result<Self> {
-        // The charge of an entry's own bookkeeping counts, too.
+        // Includes the charge of an entry's own bookkeeping.
         const ENTRY: usize = 256;
         let capacity = usize::try_from(room(pages))? * (PAGE + ENTRY);
         // SAFETY: takes no pointer.
@@ -79,15 +79,16 @@ impl BlockCache {
 
 impl Drop for BlockCache {
     fn drop(&mut self) {
-        // SAFETY: made by `bench_cache_new`, freed exactly once, and no call is under way: `self` is borrowed exclusively.
+        // SAFETY: made by `bench_cache_new`, freed exactly once, and no call is running, because `self` is borrowed
+        // exclusively.
         unsafe { bench_cache_delete(self.0.as_ptr()) }
     }
 }
 
-/// `LRUCache`, with its default of shards.
+/// `LRUCache`, with its default number of shards.
 pub(crate) struct Lru(BlockCache);
 
-/// `HyperClockCache`, with its default of shards.
+/// `HyperClockCache`, with its default number of shards.
 pub(crate) struct HyperClock(BlockCache);
 
 macro_rules! cache {

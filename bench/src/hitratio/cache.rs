@@ -1,8 +1,8 @@
-//! The cache itself on a trace: pages of 4 KiB from a disk that costs nothing.
+//! The real cache on a trace, with pages of 4 KiB from a disk that costs nothing.
 //!
-//! Invariants: each page that the cache gives is the one asked for; every read is counted once, as a hit or a miss; the
-//! disk was read as often as the cache says. Blocks of the trace keep their numbers, so the file is as long, and as
-//! sparsely read, as the traced one was. Fails where any of this does not hold, and with the cache's own errors.
+//! Invariants: each page that the cache returns is the requested one; every read counts once, as a hit or a miss; the
+//! number of disk reads equals the cache's misses. Blocks keep the trace's numbers, so the file is as long, and as
+//! sparsely read, as the traced one. Fails where one of these does not hold, and with the cache's own errors.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -18,21 +18,21 @@ use super::trace::Trace;
 use crate::scratch::Stop;
 
 const PAGE: usize = 4096;
-/// Reads between two checks of whether the run is to stop.
+/// Reads between two checks of whether to stop.
 const READS_AT_ONCE: usize = 1 << 20;
 
-/// What a cache made of a trace.
+/// The cache's result for a trace.
 #[derive(Debug)]
 pub(super) struct Replayed {
-    /// Pages that it had room for.
+    /// Number of frames.
     pub(super) frames: usize,
-    /// Its budget in bytes: the tables of the file, and other bookkeeping, are in it.
+    /// Its budget in bytes, which includes the file's tables and other bookkeeping.
     pub(super) memory: u64,
-    /// Reads that hit.
+    /// Number of hits.
     pub(super) hits: u64,
 }
 
-/// Reads all of the trace through a cache of `wanted` frames, or of as few as a cache can have.
+/// Reads the whole trace through a cache of `wanted` frames, or of as few as a cache can have.
 pub(super) fn replay(stop: &Stop, trace: &Trace, wanted: usize) -> Result<Replayed> {
     let pages = trace.blocks.iter().max().map_or(0, |last| last + 1);
     let disk = Arc::new(BlankDisk { pages, ..BlankDisk::default() });
@@ -58,7 +58,7 @@ pub(super) fn replay(stop: &Stop, trace: &Trace, wanted: usize) -> Result<Replay
     Ok(Replayed { frames: usize::try_from(stats.capacity_pages)?, memory, hits: stats.hits })
 }
 
-/// A cache that has `wanted` frames when the file is open, for its tables take some away; and its budget.
+/// Creates a cache that has `wanted` frames once the file is open, whose tables use some, and returns its budget.
 fn cache_of(disk: &Arc<BlankDisk>, wanted: usize) -> Result<(PageCache, CachedFile, u64)> {
     let mut asked_for = wanted as u64;
     loop {
@@ -87,11 +87,11 @@ fn cache_of(disk: &Arc<BlankDisk>, wanted: usize) -> Result<(PageCache, CachedFi
 
 const NAME: &str = "a file of the trace's blocks";
 
-/// A disk with one file, whose pages begin with their own number. Nothing else of a page is ever written.
+/// A disk with one file, whose pages begin with their own number. The rest of a page is never written.
 #[derive(Debug, Default)]
 struct BlankDisk {
     pages: u64,
-    /// Pages read from it.
+    /// Number of pages read.
     loaded: Arc<AtomicU64>,
 }
 
@@ -134,7 +134,7 @@ impl Io for BlankDisk {
         }
     }
 
-    /// Nothing here reads in the background.
+    /// Fails each read: the cache does not read in the background here.
     fn submit(&self, reads: Vec<OwnedRead>) {
         for read in reads {
             (read.done)(Err(unsupported("submit")));
@@ -192,7 +192,8 @@ mod tests {
         let again = replay(&stop, &trace, 2000).unwrap();
         assert_eq!((real.frames, real.hits), (again.frames, again.hits));
         let rule = hits(&mut Ours::new(trace.pages(), real.frames), &trace.reads);
-        // Within a point of the hit ratio; most of it is frames that wait for the next check of the readers.
+        // Within a point of the hit ratio; most of the difference is frames that wait for the next check of the
+        // readers.
         assert!(real.hits.abs_diff(rule) < trace.reads.len() as u64 / 100, "{} of {rule}", real.hits);
     }
 

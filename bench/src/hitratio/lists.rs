@@ -1,20 +1,20 @@
-//! Queues of pages, each page in one of them or in none, every operation in constant time: what LRU, SIEVE and ARC are
-//! made of.
+//! Queues of pages with constant-time operations, from which LRU, SIEVE and ARC are built. Each page is in at most one
+//! queue.
 //!
-//! Invariants: a page's links mean something only while it is in a queue; a queue's length is the number of its pages.
-//! Putting a page that is in a queue, or taking one that is in none, is a mistake of the caller and panics.
+//! Invariants: a page's links are valid only while it is in a queue; a queue's length is the number of its pages.
+//! Adding a page that is in a queue, or removing one that is in none, is a bug of the caller and panics.
 
-/// No page.
+/// The link to no page.
 const NONE: u32 = u32::MAX;
-/// In no queue.
+/// The queue number of a page in no queue.
 const NOWHERE: u8 = u8::MAX;
 
-/// `N` doubly linked queues over the pages `0..pages`. New pages come in at the front; the back is the oldest.
+/// `N` doubly linked queues over the pages `0..pages`. New pages enter at the front; the back is the oldest.
 #[derive(Debug)]
 pub(super) struct Lists<const N: usize> {
-    /// Towards the front.
+    /// The neighbour towards the front.
     newer: Vec<u32>,
-    /// Towards the back.
+    /// The neighbour towards the back.
     older: Vec<u32>,
     list: Vec<u8>,
     front: [u32; N],
@@ -23,7 +23,7 @@ pub(super) struct Lists<const N: usize> {
 }
 
 impl<const N: usize> Lists<N> {
-    /// Empty queues.
+    /// Creates empty queues.
     pub(super) fn new(pages: usize) -> Self {
         Self {
             newer: vec![NONE; pages],
@@ -35,23 +35,23 @@ impl<const N: usize> Lists<N> {
         }
     }
 
-    /// The queue that a page is in.
+    /// Returns the queue that a page is in.
     pub(super) fn list_of(&self, page: u32) -> Option<usize> {
         let list = self.list[page as usize];
         (list != NOWHERE).then_some(usize::from(list))
     }
 
-    /// How many pages a queue holds.
+    /// Returns the number of pages in a queue.
     pub(super) fn len(&self, list: usize) -> usize {
         self.len[list]
     }
 
-    /// The oldest page of a queue.
+    /// Returns the oldest page of a queue.
     pub(super) fn back(&self, list: usize) -> Option<u32> {
         some(self.back[list])
     }
 
-    /// The page that came into the queue right after this one.
+    /// Returns the page that entered the queue right after this one.
     pub(super) fn newer(&self, page: u32) -> Option<u32> {
         some(self.newer[page as usize])
     }
@@ -71,7 +71,7 @@ impl<const N: usize> Lists<N> {
         self.len[list] += 1;
     }
 
-    /// Takes a page out of the queue it is in.
+    /// Removes a page from its queue.
     pub(super) fn remove(&mut self, page: u32) {
         let index = page as usize;
         let list = usize::from(std::mem::replace(&mut self.list[index], NOWHERE));
@@ -88,7 +88,7 @@ impl<const N: usize> Lists<N> {
         self.len[list] -= 1;
     }
 
-    /// Takes the oldest page out of a queue.
+    /// Removes the oldest page of a queue.
     pub(super) fn pop_back(&mut self, list: usize) -> Option<u32> {
         let page = self.back(list)?;
         self.remove(page);

@@ -1,9 +1,9 @@
-//! `hitratio`: how many reads of a trace are hits, by the cache itself and by simulated peers with as many frames.
+//! `hitratio`: the hit ratio of a trace, for the cache itself and for simulated peers with the same number of frames.
 //!
-//! Every read of a trace is one page, in its order, from an empty cache on, by one thread. All is counted and nothing
-//! timed, so one pass is enough: the same trace gives the same figures. The cache reads from a disk that costs nothing,
-//! and each page it gives is checked; its simulated twin shows what of the rule the real one keeps.
-//! Fails where a trace can't be read, where the cache fails, or where it counts other misses than its disk has seen.
+//! One thread reads the trace's pages in their order, starting with an empty cache. Everything is counted and nothing
+//! timed, so one pass suffices: the same trace gives the same figures. The cache reads from a disk that costs nothing,
+//! and every page it returns is checked. Its simulated rule shows what the concurrency of the real cache costs. Fails
+//! where a trace cannot be read, where the cache fails, or where it counts other misses than its disk has reads.
 
 mod cache;
 mod lists;
@@ -24,9 +24,9 @@ use crate::data::MIB;
 use crate::report::{Report, Unit};
 use crate::rounds::Samples;
 
-/// Sizes of the cache as shares of the pages that a trace reads.
+/// Sizes of the cache, as shares of the pages that a trace reads.
 const SHARES: [(&str, f64); 3] = [("0.1 %", 0.001), ("1 %", 0.01), ("10 %", 0.1)];
-/// A quick run reads no more of each trace.
+/// The reads of each trace in a quick run, at most.
 const QUICK_READS: usize = 1_500_000;
 
 const OURS: &str = "pagekeeper-cache";
@@ -35,7 +35,7 @@ const S3_FIFO: &str = "S3-FIFO";
 const S3_FIFO_AT_1: &str = "S3-FIFO, promoting at 1";
 
 type Make = fn(usize, usize) -> Box<dyn Policy>;
-/// What is simulated, each from the pages of the trace and the frames.
+/// The simulated policies, each created from the trace's number of pages and the frames.
 const SIMULATED: [(&str, Make); 7] = [
     ("its rule, simulated", |pages, frames| Box::new(Ours::new(pages, frames))),
     (S3_FIFO, |pages, frames| Box::new(S3Fifo::new(pages, frames, 2))),
@@ -46,7 +46,7 @@ const SIMULATED: [(&str, Make); 7] = [
     (LRU, |pages, frames| Box::new(Lru::new(pages, frames))),
 ];
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, paths: &[PathBuf]) -> Result<()> {
     run.note("counted, not timed: one pass, since the same reads give the same figures; the first read of a page counts as a miss");
     run.note("the peers and the rule are simulated; pagekeeper-cache is the real one, on a disk that costs nothing");
@@ -96,7 +96,7 @@ fn measure(run: &mut Run, trace: &Trace) -> Result<()> {
     Ok(())
 }
 
-/// At least one.
+/// Returns a share of the pages, at least one.
 fn share_of(pages: usize, share: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
     let wanted = (pages as f64 * share) as usize;
@@ -107,7 +107,7 @@ fn sample(subject: &'static str, hits: u64, trace: &Trace) -> Samples {
     Samples { subject, values: vec![hits as f64 * 100.0 / trace.reads.len() as f64] }
 }
 
-/// Each policy in a thread of its own, as many at once as there are processors.
+/// Simulates each policy in a thread of its own, as many at once as there are processors.
 fn simulate(trace: &Trace, frames: usize) -> Vec<Samples> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut samples = Vec::new();
@@ -132,7 +132,7 @@ fn simulate(trace: &Trace, frames: usize) -> Vec<Samples> {
     samples
 }
 
-/// Keeps the least, over all cases, of ours minus the best of `theirs`, in points of the hit ratio.
+/// Keeps the smallest value, over all cases, of ours minus the best of `theirs`, in points of the hit ratio.
 fn keep_worst(report: &mut Report, name: &'static str, samples: &[Samples], theirs: &[&str]) {
     let best = samples.iter().filter(|of| theirs.contains(&of.subject)).map(|of| of.values[0]);
     let points = samples[0].values[0] - best.fold(f64::NEG_INFINITY, f64::max);
@@ -162,7 +162,7 @@ mod tests {
         let trace = Trace::zipf_with_scans(&Zipf::new(2000, 0.9), 8000, 5);
         let samples = simulate(&trace, 2000);
         assert_eq!(samples.len(), SIMULATED.len());
-        // With room for all pages each misses the first read of each page, and no more.
+        // With room for all pages, a policy misses only the first read of each page.
         let first = trace.pages() as f64 * 100.0 / trace.reads.len() as f64;
         assert!(samples.iter().all(|of| (of.values[0] + first - 100.0).abs() < 1e-9), "{samples:?}");
         assert_eq!([share_of(2000, 0.001), share_of(10, 0.01)], [2, 1]);

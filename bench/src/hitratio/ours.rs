@@ -1,51 +1,55 @@
-//! The cache's own replacement rule, simulated over page numbers: what the cache itself is to come to, but for what its
-//! concurrency costs.
+//! The cache's own replacement rule, simulated over page numbers: the real cache should match it, except for the cost
+//! of its concurrency.
 //!
-//! S3-FIFO with three changes. An evicted page keeps a stamp, the queue it left and how many had left that queue before,
-//! instead of a place in a ghost queue. And the small queue's size follows the misses: a page that left a queue just
-//! now would still be there if that queue were a little longer. And pages that were read again once move on to the main queue
-//! only where they are mostly missed when they don't.
-//! Invariants: at most `frames` pages; a hit only raises the frequency; all else happens at misses.
+//! The rule is S3-FIFO with three changes:
+//!
+//! - An evicted page keeps a stamp instead of a place in a ghost queue: the queue it left, and how many had left that
+//!   queue before.
+//! - The size of the small queue follows the misses: a page that has just left a queue would still be there if the
+//!   queue were a little longer.
+//! - Pages that were read again once move on to the main queue only where most of them are missed otherwise.
+//!
+//! Invariants: at most `frames` pages; a hit only raises the frequency; everything else happens at misses.
 
 use std::collections::VecDeque;
 
 use super::peers::Policy;
 
-/// Where a page is.
+/// The position of a page.
 #[derive(Debug, Clone, Copy)]
 enum PageRecord {
     Never,
     Resident,
-    /// Evicted from a queue as its n-th.
+    /// Evicted from the small queue as its n-th.
     LeftSmall(u64),
-    /// The same, after it was read again once.
+    /// Evicted from the small queue as its n-th, after it was read again once.
     LeftSmallReadOnce(u64),
     LeftMain(u64),
 }
 
-/// The rule. Sizes are in pages.
+/// The replacement rule. Sizes are in pages.
 #[derive(Debug)]
 pub(super) struct Ours {
     free: usize,
-    /// So many frames are freed at once.
+    /// Frames freed at once.
     batch: usize,
     small: VecDeque<u32>,
     main: VecDeque<u32>,
     left_small: u64,
     left_main: u64,
-    /// A page that left small more recently than so many others goes to main.
+    /// A page goes to main if fewer evictions than this followed its own from small.
     remembered: u64,
-    /// A page that left a queue more recently than so many others counts for a longer queue.
+    /// A page counts for a longer queue if fewer evictions than this followed its own.
     edge: u64,
     /// The target size of small, in quarters of a page, and its bounds.
     target: usize,
     bounds: (usize, usize),
-    /// By how much it changes, in pages.
+    /// The step by which it changes, in pages.
     step: usize,
-    /// The account of pages that left small after they were read again once; above zero too few of them are missed.
+    /// The balance of pages that left small after they were read again once; above zero, too few of them are missed.
     unmissed: i64,
     most_unmissed: i64,
-    /// Such pages that moved on, modulo [`SAMPLED`].
+    /// The number of such pages that moved on, modulo [`SAMPLED`].
     moved_on: u32,
     place: Vec<PageRecord>,
     frequency: Vec<u8>,
@@ -53,11 +57,11 @@ pub(super) struct Ours {
 
 const QUARTERS: usize = 4;
 const MOST: u8 = 3;
-/// Such a page that is missed weighs as many as so many that are not.
+/// A missed page of this kind weighs as much as this many that are not missed.
 const RETURN_WEIGHT: i64 = 2;
-/// Where they move on, every so manieth does not.
+/// One in this many pages that would move on is evicted anyway, as a control sample.
 const SAMPLED: u32 = 8;
-/// A page that was read again so often moves on from small to main in any case.
+/// A page that was read again this often always moves on from small to main.
 const MOVES_ON_AT: u8 = 2;
 
 impl Ours {
@@ -89,7 +93,7 @@ impl Ours {
         self.target = (self.target + 4 * self.step).min(self.bounds.1);
     }
 
-    /// A little faster than it grows: most traces are better off with a short one.
+    /// Shrinks small, a little faster than it grows: most traces are better off with a short one.
     fn shorten_small(&mut self) {
         self.target = self.target.saturating_sub(5 * self.step).max(self.bounds.0);
     }
@@ -175,7 +179,7 @@ impl Policy for Ours {
                 self.evict_one();
             }
         }
-        // While the cache fills, nobody is on probation for want of room.
+        // While the cache fills, no page is on probation for lack of room.
         to_main |= self.left_small + self.left_main == 0 && self.small.len() * QUARTERS >= self.target;
         self.free -= 1;
         self.place[index] = PageRecord::Resident;
@@ -194,7 +198,8 @@ mod tests {
     use super::super::peers::hits;
     use super::*;
 
-    /// A hundred frames full of pages read once, 0 the oldest, all in small since there was an eviction before.
+    /// Creates a cache of a hundred frames full of pages read once, with 0 the oldest, all in small because there was
+    /// an eviction before.
     fn full() -> Ours {
         let mut cache = Ours::new(1000, 100);
         cache.left_small = 1;
@@ -228,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_page_that_left_small_not_long_ago_comes_back_to_main() {
-        // 0 is the first that is evicted. The second time it is the 125th before the next, and no longer remembered.
+        // Page 0 is evicted first. In the second case it is the 125th eviction before the next, and no longer remembered.
         for (newest, back_in_main) in [(223, 1), (224, 0)] {
             let mut cache = full();
             hits(&mut cache, &(100..=newest).collect::<Vec<u32>>());
@@ -247,7 +252,7 @@ mod tests {
         cache.read(100);
         assert!(matches!(cache.place[0], PageRecord::LeftMain(0)));
         assert_eq!((cache.main.len(), cache.small.len()), (90, 10));
-        // Small is now to be shorter than 8.75: two more move, and 1 is evicted.
+        // The target of small is now 8.75: two more pages move, and 1 is evicted.
         cache.read(0);
         assert_eq!((cache.main.len(), cache.small.len()), (91, 9));
         assert_eq!(cache.small.back(), Some(&0));
@@ -260,7 +265,7 @@ mod tests {
         cache.read(100);
         cache.read(0);
         assert_eq!(cache.target, 44);
-        // 33 evictions later: no longer at the edge.
+        // 33 evictions later, it is no longer at the edge.
         hits(&mut cache, &(101..134).collect::<Vec<u32>>());
         cache.read(1);
         assert_eq!(cache.target, 44);

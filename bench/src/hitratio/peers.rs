@@ -1,7 +1,7 @@
-//! The peers: replacement policies as published, simulated over page numbers.
+//! The peers: published replacement policies, simulated over page numbers.
 //!
-//! Invariants: a policy holds at most `frames` pages after each read, and its answers follow the reads alone. Each is
-//! checked against cases worked out by hand, LRU against a plain model too. Nothing here fails.
+//! Invariants: a policy holds at most `frames` pages after each read, and its answers depend on the reads alone. Each
+//! is checked against hand-computed cases, LRU against a plain model, too. Nothing here fails.
 
 use std::collections::VecDeque;
 
@@ -9,16 +9,16 @@ use super::lists::Lists;
 
 /// A cache that only counts.
 pub(super) trait Policy {
-    /// Reads a page; whether it was in the cache. Afterwards it is.
+    /// Reads a page, which is in the cache afterwards; returns whether it was before.
     fn read(&mut self, page: u32) -> bool;
 }
 
-/// How many of the reads are hits, from an empty cache on.
+/// Returns the number of hits, from an empty cache on.
 pub(super) fn hits(policy: &mut dyn Policy, reads: &[u32]) -> u64 {
     reads.iter().map(|&page| u64::from(policy.read(page))).sum()
 }
 
-/// Least recently used, exactly.
+/// Exact least recently used.
 #[derive(Debug)]
 pub(super) struct Lru {
     frames: usize,
@@ -44,17 +44,17 @@ impl Policy for Lru {
     }
 }
 
-/// The clock with a frequency of two bits: the hand takes one off each page it spares.
+/// The clock with a two-bit frequency: the hand decrements it on each page it spares.
 #[derive(Debug)]
 pub(super) struct Clock {
     frames: usize,
-    /// The next page of the hand first.
+    /// The hand's next page comes first.
     ring: VecDeque<u32>,
-    /// `None` of pages that are absent.
+    /// `None` for absent pages.
     frequency: Vec<Option<u8>>,
 }
 
-/// The most that two bits hold.
+/// The largest value of two bits.
 const MOST: u8 = 3;
 
 impl Clock {
@@ -128,30 +128,30 @@ impl Policy for Sieve {
     }
 }
 
-/// Where S3-FIFO has a page.
+/// The position of a page in S3-FIFO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueuePosition {
     Absent,
     Small,
     Main,
-    /// Absent, and remembered by this entry of the ghost queue.
+    /// Absent, but remembered by this entry of the ghost queue.
     Ghost(u32),
 }
 
-/// S3-FIFO (Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023), as in libCacheSim, which the
-/// authors maintain: small 10 % of the cache, main the rest, the ghost queue as many entries as main; until the first
-/// eviction what does not fit into small goes to main.
+/// S3-FIFO (Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023), as in `libCacheSim`, which the
+/// authors maintain. Small has 10 % of the cache, main the rest, and the ghost queue as many entries as main. Until the
+/// first eviction, pages that do not fit into small go to main.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     frames: usize,
     small_size: usize,
-    /// The frequency from which on a page of small moves to main.
+    /// The frequency at which a page moves from small to main.
     promoted_at: u8,
     small: VecDeque<u32>,
     main: VecDeque<u32>,
-    /// Entries whose page has been read again meanwhile are still in it.
+    /// Includes entries whose page has been read again meanwhile.
     ghosts: VecDeque<(u32, u32)>,
-    /// Those that count.
+    /// Number of valid ghost entries.
     ghosts_live: usize,
     ghost_number: u32,
     place: Vec<QueuePosition>,
@@ -160,8 +160,8 @@ pub(super) struct S3Fifo {
 }
 
 impl S3Fifo {
-    /// `promoted_at`: 2 by the paper's algorithm ("freq > 1") and libCacheSim; 1 by the paper's text ("accessed more than
-    /// once", the first read counted).
+    /// Creates a cache. `promoted_at` is 2 in the paper's algorithm ("freq > 1") and in `libCacheSim`, 1 in the paper's
+    /// text ("accessed more than once", counting the first read).
     pub(super) fn new(pages: usize, frames: usize, promoted_at: u8) -> Self {
         Self {
             frames,
@@ -191,7 +191,7 @@ impl S3Fifo {
         }
     }
 
-    /// May move all of small to main without evicting any; then main is too large.
+    /// Evicts from small. May move all of small to main without an eviction, which leaves main too large.
     fn evict_from_small(&mut self) {
         while let Some(page) = self.small.pop_front() {
             let index = page as usize;
@@ -269,11 +269,11 @@ impl Policy for S3Fifo {
 pub(super) struct Arc {
     frames: usize,
     lists: Lists<4>,
-    /// The size of T1 that is aimed at, in pages.
+    /// The target size of T1, in pages.
     target: f64,
 }
 
-/// Read once, and read more than once, lately; then what was evicted of these.
+/// Pages read once recently, pages read more often, and the ghosts of both.
 const T1: usize = 0;
 const T2: usize = 1;
 const B1: usize = 2;
@@ -352,14 +352,14 @@ mod tests {
     use super::*;
     use crate::rounds::Random;
 
-    /// The reads that hit, by their place in the sequence.
+    /// Returns the positions of the reads that hit.
     fn hit_at(policy: &mut dyn Policy, reads: &[u32]) -> Vec<usize> {
         reads.iter().enumerate().filter(|&(_, &page)| policy.read(page)).map(|(at, _)| at).collect()
     }
 
     #[test]
     fn lru_evicts_what_was_not_read_for_longest() {
-        // 2 goes when 3 comes, 1 when 2 comes back.
+        // 2 is evicted when 3 comes, 1 when 2 comes back.
         assert_eq!(hit_at(&mut Lru::new(4, 2), &[1, 2, 1, 3, 1, 2, 3, 2]), [2, 4, 7]);
     }
 
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn the_clock_spares_a_page_as_often_as_it_was_read_again() {
-        // 0 was read again twice, 1 once. 2 takes 0 to one, 1 to none, 0 to none, and evicts 1.
+        // 0 was read again twice, 1 once. For 2, the hand lowers 0 to one, 1 to none, 0 to none, and evicts 1.
         assert_eq!(hit_at(&mut Clock::new(4, 2), &[0, 1, 0, 0, 1, 2, 0]), [2, 3, 4, 6]);
         // So 3 evicts 0.
         assert_eq!(hit_at(&mut Clock::new(4, 2), &[0, 1, 0, 0, 1, 2, 3, 2, 0]), [2, 3, 4, 7]);
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_frequency_stops_at_three() {
-        // Five reads again spare page 0 three times, when 2, 3 and 4 come, and not when 5 does.
+        // Five more reads spare page 0 three times, when 2, 3 and 4 come, but not when 5 does.
         let reads = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 0];
         assert_eq!(hit_at(&mut Clock::new(6, 2), &reads), [1, 2, 3, 4, 5, 10]);
         let reads = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 0];
@@ -402,19 +402,19 @@ mod tests {
 
     #[test]
     fn the_hand_of_sieve_stays_where_it_is() {
-        // Queue from the oldest: 0 1 2, of which 0 and 2 were read again. 3: the hand clears 0 and takes 1.
-        // 4: the hand goes on at 2, clears it, and takes 3, though it is newer than 0. So 0 and 2 are there, 1 and 3 not.
+        // The queue from the oldest: 0 1 2, of which 0 and 2 were read again. For 3 the hand clears 0 and evicts 1. For
+        // 4 it goes on at 2, clears it, and evicts 3, although 3 is newer than 0. So 0 and 2 stay, 1 and 3 do not.
         let reads = [0, 1, 2, 0, 2, 3, 4, 0, 2, 4, 3];
         assert_eq!(hit_at(&mut Sieve::new(5, 3), &reads), [3, 4, 7, 8, 9]);
     }
 
     #[test]
     fn s3_fifo_lets_a_scan_pass_through_its_small_queue() {
-        // Ten frames, one of them small. 0 goes to small; until the first eviction the others go to main.
+        // Ten frames, one of them small. 0 goes to small; the others go to main until the first eviction.
         let mut cache = S3Fifo::new(100, 10, 2);
         let first: Vec<u32> = (0..10).collect();
         assert_eq!(hits(&mut cache, &first), 0);
-        // The scan pushes 0 out, then itself.
+        // The scan evicts 0, then itself.
         let scan: Vec<u32> = (20..60).collect();
         assert_eq!(hits(&mut cache, &scan), 0);
         assert_eq!(hits(&mut cache, &first[1..]), 9);
@@ -425,11 +425,11 @@ mod tests {
     fn s3_fifo_remembers_what_left_its_small_queue() {
         let mut cache = S3Fifo::new(100, 10, 2);
         hits(&mut cache, &(0..12).collect::<Vec<u32>>());
-        // 0 and 10 are ghosts by now, 11 is in small. 10 comes to main in place of 11, which goes, and then stays in a scan.
+        // 0 and 10 are ghosts now, 11 is in small. 10 enters main in place of 11, and then survives a scan.
         assert_eq!(cache.place[10], QueuePosition::Ghost(2));
         assert!(!cache.read(10));
         assert_eq!((cache.place[10], cache.place[11]), (QueuePosition::Main, QueuePosition::Ghost(3)));
-        // Nine ghosts are kept: of thirteen the first four are forgotten, 0 and 11 among them, and 10 no longer counts.
+        // Nine ghosts are kept: of thirteen the first four are forgotten, among them 0 and 11, and 10 no longer counts.
         hits(&mut cache, &(20..31).collect::<Vec<u32>>());
         assert_eq!((cache.place[0], cache.place[11]), (QueuePosition::Absent, QueuePosition::Absent));
         let ghosts = cache.place.iter().filter(|place| matches!(place, QueuePosition::Ghost(_))).count();
@@ -449,14 +449,15 @@ mod tests {
 
     #[test]
     fn arc_shifts_towards_what_it_misses() {
-        // Two frames: 0 and 1 in T1, 0 again moves to T2; 2 evicts 1 into B1; 1 comes back from there: the target is
-        // raised to 1, T1 (holding 2) is no longer above it, so 0 leaves T2 for B2, and 1 goes to T2.
+        // Two frames: 0 and 1 are in T1; 0 moves to T2 when read again; 2 evicts 1 into B1. 1 returns from B1, which
+        // raises the target to 1. T1, with 2 in it, is no longer above the target, so 0 leaves T2 for B2, and 1 goes to
+        // T2.
         let mut cache = Arc::new(4, 2);
         assert_eq!(hit_at(&mut cache, &[0, 1, 0, 2, 1]), [2]);
         assert!((cache.target - 1.0).abs() < f64::EPSILON);
         let places = [0, 1, 2, 3].map(|page| cache.lists.list_of(page));
         assert_eq!(places, [Some(B2), Some(T2), Some(T1), None]);
-        // 0 comes back from B2: the target falls to 0, T1 is above it, and 2 goes.
+        // 0 returns from B2: the target falls to 0, T1 is above it, and 2 is evicted.
         assert!(!cache.read(0));
         assert!(cache.target < f64::EPSILON);
         assert_eq!([0, 1, 2].map(|page| cache.lists.list_of(page)), [Some(T2), Some(T2), Some(B1)]);
@@ -485,7 +486,7 @@ mod tests {
                         policy.read(page);
                         assert!(policy.read(page), "{name}");
                     }
-                    // Of all pages in turn no more can hit than were there before.
+                    // In a pass over all pages, at most those can hit that were there before.
                     let all: Vec<u32> = (0..PAGES).collect();
                     assert!(hits(policy.as_mut(), &all) <= frames as u64, "{name} with {frames} frames");
                 }

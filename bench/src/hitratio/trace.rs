@@ -1,9 +1,9 @@
-//! Traces: which pages are read in which order. Read from a file, or made up from a seed.
+//! Traces: the pages that are read, in their order, from a file or made up from a seed.
 //!
-//! A file is text, plain or compressed with zstd, recognised by its first bytes: a request on each line, the first block and the
-//! number of blocks, then anything; each block is a page. Empty lines and those that begin with `#` are passed over.
-//! Invariants: pages are numbered in the order they first come, from 0 on, without a gap; `blocks` has the number that
-//! each has in the file. Fails where the file can't be read, or a line is not a request: the line is named.
+//! A file is text, plain or compressed with zstd, which its first bytes show. Each line is a request: the first block,
+//! the number of blocks, then anything. Each block is a page. Empty lines and lines that begin with `#` are skipped.
+//! Invariants: pages are numbered without gaps from 0 in the order of their first read; `blocks` has each page's number
+//! in the file. Fails where the file cannot be read, or with the number of a line that is not a request.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,23 +15,23 @@ use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 
 use crate::rounds::Random;
 
-/// Pages that a trace may read in all: each takes four bytes here.
+/// Reads of a trace at most: each takes four bytes here.
 const MOST_READS: u64 = 1 << 29;
 /// The first bytes of a zstd frame (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Which pages are read in which order.
+/// A sequence of page reads.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Trace {
-    /// As the table names it.
+    /// Its name in tables.
     pub(super) name: String,
     /// Page numbers.
     pub(super) reads: Vec<u32>,
-    /// The block that each page is.
+    /// The block of each page.
     pub(super) blocks: Vec<u64>,
 }
 
-/// Numbers pages as they come.
+/// Numbers pages in the order of their first read.
 #[derive(Debug, Default)]
 struct Numbering {
     numbers: HashMap<u64, u32>,
@@ -50,7 +50,7 @@ impl Numbering {
 }
 
 impl Trace {
-    /// How many different pages are read: its footprint.
+    /// Returns the number of different pages.
     pub(super) fn pages(&self) -> usize {
         self.blocks.len()
     }
@@ -68,7 +68,7 @@ impl Trace {
         numbering.trace
     }
 
-    /// Reads a file.
+    /// Reads a trace from a file.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
         let mut file = File::open(path).with_context(|| format!("can't open {shown}"))?;
@@ -90,11 +90,11 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Reads by Zipf's law over scattered pages, and now and then a scan of a tenth of them one after the other.
+    /// Creates reads by Zipf's law over scattered pages, with occasional scans of a tenth of them in order.
     pub(super) fn zipf_with_scans(law: &Zipf, reads: usize, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let pages = law.cumulated.len();
-        // Which page is how popular has nothing to do with where it lies.
+        // A page's popularity is independent of its position.
         let mut scattered: Vec<u64> = (0..pages as u64).collect();
         random.shuffle(&mut scattered);
         let mut numbering = Numbering::default();
@@ -111,7 +111,7 @@ impl Trace {
     }
 }
 
-/// Zipf's law: the page of rank n is read as often as 1/n^exponent says.
+/// Zipf's law: the page of rank n is read in proportion to 1/n^exponent.
 #[derive(Debug, Clone)]
 pub(super) struct Zipf {
     exponent: f64,
@@ -128,16 +128,16 @@ impl Zipf {
         Self { exponent, cumulated: (1..=pages).map(weight).collect() }
     }
 
-    /// From 0 on.
+    /// Returns a random rank, from 0 on.
     fn rank(&self, random: &mut Random) -> usize {
         let all = self.cumulated.last().copied().unwrap_or(0.0);
-        // 53 bits, as many as the fraction of an f64 has.
+        // 53 bits, the size of an f64's fraction.
         let at = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64 * all;
         self.cumulated.partition_point(|&upto| upto <= at).min(self.cumulated.len() - 1)
     }
 }
 
-/// The contents of a file of one or more zstd frames.
+/// A reader of a file of one or more zstd frames.
 enum Unpacked {
     Between(BufReader<File>),
     Within(Box<StreamingDecoder<BufReader<File>, FrameDecoder>>),
@@ -199,7 +199,7 @@ fn parse(text: &mut dyn BufRead, shown: &str) -> Result<Trace> {
     Ok(numbering.trace)
 }
 
-/// The first block and the number of blocks.
+/// Parses the first block and the number of blocks.
 fn request(line: &str) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let first: u64 = words.next()?.parse().ok()?;
@@ -273,7 +273,7 @@ mod tests {
         let trace = Trace::zipf_with_scans(&law, 20_000, 5);
         assert_eq!(trace.reads, Trace::zipf_with_scans(&law, 20_000, 5).reads);
         assert_ne!(trace.reads, Trace::zipf_with_scans(&law, 20_000, 6).reads);
-        // A scan of 100 pages for each 500 reads.
+        // A scan of 100 pages per 500 reads.
         assert_eq!(trace.reads.len(), 24_000);
         let scan: Vec<u64> = trace.reads[500..600].iter().map(|&page| trace.blocks[page as usize]).collect();
         assert!(scan.windows(2).all(|pair| pair[1] == (pair[0] + 1) % 1000));
@@ -282,7 +282,7 @@ mod tests {
         counts.sort_unstable_by(|a, b| b.cmp(a));
         // The first rank has 1 / (the sum over 1000 ranks of 1/n^0.9, 10.54) of the reads: 1,898, and a few by scans.
         assert!((1750..2050).contains(&counts[0]), "{}", counts[0]);
-        // The second 2^-0.9 of that: 1,017.
+        // The second rank has 2^-0.9 of that: 1,017.
         assert!((900..1150).contains(&counts[1]), "{}", counts[1]);
     }
 }

@@ -1,6 +1,6 @@
-//! Threads that append 512 bytes and wait until they are durable, again and again.
+//! Threads that append 512 bytes and wait until they are durable, in a loop.
 //!
-//! Each body says whose it is and which, and those that were acknowledged are looked for when the log is read again. Fails as
+//! Each record names its thread and its number. Acknowledged records must be found when the log is read again. Fails as
 //! the logs do.
 
 use std::path::Path;
@@ -59,7 +59,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Against the best of the logs of others; plain files are a peer, too.
+/// Adds the ratio to the best other log; plain files are a peer, too.
 fn add_ratio_to_best(run: &mut Run, name: &'static str, rates: &[Samples]) {
     let peers = rates.iter().filter(|samples| {
         let modes = ours::REDO_MODES.iter().chain(&ours::BIN_MODES);
@@ -118,7 +118,7 @@ fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sam
     Ok(Sample { rate: counts.iter().sum::<u64>() as f64 / seconds, took, resident })
 }
 
-/// Whether each thread's records are there, in their order, but for those that were given up before.
+/// Fails unless each thread's records are there in their order, except those whose log space was freed before.
 fn check(kind: Kind, dir: &Path, counts: &[u64]) -> Result<()> {
     let Some(check) = kind.check else { return Ok(()) };
     let mut next = vec![None; counts.len()];

@@ -1,6 +1,6 @@
-//! fio with the same pattern of writes: what the disk can do. It keeps no log: nothing is framed, nothing is summed.
+//! fio with the same pattern of writes, as the limit of the disk. It keeps no log: it has no frames and no checksums.
 //!
-//! By its own account, without its start and end. Fails where fio fails or prints what is not understood.
+//! The figures are fio's own, without its start and end. Fails where fio fails or prints something unexpected.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::data::MIB;
 use crate::peers::{Program, run as run_process};
 
-/// As tables name it.
+/// Its name in tables.
 pub(super) const VOLUME: &str = "fio, buffered, the same pattern";
-/// As tables name it.
+/// Its name in tables.
 pub(super) const COMMITS: &str = "fio, 4 KiB and fdatasync, one thread";
 
-/// MiB per second of writes of 64 KiB to a new file.
+/// Returns the MiB per second of writes of 64 KiB to a new file.
 pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Result<f64> {
     let sync = if synced { "--fdatasync=16" } else { "--fdatasync=0" };
     let json = write(fio, dir, &["--bs=64k", sync, &format!("--size={bytes}"), "--end_fsync=0"])?;
@@ -24,7 +24,7 @@ pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Res
     Ok(kib / MIB as f64)
 }
 
-/// Durable writes a second over a file that was written before.
+/// Returns durable writes per second over a file that was written before.
 pub(crate) fn commits(fio: &Program, dir: &Path, duration: Duration) -> Result<f64> {
     let size = format!("--size={}", 64 * MIB);
     let runtime = format!("--runtime={}ms", duration.as_millis());

@@ -1,9 +1,9 @@
 //! `log`: records through the redo log and the binlog beside plain files, raft-engine, `RocksDB`'s log, and fio.
 //!
-//! *Volume*: one thread, 64 KiB at a time, synced each MiB or never. *Commits*: threads that wait until 512 bytes are durable,
-//! again and again. Every sample has a log of its own in an empty directory; what it holds is checked when it ends.
-//! Invariants: a subject is set to sync exactly where the others are; records that were acknowledged are found again in
-//! ours; resident bytes are counted while the log is still open. Fails where a log fails or holds something else.
+//! *Volume*: one thread appends 64 KiB at a time, synced each MiB or never. *Commits*: threads wait until 512 bytes are
+//! durable, in a loop. Every sample has a log of its own in an empty directory, whose content is checked at the end.
+//! Invariants: every subject syncs at the same points; acknowledged records are found again in our logs; resident bytes
+//! are counted while the log is still open. Fails where a log fails or holds other records.
 
 mod commits;
 pub(crate) mod fio;
@@ -29,30 +29,30 @@ use crate::image::Image;
 use crate::report::{Report, Unit};
 use crate::rounds::{Samples, Subject};
 
-/// A log under measure. Dropped, it is closed.
+/// A log to measure, which is closed on drop.
 pub(super) trait Log: Send + Sync {
-    /// Appends a record; with `sync` it returns when this one and all before it are durable.
+    /// Appends a record; with `sync` it returns when this record and all before it are durable.
     fn append(&self, body: &[u8], sync: bool) -> Result<()>;
 
-    /// Hands all that was appended to the system, and makes nothing durable.
+    /// Hands all appended records to the kernel without making them durable.
     fn hand_over(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// What a log is to be made for.
+/// The use for which a log is created.
 #[derive(Debug, Clone, Copy)]
 struct Load {
-    /// Bytes that will be appended, about; 0 if nobody knows.
+    /// Approximate bytes that will be appended; 0 if unknown.
     bytes: u64,
     /// Whether anything will be synced.
     synced: bool,
 }
 
-/// Makes a log in an empty directory.
+/// A function that creates a log in an empty directory.
 type Make = fn(&Path, Load) -> Result<Box<dyn Log>>;
 
-/// Checks what a log has left in its directory: all bodies in order of their appending, given to the closure.
+/// A function that passes all records of a log's directory to the closure, in the order of their appends.
 type Check = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
 /// A kind of log.
@@ -60,17 +60,17 @@ type Check = fn(&Path, &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 struct Kind {
     name: &'static str,
     make: Make,
-    /// `None` where its own reading is not ours to call.
+    /// `None` for logs that this benchmark cannot read.
     check: Option<Check>,
 }
 
-/// A directory that is made anew for each sample.
+/// The parent of a directory that is new for each sample.
 struct SampleDirectory {
     parent: PathBuf,
 }
 
 impl SampleDirectory {
-    /// Runs `measure` in an empty directory, which goes with its end.
+    /// Runs `measure` in an empty directory and removes the directory at the end.
     fn fresh<T>(&self, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let dir = tempfile::tempdir_in(&self.parent)
             .with_context(|| format!("can't make a directory in {}", self.parent.display()))?;
@@ -78,7 +78,7 @@ impl SampleDirectory {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let parent = run.scratch.path().to_path_buf();
     let volume = if run.quick { 192 * MIB } else { 2 * GIB };
@@ -113,12 +113,12 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// A case's name, with the file system where it is another.
+/// Returns a case's name, with the file system where it is another.
 fn case_name(what: &str, on: Option<&str>) -> String {
     on.map_or_else(|| what.to_owned(), |on| format!("{what}, {on}"))
 }
 
-/// A sample of a subject: a rate, what single calls took, and what stayed resident.
+/// A sample of a subject: its rate, the latencies of calls, and the resident bytes.
 struct Sample {
     rate: f64,
     took: Histogram<u64>,
@@ -153,7 +153,7 @@ fn compare<'a>(
     drop(subjects);
     let rounds = rates.first().map_or(0, |first| first.values.len());
     let seen = kinds.iter().zip(seen).map(|(kind, seen)| {
-        // The round that does not count went first.
+        // The uncounted round went first.
         let mut samples = seen.into_inner();
         samples.drain(..samples.len().saturating_sub(rounds));
         (kind.name, samples)
@@ -161,7 +161,7 @@ fn compare<'a>(
     Ok((rates, seen.collect()))
 }
 
-/// Figures of the calls: what it is called, and how to have it from a sample, in microseconds.
+/// A figure of the calls: its name, and how to get it from a sample, in microseconds.
 type Figure = (&'static str, fn(&Sample) -> f64);
 
 fn percentile_us(sample: &Sample, percent: f64) -> f64 {
@@ -175,7 +175,7 @@ const FIGURES: [Figure; 4] = [
     ("longest", |sample| sample.took.max() as f64 / 1e3),
 ];
 
-/// Adds what single calls took and what stayed resident.
+/// Adds call latencies and resident bytes.
 fn add_figures(report: &mut Report, case: &str, call: &str, seen: &[(&'static str, Vec<Sample>)]) {
     let of = |figure: &dyn Fn(&Sample) -> f64| -> Vec<Samples> {
         seen.iter()

@@ -1,7 +1,7 @@
 //! The redo log and the binlog.
 //!
-//! The redo log's checkpoint follows at half a ring behind, as an engine's does whose pages are written meanwhile: so
-//! records are given up in order, and what is read again at the end is the last half. Fails as they do.
+//! The redo log's checkpoint follows half a ring behind, as in an engine that writes its pages meanwhile. So records
+//! are freed in order, and the last half is read again at the end. Fails as the logs do.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,22 +13,22 @@ use super::{Kind, Load, Log, Make};
 
 /// Files of the ring.
 pub(super) const RING_FILES: u32 = 4;
-/// Bytes of each.
+/// Bytes of each file.
 pub(super) const RING_FILE_BYTES: u64 = 64 << 20;
 /// Bytes of a segment.
 pub(super) const SEGMENT_BYTES: u64 = 128 << 20;
 
-/// The redo log as it comes.
+/// The redo log with default settings.
 pub(super) const REDO: Kind = redo("redo log", |dir, load| make_redo(dir, load, LogMode::Auto));
-/// In each mode by itself.
+/// The redo log in each mode.
 pub(super) const REDO_MODES: [Kind; 3] = [
     redo("redo log, buffered", |dir, load| make_redo(dir, load, LogMode::Buffered)),
     redo("redo log, uncached", |dir, load| make_redo(dir, load, LogMode::Uncached)),
     redo("redo log, direct", |dir, load| make_redo(dir, load, LogMode::Direct)),
 ];
-/// The binlog as it comes.
+/// The binlog with default settings.
 pub(super) const BIN: Kind = bin("binlog", |dir, load| make_bin(dir, load, LogMode::Auto));
-/// In each mode by itself.
+/// The binlog in each mode.
 pub(super) const BIN_MODES: [Kind; 3] = [
     bin("binlog, buffered", |dir, load| make_bin(dir, load, LogMode::Buffered)),
     bin("binlog, uncached", |dir, load| make_bin(dir, load, LogMode::Uncached)),
@@ -45,12 +45,12 @@ const fn bin(name: &'static str, make: Make) -> Kind {
 
 struct Redo {
     log: RedoLog,
-    /// Where the checkpoint is to go next.
+    /// The next position of the checkpoint.
     checkpoint: AtomicU64,
 }
 
 fn make_redo(dir: &Path, load: Load, mode: LogMode) -> Result<Box<dyn Log>> {
-    // What commits wait for decides how a ring is best written.
+    // The flush policy decides how a ring is best written.
     let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
     let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
     let log = options.flush_policy(policy).mode(mode).create(&dir.join("redo"))?;
@@ -66,7 +66,7 @@ impl Log for Redo {
         }
         let half = self.log.capacity() / 2;
         let last = self.checkpoint.load(Ordering::Relaxed);
-        // One of the threads moves it, by a quarter of the ring at a time, to a place where a record ended.
+        // One thread advances the checkpoint, by a quarter of the ring at a time, to the end of a record.
         if lsn - self.log.checkpoint_lsn() > half
             && lsn > last + half / 2
             && self.checkpoint.compare_exchange(last, lsn, Ordering::Relaxed, Ordering::Relaxed).is_ok()

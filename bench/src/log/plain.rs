@@ -1,8 +1,8 @@
-//! Plain files, buffered: what an engine does that writes a log without further thought.
+//! Plain buffered files: the simplest way for an engine to write a log.
 //!
-//! [`FILES`] appends to files of a segment's size, one after the other; [`RING`] overwrites files that were written before,
-//! in turn. Both write each record by a call of its own, and sync with fdatasync(2) under the lock. Nothing is checked
-//! against a crash: records have no frame. Fails with the system's error.
+//! [`FILES`] appends to files of a segment's size, one after the other; [`RING`] overwrites files that were written
+//! before, in turn. Both write each record with a call of its own and sync with fdatasync(2) under the lock. Records
+//! have no frames, so nothing protects them against a crash. Fails with the system's error.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,7 +1,7 @@
 //! raft-engine, the log of `TiKV`: batches of one small value, synced.
 //!
-//! A value goes into its memtable, too; that is what a user of this log pays. Batches are too short to be compressed.
-//! Fails where raft-engine does.
+//! A value goes into its memtable, too, which is part of this log's cost. Batches are too short to be compressed. Fails
+//! where raft-engine does.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use raft_engine::{Config, Engine, LogBatch, ReadableSize};
 
 use super::{Kind, Log};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "raft-engine", make: |dir, _| Ok(Box::new(RaftEngine::open(dir)?)), check: None };
 
@@ -22,11 +22,11 @@ struct RaftEngine {
 }
 
 impl RaftEngine {
-    /// A new one in a directory.
+    /// Creates an engine in a directory.
     fn open(dir: &Path) -> Result<Self> {
         let config = Config {
             dir: dir.to_string_lossy().into_owned(),
-            // Records that stay as they are, as in all the other logs.
+            // Records stay uncompressed, as in all the other logs.
             batch_compression_threshold: ReadableSize(0),
             ..Config::default()
         };
@@ -39,7 +39,7 @@ impl Log for RaftEngine {
     fn append(&self, body: &[u8], sync: bool) -> Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut batch = LogBatch::with_capacity(1);
-        // Keys are written again and again, so that the memtable stays small.
+        // Keys are overwritten, so that the memtable stays small.
         batch.put(number % 64, (number / 64 % 16).to_le_bytes().to_vec(), body.to_vec())?;
         self.engine.write(&mut batch, sync)?;
         Ok(())

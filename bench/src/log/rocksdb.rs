@@ -1,7 +1,7 @@
-//! `RocksDB`'s write-ahead log: puts that are synced, through the C++ that stands beside this file.
+//! `RocksDB`'s write-ahead log: synced puts, through the C++ source beside this file.
 //!
-//! A put goes into the memtable, too; that is what a user of this log pays. The memtable is so large that none is flushed.
-//! Fails where `RocksDB` does, with its own words.
+//! A put goes into the memtable, too, which is part of this log's cost. The memtable is so large that it is never
+//! flushed. Fails where `RocksDB` does, with its message.
 
 #![expect(unsafe_code, reason = "calls into C++")]
 
@@ -15,23 +15,23 @@ use anyhow::{Context, Result, bail};
 
 use super::{Kind, Log};
 
-/// It.
+/// The subject.
 pub(super) const KIND: Kind =
     Kind { name: "RocksDB's log", make: |dir, _| Ok(Box::new(Wal::open(dir)?)), check: None };
 
 /// Bytes of the memtable: more than a sample writes.
 const MEMTABLE: usize = 4 << 30;
-/// Room for what it says of an error.
+/// Bytes for an error message.
 pub(crate) const WORDS: usize = 256;
 
-/// `bench_wal` of the C++.
+/// `bench_wal` of the C++ source.
 #[repr(C)]
 struct Opaque {
     private: [u8; 0],
 }
 
-// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. Each function says what it
-// asks of its pointers where it is called.
+// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The requirements of each
+// function's pointers are stated where it is called.
 unsafe extern "C" {
     fn bench_wal_open(dir: *const c_char, memtable: usize, error: *mut c_char, len: usize) -> *mut Opaque;
     fn bench_wal_close(wal: *mut Opaque);
@@ -52,18 +52,18 @@ struct Wal {
     next: AtomicU64,
 }
 
-// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external synchronization"; the
-// pointer is to a value that only `drop` frees.
+// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external
+// synchronization"; only `drop` frees the value behind the pointer.
 unsafe impl Send for Wal {}
 // SAFETY: as above.
 unsafe impl Sync for Wal {}
 
 impl Wal {
-    /// A new one in a directory.
+    /// Creates a database in a directory.
     fn open(dir: &Path) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let mut words = [0; WORDS];
-        // SAFETY: the path ends with a zero byte, and `WORDS` bytes can be written to `words`.
+        // SAFETY: the path ends with a zero byte, and `words` has room for `WORDS` bytes.
         let database = unsafe { bench_wal_open(path.as_ptr(), MEMTABLE, words.as_mut_ptr(), WORDS) };
         let database = NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?;
         Ok(Self { database, next: AtomicU64::new(0) })
@@ -101,6 +101,6 @@ impl Drop for Wal {
 }
 
 pub(crate) fn text(words: &[c_char; WORDS]) -> String {
-    // SAFETY: zeros at first, and snprintf(3) ends what it writes with one.
+    // SAFETY: `words` starts as zeros, and snprintf(3) ends its output with one.
     unsafe { CStr::from_ptr(words.as_ptr()) }.to_string_lossy().into_owned()
 }

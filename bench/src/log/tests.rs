@@ -1,4 +1,4 @@
-//! Each kind of log, small: what is appended is found again.
+//! Tests each kind of log on a small scale: appended records are found again.
 
 use super::*;
 use crate::scratch::Scratch;

@@ -1,7 +1,7 @@
 //! One thread that appends a volume, 64 KiB at a time.
 //!
-//! The time ends when all is with the system, and, where each MiB is synced, durable. The bytes of each record tell where it
-//! belongs, and are compared when the log is read again. Fails as the logs do.
+//! The time ends when the kernel has everything, or, where each MiB is synced, when everything is durable. Each record
+//! holds its number, which is compared when the log is read again. Fails as the logs do.
 
 use std::time::Instant;
 
@@ -61,7 +61,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Says in a record's first words which one it is.
+/// Writes a record's number into its first words.
 fn mark(record: &mut [u8], number: u64) {
     record[..8].copy_from_slice(&number.to_le_bytes());
     let end = record.len() - 8;
@@ -95,7 +95,7 @@ pub(super) fn one(kind: Kind, dir: &std::path::Path, load: Load) -> Result<Sampl
             last = Some(number);
             Ok(())
         })?;
-        // What was never synced need not be there after a close, but a close writes it.
+        // Records that were never synced need not survive a crash, but a close writes them.
         ensure!(last == Some(records - 1), "the last record found is {last:?} of {records}");
     }
     Ok(Sample { rate: load.bytes as f64 / MIB as f64 / seconds, took, resident })

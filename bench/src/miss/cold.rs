@@ -1,9 +1,9 @@
-//! Cold reads of whole pages, direct from the device: by one thread, by 32, and by one with 32 reads under way: of long lists,
-//! in batches that end before the next begins, and by futures.
+//! Cold direct reads of whole pages: by one thread, by 32, and by one with 32 reads in flight: in long lists, in
+//! batches of which each ends before the next begins, and by futures.
 //!
-//! The pages come from a shuffled list of all pages of the file. When half of it has been read the next sample closes the
-//! file, which lets go of its cached pages, and starts the list anew: no page is ever found.
-//! Fails where a device is so fast that one sample would read the other half, too.
+//! The pages come from a shuffled list of all pages of the file. After half of the list the next sample closes the
+//! file, which frees its cached pages, and starts the list anew, so no read hits. Fails where a device is so fast that
+//! one sample would read the other half, too.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::report::Unit;
 use crate::rounds::{Random, Subject, median};
 use crate::scratch::Stop;
 
-/// Memory of the cache: small against the file.
+/// Memory of the cache, which is small against the file.
 const CACHE_BYTES: u64 = 64 << 20;
-/// Reads under way.
+/// Reads in flight.
 const WIDE: usize = 32;
 
 const READ_AT: &str = "pagekeeper, read_at";
@@ -38,11 +38,11 @@ const LISTS: &str = "pagekeeper, read_many of 8,192";
 /// Reads in a long list.
 const LONG: usize = 8192;
 
-/// Measures all cases; with --quick only the batches.
+/// Measures all cases; with `--quick` only the batches.
 pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Result<()> {
     let cache = PageCache::builder().memory(CACHE_BYTES).build().context("can't make a cache")?;
     let file = RefCell::new(cache.open(data.path).context("can't open the file through the cache")?);
-    // As many under way as fio has, where the back-end would have 128.
+    // The same number in flight as fio has; the back-end's default is 128.
     let narrow = Arc::new(Uring::with_depth(u32::try_from(WIDE)?)?);
     let judge = Judge::new(data.seed);
     let narrow = PageCache::builder().memory(CACHE_BYTES).io(narrow).verifier(move |page| {
@@ -81,7 +81,7 @@ pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Resu
         let peers = [fio::DEPTH_32];
         measure(run, fio, name, &setting, (READ_AT_ASYNC, &tasks, 0), &peers, &["miss_async32_vs_fio"])?;
     }
-    // With --quick there is no time for all.
+    // `--quick` leaves no time for all.
     let peers = [fio::DEPTH_32, fio::DEPTH_32_FIXED];
     let peers = if run.quick { &peers[..1] } else { &peers };
     let lists = |setting: &Setting<'_>| setting.read_lists();
@@ -96,10 +96,10 @@ pub(super) fn run(run: &mut Run, fio: Option<&Program>, data: &Data<'_>) -> Resu
     Ok(())
 }
 
-/// Its name, how it reads, and when `--quick` ends with it, in seconds from the start.
+/// A subject: its name, its way of reading, and the second of a quick run by which it ends.
 type Ours<'a> = (&'static str, &'a dyn Fn(&Setting<'_>) -> Result<Cost>, u64);
 
-/// Measures ours beside fio in several ways, each giving a ratio; returns our CPU time of a read.
+/// Measures our subject beside fio in several ways, each with a ratio, and returns the CPU time of our reads.
 fn measure(
     run: &mut Run,
     fio: Option<&Program>,
@@ -130,11 +130,11 @@ fn measure(
     Ok(median(&cpu[0].values))
 }
 
-/// All that our samples need.
+/// The surroundings of our samples.
 struct Setting<'a> {
     data: &'a Data<'a>,
     cache: &'a PageCache,
-    /// As of the last start of the deck.
+    /// The file as of the last start of the deck.
     file: RefCell<CachedFile>,
     deck: &'a Deck,
     duration: Duration,
@@ -142,7 +142,7 @@ struct Setting<'a> {
 }
 
 impl Setting<'_> {
-    /// The file, and its pages to be read, none of them cached.
+    /// Returns the file, and its pages to read, none of which is cached.
     fn begin(&self) -> Result<(CachedFile, &Deck)> {
         let mut file = self.file.borrow_mut();
         if self.deck.is_half_drawn() {
@@ -153,7 +153,7 @@ impl Setting<'_> {
         Ok((file.clone(), self.deck))
     }
 
-    /// Single reads by so many threads.
+    /// Measures single reads by this many threads.
     fn read_at(&self, threads: usize) -> Result<Cost> {
         let (file, deck) = self.begin()?;
         let workers = (0..threads).map(|_| {
@@ -170,7 +170,7 @@ impl Setting<'_> {
         self.drive(workers.collect())
     }
 
-    /// So many at once by one thread.
+    /// Measures reads of `count` pages per call by one thread.
     fn read_many(&self, count: usize) -> Result<Cost> {
         let (mut judge, mut pages) = (Judge::new(self.data.seed), vec![0; count * PAGE_LEN]);
         let (file, deck) = self.begin()?;
@@ -184,10 +184,11 @@ impl Setting<'_> {
         }])
     }
 
-    /// So many at once by one thread that the next begin as soon as others end. Each page is checked as it is loaded, while
-    /// others are under way, since fio checks none between two reads; of the copies each 64th is, and all of the last list.
+    /// Measures lists so long that a read starts as soon as another ends, by one thread. Each page is checked as it is
+    /// loaded, while others are in flight, because fio checks none between two reads; of the copies one in 64 is
+    /// checked, and all of the last list.
     fn read_lists(&self) -> Result<Cost> {
-        // Not zeros: memory that was never touched would be made within.
+        // Not zeros: untouched memory would be allocated within the measurement.
         let mut pages = vec![1; LONG * PAGE_LEN];
         let (file, deck) = self.begin()?;
         let mut offsets = vec![0; LONG];
@@ -204,7 +205,7 @@ impl Setting<'_> {
         Ok(cost)
     }
 
-    /// By one thread, a new read for each that ends.
+    /// Measures futures on one thread, with a new read for each that ends.
     fn read_at_async(&self) -> Result<Cost> {
         let reads_of_all = Arc::new(AtomicU64::new(0));
         let (file, deck) = self.begin()?;
@@ -229,7 +230,7 @@ impl Setting<'_> {
         }])
     }
 
-    /// Drives workers, and makes sure that all was read from the device.
+    /// Drives workers and verifies that all data was read from the device.
     fn drive<W: FnMut() -> Result<u64> + Send>(&self, workers: Vec<W>) -> Result<Cost> {
         let before = device_bytes(PROCESS)?;
         let driven = drive(workers, self.duration, &self.stop)?;
@@ -238,7 +239,7 @@ impl Setting<'_> {
     }
 }
 
-/// Draws places, and reads a page from each by one call.
+/// Draws offsets and reads a page from each with one call.
 fn read_list(file: &CachedFile, deck: &Deck, offsets: &mut [u64], pages: &mut [u8]) -> Result<()> {
     for offset in &mut *offsets {
         *offset = deck.draw()? * PAGE;
@@ -248,7 +249,7 @@ fn read_list(file: &CachedFile, deck: &Deck, offsets: &mut [u64], pages: &mut [u
     Ok(file.read_many(&mut requests)?)
 }
 
-/// Fails unless nearly all of the reads, by the kernel's account, were of the device.
+/// Fails unless the kernel's account shows that nearly all reads went to the device.
 fn require_missed(driven: Driven, device_bytes: u64) -> Result<()> {
     let wanted = driven.reads * PAGE;
     ensure!(
@@ -271,7 +272,7 @@ impl Deck {
         Self { pages, next: AtomicUsize::new(0) }
     }
 
-    /// The next page.
+    /// Returns the offset of the next page.
     fn draw(&self) -> Result<u64> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
         let page = self.pages.get(next).context("the device is too fast for a file of this size")?;

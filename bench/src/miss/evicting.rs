@@ -1,13 +1,15 @@
-//! The least cache that evicts: an array that tells each page's frame, a bit that each hit sets, and a clock hand.
+//! The least cache that evicts: an array of each page's frame, a bit that each hit sets, and a clock hand.
 //!
-//! A hit announces its page, finds the frame, sets the bit and copies. A miss is a pread and a look at whether the file is as it was
-//! opened; one in [`TAKEN_IN`] is read as a whole page into a frame that the hand has found unread since it came by last. No queues, no
-//! history, no waiting for a load by another, no growth, no second file: no cache of a file that others may cut or write does less.
+//! A hit announces its page, finds the frame, sets the bit and copies. A miss calls pread and checks whether the file
+//! is as it was opened; one in [`TAKEN_IN`] reads a whole page into a frame that was not read since the hand last
+//! passed. There are no queues, no history, no waiting for another's load, no growth, and no second file. No cache of a
+//! file that others may truncate or write can do less.
 //!
 //! Invariants:
-//! 1. A frame is written to only by the one who took it from `free`. It gets there from no page, or when its page's entry was taken away
-//!    and, behind a barrier of all threads after that, no reader had announced that page.
-//! 2. A reader copies from a frame only between announcing the page and taking that back, and having found the entry after announcing.
+//! 1. A frame is written only by the thread that took it from `free`. It enters `free` without a page, or after its
+//!    page's entry was removed and, behind a subsequent barrier of all threads, no reader had announced that page.
+//! 2. A reader copies from a frame only between announcing the page and withdrawing that, after it found the entry
+//!    behind the announcement.
 //! 3. A slot belongs to one [`Reading`] at a time.
 //!
 //! Fails as pread(2) does, where the file has changed, and where the kernel has no membarrier(2).
@@ -25,29 +27,29 @@ use rustix::fs::fstat;
 use super::PAGE_LEN;
 use crate::hit::map::Map;
 
-/// One miss in so many is taken in, as pagekeeper does where the kernel has the page resident.
+/// One miss in this many enters the cache, as in pagekeeper where the kernel has the page resident.
 const TAKEN_IN: u32 = 16;
-/// Frames that the hand finds at once: one barrier for all of them.
+/// Frames that the hand finds at once, with one barrier for all of them.
 const AT_ONCE: usize = 64;
-/// Readers at a time.
+/// Largest number of readers at a time.
 const READERS: usize = 64;
-/// The entry of a page that is in no frame.
+/// The entry of a page without a frame.
 const NOWHERE: u32 = u32::MAX;
-/// What a slot announces that reads nothing, and the page of a frame that is free.
+/// The announcement of an idle slot, and the page of a free frame.
 const NOTHING: u32 = u32::MAX;
 
 /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
 const BARRIER: libc::c_int = 1 << 3;
 const REGISTER: libc::c_int = 1 << 4;
 
-/// What a reader announces. Alone in two lines of the processor's cache, which fetches them in pairs.
+/// A reader's announcement. It is alone in two cache lines, which the processor fetches in pairs.
 #[repr(align(128))]
 struct Slot(AtomicU32);
 
-/// Who evicts.
+/// The clock hand, which evicts.
 struct Hand {
     at: usize,
-    /// Of each frame.
+    /// The page of each frame.
     page_of: Vec<u32>,
     free: Vec<u32>,
 }
@@ -55,21 +57,21 @@ struct Hand {
 /// The cache.
 pub(super) struct Evicting<'a> {
     file: &'a File,
-    /// Its length and when it was written last, as it was opened.
+    /// Length and modification time of the file when it was opened.
     opened: (i64, i64, u64),
     entries: Vec<AtomicU32>,
-    /// Of each frame, whether it was read since the hand came by.
+    /// For each frame, whether it was read since the hand last passed.
     read: Vec<AtomicBool>,
     arena: Map,
     hand: Mutex<Hand>,
     slots: Vec<Slot>,
     idle: Mutex<Vec<usize>>,
-    /// Reads, and those of them that were misses, of readers that have gone.
+    /// Reads, and misses among them, of readers that are gone.
     counts: [AtomicU64; 2],
 }
 
 impl<'a> Evicting<'a> {
-    /// With so many frames, all of them filled with pages of the file, in this order.
+    /// Creates a cache with this many frames, filled with pages of the file in this order.
     pub(super) fn new(file: &'a File, order: &[u32], frames: usize) -> Result<Self> {
         ensure!(membarrier(REGISTER), "the kernel has no membarrier(2), which this subject needs");
         let atomics = |count: usize, value: u32| (0..count).map(|_| AtomicU32::new(value)).collect();
@@ -94,23 +96,23 @@ impl<'a> Evicting<'a> {
         Ok(cache)
     }
 
-    /// One who reads.
+    /// Creates a reader.
     pub(super) fn reader(&self) -> Result<Reading<'_>> {
         let slot = lock(&self.idle).pop().context("too many readers")?;
         Ok(Reading { cache: self, slot, reads: 0, misses: 0 })
     }
 
-    /// Reads so far, and misses, of readers that have gone.
+    /// Returns reads and misses of readers that are gone.
     pub(super) fn counts(&self) -> [u64; 2] {
         [0, 1].map(|which| self.counts[which].load(Ordering::Relaxed))
     }
 
-    /// Where a frame's bytes begin.
+    /// Returns a pointer to a frame's bytes.
     fn frame(&self, frame: u32) -> *mut u8 {
         self.arena.frame(frame as usize * PAGE_LEN, PAGE_LEN)
     }
 
-    /// Reads a page into a frame, shows it to who asked, and enters it.
+    /// Reads a page into a frame, passes it to `show`, and enters it.
     fn take_in(&self, page: u32, show: impl FnOnce(&[u8])) -> Result<()> {
         let mut hand = lock(&self.hand);
         if hand.free.is_empty() {
@@ -118,8 +120,8 @@ impl<'a> Evicting<'a> {
         }
         let frame = hand.free.pop().context("every frame is being read")?;
         drop(hand);
-        // SAFETY: `frame` gives a whole page of the arena, which lives as long as `self`, is initialised, and of which, by the first
-        // invariant, nobody else has or makes a reference or copies anything before it is entered below.
+        // SAFETY: `frame` gives a whole page of the arena, which lives as long as `self` and is initialised. By the
+        // first invariant nobody else has or makes a reference to it, or copies from it, before it is entered below.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.frame(frame), PAGE_LEN) };
         let came = self.file.read_exact_at(bytes, u64::from(page) * PAGE_LEN as u64);
         show(bytes);
@@ -134,10 +136,10 @@ impl<'a> Evicting<'a> {
         came.context("can't read the file")
     }
 
-    /// Finds frames to be free.
+    /// Frees frames.
     fn turn(&self, hand: &mut Hand) {
         let mut found = Vec::with_capacity(AT_ONCE);
-        // Twice round, every bit was taken away.
+        // After two rounds every bit is cleared.
         for _ in 0..2 * self.read.len() {
             let frame = hand.at;
             hand.at = (hand.at + 1) % self.read.len();
@@ -150,7 +152,7 @@ impl<'a> Evicting<'a> {
                 continue;
             }
             self.entries[page as usize].store(NOWHERE, Ordering::Relaxed);
-            // So that it is not found again where the hand comes round.
+            // So that it is not found again when the hand returns.
             hand.page_of[frame] = NOTHING;
             found.push((frame, page));
             if found.len() == AT_ONCE {
@@ -159,7 +161,7 @@ impl<'a> Evicting<'a> {
         }
         let all_see_it = membarrier(BARRIER);
         for (frame, page) in found {
-            // Its copy may not have ended.
+            // Its copy may still be running.
             let is_read = self.slots.iter().any(|slot| slot.0.load(Ordering::Acquire) == page);
             let frame_number = u32::try_from(frame).unwrap_or(NOWHERE);
             if is_read || !all_see_it {
@@ -172,7 +174,7 @@ impl<'a> Evicting<'a> {
     }
 }
 
-/// One who reads; others have their own.
+/// A reader with a slot of its own.
 pub(super) struct Reading<'a> {
     cache: &'a Evicting<'a>,
     slot: usize,
@@ -197,7 +199,7 @@ impl Reading<'_> {
         let Some(entry) = cache.entries.get(page as usize) else { return false };
         let slot = &cache.slots[self.slot].0;
         slot.store(page, Ordering::Relaxed);
-        // The other half is membarrier(2).
+        // The other half of this fence is membarrier(2).
         compiler_fence(Ordering::SeqCst);
         let frame = entry.load(Ordering::Acquire);
         let is_there = frame != NOWHERE;
@@ -206,9 +208,10 @@ impl Reading<'_> {
             if !read.load(Ordering::Relaxed) {
                 read.store(true, Ordering::Relaxed);
             }
-            // SAFETY: the frame is `PAGE_LEN` initialised bytes of the arena, `at + buf.len()` is at most that (checked in `read`), and
-            // `buf` is none of them. By the second invariant nobody writes to the frame: the evictor that took the entry away after it
-            // was found here sees the announcement, since its barrier came after that.
+            // SAFETY: the frame is `PAGE_LEN` initialised bytes of the arena, `at + buf.len()` is at most that (checked
+            // in `read`), and `buf` does not overlap it. By the second invariant nobody writes to the frame: an evictor
+            // that removes the entry after it was found here sees the announcement, because its barrier comes after
+            // that.
             unsafe {
                 std::ptr::copy_nonoverlapping(cache.frame(frame).add(at), buf.as_mut_ptr(), buf.len());
             }
@@ -247,13 +250,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long the file is, and when it was written last.
+/// Returns the file's length and modification time.
 fn written(file: &File) -> Result<(i64, i64, u64)> {
     let stat = fstat(file).context("can't look at the file")?;
     Ok((stat.st_size, stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Whether the kernel has done that.
+/// Calls membarrier(2) and returns whether it succeeded.
 fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: membarrier(2) takes numbers, and changes no memory.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
@@ -294,7 +297,7 @@ mod tests {
         let [reads, misses] = cache.counts();
         assert_eq!(reads, 120_000);
         let part = misses as f64 / reads as f64;
-        // Of 256 pages 100 at most are in a frame, and `AT_ONCE` fewer where the hand has just come by.
+        // At most 100 of 256 pages are in a frame, or `AT_ONCE` fewer right after the hand has passed.
         assert!((0.58..0.87).contains(&part), "{part}");
         assert!(cache.reader().unwrap().read(MIB, &mut [0; 8]).is_err(), "beyond the end");
     }

@@ -1,7 +1,7 @@
-//! fio's random reads, by its own account: without its start and end.
+//! fio's random reads, by its own account and without its start and end.
 //!
-//! It reads the same file in blocks of 4 KiB at random places, as often anywhere, and checks nothing it has read.
-//! Fails where fio fails or prints what is not understood.
+//! It reads the same file in blocks of 4 KiB at uniformly random offsets, and checks nothing it has read. Fails where
+//! fio fails or prints something unexpected.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use serde_json::Value;
 use super::Cost;
 use crate::peers::{Program, run as run_process};
 
-/// How fio is to read.
+/// fio's way of reading.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct How {
-    /// As the table names it.
+    /// Its name in tables.
     pub(super) name: &'static str,
     arguments: &'static [&'static str],
 }
@@ -28,13 +28,13 @@ pub(super) const DEPTH_1: How =
 pub(super) const DEPTH_32: How =
     How { name: "fio, io_uring, depth 32", arguments: &["--ioengine=io_uring", "--iodepth=32"] };
 
-/// As [`DEPTH_32`], with buffers and files the kernel knows beforehand.
+/// As [`DEPTH_32`], with registered buffers and files.
 pub(super) const DEPTH_32_FIXED: How = How {
     name: "fio, io_uring, depth 32, fixed",
     arguments: &["--ioengine=io_uring", "--iodepth=32", "--fixedbufs", "--registerfiles"],
 };
 
-/// The next 32 when all 32 have ended.
+/// The next 32 start when all 32 have ended.
 pub(super) const BATCHES_OF_32: How = How {
     name: "fio, io_uring, batches of 32",
     arguments: &[
@@ -46,7 +46,7 @@ pub(super) const BATCHES_OF_32: How = How {
     ],
 };
 
-/// One pread at a time by each of 32 threads.
+/// One pread at a time in each of 32 threads.
 pub(super) const THREADS_32: How =
     How { name: "fio, psync, 32 threads", arguments: &["--ioengine=psync", "--numjobs=32"] };
 
@@ -74,7 +74,7 @@ pub(super) fn random_reads(
 }
 
 fn cost_in(text: &str) -> Option<Cost> {
-    // Warnings may stand before the object.
+    // Warnings may precede the object.
     let json: Value = serde_json::from_str(text.get(text.find('{')?..)?).ok()?;
     let job = &json["jobs"][0];
     let reads = job["read"]["total_ios"].as_f64()?;
@@ -93,7 +93,7 @@ mod tests {
         let text = r#"fio: a warning
             {"jobs": [{"usr_cpu": 0.5, "sys_cpu": 1.5, "job_runtime": 64000,
                        "read": {"iops": 100000.0, "total_ios": 200000}}]}"#;
-        // 2 % of 64 s are 1.28 s, by 200,000 reads.
+        // 2 % of 64 s are 1.28 s, over 200,000 reads.
         let cost = cost_in(text).unwrap();
         assert!((cost.rate - 100_000.0).abs() < 1e-9 && (cost.cpu_us - 6.4).abs() < 1e-9, "{cost:?}");
         assert_eq!(cost_in("nothing"), None);

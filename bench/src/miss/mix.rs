@@ -1,8 +1,9 @@
-//! Reads of 500 bytes with a cache of nine tenths of the data, of which the kernel has all: a hit is a copy, a miss a pread
-//! of a page.
+//! Reads of 500 bytes with a cache of nine tenths of the data, while the kernel caches all of it: a hit is a copy, a
+//! miss a pread of a page.
 //!
-//! All subjects find the file wholly resident, and each sample must leave it so. The 500 bytes lie within one page
-//! and begin at any multiple of 8. Two limits: an array that can't evict, and [the least cache that can](evicting).
+//! All subjects find the file fully resident, and each sample must leave it so. The 500 bytes lie within one page and
+//! begin at any multiple of 8. There are two limits: an array that cannot evict, and [the least cache that
+//! can](evicting).
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -23,18 +24,18 @@ use crate::scratch::Stop;
 
 /// Bytes of a read.
 const READ_BYTES: usize = 500;
-/// Reads of a worker between two reads of the clock.
+/// Reads of a worker between two checks of the clock.
 const AT_ONCE: u64 = 64;
 
 const OURS: &str = "pagekeeper";
 const PREAD: &str = "pread";
 const LIMIT: &str = "the limit: an array, pread for the rest";
 const EVICTING: &str = "the least that evicts";
-/// Pages of a hundred that the limits have in memory: as many as the cache's reads were hits, or a little more. Which ones only its
-/// array tells, as in any cache.
+/// Percent of pages that the limits hold in memory: as many as the cache's share of hits, or a little more. Only its
+/// array tells which ones, as in any cache.
 const LIMIT_PERCENT: u64 = 90;
 
-/// Threads, and the ratios of ours and the two limits, as `pairs` below has them.
+/// Threads, and the ratios of ours and the two limits, in the order of `pairs` below.
 const CASES: &[(usize, [&str; 5])] = &[
     (
         1,
@@ -68,7 +69,7 @@ const CASES: &[(usize, [&str; 5])] = &[
     ),
 ];
 
-/// Measures all cases; with --quick only two threads.
+/// Measures all cases; with `--quick` only two threads.
 pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
     let budget = data.size / 10 * 9;
     let cache = PageCache::builder().memory(budget).backend(Backend::Buffered).build()?;
@@ -95,8 +96,8 @@ pub(super) fn run(run: &mut Run, data: &Data<'_>) -> Result<()> {
             format!("500 B, cache of 90 % of the data, {threads} threads").replace(" 1 threads", " 1 thread");
         run.say(&name)?;
         let load = Load { data, threads, duration: duration(run), stop: run.stop.clone() };
-        // In a round all have the same random choices, and in each round others: else the pages that happen to be read more often
-        // would be so in all of them, and a cache would keep those.
+        // All subjects of a round get the same random choices, which differ between rounds. Otherwise a cache would
+        // keep the pages that happen to be read more often in all of them.
         let seed = run.random.next_u64();
         let [mut of_ours, mut of_pread, mut of_limit, mut of_evicting] = [(); 4].map(|()| Random::new(seed));
         let before = cache.stats();
@@ -165,7 +166,7 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// One sample with this way of reading, which is made anew for each thread.
+    /// Takes one sample of a way of reading, which is created anew for each thread.
     fn sample<R>(&self, seeds: &mut Random, way: impl Fn() -> Result<R>) -> Result<Cost>
     where
         R: FnMut(u64, &mut [u8]) -> Result<usize> + Send,

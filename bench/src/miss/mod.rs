@@ -1,9 +1,9 @@
-//! `miss`: reads that are not in the cache: cold ones that go to the device, beside fio at the same depth, and a tenth
-//! that the kernel's page cache answers, beside pread.
+//! `miss`: reads that miss the cache: cold reads from the device beside fio at the same depth, and a tenth of reads
+//! that the kernel's page cache answers beside pread.
 //!
-//! No page of a cold sample is read twice, and that every one came from the device is checked with the kernel's own
-//! account; what is read is verified. fio tells its own rate and CPU time, without its start and end.
-//! Fails where a read that should miss does not, or where bytes are wrong.
+//! No page of a cold sample is read twice, and the kernel's account must show that every read went to the device. All
+//! data is verified. fio reports its own rate and CPU time, without its start and end. Fails where a read that should
+//! miss does not, or where bytes are wrong.
 
 mod cold;
 mod evicting;
@@ -26,7 +26,7 @@ use crate::rounds::Samples;
 /// Bytes of a page, and of each cold read.
 const PAGE_LEN: usize = 4096;
 
-/// What a sample came to.
+/// The result of a sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cost {
     /// Reads per second.
@@ -35,7 +35,7 @@ struct Cost {
     cpu_us: f64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.note(
         "fio's rate and CPU time are its own account, without its start and end, and it verifies nothing",
@@ -54,13 +54,13 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     mix::run(run, &Data { path: &path, seed, size: sizes.mixed })
 }
 
-/// What is read.
+/// The file to read.
 #[derive(Debug, Clone, Copy)]
 struct Data<'a> {
     path: &'a Path,
-    /// Of its pattern.
+    /// Seed of its pattern.
     seed: u64,
-    /// In bytes, a whole number of pages.
+    /// Length in bytes, a multiple of a page.
     size: u64,
 }
 
@@ -75,30 +75,30 @@ impl Sizes {
     const FULL: Self = Self { cold: 8 << 30, mixed: 1 << 30 };
 }
 
-/// How long each sample takes.
+/// Returns the length of a sample.
 fn duration(run: &Run) -> Duration {
     Duration::from_millis(if run.quick { 700 } else { 2000 })
 }
 
-/// The CPU time of samples whose rates the rounds keep: as they came, those of the round that does not count too.
+/// The CPU times of the samples in their order, including the uncounted round.
 #[derive(Debug, Default)]
 struct CpuTimes(RefCell<Vec<f64>>);
 
 impl CpuTimes {
-    /// Notes the CPU time, returns the rate.
+    /// Notes the CPU time and returns the rate.
     fn note(&self, cost: Cost) -> f64 {
         self.0.borrow_mut().push(cost.cpu_us);
         cost.rate
     }
 
-    /// Those of the rounds that count.
+    /// Returns the CPU times of the rounds that count.
     fn samples(&self, rates: &Samples) -> Samples {
         let all = self.0.borrow();
         Samples { subject: rates.subject, values: all[all.len() - rates.values.len()..].to_vec() }
     }
 }
 
-/// Adds the rates of a case and the CPU times beside them, which are returned.
+/// Adds the rates of a case, and the CPU times beside them, which it returns.
 fn add_case(run: &mut Run, name: &str, rates: &[Samples], cpu_times: &[CpuTimes]) -> Vec<Samples> {
     let cpu: Vec<Samples> = cpu_times.iter().zip(rates).map(|(cpu, rates)| cpu.samples(rates)).collect();
     run.report.add_case(name, Unit::ReadsPerSecond, rates);

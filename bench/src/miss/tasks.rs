@@ -1,4 +1,4 @@
-//! As many tasks as are wanted on one thread, polled when they were woken: as little of a runtime as will do.
+//! A minimal runtime: many tasks on one thread, each polled when it was woken.
 //!
 //! Fails with the first task that fails; a task must not end otherwise.
 
@@ -10,25 +10,25 @@ use std::thread::Thread;
 
 use anyhow::{Result, bail};
 
-/// A task: it ends with an error only.
+/// A task, which ends only with an error.
 pub(super) type Task<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// The tasks of a thread.
 pub(super) struct Tasks<'a> {
-    /// Each with what wakes it.
+    /// The tasks with their wakers.
     all: Vec<(Task<'a>, Waker)>,
     woken: Arc<Woken>,
-    /// Those to poll; kept for its memory.
+    /// The tasks to poll, kept for its memory.
     turn: Vec<usize>,
 }
 
-/// The tasks that were woken, and the thread that is to know.
+/// The woken tasks, and the thread to unpark.
 struct Woken {
     indices: Mutex<Vec<usize>>,
     thread: Mutex<Option<Thread>>,
 }
 
-/// Wakes one task.
+/// A waker of one task.
 struct OfTask {
     index: usize,
     woken: Arc<Woken>,
@@ -42,7 +42,7 @@ impl Wake for OfTask {
     fn wake_by_ref(self: &Arc<Self>) {
         let mut indices = self.woken.indices.lock().unwrap_or_else(PoisonError::into_inner);
         indices.push(self.index);
-        // The others find it awake.
+        // Later wakers find the thread awake.
         if indices.len() == 1
             && let Some(thread) = &*self.woken.thread.lock().unwrap_or_else(PoisonError::into_inner)
         {
@@ -61,7 +61,7 @@ impl<'a> Tasks<'a> {
         Self { all, woken, turn: Vec::new() }
     }
 
-    /// Waits until there is something to do, if need be, and polls each task that was woken once.
+    /// Waits for work if necessary and polls each woken task once.
     pub(super) fn step(&mut self) -> Result<()> {
         loop {
             std::mem::swap(
@@ -73,7 +73,7 @@ impl<'a> Tasks<'a> {
             }
             let mut thread = self.woken.thread.lock().unwrap_or_else(PoisonError::into_inner);
             if thread.is_none() {
-                // Known from now on; what was woken before is seen by the next check.
+                // The thread is registered from now on; the next check finds earlier wakeups.
                 *thread = Some(std::thread::current());
                 continue;
             }
@@ -103,7 +103,7 @@ mod tests {
         let task = |fail_at: u64| {
             let (mut asleep, count) = (false, &count);
             Box::pin(std::future::poll_fn(move |context| {
-                // Every other poll is one that has waited for a thread.
+                // Every other poll waits for a thread.
                 asleep = !asleep;
                 if asleep {
                     let waker = context.waker().clone();

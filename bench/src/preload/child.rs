@@ -1,8 +1,8 @@
-//! The child whose calls are timed: the C library's functions as a database calls them, and nothing else in the loop.
+//! The child whose calls are timed: it calls the C library's functions as a database does, with nothing else in the
+//! loop.
 //!
-//! It reads from standard input what to do, a line for each batch: a call, and how often. It answers with the nanoseconds
-//! that the whole batch took. What a call returned is checked.
-//! Fails where a call does; ends when its input does.
+//! Each line of its standard input is a batch: a call, and how often. It answers with the nanoseconds of the whole
+//! batch. The results of calls are checked. Fails where a call does; ends when its input does.
 
 #![expect(unsafe_code, reason = "calls of the C library: those of std and rustix may take another way")]
 
@@ -45,7 +45,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// All.
+    /// All calls.
     pub(super) const ALL: [Self; 11] = [
         Self::Open,
         Self::OpenAlike,
@@ -60,7 +60,7 @@ impl Call {
         Self::NullWrite,
     ];
 
-    /// As the table names it.
+    /// Returns its name in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -77,8 +77,8 @@ impl Call {
         }
     }
 
-    /// How many of it make a batch that takes some hundred microseconds. No more than the file has bytes, and of opens
-    /// than a process may have descriptors.
+    /// Returns the number of calls in a batch that takes some hundred microseconds. It is at most the file's bytes, and
+    /// for opens at most a process's descriptors.
     pub(super) fn batch(self) -> u32 {
         match self {
             Self::Open | Self::OpenAlike | Self::Close => 200,
@@ -86,29 +86,29 @@ impl Call {
         }
     }
 
-    /// What the child is to do.
+    /// Returns its name in the child's input.
     pub(super) fn word(self) -> String {
         use clap::ValueEnum;
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// A small program that is started.
+/// A small program to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Small {
-    /// The smallest there is.
+    /// The smallest program.
     True,
-    /// `cp` of the file, a stream.
+    /// `cp` of the file, which is a stream.
     Cp,
-    /// `gzip` of it, another.
+    /// `gzip` of the file, another stream.
     Gzip,
 }
 
 impl Small {
-    /// All.
+    /// All programs.
     pub(super) const ALL: [Self; 3] = [Self::True, Self::Cp, Self::Gzip];
 
-    /// What the child is asked.
+    /// Returns its name in the child's input.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::True => "start-true",
@@ -117,7 +117,7 @@ impl Small {
         }
     }
 
-    /// As the table names it.
+    /// Returns its name in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::True => "starting and ending /bin/true, as a child of a process",
@@ -126,7 +126,7 @@ impl Small {
         }
     }
 
-    /// As the figures are named, of what run adds: in the median, and to the quickest.
+    /// Returns the names of the figures of what `run` adds: the median, and the quickest.
     pub(super) fn figures(self) -> (&'static str, &'static str) {
         match self {
             Self::True => ("shim_process_us", "shim_process_least_us"),
@@ -135,7 +135,7 @@ impl Small {
         }
     }
 
-    /// Starts it so many times, one after the other, and waits for each: how long they took.
+    /// Starts it this many times, waits for each, and returns the total time.
     fn start(self, number: u32, file: &Path) -> Result<Duration> {
         let made = file.with_extension("gz");
         let mut took = Duration::ZERO;
@@ -148,7 +148,7 @@ impl Small {
             match self {
                 Self::True => &mut command,
                 Self::Cp => command.arg(file).arg(&made),
-                // The file has another name, which it refuses otherwise.
+                // The file has another suffix, which gzip rejects without `--force`.
                 Self::Gzip => command.args(["--keep", "--force"]).arg(file),
             };
             let began = Instant::now();
@@ -163,9 +163,9 @@ impl Small {
     }
 }
 
-/// Bytes of the file, all of them 0.
+/// Bytes of the file, all of which are 0.
 pub(super) const FILE_BYTES: usize = 4096;
-/// Bytes of a read of a stream.
+/// Bytes of a stream's read.
 pub(super) const STREAM_READ: usize = 128 << 10;
 
 /// Takes part in a measurement.
@@ -185,7 +185,7 @@ pub(crate) struct ChildArguments {
     calls: u32,
 }
 
-/// Does what it is asked, until its input ends.
+/// Runs the batches of the input until it ends.
 pub(crate) fn be_timed(arguments: &ChildArguments) -> Result<()> {
     let files = Files::open(arguments)?;
     if let Some(call) = arguments.counted {
@@ -218,18 +218,18 @@ fn read_stream(path: &Path) -> Result<Duration> {
     let path = c_path(path)?;
     let mut buffer = vec![0_u8; STREAM_READ];
     let began = Instant::now();
-    // SAFETY: the path ends with a zero byte, and lives until the call returns.
+    // SAFETY: the path ends with a zero byte and lives until the call returns.
     let descriptor = unsafe { libc::open64(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     ensure!(descriptor >= 0, "can't open: {}", std::io::Error::last_os_error());
     let took = loop {
-        // SAFETY: the buffer has that many bytes, and nobody else has it.
+        // SAFETY: the buffer has that many bytes, and nobody else uses it.
         match unsafe { libc::read(descriptor, buffer.as_mut_ptr().cast(), STREAM_READ) } {
             0 => break began.elapsed(),
             ..0 => bail!("can't read: {}", std::io::Error::last_os_error()),
             _ => {}
         }
     };
-    // SAFETY: it was opened above, and is used by nothing else.
+    // SAFETY: it was opened above, and nothing else uses it.
     unsafe { libc::close(descriptor) };
     Ok(took)
 }
@@ -238,7 +238,7 @@ fn c_path(path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes()).context("a path has a zero byte")
 }
 
-/// What the calls are of.
+/// The files that the calls use.
 struct Files {
     path: CString,
     alike: CString,
@@ -262,7 +262,7 @@ impl Files {
         })
     }
 
-    /// How long so many calls took.
+    /// Returns the time of this many calls.
     fn batch(&self, call: Call, calls: u32) -> Result<Duration> {
         let (file, memory, null) = (self.file.as_raw_fd(), self.memory.as_raw_fd(), self.null.as_raw_fd());
         let mut byte = [0_u8];
@@ -298,13 +298,13 @@ impl Files {
         Ok(took)
     }
 
-    /// Opens the file so many times, and closes all; how long one of both took.
+    /// Opens the file this many times, then closes all; returns the time of the opens or of the closes, by `call`.
     fn open_and_close(&self, call: Call, calls: u32) -> Result<Duration> {
         let path = if call == Call::OpenAlike { &self.alike } else { &self.path };
         let mut descriptors: Vec<c_int> = Vec::with_capacity(calls as usize);
         let began = Instant::now();
         for _ in 0..calls {
-            // SAFETY: the path ends with a zero byte, and lives as long as `self`.
+            // SAFETY: the path ends with a zero byte and lives as long as `self`.
             descriptors.push(unsafe { libc::open64(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) });
         }
         let opened = began.elapsed();
@@ -312,7 +312,7 @@ impl Files {
         let began = Instant::now();
         let mut failed = 0;
         for descriptor in descriptors {
-            // SAFETY: it was opened above, and is used by nothing else.
+            // SAFETY: it was opened above, and nothing else uses it.
             failed += unsafe { libc::close(descriptor) };
         }
         let closed = began.elapsed();
@@ -328,7 +328,7 @@ fn rewind(file: c_int) -> Result<()> {
     Ok(())
 }
 
-/// How long so many calls took, and the sum of what they returned.
+/// Returns the time of this many calls, and the sum of their results.
 #[inline]
 fn timed(calls: u32, mut call: impl FnMut() -> isize) -> (Duration, isize) {
     let mut returned = 0;

@@ -1,11 +1,12 @@
-//! `preload`: what `pagekeeper run` adds to calls that no rule concerns, to the start of a process, and to a stream's read.
+//! `preload`: the cost that `pagekeeper run` adds to calls that no rule concerns, to the start of a process, and to a
+//! stream's read.
 //!
-//! Children of this program, one under run and two plain ones, call the C library's functions in a loop; they take turns
-//! batch by batch, on one processor, and are started anew in each round, since where a process happens to lie in memory
-//! counts as much as what is measured. How the two plain ones differ is how exact all of it is.
+//! Children of this program, one under `run` and two plain ones, call the C library's functions in a loop. They take
+//! turns batch by batch on one processor, and are started anew in each round, because a process's memory layout has an
+//! effect of the same size. The difference of the two plain children is the precision of the figures.
 //!
-//! Invariants: batches of all take turns in an order that is shuffled anew; all that calls return is checked; what was
-//! resident before a stream read it is resident afterwards. Fails where run, or a child, does.
+//! Invariants: batches take turns in an order that is shuffled anew; the results of all calls are checked; pages that
+//! were resident before a stream read them are resident afterwards. Fails where `run` or a child does.
 
 mod child;
 mod steps;
@@ -29,21 +30,21 @@ use timed::Timed;
 const UNDER_RUN: &str = "under pagekeeper run";
 const PLAIN: &str = "plain";
 const AGAIN: &str = "plain, again";
-/// In the order of the table.
+/// The subjects, in the order of the table.
 const SUBJECTS: [&str; 3] = [UNDER_RUN, PLAIN, AGAIN];
 
 /// Rules that concern none of the files here.
 const NO_RULE: [&str; 4] = ["run", "--profile", "rocksdb", "--"];
-/// A rule for all that is read.
+/// A rule that concerns all reads.
 const STREAM: [&str; 4] = ["run", "--as", "stream", "--"];
 /// Bytes that a stream reads.
 const STREAM_BYTES: u64 = 64 * MIB;
 /// Calls whose instructions are counted.
 const COUNTED: u32 = 100;
-/// Batches of starts in a round, of one process each: of several, one that lost its processor would count for all.
+/// Starts of processes in a round, one per batch: in a larger batch, one that lost its processor would count for all.
 const STARTS: u32 = 30;
 
-/// The files, and who is measured on them.
+/// The files, and the subjects measured on them.
 struct Fixture<'a> {
     pagekeeper: &'a Program,
     this: PathBuf,
@@ -53,17 +54,18 @@ struct Fixture<'a> {
     stream: PathBuf,
 }
 
-/// Of each subject, a value for each round.
+/// A value for each round, per subject.
 type Values = [Vec<f64>; SUBJECTS.len()];
 
-/// Times of a call, in nanoseconds, or of a process, in microseconds: medians and least ones of the batches of each round.
+/// Times of a call in nanoseconds, or of a process in microseconds: the median and the smallest of the batches of each
+/// round.
 #[derive(Default)]
 struct Times {
     medians: Values,
     leasts: Values,
 }
 
-/// Runs it; `rounds` is what the command line asks for.
+/// Runs the benchmark; `rounds` comes from the command line.
 pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     let (usual, batches) = if run.quick { (10, 40) } else { (40, 100) };
     let rounds = rounds.unwrap_or(usual);
@@ -133,7 +135,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     Ok(())
 }
 
-/// Has each subject do something so many times, in turns; a value of each for each time.
+/// Lets each subject run this many times, in turns, and returns each one's values.
 fn in_turn(
     subjects: &[&str],
     times: u32,
@@ -171,7 +173,7 @@ impl Times {
 }
 
 impl Fixture<'_> {
-    /// This program again, as a child that can be timed, under what `arguments` has pagekeeper do, if anything.
+    /// Returns a command that runs this program as a child to time, under `pagekeeper` with these arguments if any.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);
@@ -186,12 +188,12 @@ impl Fixture<'_> {
         Timed::start(&mut self.command(arguments))
     }
 
-    /// One for each subject.
+    /// Starts one child per subject.
     fn children(&self) -> Result<[Timed; 3]> {
         Ok([self.child(&NO_RULE)?, self.child(&[])?, self.child(&[])?])
     }
 
-    /// How long /bin/true took from start to end, in µs.
+    /// Returns the time of `/bin/true` from start to end, in µs.
     fn launch(&self, under_run: bool) -> Result<f64> {
         let mut command = if under_run {
             let mut command = self.pagekeeper.command();
@@ -207,7 +209,7 @@ impl Fixture<'_> {
         Ok(took.as_secs_f64() * 1e6)
     }
 
-    /// How long a read took on average, in µs. What was resident stays so.
+    /// Returns the average time of a read, in µs. Resident pages stay resident.
     fn read_stream(&self, reader: &mut Timed, cold: bool) -> Result<f64> {
         if cold {
             make_cold(&self.stream)?;
@@ -224,7 +226,7 @@ impl Fixture<'_> {
     }
 }
 
-/// A table of one value for each call, of which none is ours against another's.
+/// Adds a table of one value per call, without ratios.
 fn list(run: &mut Run, case: &str, unit: Unit, of_calls: &[(&'static str, Vec<f64>)]) {
     for (subject, values) in of_calls {
         if let (Some(value), Some(range)) = (median(values), extremes(values)) {
@@ -241,7 +243,7 @@ fn list(run: &mut Run, case: &str, unit: Unit, of_calls: &[(&'static str, Vec<f6
     }
 }
 
-/// The greatest of the medians.
+/// Returns the largest of the medians.
 fn worst(of_calls: &[(&'static str, Vec<f64>)]) -> Option<f64> {
     of_calls.iter().filter_map(|(_, values)| median(values)).max_by(f64::total_cmp)
 }
@@ -273,7 +275,7 @@ fn report_calls(run: &mut Run, times: &[Times]) {
     }
 }
 
-/// A case of whole microseconds, and what run adds.
+/// Adds a case in whole microseconds, and the figure of what `run` adds.
 fn plain_figure(run: &mut Run, case: &str, values: &Values, name: &'static str) {
     let of = |(subject, values): (&&'static str, &Vec<f64>)| Samples { subject, values: values.clone() };
     let samples: Vec<Samples> = SUBJECTS.iter().zip(values).map(of).collect();
@@ -283,7 +285,7 @@ fn plain_figure(run: &mut Run, case: &str, values: &Values, name: &'static str) 
     }
 }
 
-/// Where it is not allowed, it is said.
+/// Counts instructions; notes it where ptrace is not allowed.
 fn count_instructions(run: &mut Run, place: &Fixture) {
     let count = |arguments: &[&str], call: Call| {
         let mut command = place.command(arguments);

@@ -1,8 +1,9 @@
-//! How many instructions a call takes in the program itself, kernel left out: the process goes one instruction at a time.
+//! The number of instructions of a call in the program itself, without the kernel's: the process is stepped one
+//! instruction at a time.
 //!
-//! Neither other load nor counters that a virtual machine lacks play a part: two counts of the same are the same. The child
-//! stops itself before and after; what the stop takes is in the count of no calls, too, and taken off.
-//! Fails where tracing is forbidden, or the child ends.
+//! Other load does not matter, and no hardware counters are needed, which virtual machines often lack: two counts of
+//! the same call are equal. The child stops itself before and after; a count without calls contains the cost of the
+//! stop and is subtracted. Fails where tracing is forbidden or the child ends.
 
 #![expect(unsafe_code, reason = "ptrace(2) is in the C library only")]
 
@@ -15,12 +16,13 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpi
 
 use crate::running::Running;
 
-/// More than any call takes; a child that goes on for ever ends the count.
+/// More steps than any call takes; the count ends there for a child that never stops.
 const STEPS_MAX: u64 = 10_000_000;
 
-/// The child's side: has itself traced, then makes no calls between the first two stops, and `calls` between the last two.
+/// Runs in the child: requests tracing, then makes no calls between the first two stops, and `calls` between the last
+/// two.
 pub(super) fn be_counted(mut batch: impl FnMut(u32) -> Result<()>, calls: u32) -> Result<()> {
-    // Each function is looked up when it is first called.
+    // Resolves each function, which happens at its first call.
     batch(1)?;
     ptrace(libc::PTRACE_TRACEME, 0, ptr::null_mut()).context("can't be traced")?;
     for calls in [0, calls] {
@@ -35,14 +37,15 @@ fn stop() -> Result<()> {
 }
 
 fn ptrace(request: libc::c_uint, pid: c_int, data: *mut c_void) -> std::io::Result<c_long> {
-    // SAFETY: none of the requests used here has the kernel write to memory of this process, and `data` is a number to them.
+    // SAFETY: none of the requests used here makes the kernel write to this process's memory, and `data` is a number to
+    // them.
     match unsafe { libc::ptrace(request, pid, ptr::null_mut::<c_void>(), data) } {
         -1 => Err(std::io::Error::last_os_error()),
         done => Ok(done),
     }
 }
 
-/// Instructions of a call, on average over `calls`, of a child that lets itself be counted.
+/// Returns the average instructions of a call, over `calls`, in a child that lets itself be counted.
 pub(super) fn count(command: &mut Command, calls: u32) -> Result<f64> {
     let child = command
         .stdin(Stdio::null())
@@ -57,7 +60,7 @@ pub(super) fn count(command: &mut Command, calls: u32) -> Result<f64> {
     Ok(all.saturating_sub(none) as f64 / f64::from(calls))
 }
 
-/// How many instructions until it stops itself.
+/// Returns the number of instructions until the child stops itself.
 fn steps(pid: Pid) -> Result<u64> {
     for step in 0..STEPS_MAX {
         ptrace(libc::PTRACE_SINGLESTEP, pid.as_raw_nonzero().get(), ptr::null_mut()).context("can't step")?;
@@ -70,7 +73,7 @@ fn steps(pid: Pid) -> Result<u64> {
     bail!("no end after {STEPS_MAX} instructions")
 }
 
-/// Waits until the child stops; by which signal.
+/// Waits until the child stops and returns the signal.
 fn wait(pid: Pid) -> Result<c_int> {
     let status: Option<(Pid, WaitStatus)> =
         waitpid(Some(pid), WaitOptions::UNTRACED).context("can't wait for a child")?;

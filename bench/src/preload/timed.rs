@@ -1,8 +1,8 @@
-//! A child whose calls are timed, seen by its parent: asked for one batch at a time, so that several take turns within
+//! The parent's side of a timed child: it requests one batch at a time, so that several children take turns within
 //! milliseconds.
 //!
-//! Invariants: all are on one processor; each ends with its handle, and with the thread that started it.
-//! Fails where a child dies, or says what is not understood.
+//! Invariants: all are on one processor; each ends with its handle, and with the thread that started it. Fails where a
+//! child dies or prints something unexpected.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -21,7 +21,7 @@ pub(super) struct Timed {
 }
 
 impl Timed {
-    /// Starts it on the last of the processors that may be used.
+    /// Starts it on the last of the allowed processors.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -39,7 +39,7 @@ impl Timed {
         Ok(timed)
     }
 
-    /// Has it do something, `number` times or of that name; how many nanoseconds it took.
+    /// Requests something, `number` times or with that name, and returns the nanoseconds it took.
     pub(super) fn ask(&mut self, what: &str, number: &str) -> Result<f64> {
         let mut line = format!("{what} {number}\n");
         self.stdin.write_all(line.as_bytes()).context("a child process has gone")?;

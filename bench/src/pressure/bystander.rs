@@ -1,6 +1,6 @@
-//! The bystander: a process that takes memory, touches it and gives it back, all the while.
+//! The bystander: a process that allocates memory, touches it and frees it, in a loop.
 //!
-//! It stands for everything else that a service does: its rate and its longest stall tell what others' reads cost it.
+//! It stands for the rest of a service: its rate and its longest stall show how much the reads of others cost it.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use super::helper::{Part, say_ready, say_result};
 use super::map::FreshMemory;
 use crate::data::MIB;
 
-/// Pages taken at once: 4 MiB.
+/// Pages allocated at once: 4 MiB.
 const PAGES: usize = 1024;
 
-/// What it came to.
+/// The bystander's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Took {
     /// Rate of touching fresh memory.
     pub(super) mib_per_second: f64,
-    /// The longest that one page took, in ms.
+    /// The longest time that one page took, in ms.
     pub(super) longest_ms: f64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     part: Part,
 }
 
-/// Its work.
+/// Runs the bystander.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     arguments.part.enter()?;
     say_ready()?;
@@ -45,7 +45,7 @@ fn take(window: Duration) -> Result<Took> {
         for page in 0..PAGES {
             memory.touch(page);
             let now = Instant::now();
-            // Giving back the last piece, and asking for this one, counts with its first page.
+            // Freeing the last piece and allocating this one count with its first page.
             longest = longest.max(now - last);
             last = now;
         }

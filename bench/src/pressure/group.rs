@@ -1,8 +1,8 @@
-//! A memory cgroup of a run's own, version 1 or 2: made, limited, asked, and removed.
+//! A private memory cgroup, version 1 or 2: creates, limits, queries and removes it.
 //!
-//! Invariants: it has no swap, so that memory over the limit is reclaimed from files alone; it goes with its value, and
-//! with it the memory controller of the version-2 root if this run had it switched on. Its processes must have ended.
-//! Fails in plain words where there is no memory controller, or no right to use it.
+//! Invariants: it has no swap, so that memory over the limit is reclaimed from files alone; it is removed with its
+//! value, and so is the memory controller of the version-2 root if this run enabled it. Its processes must have ended.
+//! Fails with a plain message where there is no memory controller, or no permission to use it.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,23 @@ use anyhow::{Context, Result, bail};
 
 const SUBTREE: &str = "cgroup.subtree_control";
 
-/// Where memory cgroups can be made.
+/// The hierarchy in which memory cgroups can be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Hierarchy {
     V1(PathBuf),
     V2(PathBuf),
 }
 
-/// The place where groups are made.
+/// The place where groups are created.
 #[derive(Debug)]
 pub(crate) struct Groups {
     hierarchy: Hierarchy,
-    /// Whether the controller of the version-2 root is to be switched off again.
+    /// Whether the controller of the version-2 root must be disabled again.
     switched_on: bool,
 }
 
 impl Groups {
-    /// Finds it, and makes a group to be sure.
+    /// Finds the hierarchy, and creates a group as a test.
     pub(crate) fn find() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mounts")?;
         let Some(hierarchy) = hierarchy_in(&mounts, &controllers_of) else {
@@ -43,7 +43,7 @@ impl Groups {
         Ok(groups)
     }
 
-    /// 1 or 2.
+    /// Returns the cgroup version, 1 or 2.
     pub(crate) fn version(&self) -> u8 {
         match self.hierarchy {
             Hierarchy::V1(_) => 1,
@@ -51,7 +51,7 @@ impl Groups {
         }
     }
 
-    /// Children of the version-2 root have the controller only if the root says so.
+    /// Enables the controller for children of the version-2 root.
     fn switch_on(&mut self) -> Result<()> {
         let Hierarchy::V2(root) = &self.hierarchy else { return Ok(()) };
         let enabled =
@@ -65,7 +65,7 @@ impl Groups {
         Ok(())
     }
 
-    /// A new group with a limit in bytes, and without swap.
+    /// Creates a group with a limit in bytes and without swap.
     pub(crate) fn create(&self, limit: u64) -> Result<Group> {
         let (root, limit_file, swap_file, swap) = match &self.hierarchy {
             Hierarchy::V1(root) => (root, "memory.limit_in_bytes", "memory.swappiness", "0"),
@@ -77,7 +77,7 @@ impl Groups {
         })?;
         let group = Group { directory, version: self.version() };
         group.set(limit_file, &limit.to_string())?;
-        // Not there where the kernel has no swap.
+        // Missing where the kernel has no swap.
         if group.directory.join(swap_file).exists() {
             group.set(swap_file, swap)?;
         }
@@ -98,7 +98,7 @@ impl Drop for Groups {
     }
 }
 
-/// The group.
+/// A memory cgroup.
 #[derive(Debug)]
 pub(crate) struct Group {
     directory: PathBuf,
@@ -106,24 +106,24 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Where a process writes 0 to be in it.
+    /// Returns the file to which a process writes 0 to enter the group.
     pub(crate) fn entrance(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
     }
 
-    /// A command that enters the group and then runs this program, to which arguments can be added.
+    /// Returns a command that enters the group and then runs this program; arguments can be added.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.entrance()).arg(program);
         command
     }
 
-    /// Bytes that are charged to it.
+    /// Returns the bytes charged to the group.
     pub(crate) fn usage(&self) -> Result<u64> {
         self.number(if self.version == 1 { "memory.usage_in_bytes" } else { "memory.current" })
     }
 
-    /// Bytes of that which belong to no file: heaps and stacks.
+    /// Returns the charged bytes that belong to no file: heaps and stacks.
     pub(crate) fn anonymous(&self) -> Result<u64> {
         let name = if self.version == 1 { "rss" } else { "anon" };
         field_of(&self.get("memory.stat")?, name).with_context(|| format!("memory.stat has no {name}"))
@@ -133,22 +133,22 @@ impl Group {
         if self.version == 1 { "memory.limit_in_bytes" } else { "memory.max" }
     }
 
-    /// Its limit, in bytes.
+    /// Returns its limit, in bytes.
     pub(crate) fn limit(&self) -> Result<u64> {
         self.number(self.limit_file())
     }
 
-    /// Another limit, in bytes.
+    /// Sets another limit, in bytes.
     pub(crate) fn set_limit(&self, limit: u64) -> Result<()> {
         self.set(self.limit_file(), &limit.to_string())
     }
 
-    /// Pages of files so far that came back after reclaim had taken them.
+    /// Returns the number of file pages that came back after reclaim had taken them.
     pub(crate) fn refaults(&self) -> Result<u64> {
         Ok(field_of(&self.get("memory.stat")?, "workingset_refault_file").unwrap_or(0))
     }
 
-    /// Times that the limit was run into.
+    /// Returns how often the limit was hit.
     pub(crate) fn limit_hits(&self) -> Result<u64> {
         match self.version {
             1 => self.number("memory.failcnt"),
@@ -156,7 +156,7 @@ impl Group {
         }
     }
 
-    /// Whether the kernel killed a process of it for want of memory.
+    /// Whether the kernel killed a process of it for lack of memory.
     pub(crate) fn has_killed(&self) -> bool {
         let events = if self.version == 1 { "memory.oom_control" } else { "memory.events" };
         self.get(events).is_ok_and(|text| field_of(&text, "oom_kill").is_some_and(|kills| kills > 0))
@@ -179,7 +179,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Busy for a moment after the last process has ended.
+        // It is busy for a moment after the last process has ended.
         for _ in 0..100 {
             match std::fs::remove_dir(&self.directory) {
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {
@@ -196,7 +196,7 @@ impl Drop for Group {
     }
 }
 
-/// Controllers that the version-2 root at this mount has.
+/// Returns the controllers of the version-2 root at this mount.
 fn controllers_of(mount: &Path) -> String {
     std::fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
 }
@@ -205,7 +205,8 @@ fn has_memory(controllers: &str) -> bool {
     controllers.split_whitespace().any(|name| name == "memory")
 }
 
-/// Finds it in what /proc/self/mountinfo says (proc(5)): optional fields end with a dash, then come type, source, options.
+/// Finds the hierarchy in the text of /proc/self/mountinfo (proc(5)): optional fields end with a dash, then come type,
+/// source, options.
 fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Option<Hierarchy> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
@@ -221,7 +222,7 @@ fn hierarchy_in(mounts: &str, controllers_of: &dyn Fn(&Path) -> String) -> Optio
     })
 }
 
-/// The number after a name, of lines of a name and a number each.
+/// Returns the number after a name, in lines of a name and a number each.
 pub(crate) fn field_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -1,8 +1,8 @@
-//! A child process of this program that takes part in a measurement: it says when it is ready, begins when it is asked to,
-//! and ends with one line of JSON.
+//! A child process of this program that takes part in a measurement: it reports readiness, begins on request, and ends
+//! with one line of JSON.
 //!
-//! Invariants: it ends with its handle, and with the thread that started it; before anything else it enters its cgroup.
-//! Fails where it dies, or says what is not understood; what it writes to standard error is passed on.
+//! Invariants: it ends with its handle, and with the thread that started it; it enters its cgroup before anything else.
+//! Fails where it dies or prints something unexpected; its standard error is passed on.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::scratch::Stop;
 const READY: &str = "ready";
 const GO: &[u8] = b"go\n";
 
-/// The child, seen by its parent.
+/// The parent's handle of the child.
 pub(super) struct Helper {
     child: Running,
     stdin: ChildStdin,
@@ -29,7 +29,7 @@ pub(super) struct Helper {
 }
 
 impl Helper {
-    /// Starts it.
+    /// Starts the child.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -39,7 +39,7 @@ impl Helper {
         let stdin = child.stdin.take().context("it has no input")?;
         let stdout = BufReader::new(child.stdout.take().context("it has no output")?);
         let (send, lines) = channel();
-        // Ends when the child has ended, or when nobody listens any more.
+        // Ends when the child has ended, or when nobody reads any more.
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
         Ok(Self { child: child.into(), stdin, lines })
     }
@@ -77,7 +77,7 @@ impl Helper {
     }
 }
 
-/// How a child process takes part.
+/// The common arguments of a child process.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Part {
     /// `cgroup.procs` of the cgroup to be in.
@@ -89,31 +89,32 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The arguments that make a child take part so.
+    /// Returns the arguments of a child's part.
     pub(super) fn arguments(cgroup: &Path, window: Duration) -> Vec<String> {
         vec![format!("--cgroup={}", cgroup.display()), format!("--window-ms={}", window.as_millis())]
     }
 
-    /// The child's side: enters the cgroup, and ties its life to its parent's. Comes before all else that takes memory.
+    /// Runs in the child: enters the cgroup, and ties its life to its parent's. Must come before anything that takes
+    /// memory.
     pub(super) fn enter(&self) -> Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
         std::fs::write(&self.cgroup, "0").with_context(|| format!("can't enter {}", self.cgroup.display()))
     }
 
-    /// How long to measure.
+    /// Returns the time to measure.
     pub(super) fn window(&self) -> Duration {
         Duration::from_millis(self.window_ms)
     }
 }
 
-/// The child's side: says that it is ready, and waits until it may begin.
+/// Runs in the child: reports readiness, and waits until it may begin.
 pub(super) fn say_ready() -> Result<()> {
     println!("{READY}");
     let mut measured = vec![0; GO.len()];
     std::io::stdin().read_exact(&mut measured).context("the parent has gone")
 }
 
-/// The child's side: says its result.
+/// Runs in the child: prints its result.
 pub(super) fn say_result(result: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(result)?);
     Ok(())

@@ -1,8 +1,8 @@
-//! Mapped memory for two subjects: a file to be read at random places, and fresh memory to be touched page by page.
+//! Mapped memory for two subjects: a file for reads at random places, and fresh memory to touch page by page.
 //!
-//! Invariants: a mapping lives as long as its value, and nothing outside it is touched; the file mapped must not be cut
-//! meanwhile (it is the run's own, and nobody's else): that would end the process by SIGBUS.
-//! Fails as mmap(2) and madvise(2) do.
+//! Invariants: a mapping lives as long as its value, and nothing outside it is touched. The mapped file is the run's
+//! own and must not be truncated meanwhile, because that would end the process by SIGBUS. Fails as mmap(2) and
+//! madvise(2) do.
 
 #![expect(unsafe_code, reason = "mappings are memory that the compiler does not know")]
 
@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// The mapping; unmapped when dropped.
+/// A mapping, which is unmapped on drop.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -26,8 +26,8 @@ impl Mapping {
     }
 
     fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is this value's own live mapping; the advice given here (random access, small pages) changes
-        // how pages come, no content.
+        // SAFETY: the range is this value's own live mapping; the advice given here (random access, small pages)
+        // changes no content.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice)? }
         Ok(())
     }
@@ -36,7 +36,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is this value's own mapping, unmapped exactly once; no reference into it outlives a call.
-        // munmap of a whole mapping fails only for arguments that were never valid: nothing to report.
+        // munmap of a whole mapping fails only for arguments that were never valid, so there is nothing to report.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -47,32 +47,33 @@ pub(super) struct FileMap(Mapping);
 
 // SAFETY: the mapping is plain address space that this value owns; it is only read, through `read_at`.
 unsafe impl Send for FileMap {}
-// SAFETY: as above; many threads may read it at once, none writes.
+// SAFETY: as above; many threads may read it at once, and none writes.
 unsafe impl Sync for FileMap {}
 
 impl FileMap {
     /// Maps the whole file.
     pub(super) fn new(file: &File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED): no existing memory is affected.
+        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
+        // affected.
         let start = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         let mapping = Mapping::new(start, len)?;
         mapping.advise(Advice::Random)?;
         Ok(Self(mapping))
     }
 
-    /// Copies what is there; fewer bytes than asked for at its end.
+    /// Copies bytes at an offset; returns fewer than requested at the end.
     pub(super) fn read_at(&self, offset: u64, buf: &mut [u8]) -> usize {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len);
         let len = buf.len().min(self.0.len - offset);
-        // SAFETY: `offset + len` is within the mapping by the two lines above, and the file is as long as the mapping (see
-        // the module); `buf` has `len` bytes and is no part of the mapping, which nobody has a `&mut` to.
+        // SAFETY: `offset + len` is within the mapping by the two lines above, and the file is as long as the mapping
+        // (see the module); `buf` has `len` bytes and does not overlap the mapping, to which nobody has a `&mut`.
         unsafe { std::ptr::copy_nonoverlapping(self.0.start.as_ptr().add(offset), buf.as_mut_ptr(), len) };
         len
     }
 }
 
-/// Fresh memory in pages of 4 KiB, none of them there yet.
+/// Fresh memory in pages of 4 KiB, none of which is allocated yet.
 #[derive(Debug)]
 pub(super) struct FreshMemory(Mapping);
 
@@ -80,22 +81,23 @@ impl FreshMemory {
     /// Bytes of a page.
     pub(super) const PAGE: usize = 4096;
 
-    /// So many pages.
+    /// Creates memory of this many pages.
     pub(super) fn new(pages: usize) -> io::Result<Self> {
         let len = pages * Self::PAGE;
-        // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED): no existing memory is affected.
+        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
+        // affected.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let mapping = Mapping::new(start, len)?;
         match mapping.advise(Advice::LinuxNoHugepage) {
-            // A kernel without huge pages has no such advice, and no need of it.
+            // A kernel without huge pages has no such advice and does not need it.
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
             _ => Ok(Self(mapping)),
         }
     }
 
-    /// Writes to a page, which makes the kernel give it.
+    /// Writes to a page, which makes the kernel allocate it.
     pub(super) fn touch(&mut self, page: usize) {
         let at = page * Self::PAGE;
         assert!(at < self.0.len, "no such page");

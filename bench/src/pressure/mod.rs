@@ -1,9 +1,9 @@
-//! `pressure`: random reads of four times as much as there is memory, in a memory cgroup: pagekeeper beside mmap and beside
-//! pread, and what each costs a bystander in the same cgroup that takes memory all the while.
+//! `pressure`: random reads of four times the memory of a cgroup: pagekeeper beside mmap and beside pread, and the cost
+//! of each for a bystander in the same cgroup that allocates memory in a loop.
 //!
-//! Invariants: each sample has a process and a cgroup of its own and begins with a cold file; the process first reads until
-//! its memory is full. The limit is the same for all, the bystander's memory included. Bytes are verified.
-//! Fails in plain words where no memory cgroup can be made, or where a process runs out of memory.
+//! Invariants: each sample has its own process and cgroup and begins with a cold file; the process first reads until
+//! its memory is full. The limit, which includes the bystander's memory, is the same for all. Bytes are verified. Fails
+//! with a plain message where no memory cgroup can be created, or where a process runs out of memory.
 
 mod bystander;
 pub(crate) mod group;
@@ -42,32 +42,32 @@ const PREAD: &str = "pread, FADV_RANDOM";
 const ALONE: &str = "nothing else";
 const READERS: [(&str, Way); 3] = [(OURS, Way::Pagekeeper), (MMAP, Way::Mmap), (PREAD, Way::Pread)];
 
-/// The data is so many times the limit.
+/// The data's size in multiples of the limit.
 const TIMES: u64 = 4;
 
-/// How large and how long.
+/// The size and duration of a run.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
-    /// The cgroup's, in bytes.
+    /// Limit of the cgroup, in bytes.
     limit: u64,
     window: Duration,
     rounds: usize,
 }
 
 impl Setting {
-    /// pagekeeper's budget: seven eighths of the limit. The last one is for the process itself and the bystander.
+    /// Returns pagekeeper's budget, seven eighths of the limit. The rest is for the process itself and the bystander.
     fn budget(self) -> u64 {
         self.limit / 8 * 7
     }
 
-    /// Reads until memory is full: of random pages of four times the memory, 1.15 x as many as there are pages of memory
-    /// fill it.
+    /// Returns the number of reads that fill the memory: random reads over four times the memory need 1.15 times its
+    /// pages.
     fn fill(self) -> u64 {
         self.limit / PAGE * 3 / 2
     }
 }
 
-/// One case.
+/// A case.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     bytes: u64,
@@ -90,7 +90,7 @@ impl Case {
     }
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let groups = Groups::find()?;
     let setting = if run.quick {
@@ -121,7 +121,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Where all samples are taken.
+/// The surroundings of all samples.
 struct SampleSetup {
     groups: Groups,
     setting: Setting,
@@ -135,7 +135,7 @@ struct Sample {
     measured: Measured,
     took: Took,
     reclaim: Reclaim,
-    /// Times that memory was asked for with none left in the cgroup.
+    /// Number of allocations that found the cgroup at its limit.
     limit_hits: u64,
 }
 
@@ -150,7 +150,7 @@ fn measure(run: &mut Run, place: &SampleSetup, case: Case) -> Result<()> {
         .map(|(&(name, way), seen)| {
             let (stop, seeds) = (&stop, &seeds);
             Subject::new(name, move || {
-                // The same places for all subjects of a round.
+                // All subjects of a round get the same random choices.
                 let done = seen.borrow().len();
                 let sample = place.sample(way, case, seeds[done % seeds.len()], stop)?;
                 seen.borrow_mut().push(sample);
@@ -163,7 +163,7 @@ fn measure(run: &mut Run, place: &SampleSetup, case: Case) -> Result<()> {
         alone.borrow_mut().push(took);
         Ok(took.mib_per_second)
     }));
-    // Every sample fills its memory first: no round is needed that does not count.
+    // Every sample fills its memory first, so no uncounted round is needed.
     let until = run.quick.then(|| run.began + Duration::from_secs(43));
     let plan = Plan { rounds: place.setting.rounds, until, warm_up: false };
     let mut rates = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
@@ -212,7 +212,7 @@ impl SampleSetup {
         Ok(Sample { measured, took, reclaim: Reclaim::now().since(before), limit_hits })
     }
 
-    /// The bystander alone, with all of the limit to itself.
+    /// Measures the bystander alone, with the whole limit.
     fn alone(&self, stop: &Stop) -> Result<Took> {
         let group = self.groups.create(self.setting.limit)?;
         let mut bystander = self.bystander(&group.entrance(), stop)?;
@@ -229,7 +229,7 @@ impl SampleSetup {
     }
 }
 
-/// A figure of the readers' samples: what it is called, its unit, and how to have it.
+/// A figure of the readers' samples: its name, its unit, and how to get it.
 type Figure = (&'static str, Unit, fn(&Sample) -> f64);
 
 const FIGURES: [Figure; 10] = [
@@ -304,10 +304,10 @@ fn report(run: &mut Run, case: Case, rates: &[Samples], seen: &[Vec<Sample>], al
     }
 }
 
-/// A percentile: its label, and how to have it.
+/// A percentile: its label, and how to get it.
 type Step = (&'static str, fn(&Sample) -> f64);
 
-/// The medians of a subject's percentiles.
+/// Returns the medians of a subject's percentiles.
 fn curve(case: &str, subject: &str, seen: &[Sample]) -> Curve {
     let points: [Step; 5] = [
         ("p50", |sample| sample.measured.latency.p50),

@@ -1,8 +1,8 @@
-//! The reader: one subject in a process of its own, inside the cgroup, first until its memory is full, then for a while
-//! that counts.
+//! The reader: one subject in a process of its own inside the cgroup. It reads until its memory is full, and then for
+//! the counted time.
 //!
-//! Reads are closed loops of threads: a thread's next read begins when its last has ended, so a latency has the wait for a
-//! processor in it. All subjects copy what they read into the caller's buffer, and all are verified.
+//! Threads read in closed loops: the next read begins when the last has ended, so a latency includes the wait for a
+//! processor. All subjects copy into the caller's buffer, and all reads are verified.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use crate::scratch::Stop;
 
 /// Threads that fill the memory.
 const FILLING_THREADS: usize = 32;
-/// The longest latency that can be counted, in ns: a minute.
+/// The longest measurable latency, in ns: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// How to read.
@@ -69,12 +69,12 @@ pub(crate) struct Arguments {
     fill: u64,
 }
 
-/// What the reads came to.
+/// The reader's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
     /// Reads per second.
     pub(super) rate: f64,
-    /// How many.
+    /// Number of reads.
     pub(super) reads: u64,
     /// CPU time of a read in µs, user and system.
     pub(super) cpu_us: f64,
@@ -82,7 +82,7 @@ pub(super) struct Measured {
     pub(super) latency: Latency,
 }
 
-/// Latencies in µs, with an error of 1 % at most.
+/// Latencies in µs, with an error of at most 1 %.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Latency {
     pub(super) p50: f64,
@@ -92,7 +92,7 @@ pub(super) struct Latency {
     pub(super) longest: f64,
 }
 
-/// Its work.
+/// Runs the reader.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     arguments.part.enter()?;
     let file = open(&arguments.file)?;
@@ -159,7 +159,7 @@ where
     Ok(measured(driven, &all))
 }
 
-/// Reads so often, shared among all.
+/// Makes this many reads, divided among all readers.
 fn fill<R: FnMut() -> Result<Duration> + Send>(readers: Vec<R>, reads: u64) -> Result<()> {
     let each = reads / readers.len().max(1) as u64;
     std::thread::scope(|scope| {

@@ -1,30 +1,31 @@
-//! What the kernel did for want of memory, by its own counters: /proc/vmstat and /proc/pressure/memory.
+//! The kernel's reclaim, by its counters: /proc/vmstat and /proc/pressure/memory.
 //!
-//! They are the whole machine's. Reclaim inside a cgroup is in `scanned` and `reclaimed`, but not in the counters of kswapd
-//! and of direct reclaim, which tell of want on the machine itself (Linux's `shrink_inactive_list`).
-//! Counters that a kernel does not have are 0; without pressure stall information there is no `stalled_us`.
+//! The counters are the whole machine's. Reclaim inside a cgroup is in `scanned` and `reclaimed`, but not in the
+//! counters of kswapd and of direct reclaim, which show shortage on the machine itself (Linux's
+//! `shrink_inactive_list`). Counters that a kernel lacks are 0; without pressure stall information there is no
+//! `stalled_us`.
 
 use super::group::field_of;
 
 /// Counters, or the difference of two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Reclaim {
-    /// Pages of files and others that reclaim scanned, in cgroups too.
+    /// Pages scanned by reclaim, including in cgroups.
     pub(super) scanned: u64,
-    /// Pages that it took.
+    /// Pages reclaimed.
     pub(super) reclaimed: u64,
-    /// Pages that kswapd scanned.
+    /// Pages scanned by kswapd.
     pub(super) by_kswapd: u64,
-    /// Pages that those who wanted memory scanned themselves, because the machine had none.
+    /// Pages scanned by the allocating tasks themselves, because the machine had no free memory.
     pub(super) direct: u64,
-    /// Times that they had to.
+    /// Number of such direct reclaims.
     pub(super) stalls: u64,
     /// Time in µs in which at least one task waited for memory.
     pub(super) stalled_us: Option<u64>,
 }
 
 impl Reclaim {
-    /// The counters of this moment.
+    /// Reads the counters.
     pub(super) fn now() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self::of(&read("/proc/vmstat"), &read("/proc/pressure/memory"))
@@ -46,7 +47,7 @@ impl Reclaim {
         }
     }
 
-    /// What has come since `before`.
+    /// Returns the difference to `before`.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             scanned: self.scanned - before.scanned,

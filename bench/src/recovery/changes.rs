@@ -1,9 +1,9 @@
-//! The changes that a crash leaves behind: which pages, and what is to be found in them afterwards.
+//! The changes that a crash leaves behind: the changed pages and their expected content.
 //!
-//! A page begins as noise that follows from its number. Each round changes a hundred bytes of other pages, in a place that follows
-//! from the page's number alone: so what a page holds after a round does not depend on those before. Nothing can be compressed.
-//! Invariants: the pages of a round differ, and are in random order; the same seed and round, the same changes.
-//! Fails with the page that holds something else.
+//! A page begins as noise derived from its number. Each round changes a hundred bytes of other pages, at a place that
+//! depends on the page's number alone, so a page's content after a round does not depend on earlier rounds. Nothing is
+//! compressible. Invariants: the pages of a round are distinct and in random order; equal seed and round give equal
+//! changes. Fails with the page that holds something else.
 
 use std::collections::HashSet;
 
@@ -13,14 +13,14 @@ use crate::drive::PAGE;
 use crate::pattern;
 use crate::rounds::Random;
 
-/// Bytes that are changed of a page.
+/// Bytes changed in a page.
 pub(super) const CHANGE: usize = 100;
-/// Bytes of a page that every subject keeps: a page of 4 KiB less room for headers.
+/// Bytes of a page that every subject stores: 4 KiB minus room for headers.
 pub(super) const BODY: usize = 4000;
-/// Pages that are changed together, in one transaction.
+/// Pages changed in one transaction.
 pub(super) const PER_COMMIT: usize = 25;
 
-/// So many changes, of a file of so many pages.
+/// The number of changes, and the size of the file.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(super) struct Load {
     /// Pages of the file.
@@ -38,7 +38,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// As arguments of a child process.
+    /// Returns the arguments for a child process.
     pub(super) fn arguments(&self) -> [String; 4] {
         let Self { pages, changes, seed, round } = self;
         [
@@ -49,7 +49,7 @@ impl Load {
         ]
     }
 
-    /// The pages that are changed, in that order. There must be more pages than changes.
+    /// Returns the changed pages, in that order. There must be more pages than changes.
     pub(super) fn changed(&self) -> Vec<u64> {
         let mut random = Random::new(self.of_round());
         let mut seen = HashSet::with_capacity(self.changes);
@@ -59,12 +59,12 @@ impl Load {
             .collect()
     }
 
-    /// What a page holds at first: as much as fits into `body`.
+    /// Fills `body` with a page's content before the changes.
     pub(super) fn base(&self, page: u64, body: &mut [u8]) {
         pattern::fill(self.seed, page * PAGE, body);
     }
 
-    /// What the round does to a page: the bytes, and where they go.
+    /// Returns the bytes that the round writes to a page, and their place.
     pub(super) fn change(&self, page: u64) -> (usize, [u8; CHANGE]) {
         let room = (BODY - CHANGE) as u64;
         let offset = Random::new(self.seed ^ page).below(room);
@@ -73,14 +73,14 @@ impl Load {
         (usize::try_from(offset).unwrap_or(0), bytes)
     }
 
-    /// What a changed page holds after the round.
+    /// Returns a changed page's content after the round.
     pub(super) fn expected(&self, page: u64, body: &mut [u8]) {
         self.base(page, body);
         let (offset, bytes) = self.change(page);
         body[offset..offset + CHANGE].copy_from_slice(&bytes);
     }
 
-    /// Fails unless a changed page holds what it should.
+    /// Fails unless a changed page has its expected content.
     pub(super) fn check(&self, page: u64, found: &[u8]) -> Result<()> {
         ensure!(found.len() >= BODY, "page {page} has {} bytes", found.len());
         let mut expected = vec![0; found.len()];
@@ -90,7 +90,7 @@ impl Load {
         Ok(())
     }
 
-    /// A seed for what differs from round to round.
+    /// Returns a seed that differs between rounds.
     fn of_round(&self) -> u64 {
         Random::new(self.seed ^ (self.round + 1)).next_u64()
     }

@@ -1,7 +1,7 @@
-//! A process that changes pages and is killed: SIGKILL, before it synced anything that it could put off.
+//! A process that changes pages and is killed with SIGKILL, before it syncs anything that it can defer.
 //!
-//! Invariants: it is killed with everything still open, after the last change was acknowledged; it ends with its parent.
-//! Fails where it dies before.
+//! Invariants: it is killed with everything still open, after the last change was acknowledged; it ends with its
+//! parent. Fails where it dies earlier.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::scratch::Stop;
 
 const READY: &str = "ready";
 
-/// What the child is to do.
+/// The task of the child.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Which store.
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     load: Load,
 }
 
-/// The child's side: does all of a round's changes, and waits for its end.
+/// Runs in the child: makes all changes of a round, and waits for its end.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
     let engine = engine(&arguments.engine).context("no such store")?;
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     bail!("nobody killed this process")
 }
 
-/// Changes pages of the store in `dir`, and kills who did it.
+/// Changes pages of the store in `dir`, and kills the process.
 pub(super) fn change_and_kill(engine: &str, dir: &Path, load: &Load, stop: &Stop) -> Result<()> {
     let mut child = this_program()?
         .arg("recovery-child")

@@ -1,5 +1,4 @@
-//! fjall: a value for each page, in batches that are synced (`PersistMode::SyncData`). What its journal has goes into memory when it is
-//! opened.
+//! fjall: a value per page, in synced batches (`PersistMode::SyncData`). Opening loads its journal into memory.
 //!
 //! Fails where fjall does.
 
@@ -13,7 +12,7 @@ use super::Engine;
 use super::changes::{BODY, Load};
 use super::peer::{Peer, engine};
 
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = engine::<Fjall>("fjall", "fjall");
 
 pub(super) struct Fjall {

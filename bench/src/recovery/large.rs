@@ -1,9 +1,10 @@
-//! A journal of 1 GiB: how much more than reading it once does an opening take?
+//! A journal of 1 GiB: the time of an opening against reading the journal once.
 //!
-//! 262,144 random pages of a file of 2 GiB are written as a whole, in transactions that are synced, and none is applied before the process is killed. What
-//! it is compared with is its own journal: every byte that the opening needs, read past the page cache with as many requests in flight as
-//! the opening has, into memory that is there already, and nothing done with it. Both find the disk cold, one after the other, in each
-//! round. Fails where the store does, or has lost something.
+//! 262,144 random pages of a file of 2 GiB are written in full, in synced transactions, and none is applied before the
+//! process is killed. The comparison reads every byte of the same journal that the opening needs, and does nothing with
+//! it. It reads past the page cache, with as many requests in flight as the opening has, into memory that exists
+//! already. Both find the disk cold, one after the other, in each round. Fails where the store does, or has lost
+//! something.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -28,9 +29,9 @@ pub(super) const ENGINE: Engine =
     Engine { name: ours::NAME, word: "pagekeeper-large", prepare, recover, check: ours::check };
 
 const READ: &str = "its journal, read once";
-/// Memory of the store that is killed, in bytes: what is not applied may take up a quarter of it.
+/// Memory of the killed store, in bytes: unapplied pages may take up a quarter of it.
 const MEMORY: u64 = 8 * GIB;
-/// Its journal's limit.
+/// Limit of its journal, in bytes.
 const JOURNAL: u64 = 2 * GIB;
 
 fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
@@ -56,7 +57,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
     let changed = load.changed();
     disk.reset()?;
     let began = Instant::now();
-    // As anybody opens it, but that nothing is applied meanwhile: its journal is read again.
+    // As anybody opens it, except that nothing is applied meanwhile, because the journal is read again.
     let store = Store::options().background_apply(false).open(dir)?;
     let open = began.elapsed();
     let page = store.begin_read()?.read(changed[0])?;
@@ -89,7 +90,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
     })
 }
 
-/// Runs it.
+/// Runs the case.
 pub(super) fn run(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     run.say("opening with a journal of 1 GiB")?;
     let (seed, stop) = (run.random.next_u64(), run.stop.clone());

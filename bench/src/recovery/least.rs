@@ -1,11 +1,15 @@
-//! The least that an opening must do with a journal: learn where its current part begins, read it, sum every byte, note where each page
-//! stands, and make durable what was found.
+//! The least work of an opening with a journal: find where its current part begins, read it, checksum every byte,
+//! record each page's place, and make the findings durable.
 //!
-//! One round trip for the first block of the control file, since what follows can't be judged without it; then direct reads, as many as
-//! the disk takes, of which the sums are made as they come, by all processors; for each page an entry in a hash table; and a sync of the
-//! file that is read last, behind all, since what was found is what a power cut may not take any more. Its memory was touched before. It
-//! follows no records, compares no sum, and keeps no byte of what it read: no opening could do with that.
-//! Fails where a read or the sync fails, or a read comes short.
+//! The steps are:
+//!
+//! - One round trip for the control file's first block, without which the rest cannot be validated.
+//! - Direct reads, with as many in flight as the disk takes; all processors compute the checksums as data arrives.
+//! - For each page, an entry in a hash table.
+//! - A sync of the file that is read last, after everything else, because a power cut must not remove what was found.
+//!
+//! Its memory was touched before. It follows no records, verifies no checksum, and keeps no data, which a real opening
+//! has to do. Fails where a read or the sync fails, or a read is short.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -20,8 +24,8 @@ use pagekeeper_io::{Access, AlignedBuf, BatchRead, Io, IoFile};
 
 use super::wide::{self, PIECES, touched};
 
-/// Requests that a worker has under way at once, and workers: twice as many requests as the disk serves, so that it has work while sums
-/// are made.
+/// Requests per worker in flight, and workers. Their product is twice what the disk serves, so that the disk has work
+/// while checksums are computed.
 const AT_ONCE: usize = 8;
 const WORKERS: usize = 16;
 
@@ -32,7 +36,7 @@ struct Piece<'a> {
     bytes: usize,
 }
 
-/// The least time that it takes for the first `bytes` of the files of a directory, in which so many pages stand.
+/// Returns the least time for the first `bytes` of a directory's files, in which these pages are recorded.
 pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64, pages: &[u64]) -> Result<Duration> {
     let files = wide::first_bytes(io, dir, bytes)?;
     let control = io.open(&dir.join("control"), Access::Direct)?;
@@ -65,7 +69,7 @@ fn once(
             let Some(group) = groups.get(at) else { break };
             let bytes = read(io, group, memory)?;
             sum = crc32c::crc32c_append(sum, &memory[..bytes]);
-            // Its part of them, wherever they stand in it.
+            // Its part of the pages, at any place in the files.
             let part = pages.len() * at / groups.len()..pages.len() * (at + 1) / groups.len();
             index.extend(pages[part].iter().map(|page| (*page, (group[0].offset, bytes))));
         }
@@ -83,12 +87,12 @@ fn once(
     Ok(began.elapsed())
 }
 
-/// The first `bytes` of a file.
+/// Returns requests for the first `bytes` of a file.
 fn pieces(file: &dyn IoFile, bytes: usize, piece: usize) -> impl Iterator<Item = Piece<'_>> {
     (0..bytes).step_by(piece).map(move |at| Piece { file, offset: at as u64, bytes: piece.min(bytes - at) })
 }
 
-/// Reads them, one behind the other; how many bytes they have.
+/// Reads pieces in order and returns their number of bytes.
 fn read(io: &dyn Io, pieces: &[Piece<'_>], memory: &mut [u8]) -> Result<usize> {
     let mut reads = Vec::new();
     let mut rest = memory;

@@ -1,5 +1,5 @@
-//! LMDB, by heed: a value for each page, in transactions that are synced (LMDB's default). It has no log: its commits are in place, and
-//! an opening reads which of two meta pages is the newer.
+//! LMDB, by heed: a value per page, in synced transactions (LMDB's default). It has no log: commits are in place, and
+//! an opening reads which of two meta pages is newer.
 //!
 //! Fails where LMDB does.
 
@@ -18,7 +18,7 @@ use super::peer::{Peer, engine};
 use crate::data::MIB;
 use crate::drive::PAGE;
 
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = engine::<Lmdb>("LMDB", "lmdb");
 
 pub(super) struct Lmdb {
@@ -29,9 +29,9 @@ pub(super) struct Lmdb {
 impl Peer for Lmdb {
     fn open(dir: &Path, load: &Load) -> Result<Self> {
         let mut options = EnvOpenOptions::new();
-        // A value takes a page of its own, and a commit puts what it changes elsewhere.
+        // A value needs a page of its own, and a commit copies what it changes.
         options.map_size(usize::try_from(load.pages * PAGE * 2 + 64 * MIB)?);
-        // SAFETY: nobody else touches the files of this directory, which is of this run alone.
+        // SAFETY: nobody else touches the files of this directory, which belongs to this run alone.
         let env = unsafe { options.open(dir)? };
         let txn = env.read_txn()?;
         let options = env.database_options().types::<U64<NativeEndian>, Bytes>();

@@ -1,8 +1,8 @@
-//! A file mapped to be changed: what a store does that leaves its pages to the kernel.
+//! A mapped file for changes, like a store that leaves its pages to the kernel.
 //!
-//! Invariants: a mapping lives as long as its value, and nothing outside it is touched; the file must not be cut meanwhile (it is
-//! the run's own): that would end the process by SIGBUS.
-//! Fails as mmap(2), madvise(2) and msync(2) do.
+//! Invariants: a mapping lives as long as its value, and nothing outside it is touched. The file is the run's own and
+//! must not be truncated meanwhile, because that would end the process by SIGBUS. Fails as mmap(2), madvise(2) and
+//! msync(2) do.
 
 #![expect(unsafe_code, reason = "mappings are memory that the compiler does not know")]
 
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
 
-/// The mapping; unmapped when dropped.
+/// A mapping, which is unmapped on drop.
 #[derive(Debug)]
 pub(super) struct Map {
     start: NonNull<u8>,
@@ -25,20 +25,21 @@ impl Map {
     pub(super) fn new(file: &File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh address range is asked for (null hint, no MAP_FIXED): no existing memory is affected.
+        // SAFETY: the kernel chooses a fresh address range (null hint, no MAP_FIXED), so no existing memory is
+        // affected.
         let start = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, len })
     }
 
-    /// From now on a fault reads the page that it is about, and nothing around it.
+    /// Makes faults read only their own page, without read-around.
     pub(super) fn expect_random(&self) -> io::Result<()> {
-        // SAFETY: the range is this value's own live mapping; this advice changes how pages come, no content.
+        // SAFETY: the range is this value's own live mapping; this advice changes no content.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::Random)? }
         Ok(())
     }
 
-    /// Asks for pages without waiting for them; whole pages.
+    /// Requests pages without waiting for them; whole pages.
     pub(super) fn will_need(&self, range: Range<usize>) -> io::Result<()> {
         self.require(&range);
         // SAFETY: the range is within this value's own live mapping; this advice changes no content.
@@ -46,11 +47,11 @@ impl Map {
         Ok(())
     }
 
-    /// Changes bytes.
+    /// Writes bytes.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.require(&(offset..offset + bytes.len()));
-        // SAFETY: the range is within the mapping, by the line above, and the file is as long as that (see the module); `bytes` is
-        // no part of the mapping, of which no reference is ever given out.
+        // SAFETY: the range is within the mapping, by the line above, and the file is as long (see the module); `bytes`
+        // does not overlap the mapping, to which no reference is ever given out.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len());
         }
@@ -59,7 +60,7 @@ impl Map {
     /// Copies bytes out.
     pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) {
         self.require(&(offset..offset + bytes.len()));
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe {
             std::ptr::copy_nonoverlapping(self.start.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -80,7 +81,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: the range is this value's own mapping, unmapped exactly once; no reference into it outlives a call.
-        // munmap of a whole mapping fails only for arguments that were never valid: nothing to report.
+        // munmap of a whole mapping fails only for arguments that were never valid, so there is nothing to report.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

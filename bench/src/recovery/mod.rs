@@ -1,11 +1,12 @@
-//! `recovery`: 25,000 random pages of 2 GiB are changed and the process is killed before anything is synced; then the store is opened
-//! on a disk that takes 2 ms for each request and serves 64 at once.
+//! `recovery`: 25,000 random pages of 2 GiB are changed, and the process is killed before any page is applied; then the
+//! store is opened on a disk that takes 2 ms per request and serves 64 at once.
 //!
-//! How long until it is open, until a changed page was read, and until all is applied: pagekeeper's store beside serial replay into a
-//! mapping, beside replay after `MADV_WILLNEED` for every page, beside `SQLite`, redb, LMDB, fjall and `RocksDB`, and beside what such a disk
-//! allows. Then a journal of 1 GiB, and openings that have nothing to recover.
-//! Invariants: all subjects have the same changes; each finds the disk cold and to itself; every changed page is compared afterwards.
-//! Fails where a store fails or has lost something, and in plain words without root.
+//! It measures the time until the store is open, until a changed page was read, and until everything is applied.
+//! Subjects are pagekeeper's store, serial replay into a mapping, replay after `MADV_WILLNEED` for every page,
+//! `SQLite`, redb, LMDB, fjall, `RocksDB`, and the limit of such a disk. Further cases are a journal of 1 GiB, and
+//! openings with nothing to recover. Invariants: all subjects have the same changes; each finds the disk cold and uses
+//! it alone; every changed page is compared afterwards. Fails where a store fails or has lost something, and with a
+//! plain message without root.
 
 mod changes;
 mod child;
@@ -59,23 +60,23 @@ const LEAST: &str = "the least: its epoch, these reads, sums, an index, a sync";
 const LARGE: &str = "1 TiB";
 const SMALL: &str = "1 GiB";
 
-/// Pages that are changed.
+/// Number of changed pages.
 const CHANGES: usize = 25_000;
 /// Bytes of the data file.
 const BYTES: u64 = 2 * GIB;
-/// Serial replay is measured on this part of the file, and scaled.
+/// Serial replay is measured on this fraction of the file, and scaled.
 const PART: u64 = 10;
-/// Pages that are changed where only the size of the file is of interest.
+/// Number of changed pages where only the file's size matters.
 const FEW_CHANGES: usize = 1000;
 
 /// A store that recovers what a killed process has left.
 #[derive(Debug, Clone, Copy)]
 struct Engine {
-    /// As the table names it.
+    /// Its name in tables.
     name: &'static str,
-    /// As files and arguments name it.
+    /// Its name in files and arguments.
     word: &'static str,
-    /// Makes a store in the directory if there is none, and changes pages; what it returns keeps the store open.
+    /// Creates a store in the directory if there is none, and changes pages; the returned value keeps the store open.
     prepare: fn(&Path, &Load) -> Result<Box<dyn Any>>,
     /// Opens it on the slow disk.
     recover: fn(&SlowDisk, &Path, &Load) -> Result<Recovered>,
@@ -83,7 +84,7 @@ struct Engine {
     check: fn(&Path, &Load) -> Result<()>,
 }
 
-/// Those that this program was built with; ours is the first.
+/// The engines that this program was built with; ours is the first.
 const ENGINES: &[Engine] = &[
     ours::ENGINE,
     #[cfg(feature = "sqlite")]
@@ -102,31 +103,31 @@ fn engine(word: &str) -> Option<Engine> {
     ENGINES.iter().chain([&large::ENGINE]).find(|engine| engine.word == word).copied()
 }
 
-/// A recovery; times are in ms since its beginning.
+/// A recovery; times are in ms from its beginning.
 #[derive(Debug, Clone, Copy)]
 struct Recovered {
-    /// Reads and writes are taken.
+    /// Reads and writes are accepted.
     open: f64,
     /// A changed page was read.
     first: f64,
-    /// Everything is in the data file, durably.
+    /// Everything is durable in the data file.
     applied: Option<f64>,
     ours: Option<Account>,
 }
 
-/// What is known of our own recovery besides, and of its limits.
+/// The details of our own recovery, and of its limits.
 #[derive(Debug, Clone, Copy)]
 struct Account {
-    /// From the opening on until all was applied, in ms.
+    /// Time from the opening until everything was applied, in ms.
     apply: f64,
-    /// Reading the journal, in ms.
+    /// Time of reading the journal, in ms.
     journal: f64,
-    /// The same bytes read wide, in ms.
+    /// Time of reading the same bytes with full width, in ms.
     wide: f64,
-    /// The same bytes summed, too, and their pages noted, in ms.
+    /// Time of reading, checksumming and indexing the same bytes, in ms.
     least: f64,
     journal_bytes: u64,
-    /// Requests under way while it applied: the mean.
+    /// Mean number of requests in flight while it applied.
     depth: f64,
     /// Requests until it was open.
     open_requests: u64,
@@ -134,7 +135,7 @@ struct Account {
     apply_requests: u64,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
     run.note(&format!(
         "{CHANGES} pages of {} MiB, {CHANGE} bytes of each, in transactions of {PER_COMMIT} that are synced; then SIGKILL",
@@ -158,7 +159,7 @@ pub(crate) fn run(run: &mut Run, xfs: bool) -> Result<()> {
     Ok(())
 }
 
-/// The peers' versions, or that they are missing.
+/// Notes the peers' versions, or that they are missing.
 fn note_peers(run: &mut Run) {
     #[cfg(feature = "sqlite")]
     run.report.machine.versions.insert("SQLite".to_owned(), sqlite::version().to_owned());
@@ -186,10 +187,10 @@ fn note_peers(run: &mut Run) {
     }
 }
 
-/// A figure of our own recovery: what it is called, and how to have it.
+/// A figure of our own recovery: its name, and how to get it.
 type Figure = (&'static str, fn(&Account) -> f64);
 
-/// One who recovers.
+/// A subject with its recovery.
 type Who<'a> = (&'static str, Box<dyn Fn(&Load) -> Result<Recovered> + 'a>);
 
 fn recover(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
@@ -227,7 +228,7 @@ fn recover(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
         .collect();
     let until = run.quick.then(|| run.began + std::time::Duration::from_secs(43));
     let rounds = if run.quick { run.rounds.min(2) } else { run.rounds };
-    // Every sample begins with nothing cached: no round is needed that does not count.
+    // Every sample begins with nothing cached, so no uncounted round is needed.
     let open = run_rounds(&mut subjects, Plan { rounds, until, warm_up: false }, &mut run.random, &run.stop)?;
     drop(subjects);
     let measured: Vec<Vec<Recovered>> = measured.into_iter().map(RefCell::into_inner).collect();
@@ -235,7 +236,7 @@ fn recover(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     Ok(())
 }
 
-/// What becomes of the store in the directory of that name.
+/// Recovers the killed store in the directory of that name.
 fn killed_and_recovered(
     engine: Engine,
     name: &str,
@@ -248,7 +249,7 @@ fn killed_and_recovered(
     stop.check()?;
     site.at_once(name, |dir| (engine.check)(dir, load))?;
     if engine.word != ours::ENGINE.word {
-        // There is not memory for all of them at the same time.
+        // There is no memory for all of them at the same time.
         site.remove(name)?;
     }
     Ok(recovered)
@@ -317,7 +318,7 @@ fn report(run: &mut Run, open: &[Samples], seen: &[Vec<Recovered>]) {
     report.add_ratio("journal_least_vs_limit", ms, &journal, LEAST, WIDE);
 }
 
-/// Opening a store of a large and one of a small file, of which as many pages are changed.
+/// Compares the opening of a store of a large file and of a small one with the same number of changed pages.
 fn sizes(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     run.say("opening files of 1 GiB and 1 TiB")?;
     let (seed, stop) = (run.random.next_u64(), run.stop.clone());
@@ -336,7 +337,7 @@ fn sizes(run: &mut Run, site: &RecoveryDisk) -> Result<()> {
     let report = &mut run.report;
     let case = format!("time to open, {FEW_CHANGES} changed pages of a sparse data file");
     report.add_case(&case, Unit::Milliseconds, &open);
-    // In other rounds other things disturb: of times as short as these it is the medians that tell.
+    // Different rounds have different disturbances, so the medians of such short times decide.
     if let [Some(large), Some(small)] = [&open[0], &open[1]].map(|samples| median(&samples.values)) {
         report.ratios.insert("open_1tib_vs_1gib", small / large);
     }

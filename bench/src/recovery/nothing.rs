@@ -1,7 +1,8 @@
-//! Openings that have nothing to recover, or next to nothing, on the disk that is there: a store that was closed, and redo logs.
+//! Openings with nothing, or next to nothing, to recover, on the given disk: a closed store, and redo logs.
 //!
-//! Each is the first of a process of its own: what a process does once counts. A ring was filled once round, and its checkpoint is 1 MiB
-//! before its end; then it was closed, or its process ended without that. Fails where store or log do.
+//! Each opening is the first of its own process, so its one-time costs count. A ring is filled once round, with its
+//! checkpoint 1 MiB before the end. It was closed, or its process ended without closing it. Fails where the store or
+//! the log does.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,10 +22,10 @@ const GOAL: &str = "the goal";
 /// Pages of the store.
 const PAGES: u64 = 4096;
 const RECORD: usize = 64 << 10;
-/// What is not checkpointed.
+/// Bytes of records beyond the checkpoint.
 const BEHIND: u64 = MIB;
 
-/// What a child process is to do.
+/// The task of a child process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     what: What,
@@ -39,7 +40,7 @@ enum What {
     FillLog,
 }
 
-/// The child's side.
+/// Runs in the child.
 pub(crate) fn child(arguments: &Arguments) -> Result<()> {
     let Arguments { what, dir } = arguments;
     let began = Instant::now();
@@ -52,20 +53,20 @@ pub(crate) fn child(arguments: &Arguments) -> Result<()> {
         What::OpenLog => {
             let log = RedoLog::options().open(dir)?;
             println!("{}", began.elapsed().as_secs_f64() * 1e3);
-            // Nothing was written: what comes next finds what this one has found.
+            // Nothing was written, so the next opening finds the same state.
             drop(log);
         }
         What::FillLog => {
             let log = RedoLog::options().flush_policy(FlushPolicy::Os).open(dir)?;
             fill(&log)?;
-            // No destructor of this function's runs.
+            // Ends without running any destructor.
             std::process::exit(0);
         }
     }
     Ok(())
 }
 
-/// Goes once round, and a little further.
+/// Fills the ring once round, and a little further.
 fn fill(log: &RedoLog) -> Result<()> {
     let body = vec![7; RECORD];
     let end = log.end() + log.capacity() + log.capacity() / 8;
@@ -87,7 +88,7 @@ fn open_in_a_child(what: &str, dir: &Path) -> Result<f64> {
     finished.stdout.trim().parse().with_context(|| format!("{:?} is no time", finished.stdout))
 }
 
-/// Runs it.
+/// Runs the cases.
 pub(super) fn run(run: &mut Run) -> Result<()> {
     run.say("opening where there is nothing to recover")?;
     let store = run.scratch.path().join("closed");

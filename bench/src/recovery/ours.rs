@@ -1,8 +1,8 @@
 //! pagekeeper's store.
 //!
-//! The process that is killed has its store apply nothing by itself, so that every change is still to be applied; the one that
-//! recovers is as anybody opens it. Invariants: it finds as many pages to apply as were changed.
-//! Fails where the store does.
+//! The killed process applies nothing in the background, so that every change is still to be applied; the recovering
+//! process opens the store with defaults. Invariant: it finds as many pages to apply as were changed. Fails where the
+//! store does.
 
 use std::any::Any;
 use std::path::Path;
@@ -15,14 +15,14 @@ use super::changes::{CHANGE, Load, PER_COMMIT};
 use super::{Account, Engine, Recovered, least, wide};
 use crate::slowdisk::SlowDisk;
 
-/// As the table names it.
+/// Its name in tables.
 pub(super) const NAME: &str = "pagekeeper";
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = Engine { name: NAME, word: "pagekeeper", prepare, recover, check };
 
-/// Memory of the store that is killed, in bytes: with less of it pages have to be applied before the kill.
+/// Memory of the killed store, in bytes: with less, pages have to be applied before the kill.
 const MEMORY: u64 = 1 << 30;
-/// Pages of a transaction that fills pages for the first time.
+/// Pages of a transaction that first writes pages.
 const FILL: usize = 500;
 
 fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
@@ -82,7 +82,7 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
     let journal = dir.join("journal");
     let io = pagekeeper_io::best();
     let wide = wide::least_time(&*io, &journal, opening.journal_bytes)?;
-    // Each was written as a whole before it was changed.
+    // Each was written in full before it was changed.
     let pages = [&changed[..], &changed[..]].concat();
     let least = least::least_time(&*io, &journal, opening.journal_bytes, &pages)?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;

@@ -1,7 +1,8 @@
-//! What is common to the peers whose commits are values by number: made, changed, killed, opened and read alike.
+//! The common part of peers whose commits are values by number: they are created, changed, killed, opened and read
+//! alike.
 //!
-//! Invariants: every commit of the changes is durable when it returns; those that make the values need not be, each by itself.
-//! Fails where the peer does.
+//! Invariant: every commit of the changes is durable when it returns; commits that create the values need not be
+//! durable one by one. Fails where the peer does.
 
 use std::any::Any;
 use std::path::Path;
@@ -12,25 +13,25 @@ use anyhow::Result;
 use super::changes::{BODY, Load, PER_COMMIT};
 use super::{Engine, Recovered};
 
-/// Values of a transaction that makes them.
+/// Values of a transaction that creates them.
 const FILL: usize = 5000;
 
-/// One that keeps values of [`BODY`] bytes by number. Dropped, it is closed.
+/// A store of values of [`BODY`] bytes by number, which is closed on drop.
 pub(super) trait Peer: Sized + 'static {
-    /// Opens what is in the directory, or makes it.
+    /// Opens the store in the directory, or creates it.
     fn open(dir: &Path, load: &Load) -> Result<Self>;
 
-    /// Puts values, which are one behind the other in `bodies`, in one commit.
+    /// Puts values, which are consecutive in `bodies`, in one commit.
     fn put(&self, pages: &[u64], bodies: &[u8], durably: bool) -> Result<()>;
 
-    /// Makes durable what was put, and waits until nothing is done in the background.
+    /// Makes all puts durable, and waits until no background work is left.
     fn settle(&self) -> Result<()>;
 
-    /// The value of a page.
+    /// Returns the value of a page.
     fn get(&self, page: u64) -> Result<Vec<u8>>;
 }
 
-/// It, as an engine.
+/// Returns the peer as an engine.
 pub(super) const fn engine<P: Peer>(name: &'static str, word: &'static str) -> Engine {
     Engine {
         name,
@@ -81,7 +82,7 @@ fn check<P: Peer>(dir: &Path, load: &Load) -> Result<()> {
     load.changed().into_iter().try_for_each(|page| load.check(page, &peer.get(page)?))
 }
 
-/// What is true of each of them.
+/// Tests a peer: it recovers the commits of each round.
 #[cfg(test)]
 pub(super) fn recovers_what_was_committed_in_each_round<P: Peer>() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();

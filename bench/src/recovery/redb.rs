@@ -1,8 +1,8 @@
-//! redb: a value for each page, changed in transactions that are synced.
+//! redb: a value per page, changed in synced transactions.
 //!
-//! By default redb reads the whole database after a crash, which on a slow disk takes many minutes; so it is set to keep what it
-//! needs to open at once (`set_quick_repair`), which makes its commits dearer. Its commits are in place: nothing is left to apply.
-//! Fails where redb does.
+//! By default redb reads the whole database after a crash, which takes many minutes on a slow disk. So it keeps what it
+//! needs for an immediate opening (`set_quick_repair`), which makes its commits dearer. Commits are in place, so
+//! nothing is left to apply. Fails where redb does.
 
 use std::any::Any;
 use std::path::Path;
@@ -14,7 +14,7 @@ use redb::{Database, Durability, ReadableDatabase, TableDefinition, WriteTransac
 use super::changes::{BODY, Load, PER_COMMIT};
 use super::{Engine, Recovered};
 
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = Engine {
     name: "redb, quick repair",
     word: "redb",

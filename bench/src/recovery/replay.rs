@@ -1,8 +1,9 @@
-//! Replay into a mapped file, as a store recovers that leaves its pages to the kernel: nothing is open before all is replayed.
+//! Replay into a mapped file, as in a store that leaves its pages to the kernel: nothing is open before the replay
+//! ends.
 //!
-//! The journal is as small as it can be, the changed bytes and their places, and is read as wide as the disk is: what is compared is
-//! the replay. Serially each change waits for its page; or the kernel is first asked for every page that will be needed.
-//! Fails as the file system does.
+//! The journal is minimal, the changed bytes and their places, and is read with the disk's full width, so that the
+//! replay is what is compared. Serially, each change waits for its page; otherwise the kernel is first asked for every
+//! page. Fails as the file system does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,10 +22,10 @@ use crate::scratch::Stop;
 /// Bytes of a record: page number, offset in the page, the bytes.
 const RECORD: usize = 8 + 4 + CHANGE;
 
-/// How pages come.
+/// The way pages are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// One after the other, with what the kernel reads around them by itself.
+    /// One after the other, with the kernel's default read-around.
     ReadAround,
     /// One after the other, each alone (`MADV_RANDOM`).
     Serial,
@@ -32,7 +33,7 @@ pub(super) enum Way {
     WillNeed,
 }
 
-/// Makes the data file, with the pages as they are before the changes, and the journal.
+/// Creates the data file, with its pages before the changes, and the journal.
 pub(super) fn prepare(dir: &Path, load: &Load) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let data = File::options().write(true).create(true).truncate(false).open(dir.join("data"))?;
@@ -54,7 +55,8 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<()> {
     write().with_context(|| format!("can't write in {}", dir.display()))
 }
 
-/// Replays; with `part` above 1 only the changes of the first part of the file, of that many, and the times are scaled.
+/// Replays the journal. With `part` above 1 it replays only the changes in the first part of the file, and scales the
+/// times.
 pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop) -> Result<Recovered> {
     let end = load.pages / part;
     let began = Instant::now();
@@ -102,7 +104,7 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
     Ok(Recovered { open: open * 1e3, first: first_read * 1e3, applied, ours: None })
 }
 
-/// Compares the pages that were replayed.
+/// Compares the replayed pages.
 pub(super) fn check(dir: &Path, load: &Load, part: u64) -> Result<()> {
     let data = File::open(dir.join("data")).context("can't open the data")?;
     let mut bytes = [0; 4096];
@@ -113,7 +115,7 @@ pub(super) fn check(dir: &Path, load: &Load, part: u64) -> Result<()> {
     Ok(())
 }
 
-/// Page number, offset and bytes of a record.
+/// Returns page number, offset and bytes of a record.
 fn parse(record: &[u8]) -> (u64, usize, &[u8]) {
     let (page, rest) = record.split_first_chunk().unwrap_or((&[0; 8], &[]));
     let (offset, bytes) = rest.split_first_chunk().unwrap_or((&[0; 4], &[]));

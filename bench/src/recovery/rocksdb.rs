@@ -1,5 +1,5 @@
-//! `RocksDB`: a value for each page, in batches that are synced through its write-ahead log. What of that is not in tables yet is read
-//! when it is opened, and written to one.
+//! `RocksDB`: a value per page, in batches synced through its write-ahead log. Opening reads the part of the log that
+//! is not in tables yet and writes it to one.
 //!
 //! Fails where `RocksDB` does.
 
@@ -13,10 +13,10 @@ use super::peer::{Peer, engine};
 use crate::commit::rocksdb::Values;
 use crate::data::MIB;
 
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = engine::<Values>("RocksDB, synced WAL", "rocksdb");
 
-/// Bytes of its block cache: the store's budget.
+/// Bytes of its block cache, which is the store's budget.
 const MEMORY: u64 = 256 * MIB;
 
 impl Peer for Values {

@@ -1,8 +1,9 @@
-//! Where stores are: files in memory that a slow disk is put before, for as long as something is measured.
+//! The place of the stores: files in memory, behind a slow disk for as long as something is measured.
 //!
-//! What is to be recovered is made in memory at once; the disk is then mounted anew, so that nothing of it is cached, and taken down
-//! again before contents are compared. With XFS the files are in an image, a loop device over it, and that over the disk. Invariants: nobody has the files open while a disk begins or ends; what is mounted goes with
-//! the value. Fails in plain words without root.
+//! The state to recover is created in memory at once. The disk is then mounted anew, so that none of it is cached, and
+//! removed before contents are compared. With XFS the files are in an image, a loop device is over the image, and the
+//! disk below. Invariants: nobody has the files open while a disk begins or ends; mounts end with the value. Fails with
+//! a plain message without root.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -17,12 +18,12 @@ use crate::machine::available_bytes;
 use crate::scratch::Scratch;
 use crate::slowdisk::{Settings, SlowDisk};
 
-/// How long a request takes the disk.
+/// Time of a request.
 pub(super) const LATENCY: Duration = Duration::from_millis(2);
-/// How many it serves at once.
+/// Requests served at once.
 pub(super) const WIDTH: u16 = 64;
 
-/// The file that is an XFS.
+/// The file that holds an XFS.
 const IMAGE: &str = "disk.img";
 const KIND: &str = "xfs";
 
@@ -32,12 +33,12 @@ pub(super) struct RecoveryDisk {
     program: PathBuf,
     memory: Mounted,
     mount: PathBuf,
-    /// Where an XFS is mounted; its image is in memory.
+    /// Mount point of an XFS, whose image is in memory.
     xfs: Option<PathBuf>,
 }
 
 impl RecoveryDisk {
-    /// One for `bytes` of files, on an XFS if wanted.
+    /// Creates a place for `bytes` of files, on an XFS if wanted.
     pub(super) fn new(scratch: &Scratch, bytes: u64, xfs: bool) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -65,7 +66,7 @@ impl RecoveryDisk {
         Ok(Self { program, memory, mount, xfs })
     }
 
-    /// Does something with a directory of files, made if it is missing, at the speed of memory.
+    /// Runs `work` on a directory, which is created if missing, at memory speed.
     pub(super) fn at_once<T>(&self, name: &str, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let _image = self.image_in(&self.memory.point)?;
         let path = self.xfs.as_ref().unwrap_or(&self.memory.point).join(name);
@@ -80,7 +81,7 @@ impl RecoveryDisk {
         })
     }
 
-    /// Does something with that directory with the slow disk put before it, and finds it cold.
+    /// Runs something on that directory behind the slow disk, where it is cold.
     pub(super) fn on_disk<T>(
         &self,
         name: &str,
@@ -99,12 +100,12 @@ impl RecoveryDisk {
         Ok(measured)
     }
 
-    /// Mounts the XFS whose image is in that directory, if there is to be one.
+    /// Mounts the XFS image in that directory, if one is wanted.
     fn image_in(&self, dir: &Path) -> Result<Option<Image>> {
         self.xfs.as_ref().map(|point| Image::mount(&dir.join(IMAGE), KIND, point)).transpose()
     }
 
-    /// What the disk takes at least for so many requests, in ms.
+    /// Returns the least time of this many requests, in ms.
     pub(super) fn limit_ms(requests: usize) -> f64 {
         requests as f64 / f64::from(WIDTH) * LATENCY.as_secs_f64() * 1e3
     }

@@ -1,7 +1,7 @@
-//! `SQLite` in WAL mode: a row for each page, updated in transactions that are synced, and no checkpoint before the kill.
+//! `SQLite` in WAL mode: a row per page, updated in synced transactions, without a checkpoint before the kill.
 //!
-//! It opens a database only when something is asked of it, so its opening ends with the first answer, which needs no changed row.
-//! Fails where `SQLite` does.
+//! It opens a database only at the first request, so its opening ends with the first answer, which needs no changed
+//! row. Fails where `SQLite` does.
 
 use std::any::Any;
 use std::path::Path;
@@ -13,7 +13,7 @@ use rusqlite::{Connection, OpenFlags, params};
 use super::changes::{BODY, Load, PER_COMMIT};
 use super::{Engine, Recovered};
 
-/// It.
+/// The engine.
 pub(super) const ENGINE: Engine = Engine {
     name: "SQLite, WAL",
     word: "sqlite",
@@ -26,7 +26,7 @@ pub(super) const ENGINE: Engine = Engine {
 const FILL: u64 = 20_000;
 const UPDATE: &str = "UPDATE page SET body = ?2 WHERE number = ?1";
 
-/// Its version.
+/// Returns its version.
 pub(super) fn version() -> &'static str {
     rusqlite::version()
 }
@@ -60,7 +60,7 @@ fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
     Ok(Box::new(connection))
 }
 
-/// Makes a row for each page.
+/// Inserts a row for each page.
 fn fill(connection: &mut Connection, load: &Load) -> Result<()> {
     connection.pragma_update(None, "synchronous", "OFF")?;
     connection.execute("CREATE TABLE page (number INTEGER PRIMARY KEY, body BLOB NOT NULL)", ())?;

@@ -1,7 +1,7 @@
-//! Reads as wide as the disk is: the limit of what reading a journal can take.
+//! Reads with the disk's full width: the limit of reading a journal.
 //!
-//! Direct, all requests at once into memory that is there already; nothing is checked.
-//! Fails where a read fails or comes short.
+//! Reads are direct, all at once, into memory that exists already; nothing is checked. Fails where a read fails or is
+//! short.
 
 use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pagekeeper_io::{Access, AlignedBuf, BatchRead, Io, IoFile};
 
-/// Sizes of requests that are tried, in bytes: which is the best is up to the kernel.
+/// Request sizes to try, in bytes; the kernel decides which is best.
 pub(super) const PIECES: [usize; 4] = [64 << 10, 128 << 10, 256 << 10, 1 << 20];
 
 /// Reads a whole file at once; its length must be a multiple of 4 KiB.
@@ -22,8 +22,8 @@ pub(super) fn read_file(io: &dyn Io, path: &Path) -> Result<AlignedBuf> {
     Ok(memory)
 }
 
-/// The files of a directory, in the order of their names, and how much of each belongs to its first `bytes`, which are rounded up to
-/// whole blocks.
+/// Returns the files of a directory in the order of their names, and how much of each belongs to its first `bytes`,
+/// rounded up to whole blocks.
 pub(super) fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<(Arc<dyn IoFile>, usize)>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
@@ -48,14 +48,14 @@ pub(super) fn first_bytes(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Vec<(Ar
     Ok(files)
 }
 
-/// So many bytes that were written to, so that no read waits for memory.
+/// Allocates bytes and touches them, so that no read waits for memory.
 pub(super) fn touched(bytes: usize) -> AlignedBuf {
     let mut memory = AlignedBuf::new(bytes);
     memory.fill(1);
     memory
 }
 
-/// The least time that it takes to read the first `bytes` of the files of a directory, one file after the other in the order of
+/// Returns the least time to read the first `bytes` of a directory's files, one file after the other in the order of
 /// their names.
 pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration> {
     let files = first_bytes(io, dir, bytes)?;
@@ -67,7 +67,7 @@ pub(super) fn least_time(io: &dyn Io, dir: &Path, bytes: u64) -> Result<Duration
     Ok(least)
 }
 
-/// Reads so many bytes from the beginning of each file, in pieces.
+/// Reads this many bytes from the beginning of each file, in pieces.
 fn read(
     io: &dyn Io,
     files: &[(Arc<dyn IoFile>, usize)],

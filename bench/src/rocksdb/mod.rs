@@ -1,9 +1,10 @@
-//! `rocksdb`: Debian's `db_bench` with its tables in pagekeeper's page cache, in the kernel's (buffered, mapped), and in
-//! RocksDB's own block caches over direct reads, with the same memory for all.
+//! `rocksdb`: Debian's `db_bench` with its tables in pagekeeper's page cache, in the kernel's (buffered, mapped), and
+//! in RocksDB's own block caches over direct reads, with the same memory for all.
 //!
-//! Invariants: a memory cgroup of one size holds process and page cache of every sample; each sample begins with a copy of
-//! one database of which nothing is cached, and is read once before it counts. Caches that have a size get all of the
-//! group but what the process itself needs. Fails in plain words without root or the library; `db_bench` is named where it is missing.
+//! Invariants: one size of memory cgroup holds process and page cache of every sample; each sample begins with an
+//! uncached copy of one database, which is read once before the count. Caches with a size get all of the group's memory
+//! that the process does not need. Fails with a plain message without root or the library; a missing `db_bench` is
+//! named.
 
 mod program;
 mod subjects;
@@ -23,18 +24,18 @@ use crate::scratch::Stop;
 use program::Measured;
 use subjects::{BUFFERED, BUFFERED_ALONE, DIRECT_CLOCK, DIRECT_LRU, MMAP, OURS, WAYS, Way};
 
-/// What a process that only reads needs beside its caches: code, filters, stacks. 4 to 12 MiB were seen.
+/// Memory of a process that only reads, beside its caches: code, filters, stacks. 4 to 12 MiB are needed.
 const READING_BYTES: u64 = 24 * MIB;
-/// The same with memtables, and with what a merge reads and writes: with 24 MiB `db_bench` was killed.
+/// The same with memtables, and with a merge's input and output: with 24 MiB `db_bench` was killed.
 const WRITING_BYTES: u64 = 48 * MIB;
 const VALUE_BYTES: u64 = 400;
 const KEY_BYTES: u64 = 16;
-/// Keys of a batch of multireadrandom. `db_bench` fills by whole batches.
+/// Keys of a batch of multireadrandom. `db_bench` fills in whole batches.
 const BATCH: u64 = 32;
 
 /// The benchmarks whose gets or seeks are counted, by `db_bench`'s names.
 const READS: [&str; 3] = ["readrandom", "multireadrandom", "seekrandom"];
-/// Gets beside one thread that puts, and with that flushes and compactions.
+/// Gets beside one thread that puts, with flushes and compactions.
 const BESIDE_PUTS: &str = "readwhilewriting";
 
 /// What to measure: all of it takes many minutes, each part of it a few.
@@ -61,7 +62,7 @@ enum Part {
 }
 
 impl Choice {
-    /// What is left of a case; `None` if nothing is.
+    /// Returns the rest of a case; `None` if nothing is left.
     fn of(&self, mut case: Case) -> Option<Case> {
         let is_wanted = self.halves.is_none_or(|halves| halves == case.halves)
             && self.compression.as_deref().is_none_or(|kind| kind == case.compression);
@@ -73,25 +74,25 @@ impl Choice {
     }
 }
 
-/// How large all is.
+/// The size of a run.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
-    /// Of the cgroup, in bytes.
+    /// Limit of the cgroup, in bytes.
     limit: u64,
     /// Seconds of a benchmark.
     seconds: u64,
     rounds: usize,
 }
 
-/// One database and what is done with it.
+/// A database and the benchmarks on it.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     /// Bytes of keys and values, in halves of the memory.
     halves: u64,
-    /// By RocksDB's name.
+    /// Compression, by RocksDB's name.
     compression: &'static str,
     reads: &'static [&'static str],
-    /// Whether it is read beside puts, too.
+    /// Whether it is also read beside puts.
     beside_puts: bool,
 }
 
@@ -119,7 +120,7 @@ impl Case {
     }
 }
 
-/// Runs it; `rounds` is what the command line asks for.
+/// Runs the benchmark; `rounds` comes from the command line.
 pub(crate) fn run(run: &mut Run, choice: &Choice, rounds: Option<u16>) -> Result<()> {
     let mut scale = if run.quick {
         Scale { limit: 192 * MIB, seconds: 1, rounds: 3 }
@@ -129,7 +130,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice, rounds: Option<u16>) -> Result
     scale.rounds = rounds.map_or(scale.rounds, usize::from);
     scale.seconds = choice.seconds.unwrap_or(scale.seconds);
     let Some(db_bench) = run.peer("db_bench") else {
-        // Everything here is done by it.
+        // Everything here needs it.
         return Ok(());
     };
     let plugin = plugin()?;
@@ -140,7 +141,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice, rounds: Option<u16>) -> Result
     let ways: Vec<Way> = WAYS.into_iter().filter(|way| way.in_quick || !run.quick).collect();
     note(run, scale, &groups, &ways);
     let largest = cases.iter().map(|case| case.halves).max().unwrap_or(0);
-    // While it is filled it is merged once.
+    // Filling needs room for one merge.
     run.scratch.require_space(scale.limit * largest / 2 * 3)?;
     let stop = run.stop.clone();
     let place = SampleSetup {
@@ -168,7 +169,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice, rounds: Option<u16>) -> Result
     Ok(())
 }
 
-/// The library, where `make rocksdb-plugin` puts it.
+/// Returns the path of the library, where `make rocksdb-plugin` puts it.
 fn plugin() -> Result<PathBuf> {
     let program = std::env::current_exe().context("can't find this program")?;
     let target = program.parent().and_then(Path::parent).context("this program is in no target directory")?;
@@ -198,12 +199,12 @@ fn note(run: &mut Run, scale: Scale, groups: &Groups, ways: &[Way]) {
     }
 }
 
-/// Of caches, beside what the process itself needs for these benchmarks, in bytes.
+/// Returns the bytes of caches, beside what the process itself needs for these benchmarks.
 fn budget(scale: Scale, benchmarks: &str) -> u64 {
     scale.limit - if benchmarks.contains(BESIDE_PUTS) { WRITING_BYTES } else { READING_BYTES }
 }
 
-/// The options that all have.
+/// Returns the options of all subjects.
 fn common(keys: u64, database: &str, compression: &str, seconds: u64) -> Vec<String> {
     let mut options = vec![
         format!("--db={database}"),
@@ -228,7 +229,7 @@ fn common(keys: u64, database: &str, compression: &str, seconds: u64) -> Vec<Str
     options
 }
 
-/// Where all samples are taken.
+/// The surroundings of all samples.
 struct SampleSetup {
     groups: Groups,
     scale: Scale,
@@ -240,7 +241,7 @@ struct SampleSetup {
 }
 
 impl SampleSetup {
-    /// A database with all its keys, in its last level, by RocksDB's own file system.
+    /// Creates a database with all its keys in its last level, by RocksDB's own file system.
     fn fill(&self, case: Case) -> Result<PathBuf> {
         let database = self.scratch.join("database");
         let path = database.to_str().context("the path is not UTF-8")?;
@@ -250,13 +251,14 @@ impl SampleSetup {
         arguments.push("--write_buffer_size=33554432".to_owned());
         arguments.push("--benchmarks=fillseq,compact".to_owned());
         program::run(&self.db_bench, None, None, &arguments, &self.scratch.join("fill"), &self.stop)?;
-        // What is dirty can't be dropped. Of this file system alone: another one may be dead, and sync(2) would wait for it.
+        // Dirty pages cannot be dropped. Syncs this file system alone, because sync(2) would wait for another one that
+        // hangs.
         let directory = std::fs::File::open(&database).context("can't open the database")?;
         rustix::fs::syncfs(&directory).context("can't sync the file system")?;
         Ok(database)
     }
 
-    /// One sample: what `db_bench` prints of these benchmarks.
+    /// Takes one sample: returns `db_bench`'s output for these benchmarks.
     fn sample(&self, way: &Way, case: Case, database: &Path, round: u64, benchmarks: &str) -> Result<String> {
         let copy = self.scratch.join("copy");
         program::copy(database, &copy)?;
@@ -265,7 +267,7 @@ impl SampleSetup {
         let path = copy.to_str().context("the path is not UTF-8")?;
         let mut arguments = common(keys, path, case.compression, self.scale.seconds);
         arguments.extend(way.options(budget(self.scale, benchmarks)));
-        // The same keys for all of a round; 0 would be the clock.
+        // All subjects of a round use the same keys; 0 would mean the clock.
         arguments.push(format!("--seed={}", self.first_seed + round + 1));
         arguments.push("--use_existing_db=true".to_owned());
         arguments.push(format!("--benchmarks={benchmarks}"));
@@ -282,7 +284,7 @@ impl SampleSetup {
     }
 }
 
-/// One after the other: all is read once, then the first of them runs without being counted.
+/// Measures reads: all data is read once, then the first benchmark runs without being counted.
 fn read(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, database: &Path) -> Result<()> {
     let first = case.reads.first().copied().unwrap_or_default();
     let benchmarks = format!("readseq,{first},{}", case.reads.join(","));
@@ -308,7 +310,7 @@ fn read(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, database: 
     Ok(())
 }
 
-/// Gets beside puts that have the database flush and merge.
+/// Measures gets beside puts that make the database flush and merge.
 fn beside_puts(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, database: &Path) -> Result<()> {
     let benchmarks = format!("readseq,{BESIDE_PUTS}");
     let parse = |out: &str| Ok((program::measured_in(out, BESIDE_PUTS)?, program::longest_put_ms(out)?));
@@ -328,7 +330,7 @@ fn beside_puts(run: &mut Run, place: &SampleSetup, ways: &[Way], case: Case, dat
     Ok(())
 }
 
-/// All ways in turn, round by round: for each way a sample of each round.
+/// Runs all ways in turn, round by round, and returns each way's samples.
 fn samples<T>(
     run: &mut Run,
     place: &SampleSetup,
@@ -365,7 +367,7 @@ fn figures<T>(ways: &[Way], seen: &[Vec<T>], of: impl Fn(&T) -> f64) -> Vec<Samp
     ways.iter().zip(seen).map(of_way).collect()
 }
 
-/// The fastest of these subjects, by its median.
+/// Returns the fastest of these subjects, by its median.
 fn best(rates: &[Samples], of: &[&'static str]) -> &'static str {
     let peers = rates.iter().filter(|samples| of.contains(&samples.subject));
     let rate = |samples: &&Samples| median(&samples.values).unwrap_or(0.0);

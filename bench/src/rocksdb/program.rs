@@ -1,8 +1,8 @@
-//! `db_bench` on a copy of a database inside a memory cgroup, and what it says of it.
+//! `db_bench` on a copy of a database inside a memory cgroup, and its figures.
 //!
-//! Invariants: tables of the copy are links, so the database stays as it was made; nothing of them is in the kernel's page
-//! cache when it starts; every get found its key, or it is an error. It is killed with its handle, and when the thread
-//! that started it ends. Fails with what it said.
+//! Invariants: tables of the copy are links, so the database never changes; none of their pages is in the kernel's page
+//! cache when it starts; every get must find its key. It is killed with its handle, and when the thread that started it
+//! ends. Fails with the program's output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,18 +16,18 @@ use crate::peers::Program;
 use crate::pressure::group::Group;
 use crate::scratch::Stop;
 
-/// What `db_bench` says of one of its benchmarks.
+/// The figures of one of `db_bench`'s benchmarks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Measured {
-    /// How many in a second, of all threads.
+    /// Operations per second, of all threads.
     pub(super) per_second: f64,
-    /// Of an operation, in µs: the middle.
+    /// Median of an operation, in µs.
     pub(super) p50_us: f64,
-    /// Of an operation, in µs.
+    /// 99.9th percentile of an operation, in µs.
     pub(super) p999_us: f64,
 }
 
-/// A copy of the database in `from`, whose tables are links to the same files.
+/// Copies the database in `from`; its tables are links to the same files.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("can't copy {} to {}", from.display(), to.display());
     std::fs::create_dir(to).with_context(failed)?;
@@ -51,7 +51,7 @@ pub(super) fn cool(database: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the tables of a database.
+/// Returns the bytes of the tables of a database.
 pub(super) fn table_bytes(database: &Path) -> Result<u64> {
     tables(database)?.iter().try_fold(0, |sum, path| Ok(sum + path.metadata()?.len()))
 }
@@ -64,7 +64,7 @@ fn tables(database: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.filter(|path| path.extension().is_some_and(|end| end == "sst")).collect())
 }
 
-/// Runs `db_bench` to its end, in the group if there is one, and gives back what it printed.
+/// Runs `db_bench` to its end, in the group if there is one, and returns its output.
 pub(super) fn run(
     db_bench: &Program,
     group: Option<&Group>,
@@ -77,11 +77,11 @@ pub(super) fn run(
         Some(group) => group.command("setpriv"),
         None => Command::new("setpriv"),
     };
-    // An allocator that keeps memory of its own for each thread takes as much again for a block cache as that has: with it
-    // db_bench is killed for want of memory.
+    // An allocator with an arena per thread needs as much memory again as a block cache has, and db_bench is killed for
+    // lack of memory.
     command.env("MALLOC_ARENA_MAX", "1");
     command.args(["--pdeathsig=KILL", "--"]);
-    // Set behind the shell that enters the group, which is not to have it.
+    // Set behind the shell that enters the group, which must not load it.
     if let Some(library) = library {
         command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
     }
@@ -93,7 +93,7 @@ pub(super) fn run(
     Ok(ended.out)
 }
 
-/// What the last run of a benchmark came to; an error where it is not there, or where a key was not found.
+/// Returns the figures of the last run of a benchmark; fails where it is missing, or a key was not found.
 pub(super) fn measured_in(out: &str, benchmark: &str) -> Result<Measured> {
     let understood = || {
         let title = format!("{benchmark} ");
@@ -117,13 +117,13 @@ pub(super) fn measured_in(out: &str, benchmark: &str) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Keys found of keys looked up: `(7999 of 8000 found)`.
+/// Parses the keys found and looked up: `(7999 of 8000 found)`.
 fn found_in(line: &str) -> Option<(u64, u64)> {
     let (found, of) = line.split_once('(')?.1.split_once(" found)")?.0.split_once(" of ")?;
     Some((found.parse().ok()?, of.parse().ok()?))
 }
 
-/// The longest put that the database counted, in ms.
+/// Returns the longest put that the database counted, in ms.
 pub(super) fn longest_put_ms(out: &str) -> Result<f64> {
     let line = out.lines().rfind(|line| line.starts_with("rocksdb.db.write.micros "));
     let longest = line.and_then(|line| number_behind(line, "P100 : "));

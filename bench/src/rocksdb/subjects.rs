@@ -1,10 +1,10 @@
-//! Who is compared: ways to give one RocksDB the same memory, each with the settings that are best for it.
+//! The subjects: ways to give one RocksDB the same memory, each with its best settings.
 
 use crate::data::MIB;
 
-/// The first of ours: all memory is the page cache's.
+/// The first of ours, whose page cache has all memory.
 pub(super) const OURS: &str = "pagekeeper, no block cache";
-/// Half of the memory holds whole blocks.
+/// The second of ours, where half of the memory holds whole blocks.
 pub(super) const OURS_HALF: &str = "pagekeeper, half to the block cache";
 pub(super) const BUFFERED: &str = "buffered, small block cache";
 pub(super) const BUFFERED_ALONE: &str = "buffered, no block cache";
@@ -12,13 +12,13 @@ pub(super) const MMAP: &str = "mmap reads";
 pub(super) const DIRECT_LRU: &str = "direct, LRU block cache";
 pub(super) const DIRECT_CLOCK: &str = "direct, HyperClockCache";
 
-/// What the kernel's page cache is helped out with: room for index blocks of a level or two.
+/// The block cache that helps the kernel's page cache: room for index blocks of a level or two.
 const SMALL: u64 = 8 * MIB;
 
-/// One of them.
+/// A way to use the memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way {
-    /// As the table names it.
+    /// Its name in tables.
     pub(super) name: &'static str,
     /// Whether the library is loaded.
     pub(super) is_ours: bool,
@@ -29,13 +29,13 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Options of `db_bench`, for caches of so many bytes together.
+    /// Returns options of `db_bench`, for caches of `budget` bytes in all.
     pub(super) fn options(&self, budget: u64) -> Vec<String> {
         (self.options)(budget)
     }
 }
 
-/// All of them, ours first.
+/// All ways, ours first.
 pub(super) const WAYS: [Way; 7] = [
     Way { name: OURS, is_ours: true, in_quick: true, options: |budget| vec![uri(budget), block_cache(0)] },
     Way {
@@ -61,8 +61,8 @@ pub(super) const WAYS: [Way; 7] = [
     },
 ];
 
-/// Of a block cache that has `bytes` of memory: each block is an allocation of its own, which costs room between them. With one arena that
-/// was a tenth.
+/// Returns the capacity of a block cache with `bytes` of memory. Each block is an allocation, whose overhead was a
+/// tenth with one arena.
 fn blocks(bytes: u64) -> u64 {
     bytes / 8 * 7
 }
@@ -71,7 +71,7 @@ fn uri(bytes: u64) -> String {
     format!("--fs_uri=pagekeeper://?cache={bytes}")
 }
 
-/// 0: `db_bench` sets `no_block_cache`.
+/// With 0, `db_bench` sets `no_block_cache`.
 fn block_cache(bytes: u64) -> String {
     format!("--cache_size={bytes}")
 }

@@ -1,8 +1,8 @@
-//! Requests that were carried out and wait for their time: one thread answers each when the schedule says so.
+//! Requests that were executed and wait for their time: one thread answers each when the schedule says so.
 //!
-//! Done times never decrease (see `schedule`), so the waiting requests are a queue, and whoever adds one need wake the
-//! thread only if there was none. No lock is held while an answer is given.
-//! Fails nowhere: an answer that the kernel no longer wants is dropped.
+//! Due times never decrease (see `schedule`), so the waiting requests are a queue, and adding one wakes the thread only
+//! if the queue was empty. No lock is held while an answer is given. Nothing fails: an answer that the kernel no longer
+//! wants is dropped.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -14,21 +14,21 @@ use rustix::time::{ClockId, clock_gettime};
 use super::schedule::{Model, Schedule};
 use super::stats::{Counts, Kind, Stats};
 
-/// Answers that are taken out at once, so that the lock is free between them.
+/// Answers taken out at once, so that the lock is free between batches.
 const BATCH: usize = 64;
 
-/// Gives an answer.
+/// An answer to a request.
 pub(super) trait Answer: Send {
-    /// Gives it.
+    /// Gives the answer.
     fn give(self);
 }
 
-/// The requests of a disk that are under way.
+/// The requests in flight.
 #[derive(Debug)]
 pub(super) struct Delay<A> {
     zero: Instant,
     state: Mutex<DelayState<A>>,
-    /// There is a request, or the end has come.
+    /// Signals a new request, or the end.
     wake: Condvar,
 }
 
@@ -41,7 +41,7 @@ struct DelayState<A> {
 }
 
 impl<A: Answer> Delay<A> {
-    /// With no model yet: answers are given at once.
+    /// Creates a delay without a model: answers are given at once.
     pub(super) fn new() -> Self {
         let state = DelayState {
             schedule: Schedule::new(Model::INSTANT),
@@ -52,14 +52,14 @@ impl<A: Answer> Delay<A> {
         Self { zero: Instant::now(), state: Mutex::new(state), wake: Condvar::new() }
     }
 
-    /// From now on the disk is like `model`; counts begin at 0.
+    /// Applies `model` from now on and resets the counts.
     pub(super) fn begin(&self, model: Model) {
         let mut state = self.state();
         state.schedule = Schedule::new(model);
         state.counts = Counts::begin(cpu());
     }
 
-    /// Sets the counts to 0.
+    /// Resets the counts.
     pub(super) fn reset(&self) {
         self.state().counts = Counts::begin(cpu());
     }
@@ -68,17 +68,17 @@ impl<A: Answer> Delay<A> {
         self.state().counts.stats(cpu())
     }
 
-    /// The time, in ns.
+    /// Returns the time, in ns.
     pub(super) fn now(&self) -> u64 {
         super::schedule::nanos(self.zero.elapsed())
     }
 
-    /// A request that arrived at `arrival` and has been carried out: its answer is given when the disk would have
-    /// been done.
+    /// Adds a request that arrived at `arrival` and was executed: its answer is given when the disk would have been
+    /// done.
     pub(super) fn add(&self, arrival: u64, kind: Kind, bytes: u64, answer: A) {
         let mut state = self.state();
         let due = state.schedule.add(arrival, bytes);
-        // After a change of the model only.
+        // Only after a change of the model.
         let due = state.waiting.back().map_or(due, |&(last, _)| due.max(last));
         let idle = state.waiting.is_empty();
         state.waiting.push_back((due, answer));
@@ -99,14 +99,15 @@ impl<A: Answer> Delay<A> {
         std::thread::Builder::new().name("slowdisk-timer".to_owned()).spawn(move || delay.run())
     }
 
-    /// No request comes any more.
+    /// Marks that no more requests come.
     pub(super) fn end(&self) {
         self.state().ended = true;
         self.wake.notify_one();
     }
 
     fn run(&self) {
-        // The kernel would else let a sleep last up to 50 µs longer. Were it refused, `.stats` tells how late answers are.
+        // Otherwise the kernel may extend a sleep by up to 50 µs. If this is refused, `.stats` shows how late answers
+        // are.
         let _ = rustix::thread::set_current_timer_slack(NonZero::new(1));
         let mut batch = Vec::with_capacity(BATCH);
         let mut late = Vec::with_capacity(BATCH);
@@ -118,7 +119,7 @@ impl<A: Answer> Delay<A> {
         }
     }
 
-    /// Waits until answers are due and takes them out; false when none will come.
+    /// Waits until answers are due and takes them out; returns false when no more come.
     fn take_due(&self, batch: &mut Vec<(u64, A)>, late: &mut Vec<u64>) -> bool {
         let mut state = self.state();
         late.drain(..).for_each(|late| state.counts.answered(late));
@@ -141,12 +142,12 @@ impl<A: Answer> Delay<A> {
     }
 
     fn state(&self) -> MutexGuard<'_, DelayState<A>> {
-        // Whoever panicked left no half-made change that matters: the disk is taken down.
+        // A thread that panicked left no inconsistent state that matters: the disk is taken down.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// CPU time of this process, in ns.
+/// Returns this process's CPU time, in ns.
 fn cpu() -> u64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).map_or(0, super::schedule::nanos)

@@ -1,8 +1,8 @@
-//! A slow disk as a child process: started, asked for its account, taken down.
+//! A slow disk as a child process: starts it, reads its account, takes it down.
 //!
-//! Invariants: when the handle is gone, so are the mounts and the process, even if that was killed; what was still open
-//! on the disk fails. The process is in a group of its own, so that a Ctrl-C on the terminal leaves it to the handle.
-//! Fails with what the process said.
+//! Invariants: when the handle is dropped, so are the mounts and the process, even if that was killed; files still open
+//! on the disk fail. The process is in a group of its own, so that a Ctrl-C on the terminal leaves it to the handle.
+//! Fails with the process's message.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -20,7 +20,7 @@ use super::settings::Settings;
 use super::stats::Stats;
 use super::{READY, place};
 
-/// How long a disk may take to end, with what it has under way.
+/// The longest time in which a disk may finish its requests and end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A slow disk that goes with the value, and with the thread that started it.
@@ -47,7 +47,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Starts `pagekeeper-bench` at `program` as a disk on the empty directory `mount`, and returns when the disk is there. Needs root.
+    /// Starts `pagekeeper-bench` at `program` as a disk on the empty directory `mount`, and returns when the disk is
+    /// there. Needs root.
     pub fn start(program: &Path, mount: &Path, settings: &Settings) -> Result<Self> {
         let at = place::check_mount_point(mount)?;
         let xfs = settings.xfs.as_deref().map(place::check_mount_point).transpose()?;
@@ -77,7 +78,7 @@ impl SlowDisk {
             let _ = stderr.read_to_string(&mut said);
             bail!("no slow disk: {}", said.trim());
         }
-        // What it says from now on are warnings; its pipe must not fill. Ends with the process.
+        // Later output is warnings; the pipe must not fill. Ends with the process.
         std::thread::spawn(move || {
             let lines = BufReader::new(stderr).lines().map_while(Result::ok);
             lines.filter(|line| line.starts_with("pagekeeper-bench: ")).for_each(|line| eprintln!("{line}"));
@@ -85,17 +86,17 @@ impl SlowDisk {
         Ok(())
     }
 
-    /// Where files go: the XFS if there is one, else the disk itself.
+    /// Returns the directory for files: the XFS if there is one, else the disk itself.
     pub fn dir(&self) -> &Path {
         self.xfs.as_deref().unwrap_or(&self.mount)
     }
 
-    /// The process.
+    /// Returns the process's id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What the disk was asked for since its start, or since the last [`reset`](Self::reset).
+    /// Returns the requests since the disk's start, or since the last [`reset`](Self::reset).
     pub fn stats(&self) -> Result<Stats> {
         let path = self.mount.join(STATS);
         let text = std::fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
@@ -138,7 +139,7 @@ impl Drop for SlowDisk {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // It has done this itself unless it was killed.
+        // The process has unmounted them itself unless it was killed.
         for path in self.xfs.iter().chain([&self.mount]).filter(|path| is_mounted(path)) {
             if let Err(error) = unmount(path, UnmountFlags::DETACH) {
                 eprintln!("pagekeeper-bench: can't unmount {}: {error}", path.display());

@@ -1,12 +1,12 @@
-//! A disk that is slow but wide, on any machine: a FUSE mount whose requests each take a given time, a given number of
-//! them at once, with caps on requests and bytes per second if wanted, and an XFS on a loop device over it if wanted.
+//! A disk that is slow but wide, on any machine: a FUSE mount with a fixed time per request, a fixed number of requests
+//! served at once, optional caps on requests and bytes per second, and an optional XFS on a loop device over it.
 //!
-//! It lives in a process of its own, so that it never waits for itself. `MOUNTPOINT/.stats` has its account ([`Stats`] as
-//! JSON); truncating that file sets the counts to 0.
+//! It runs in its own process, so that it never waits for itself. `MOUNTPOINT/.stats` has its account ([`Stats`] as
+//! JSON); truncating that file resets the counts.
 //!
-//! Invariants: the disk is taken down however its process ends, but for SIGKILL; SIGINT, SIGTERM and SIGHUP end it in order, and
-//! one that a [`SlowDisk`] started ends with that, and with the thread that started it.
-//! Fails with a sentence that says what to do, before anything is changed where that can be.
+//! Invariants: the disk is taken down however its process ends, except by SIGKILL. SIGINT, SIGTERM and SIGHUP end it in
+//! order. A disk that a [`SlowDisk`] started ends with that value, and with the thread that started it. Fails with a
+//! sentence that says what to do, before anything is changed where possible.
 
 mod delay;
 mod handle;
@@ -35,10 +35,10 @@ pub use handle::SlowDisk;
 pub use settings::Settings;
 pub use stats::Stats;
 
-/// What the process says when the disk is there.
+/// The process's output when the disk is ready.
 const READY: &str = "ready";
 
-/// Threads that take requests. Each carries out what it took, so one that must wait for a `--backing` disk does not hold up all.
+/// Threads that take requests. Each executes what it took, so that a wait for a `--backing` disk does not hold up all.
 const THREADS: usize = 4;
 
 /// The arguments of `slowdisk`.
@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
     parent: Option<u32>,
 }
 
-/// Why a disk ends.
+/// The reason why a disk ends.
 #[derive(Debug)]
 enum End {
     Signal,
@@ -61,10 +61,10 @@ enum End {
     Panic,
 }
 
-/// Is the disk until a signal comes.
+/// Runs the disk until a signal comes.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = &arguments.settings;
-    // A signal that comes while the disk is made ends it when it has been.
+    // A signal that comes during the creation ends the disk afterwards.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("can't catch signals")?;
     arguments.parent.map_or(Ok(()), tie_to_parent)?;
     place::check_machine()?;
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let unmounted = send.clone();
     let served = std::thread::spawn(move || {
         let ended = session.join();
-        // Nobody listens if it was this process that unmounted it.
+        // Nobody listens if this process unmounted it.
         let _ = unmounted.send(End::Unmounted);
         ended
     });
@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// From now on this process ends when `parent` does.
+/// Ends this process when `parent` ends, from now on.
 fn tie_to_parent(parent: u32) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::TERM)).context("can't be tied to the parent's life")?;
     // It may have ended before.

@@ -1,9 +1,9 @@
-//! Where a slow disk is put, what it is made of, and how it is taken down: mounts, the loop device, the kernel's settings.
+//! The place of a slow disk: its mounts, its loop device, the kernel's settings, and how it is taken down.
 //!
-//! Invariants: what is mounted is unmounted in the reverse order, at the latest when [`Mounts`] is dropped; where something is
-//! still in use it is detached, so that nothing is left on the machine. Programs do the mounting and unmounting, in processes of
-//! their own: were a thread of the disk's process to wait for the disk, a kill would wait for it for ever.
-//! Fails with a sentence that says what to do.
+//! Invariants: mounts are unmounted in reverse order, at the latest when [`Mounts`] is dropped; a mount still in use is
+//! detached, so that nothing is left on the machine. Programs do the mounting and unmounting in processes of their own:
+//! if a thread of the disk's process waited for the disk, a kill would wait for it for ever. Fails with a sentence that
+//! says what to do.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -22,14 +22,14 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use crate::machine::available_bytes;
 use crate::peers::{Program, run};
 
-/// The file on the disk that the loop device is over.
+/// The file on the disk that the loop device uses.
 const IMAGE: &str = "disk.img";
-/// mkfs.xfs makes nothing smaller.
+/// The smallest size that mkfs.xfs accepts.
 const SMALLEST_XFS: u64 = 300 << 20;
-/// How long something may be in use until it is detached.
+/// The time after which a mount in use is detached.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Fails unless this process may be a disk.
+/// Fails unless this process can serve a disk.
 pub(super) fn check_machine() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "a slow disk has to be mounted: run this as root");
     match File::options().read(true).write(true).open("/dev/fuse") {
@@ -40,7 +40,7 @@ pub(super) fn check_machine() -> Result<()> {
     }
 }
 
-/// An empty directory to mount on; its whole path.
+/// Returns the absolute path of an empty directory to mount on.
 pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
     let refusal = |error: std::io::Error| match error.kind() {
@@ -51,7 +51,7 @@ pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
     };
     ensure!(path.metadata().map_err(refusal)?.is_dir(), "can't mount on {shown}: it is no directory");
     let path = path.canonicalize().map_err(refusal)?;
-    // Of a disk that is gone the kernel may still know the attributes, but not the entries.
+    // After a disk is gone the kernel may still know its attributes, but not its entries.
     let empty = path.read_dir().map_err(refusal)?.next().is_none();
     let stat = statx(rustix::fs::CWD, &path, AtFlags::empty(), StatxFlags::BASIC_STATS)
         .map_err(|errno| refusal(errno.into()))?;
@@ -63,7 +63,7 @@ pub(super) fn check_mount_point(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The programs that an XFS takes.
+/// The programs that an XFS needs.
 #[derive(Debug)]
 pub(super) struct Tools {
     losetup: Program,
@@ -86,8 +86,8 @@ impl Tools {
     }
 }
 
-/// The directory that keeps the disk's files: `given`, or the root of a new file system in memory that has no name, so that
-/// it goes with this process.
+/// Opens the directory of the disk's files: `given`, or the root of a new, nameless file system in memory, which ends
+/// with this process.
 pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Some(path) = given {
@@ -112,8 +112,8 @@ pub(super) fn backing(given: Option<&Path>, size: u64) -> Result<OwnedFd> {
     root().context("can't make a file system in memory for the disk's files; name a --backing directory")
 }
 
-/// Lets this thread, and those it will start, run before all that is not urgent: a disk does not wait for a processor. The
-/// programs that are started run so, too; they are short.
+/// Gives this thread, and threads it will start, precedence over everything that is not urgent, because a disk does not
+/// wait for a processor. Programs it starts inherit this; they are short.
 pub(super) fn take_precedence() -> Result<()> {
     let id = std::process::id().to_string();
     run(Command::new("chrt").args(["--rr", "--pid", "1", &id]))
@@ -121,13 +121,14 @@ pub(super) fn take_precedence() -> Result<()> {
     Ok(())
 }
 
-/// Lets the kernel gather writes for the disk as for any other: FUSE is else held to 1 % of the limit of dirty pages.
+/// Lets the kernel gather writes for the disk as for any other. FUSE is otherwise held to 1 % of the dirty limit.
 pub(super) fn raise_dirty_limits(mount: &Path) -> Result<()> {
     let dev = mount.metadata()?.dev();
     let bdi = format!("/sys/class/bdi/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
     for (name, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
         let path = format!("{bdi}/{name}");
-        // Not std::fs::write: nothing is made where there is no such setting (strict_limit comes with Linux 6.2).
+        // Not std::fs::write, which would create the file where the setting is missing (strict_limit exists since Linux
+        // 6.2).
         let set =
             File::options().write(true).open(&path).and_then(|file| file.write_all_at(value.as_bytes(), 0));
         set.with_context(|| format!("can't set {path} to {value}"))?;
@@ -135,7 +136,7 @@ pub(super) fn raise_dirty_limits(mount: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The file for the loop device; gone with the value.
+/// The file for the loop device, which is removed with the value.
 #[derive(Debug)]
 pub(super) struct Image {
     backing: OwnedFd,
@@ -160,7 +161,7 @@ impl Drop for Image {
     }
 }
 
-/// Makes an XFS on a loop device over the image on the disk at `disk`, and mounts it at `at`.
+/// Creates an XFS on a loop device over the image on the disk at `disk`, and mounts it at `at`.
 pub(super) fn mount_xfs(tools: &Tools, disk: &Path, at: &Path, mounts: &mut Mounts) -> Result<()> {
     let found = command(&tools.losetup)
         .args(["--find", "--show", "--direct-io=on"])
@@ -171,19 +172,19 @@ pub(super) fn mount_xfs(tools: &Tools, disk: &Path, at: &Path, mounts: &mut Moun
     let said = String::from_utf8_lossy(&found.stderr);
     ensure!(device.starts_with("/dev/"), "losetup ended with {}: {}", found.status, said.trim());
     let made = check_direct(&device).and_then(|()| {
-        // Nothing is on it, so there is nothing to discard.
+        // It is empty, so there is nothing to discard.
         run(command(&tools.mkfs).args(["-q", "-f", "-K", &device]))?;
         run(command(&tools.mount).args(["-t", "xfs", "-o", "noatime", &device]).arg(at))?;
         mounts.0.push(at.to_path_buf());
         Ok(())
     });
-    // While it is mounted, this only says that the device is to go with the mount.
+    // While it is mounted, this only marks the device to be detached with the mount.
     let detached = run(command(&tools.losetup).args(["--detach", &device]));
     made?;
     detached.map(drop)
 }
 
-/// losetup is content where direct I/O can't be had.
+/// Fails unless the loop device uses direct I/O; losetup does not fail without it.
 fn check_direct(device: &str) -> Result<()> {
     let path = format!("/sys/block/{}/loop/dio", device.trim_start_matches("/dev/"));
     let direct = std::fs::read_to_string(&path).with_context(|| format!("can't read {path}"))?;
@@ -191,14 +192,14 @@ fn check_direct(device: &str) -> Result<()> {
     Ok(())
 }
 
-/// A program that a Ctrl-C on the terminal does not end.
+/// Returns a command that a Ctrl-C on the terminal does not end.
 fn command(program: &Program) -> Command {
     let mut command = program.command();
     command.process_group(0);
     command
 }
 
-/// What is mounted, in order.
+/// The mounts, in order.
 #[derive(Debug, Default)]
 pub(super) struct Mounts(Vec<PathBuf>);
 
@@ -207,7 +208,7 @@ impl Mounts {
         self.0.push(path.to_path_buf());
     }
 
-    /// Unmounts all. Fails, after all is unmounted, if something was still in use.
+    /// Unmounts everything. Fails, after everything is unmounted, if something was still in use.
     pub(super) fn take_down(&mut self) -> Result<()> {
         let mut used = Vec::new();
         while let Some(path) = self.0.pop() {
@@ -232,11 +233,11 @@ impl Drop for Mounts {
     }
 }
 
-/// Unmounts, or detaches what is in use: then it is false.
+/// Unmounts; returns false if it was in use and had to be detached.
 fn unmount(path: &Path) -> Result<bool> {
     let umount = |lazy: bool| {
         let mut command = Command::new("umount");
-        // The path is whole; to resolve it again would wait for a disk that may be gone.
+        // The path is absolute; resolving it again would wait for a disk that may be gone.
         command.process_group(0).arg("--no-canonicalize").args(lazy.then_some("--lazy")).arg(path);
         run(&mut command)
     };
@@ -251,13 +252,13 @@ fn unmount(path: &Path) -> Result<bool> {
     }
 }
 
-/// Whether something is mounted at a whole path.
+/// Whether something is mounted at an absolute path.
 pub(super) fn is_mounted(path: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| unescape(at) == path.to_string_lossy()))
 }
 
-/// Blanks, line ends and backslashes are octal numbers there.
+/// Decodes octal escapes of blanks, line ends and backslashes in mountinfo.
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()

@@ -1,31 +1,35 @@
-//! When a request to the disk is done: the model alone, on a time that is handed in.
+//! When a request to the disk is done: the pure model, with the time as an argument.
 //!
-//! Requests are served in the order in which they are added, at most `width` at once, each for the latency and for its
-//! transfer at the bandwidth. They leave through one door, which lets out no more than `iops` requests and `bandwidth` bytes per
-//! second; who waits at the door still fills its place.
+//! Requests are served in the order in which they are added, at most `width` at once, each for the latency plus its
+//! transfer at the bandwidth. They leave through a common exit that lets out at most `iops` requests and `bandwidth`
+//! bytes per second; a request that waits there still occupies its place.
 //!
-//! Invariants: no request is done before its arrival and the latency; not more than `width` are in service at any time; done
-//! times never decrease; a span of time that ends with a done request has, after the first, at most `iops` requests
-//! and `bandwidth` bytes for each second of it. Nothing here can fail.
+//! Invariants:
+//! - No request is done before its arrival plus the latency, and at most `width` are in service at any time.
+//! - Done times never decrease.
+//! - Every span that ends with a done request has, after the first, at most `iops` requests and `bandwidth` bytes per
+//!   second.
+//!
+//! Nothing here can fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What a disk can do.
+/// The abilities of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Model {
-    /// How long a request is in service.
+    /// Time in service of a request.
     pub(super) latency: Duration,
     /// Requests in service at once; at least 1.
     pub(super) width: usize,
-    /// Requests done per second at most; not 0.
+    /// Requests per second, at most; not 0.
     pub(super) iops: Option<u64>,
-    /// Bytes of requests done per second at most; not 0.
+    /// Bytes of requests per second, at most; not 0.
     pub(super) bandwidth: Option<u64>,
 }
 
 impl Model {
-    /// One that holds nothing up.
+    /// A disk that delays nothing.
     pub(super) const INSTANT: Self = Self { latency: Duration::ZERO, width: 1, iops: None, bandwidth: None };
 }
 
@@ -34,12 +38,12 @@ impl Model {
 pub(super) struct Schedule {
     latency: u64,
     width: usize,
-    /// Between two done requests, at least.
+    /// Shortest time between two done requests.
     gap: u64,
     bandwidth: Option<u64>,
-    /// When the latest `width` requests are done, in order.
+    /// Done times of the latest `width` requests, in order.
     done: VecDeque<u64>,
-    /// When the latest is.
+    /// Done time of the latest request.
     last: Option<u64>,
 }
 
@@ -55,7 +59,7 @@ impl Schedule {
         }
     }
 
-    /// A request that arrives at `arrival` and moves `bytes`: when it is done.
+    /// Adds a request of `bytes` that arrives at `arrival`, and returns when it is done.
     pub(super) fn add(&mut self, arrival: u64, bytes: u64) -> u64 {
         let begin = if self.done.len() < self.width {
             arrival
@@ -81,7 +85,7 @@ impl Schedule {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A length of time in ns, at most 584 years.
+/// Converts a duration to ns, at most 584 years.
 pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -113,7 +117,7 @@ mod tests {
             .collect()
     }
 
-    /// `total` requests of 4 KiB, `depth` of them under way at any time.
+    /// Runs `total` requests of 4 KiB, `depth` of them in flight at any time, and returns the last done time.
     fn closed_loop(model: Model, depth: usize, total: usize) -> u64 {
         let mut schedule = Schedule::new(model);
         let mut under_way: VecDeque<u64> = (0..depth).map(|_| schedule.add(0, 4096)).collect();
@@ -165,8 +169,8 @@ mod tests {
             if let Some(before) = index.checked_sub(1) {
                 assert!(request.done >= served[before].done, "{index} overtakes");
             }
-            // Were more than `width` in service at once, some request would be done less than a latency after the one
-            // `width` before it, whose place it has.
+            // If more than `width` were in service at once, some request would be done less than a latency after the
+            // one `width` before it, whose place it takes.
             if let Some(before) = index.checked_sub(width) {
                 assert!(request.done - served[before].done >= latency, "{index} makes it too wide");
             }

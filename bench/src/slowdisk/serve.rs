@@ -1,12 +1,12 @@
-//! The file system that the kernel sees: files of the tree behind the disk, whose reads, writes, syncs and allocations
-//! are answered when the disk would have been done.
+//! The file system that the kernel sees: the tree's files, whose reads, writes, syncs and allocations are answered when
+//! the disk would be done.
 //!
-//! A request is carried out at once, on the thread that took it, and its answer waits for its time; the tree is in memory,
-//! or in the kernel's page cache, and so faster than any disk worth modelling. A sync waits as well but syncs nothing:
-//! what a power cut would take is not modelled. Names and attributes are free. Errors are reported at once.
+//! A request is executed at once on the thread that took it, and its answer waits for its time. The tree is in memory
+//! or in the kernel's page cache, and so faster than any disk worth modelling. A sync waits as well but syncs nothing,
+//! because power cuts are not modelled. Names and attributes are free. Errors are reported at once.
 //!
-//! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and attributes without end and
-//! gather writes; each open begins cold, because what was cached is dropped at an open (no `KEEP_CACHE`).
+//! Invariants: only this disk's kernel changes the tree, so the kernel may cache names and attributes without limit and
+//! gather writes; each open begins cold, because an open drops cached pages (no `KEEP_CACHE`).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -33,12 +33,12 @@ pub(super) const STATS: &str = ".stats";
 const STATS_INO: INodeNo = INodeNo(2);
 const FIRST_INO: u64 = 3;
 
-/// How long the kernel may believe what it was given: nobody else changes anything.
+/// How long the kernel may cache names and attributes: nobody else changes anything.
 const EVER: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
 const LARGEST: u32 = 1 << 20;
 
-/// An answer that waits.
+/// A delayed answer.
 #[derive(Debug)]
 pub(super) enum Held {
     Read(ReplyData, Vec<u8>),
@@ -89,7 +89,7 @@ impl Disk {
         }
     }
 
-    /// Gives a new file to who made it, then finds it.
+    /// Gives a new file to the user that created it, then looks it up.
     fn give(&self, request: &Request, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
         let (uid, gid) = (Uid::from_raw(request.uid()), Gid::from_raw(request.gid()));
         let directory = self.tree.node(parent)?;
@@ -98,14 +98,14 @@ impl Disk {
     }
 
     fn open_file(&self, file: File, flags: OpenFlags) -> (FileHandle, FopenFlags) {
-        // Without these flags writers of one file that use direct I/O would wait for each other.
+        // Without these flags concurrent direct writers of one file would wait for each other.
         let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         let is_direct = oflags(flags.0).contains(OFlags::DIRECT);
         let handle = FileHandle(self.handles.add(Open::File(file)));
         (handle, if is_direct { direct } else { FopenFlags::empty() })
     }
 
-    /// Does something to an open file.
+    /// Runs an operation on an open file.
     fn on_file<T>(&self, handle: FileHandle, what: impl FnOnce(&File) -> io::Result<T>) -> io::Result<T> {
         match &*self.handles.get(handle.0)? {
             Open::File(file) => what(file),
@@ -158,12 +158,13 @@ fn timespec(time: Option<TimeOrNow>) -> Timespec {
     }
 }
 
-/// The flags of an open, as this system's bits.
+/// Converts an open's flags to this system's bits.
 fn oflags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
-/// What the file behind is opened with: the kernel reads what it is to write partly, and knows itself where the end is.
+/// Returns the flags for opening the file behind: the kernel reads pages that it will write partly, and tracks the
+/// file's end itself.
 fn flags_behind(flags: i32) -> OFlags {
     if oflags(flags).intersects(OFlags::WRONLY | OFlags::RDWR) { OFlags::RDWR } else { OFlags::RDONLY }
 }
@@ -188,7 +189,7 @@ impl Filesystem for Disk {
                 InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_PARALLEL_DIROPS,
             )
             .map_err(|lacking| io::Error::other(format!("this kernel's FUSE has no {lacking:?}")))?;
-        // From Linux 6.6; before, only files that are open for direct I/O can't be mapped.
+        // Since Linux 6.6; before, only files open for direct I/O cannot be mapped.
         let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         Ok(())
     }
@@ -534,7 +535,7 @@ impl Filesystem for Disk {
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// Up to `size` bytes; fewer at the end of the file.
+/// Reads up to `size` bytes; fewer at the end of the file.
 fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; size];
     let mut filled = 0;

@@ -1,4 +1,4 @@
-//! What kind of disk, and where: the options of `pagekeeper-bench slowdisk`.
+//! The settings of a slow disk: the options of `pagekeeper-bench slowdisk`.
 
 use std::ffi::OsString;
 use std::num::NonZero;
@@ -36,16 +36,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A disk of this latency and width, in memory, with no caps and no XFS on it.
+    /// Creates the settings of a disk of this latency and width, in memory, without caps or XFS.
     pub fn new(latency: Duration, width: NonZero<u16>) -> Self {
         Self { latency, width, iops: None, bandwidth: None, size: 4 << 30, backing: None, xfs: None }
     }
 
-    /// The arguments that say the same.
+    /// Returns arguments with the same settings.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let nanos = self.latency.as_nanos();
         let mut arguments: Vec<OsString> = vec![
-            // All digits: a latency is read back as it is.
+            // All digits, so that a latency is read back exactly.
             format!("--latency={}.{:06}ms", nanos / 1_000_000, nanos % 1_000_000).into(),
             format!("--width={}", self.width).into(),
             format!("--size={}", self.size).into(),
@@ -70,7 +70,7 @@ impl Settings {
     }
 }
 
-/// As people say it: "2ms, 64 wide, at most 20000 requests and 500 MiB per second".
+/// Text for people: "2ms, 64 wide, at most 20000 requests and 500 MiB per second".
 impl std::fmt::Display for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}, {} wide", self.latency, self.width)?;

@@ -1,48 +1,48 @@
-//! What a slow disk was asked for, and how well it kept its times: the content of the file `.stats`.
+//! The account of a slow disk's requests and punctuality: the content of the file `.stats`.
 //!
-//! Invariants: counts and times are of the span since the mount, or since the counts were last set to 0.
+//! Invariant: counts and times cover the span since the mount, or since the counts were last reset.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What the disk was asked for since it was there, or since its counts were set to 0.
+/// The requests of a disk since its mount, or since its counts were reset.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Requests to read.
+    /// Read requests.
     pub reads: u64,
-    /// Requests to write.
+    /// Write requests.
     pub writes: u64,
-    /// Requests to make durable, and to allocate or discard.
+    /// Syncs, allocations and discards.
     pub others: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Reads and writes by their size: bytes, rounded up to a power of two.
+    /// Reads and writes by size in bytes, rounded up to a power of two.
     pub sizes: BTreeMap<u64, u64>,
-    /// Requests under way, waiting ones too: the mean over the time in which there was any.
+    /// Mean of the requests in flight, including waiting ones, over the time with any.
     pub depth_average: f64,
-    /// The same at most.
+    /// Largest number of requests in flight.
     pub depth_peak: u64,
-    /// Time in which any request was under way, in seconds.
+    /// Time with any request in flight, in seconds.
     pub busy_seconds: f64,
-    /// How much later than due answers were given, on average, in µs: what this disk is slower than it should be.
+    /// Average delay of answers beyond their due time, in µs: how much slower this disk is than it should be.
     pub late_average_us: f64,
-    /// The same at most.
+    /// Largest delay of an answer beyond its due time, in µs.
     pub late_peak_us: f64,
     /// CPU time of the disk's process, in seconds.
     pub cpu_seconds: f64,
 }
 
 impl Stats {
-    /// Requests of all kinds.
+    /// Returns the requests of all kinds.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes + self.others
     }
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -50,18 +50,18 @@ pub(super) enum Kind {
     Other,
 }
 
-/// What is counted. Times are in ns.
+/// The counts. Times are in ns.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     requests: [u64; 3],
     bytes: [u64; 2],
-    /// By the power of two.
+    /// Reads and writes by power of two.
     sizes: [u64; 32],
     peak: u64,
     /// Sum of the times from arrival to done.
     spent: u64,
     busy: u64,
-    /// Until when there is work.
+    /// End of the current work.
     busy_until: u64,
     answered: u64,
     late: u64,
@@ -70,12 +70,12 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// None; the process has used `cpu` so far.
+    /// Creates empty counts; `cpu` is the process's CPU time so far.
     pub(super) fn begin(cpu: u64) -> Self {
         Self { cpu_before: cpu, ..Self::default() }
     }
 
-    /// A request that makes `depth` under way.
+    /// Counts a request, with which `depth` are in flight.
     pub(super) fn add(&mut self, kind: Kind, bytes: u64, arrival: u64, done: u64, depth: usize) {
         let data = match kind {
             Kind::Read => Some(0),
@@ -94,14 +94,14 @@ impl Counts {
         self.busy_until = self.busy_until.max(done);
     }
 
-    /// An answer was given so much after it was due.
+    /// Counts an answer that was late by this many ns.
     pub(super) fn answered(&mut self, late: u64) {
         self.answered += 1;
         self.late += late;
         self.late_peak = self.late_peak.max(late);
     }
 
-    /// The account; the process has used `cpu` so far.
+    /// Returns the account; `cpu` is the process's CPU time so far.
     pub(super) fn stats(&self, cpu: u64) -> Stats {
         let per = |sum: u64, of: u64| if of == 0 { 0.0 } else { sum as f64 / of as f64 };
         Stats {

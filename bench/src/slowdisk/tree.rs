@@ -1,8 +1,7 @@
-//! The files behind the disk: inodes as the kernel knows them, each with a descriptor of the file it stands for, and what is
-//! open.
+//! The files behind the disk: inodes as the kernel knows them, each with a descriptor of its file, and open handles.
 //!
-//! Invariants: a file has one inode number for as long as the kernel remembers it, whatever it is named meanwhile; a number
-//! is never used again. Fails with the error of the system call, which the kernel passes on.
+//! Invariants: a file keeps one inode number for as long as the kernel remembers it, even if it is renamed; a number is
+//! never reused. Fails with the system call's error, which is passed to the kernel.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -16,15 +15,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, openat, statat};
 
-/// A node: a descriptor without rights, by which its file is found.
+/// A node: a descriptor without access (`O_PATH`), through which its file is opened.
 pub(super) type Node = Arc<OwnedFd>;
 
-/// What a file handle of the kernel stands for.
+/// The object of a file handle.
 #[derive(Debug)]
 pub(super) enum Open {
     File(File),
     Directory(Vec<Entry>),
-    /// The account as it was when it was opened.
+    /// The account at the time of the open.
     Stats(Vec<u8>),
 }
 
@@ -43,7 +42,7 @@ pub(super) struct Tree(Mutex<Inodes>);
 #[derive(Debug)]
 struct Inodes {
     nodes: HashMap<u64, Known>,
-    /// By device and inode number behind the disk.
+    /// Inode numbers, by device and inode number behind the disk.
     numbers: HashMap<(u64, u64), u64>,
     next: u64,
 }
@@ -52,12 +51,12 @@ struct Inodes {
 struct Known {
     node: Node,
     behind: (u64, u64),
-    /// How often the kernel was given it.
+    /// Number of references that the kernel holds.
     lookups: u64,
 }
 
 impl Tree {
-    /// The tree below `root`; numbers begin at `first`.
+    /// Creates a tree below `root`; numbers begin at `first`.
     pub(super) fn new(root: OwnedFd, first: u64) -> io::Result<Self> {
         let stat = fstat(&root)?;
         let behind = (stat.st_dev, stat.st_ino);
@@ -75,7 +74,7 @@ impl Tree {
         known.ok_or_else(|| rustix::io::Errno::STALE.into())
     }
 
-    /// Finds a file by its name: its attributes, with the number that the kernel now knows it by.
+    /// Looks up a file by name and returns its attributes, with the number by which the kernel now knows it.
     pub(super) fn lookup(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
         let parent = self.node(parent)?;
         let node = openat(&*parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -94,7 +93,7 @@ impl Tree {
         Ok(attributes(number, &stat))
     }
 
-    /// The kernel has forgotten so many of the times it was given a file.
+    /// Drops references that the kernel has forgotten.
     pub(super) fn forget(&self, ino: INodeNo, lookups: u64) {
         let mut inodes = self.inodes();
         let Some(known) = inodes.nodes.get_mut(&ino.0) else { return };
@@ -117,7 +116,7 @@ impl Tree {
         Ok(File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?))
     }
 
-    /// Reads a directory whole.
+    /// Reads a whole directory.
     pub(super) fn read_dir(&self, ino: INodeNo) -> io::Result<Vec<Entry>> {
         use std::os::unix::ffi::OsStrExt;
         let directory = self.open(ino, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -141,12 +140,12 @@ impl Tree {
     }
 }
 
-/// A path that leads to a node wherever it is, also when it has no name any more.
+/// Returns a path that leads to a node wherever it is, even after it lost its name.
 pub(super) fn path_of(node: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", node.as_raw_fd()))
 }
 
-/// What is open, by the number that the kernel was given.
+/// Open handles, by the number that the kernel was given.
 #[derive(Debug, Default)]
 pub(super) struct Handles(RwLock<Table>);
 
@@ -175,7 +174,7 @@ impl Handles {
     }
 }
 
-/// What stat(2) says, as the kernel asks for it.
+/// Converts stat(2) attributes to the kernel's form.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "types of fields differ among architectures, ranges do not"

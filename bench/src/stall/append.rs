@@ -1,7 +1,7 @@
-//! The one that suffers: a log of which 4 KiB are appended about each millisecond, never synced.
+//! The victim: a log to which 4 KiB are appended about each millisecond, never synced.
 //!
-//! Each append is one write(2) into the page cache, which would return at once if nobody else wrote. What is timed is the
-//! call alone, not when it was due.
+//! Each append is one write(2) into the page cache, which would return at once if nobody else wrote. Only the call is
+//! timed, not the wait until it was due.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::pattern;
 const BYTES: usize = 4096;
 const EVERY: Duration = Duration::from_millis(1);
 
-/// One append: when it began, in seconds since the first, and how long it took, in microseconds.
+/// An append: its start in seconds since the first one, and its duration in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Append {
     pub(super) at: f64,
@@ -40,7 +40,7 @@ pub(super) fn append_until(stop: &AtomicBool, path: &Path, seed: u64) -> Result<
         file.write_all(&bytes).with_context(|| format!("can't append to {}", path.display()))?;
         let us = began.elapsed().as_secs_f64() * 1e6;
         appends.push(Append { at: began.duration_since(first).as_secs_f64(), us });
-        // What a stall made late is not made up for: a burst would be another load.
+        // Delays by a stall are not caught up, because a burst would be another load.
         due = (due + EVERY).max(Instant::now());
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
@@ -48,14 +48,14 @@ pub(super) fn append_until(stop: &AtomicBool, path: &Path, seed: u64) -> Result<
     Ok(appends)
 }
 
-/// Fails unless the file has so many bytes of the pattern.
+/// Fails unless the file has this many bytes of the pattern.
 fn check(path: &Path, seed: u64, len: usize) -> Result<()> {
     let found = std::fs::read(path).with_context(|| format!("can't read {}", path.display()))?;
     ensure!(found.len() == len, "{} has {} bytes instead of {len}", path.display(), found.len());
     pattern::check(seed, 0, &found).with_context(|| path.display().to_string())
 }
 
-/// Makes what was written to the file system durable, so that the next sample begins with nothing dirty.
+/// Makes all writes to the file system durable, so that the next sample begins with nothing dirty.
 pub(crate) fn settle(directory: &Path) -> Result<()> {
     let open = File::open(directory).with_context(|| format!("can't open {}", directory.display()))?;
     rustix::fs::syncfs(&open).with_context(|| format!("can't sync {}", directory.display()))
@@ -71,12 +71,13 @@ pub(crate) struct Latency {
 }
 
 impl Latency {
-    /// Of appends.
+    /// Returns the percentiles of appends.
     pub(super) fn of(appends: &[Append]) -> Self {
         Self::of_times(appends.iter().map(|append| append.us))
     }
 
-    /// Of times in microseconds; of none all are 0. A percentile is the least value that so many are not above.
+    /// Returns the percentiles of times in microseconds; all are 0 without times. A percentile is the smallest time
+    /// that this share of times does not exceed.
     pub(crate) fn of_times(us: impl IntoIterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = us.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -88,8 +89,8 @@ impl Latency {
     }
 }
 
-/// The longest append of each of `parts` equal parts of the time; a part without any waits for the one before it, and
-/// counts as that.
+/// Returns the longest append of each of `parts` equal parts of the time. A part without any waits for the append
+/// before it, whose duration it takes.
 pub(super) fn longest_of_parts(appends: &[Append], seconds: f64, parts: usize) -> Vec<f64> {
     let mut longest = vec![0.0_f64; parts];
     for append in appends {
@@ -132,7 +133,7 @@ mod tests {
     fn each_part_has_its_longest() {
         let appends = of([1.0, 5.0, 2.0, 9.0, 3.0, 4.0]);
         assert_eq!(longest_of_parts(&appends, 0.006, 3), [5.0, 9.0, 4.0]);
-        // A stall from the second millisecond on: it fills the time in which nothing could begin.
+        // A stall from the second millisecond on fills the time in which nothing could begin.
         let stalled =
             [Append { at: 0.0, us: 1.0 }, Append { at: 0.001, us: 4000.0 }, Append { at: 0.0055, us: 1.0 }];
         assert_eq!(longest_of_parts(&stalled, 0.006, 6), [1.0, 4000.0, 4000.0, 4000.0, 4000.0, 1.0]);

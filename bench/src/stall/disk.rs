@@ -1,10 +1,10 @@
-//! A slow disk: a file system of its own on a loop device that the kernel holds to a rate.
+//! A slow disk: a private file system on a loop device that the kernel holds to a rate.
 //!
-//! The rate is the throttle of the *root* cgroup of the blkio controller (version 1): writeback belongs to no process, so
-//! a throttle of another cgroup would not hold it.
+//! The rate is the throttle of the *root* cgroup of the blkio controller (version 1): writeback belongs to no process,
+//! so another cgroup's throttle would not limit it.
 //!
-//! Invariants: the throttle is lifted before the file system is unmounted, and both before the loop device goes; each by
-//! the `Drop` of its value. Fails in plain words where the controller or the right to use it is missing.
+//! Invariants: the throttle is lifted before the file system is unmounted, and both before the loop device is detached,
+//! each by the `Drop` of its value. Fails with a plain message where the controller or the permission is missing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::scratch::{Scratch, Setting};
 
 const THROTTLE: &str = "blkio.throttle.write_bps_device";
 
-/// The disk. Fields go in this order.
+/// The disk. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct SlowDisk {
     _throttle: Throttle,
@@ -26,7 +26,7 @@ pub(crate) struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// One that holds `bytes`, with a new file system of this kind ("xfs"), and writes `rate` bytes a second.
+    /// Creates a disk of `bytes` with a new file system of this kind ("xfs") that writes `rate` bytes per second.
     pub(crate) fn new(scratch: &Scratch, kind: &'static str, bytes: u64, rate: u64) -> Result<Self> {
         let image = Image::new(scratch, kind, bytes)?;
         let (controller, root) = if let Some(root) = blkio_root()? {
@@ -46,23 +46,23 @@ impl SlowDisk {
         Ok(Self { _throttle: throttle, _shares: shares, _controller: controller, image })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub(crate) fn path(&self) -> &Path {
         self.image.path()
     }
 
-    /// Its device, as the kernel writes it: `7:0`.
+    /// Returns the device number as the kernel prints it: `7:0`.
     pub(crate) fn device_number(&self) -> Result<String> {
         self.image.device_number()
     }
 }
 
-/// Gives the device all of the dirty limits, as a new disk has it: what somebody has set for a loop device stays with its
-/// number when the device goes.
+/// Gives the device the full dirty limits, as a new disk has them. A setting made for a loop device stays with its
+/// number after the device is gone.
 fn usual_shares(number: &str) -> Result<Vec<Setting>> {
     let directory = Path::new("/sys/class/bdi").join(number);
     let usual = [("strict_limit", "0"), ("min_ratio", "0"), ("max_ratio", "100")];
-    // `strict_limit` is there since Linux 6.2.
+    // `strict_limit` exists since Linux 6.2.
     let there = usual
         .into_iter()
         .map(|(name, value)| (directory.join(name), value))
@@ -91,7 +91,7 @@ impl Throttle {
         Ok(throttle)
     }
 
-    /// 0 is no throttle.
+    /// 0 means no throttle.
     fn set(&self, rate: u64) -> Result<()> {
         std::fs::write(&self.file, format!("{} {rate}", self.number))
             .with_context(|| format!("can't set {} (as root?)", self.file.display()))
@@ -104,13 +104,13 @@ impl Drop for Throttle {
     }
 }
 
-/// Where the root of the blkio controller is mounted.
+/// Finds the mount point of the blkio controller's root.
 fn blkio_root() -> Result<Option<PathBuf>> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").context("can't read the mounts")?;
     Ok(blkio_root_in(&mounts))
 }
 
-/// Of `proc_pid_mountinfo(5)`: fields 4 and 5 are root and mount point, behind the dash stand type, source and options.
+/// Parses `proc_pid_mountinfo(5)`: fields 4 and 5 are root and mount point; type, source and options follow the dash.
 fn blkio_root_in(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
@@ -170,7 +170,8 @@ mod tests {
         );
         let backing = format!("/sys/block/{}/loop/backing_file", node.file_name().unwrap().to_string_lossy());
         let image = scratch.path().join("image");
-        // The kernel lets it go once nobody has the device open: also who was notified of it, and reads what is on it.
+        // The kernel detaches it once nobody has the device open, including programs that were notified of it and read
+        // its content.
         let began = std::time::Instant::now();
         while std::fs::read_to_string(&backing).unwrap_or_default().trim() == image.to_str().unwrap() {
             assert!(began.elapsed() < std::time::Duration::from_secs(60), "{node:?} is left");

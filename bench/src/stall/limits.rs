@@ -1,21 +1,21 @@
 //! The kernel's dirty limits, lowered for a while.
 //!
-//! Each limit is a ratio or a number of bytes: writing one sets the other to 0, and 0 can't be written as bytes. So what is
-//! written back at the end is the form that was in force.
+//! Each limit is a ratio or a number of bytes: writing one sets the other to 0, and 0 cannot be written as bytes. So
+//! the form that was in force is the one to restore.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The limits as they were.
+/// The previous limits.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    /// Files, and what to write into them.
+    /// Files, and their values to restore.
     before: Vec<(PathBuf, String)>,
 }
 
 impl Limits {
-    /// Sets both, in bytes; taken back at the end.
+    /// Sets both limits in bytes, and restores the old ones at the end.
     pub(crate) fn lower(background: u64, limit: u64) -> Result<Self> {
         Self::lower_in(Path::new("/proc/sys/vm"), background, limit)
     }
@@ -31,7 +31,7 @@ impl Limits {
             };
             before.push(in_force);
         }
-        // From here on what was changed is taken back.
+        // Changes from here on are undone by the drop.
         let limits = Self { before };
         for (name, value) in pairs {
             let path = directory.join(format!("{name}_bytes"));

@@ -1,11 +1,12 @@
-//! `stall`: small appends to a log that is never synced, beside a bulk writer on the same slow disk, in each of its modes.
+//! `stall`: small appends to an unsynced log, beside a bulk writer on the same slow disk, in each of the writer's
+//! modes.
 //!
-//! The kernel lets a write into the page cache return at once until there is much dirty; then it holds up whoever writes,
-//! whoever made the pages dirty. Subjects are pagekeeper's bulk writer paced, direct and uncached, a buffered one, one whose
-//! pages are uncached and nothing else (as a program that only sets the flag), and no bulk writer at all.
+//! The kernel lets a write into the page cache return at once until much is dirty. Then it delays every writer, whoever
+//! made the pages dirty. The subjects are pagekeeper's bulk writer paced, direct and uncached; a buffered one; one that
+//! only uses uncached writes, as a program that just sets the flag; and no bulk writer.
 //!
-//! Invariants: one file system, one rate, one pair of dirty limits for all; each sample begins with nothing dirty, and what was
-//! written is verified. Fails in plain words without root.
+//! Invariants: all subjects use one file system, one rate and one pair of dirty limits; each sample begins with nothing
+//! dirty, and its output is verified. Fails with a plain message without root.
 
 mod append;
 pub(crate) mod disk;
@@ -34,13 +35,13 @@ pub(crate) use append::{Latency, settle};
 use disk::SlowDisk;
 use limits::Limits;
 
-/// Bytes a second that the disk writes.
+/// Write rate of the disk, in bytes per second.
 const RATE: u64 = 100_000_000;
-/// Where background writeback begins, and where writers wait.
+/// Dirty bytes at which background writeback begins, and at which writers wait.
 const LIMITS: (u64, u64) = (8 * MIB, 16 * MIB);
-/// Bytes that the bulk writer is given at a time.
+/// Bytes per call of the bulk writer.
 const PIECE: usize = 1 << 20;
-/// How many points a curve has.
+/// Points of a curve.
 const PARTS: usize = 60;
 
 const PACED: &str = "pagekeeper, paced";
@@ -68,11 +69,11 @@ impl Kind {
     }
 }
 
-/// Who writes beside the log.
+/// The writer beside the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bulk {
     Mode(BulkMode),
-    /// Uncached writes, and nothing that waits for them.
+    /// Uncached writes without any pacing.
     Plain,
     None,
 }
@@ -86,7 +87,7 @@ const SUBJECTS: [(&str, Bulk); 6] = [
     (PLAIN, Bulk::Plain),
 ];
 
-/// What a sample is taken with.
+/// The surroundings of a sample.
 struct SampleSetup<'a> {
     disk: SlowDisk,
     window: Duration,
@@ -94,24 +95,24 @@ struct SampleSetup<'a> {
     stop: &'a Stop,
 }
 
-/// What a sample came to.
+/// The figures of a sample.
 #[derive(Debug, Clone, Default)]
 struct Sample {
     latency: Latency,
-    /// MiB/s of the bulk writer, its last sync included.
+    /// MiB/s of the bulk writer, including its last sync.
     rate: f64,
     /// The longest append of each part of the time.
     curve: Vec<f64>,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, kind: Kind) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "this bench slows a loop device down and lowers the kernel's dirty limits: it needs root"
     );
     let window = Duration::from_millis(if run.quick { 2000 } else { 5000 });
-    // The greatest sample is what the disk writes in a window, and some more.
+    // The largest sample is what the disk writes in a window, plus a reserve.
     let bytes = RATE * window.as_secs() * 2 + 400 * MIB;
     run.say(&format!("making a slow disk with {}", kind.name()))?;
     let disk = SlowDisk::new(&run.scratch, kind.name(), bytes, RATE)?;
@@ -152,14 +153,14 @@ pub(crate) fn run(run: &mut Run, kind: Kind) -> Result<()> {
     let seen: Vec<Vec<Sample>> = seen
         .into_iter()
         .zip(&p999)
-        // The first round does not count, and one that was not finished left no sample of the others.
+        // The first round does not count, and an unfinished one left no sample of the others.
         .map(|(seen, p999)| seen.into_inner().into_iter().skip(1).take(p999.values.len()).collect())
         .collect();
     report(run, window, &p999, &seen);
     Ok(())
 }
 
-/// The subjects that can be had on this disk.
+/// Returns the subjects that this disk supports.
 fn subjects_here(run: &mut Run, disk: &SlowDisk, io: &Arc<dyn Io>) -> Result<Vec<(&'static str, Bulk)>> {
     let mut found = Vec::new();
     let few = if run.quick { 4 } else { SUBJECTS.len() };
@@ -208,7 +209,7 @@ impl SampleSetup<'_> {
         })
     }
 
-    /// Writes for the time of a sample; MiB/s, until all of it was durable.
+    /// Writes for the time of a sample, and returns MiB/s until everything was durable.
     fn write_bulk(&self, bulk: Bulk, path: &Path, seed: u64) -> Result<f64> {
         let began = Instant::now();
         let mut piece = vec![0; PIECE];
@@ -246,7 +247,7 @@ impl SampleSetup<'_> {
     }
 }
 
-/// Checks the length, and some pieces: reading all would take as long as writing.
+/// Checks the length and some pieces; reading everything would take as long as writing it.
 fn check(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let file = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
     let found = file.metadata().with_context(|| format!("can't stat {}", path.display()))?.len();
@@ -262,12 +263,12 @@ fn check(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Has a piece tell its place.
+/// Writes its offset into a piece.
 fn number_piece(piece: &mut [u8], offset: u64) {
     piece[..8].copy_from_slice(&offset.to_le_bytes());
 }
 
-/// A figure of a latency: what it is called, and how to have it.
+/// A figure of a latency: its name, and how to get it.
 type Figure = (&'static str, fn(&Sample) -> f64);
 
 const FIGURES: [Figure; 3] = [
@@ -276,7 +277,7 @@ const FIGURES: [Figure; 3] = [
     ("longest append", |sample| sample.latency.longest / 1e3),
 ];
 
-/// An append waits so long, in microseconds, for nothing but dirty pages: a processor is had sooner.
+/// An append that takes longer, in microseconds, waits for dirty pages: a wait for a processor is shorter.
 const DISTURBED: f64 = 1000.0;
 
 fn report(run: &mut Run, window: Duration, p999: &[Samples], seen: &[Vec<Sample>]) {
@@ -327,7 +328,7 @@ fn report(run: &mut Run, window: Duration, p999: &[Samples], seen: &[Vec<Sample>
     }
 }
 
-/// Where in the sample's time a point of a curve is.
+/// Returns the position of a curve's point in the sample's time.
 fn label(part: usize) -> &'static str {
     match part * 4 {
         0 => "begin",

@@ -1,9 +1,9 @@
-//! The stream's own program: reads files, or writes one, at a rate, by the calls that any program makes: open, read or
-//! write, close.
+//! The stream's own program: it reads files, or writes one, at a rate, with the calls that any program makes: open,
+//! read or write, close.
 //!
-//! The rate is a part of this program and so is the same for every subject: it sleeps where it is ahead, and is as late as
-//! its calls are. What it writes tells its place in every block, so that a file can be judged afterwards.
-//! Invariants: reading opens every file anew in each pass, as a backup does. Writing never ends a file early: it fails.
+//! The rate is part of this program, and so equal for every subject: it sleeps where it is ahead, and is as late as its
+//! calls are. Each written block holds its offset, so that a file can be checked afterwards. Invariants: reading opens
+//! every file anew in each pass, as a backup does. Writing never ends a file early: it fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -17,9 +17,9 @@ use rustix::fs::OFlags;
 
 use crate::rounds::Random;
 
-/// Bytes of a read or a write, as many as tar and cp have by default or more.
+/// Bytes of a read or a write: at least the default of tar and cp.
 pub(super) const BLOCK: usize = 128 << 10;
-/// Sleeps shorter than this are not worth a call.
+/// Shorter sleeps are not worth a call.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The stream, as the bench that starts it asks for it.
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     rate: Option<u64>,
 }
 
-/// Runs it.
+/// Runs the stream.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut pace = Pace { began: Instant::now(), moved: 0, rate: arguments.rate };
     match &arguments.write {
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// How far it has come, and how far it may.
+/// The stream's progress, and its limit.
 struct Pace {
     began: Instant,
     moved: u64,
@@ -119,18 +119,18 @@ fn options(direct: bool) -> OpenOptions {
     options
 }
 
-/// Noise.
+/// Returns random bytes.
 fn template() -> Vec<u8> {
     let mut noise = Random::new(1);
     std::iter::repeat_with(|| noise.next_u64().to_le_bytes()).take(BLOCK / 8).flatten().collect()
 }
 
-/// Puts its place into a block.
+/// Writes its offset into a block.
 fn stamp(block: &mut [u8], at: u64) {
     block[..8].copy_from_slice(&at.to_le_bytes());
 }
 
-/// Fails unless the file's first `bytes` bytes, whole blocks, are what the stream writes.
+/// Fails unless the file's first `bytes` bytes, in whole blocks, are the stream's output.
 pub(super) fn check(path: &Path, bytes: u64) -> Result<()> {
     let shown = || format!("can't read {}", path.display());
     let mut file = File::open(path).with_context(shown)?;
@@ -194,7 +194,7 @@ mod tests {
         let shown = path.display().to_string();
         let began = Instant::now();
         run(&arguments(&["--read", &shown, &shown, "--passes", "2", "--rate", "26214400"])).unwrap();
-        // 20 blocks at 25 MiB a second.
+        // 20 blocks at 25 MiB per second.
         assert!(began.elapsed() >= Duration::from_millis(98));
         run(&arguments(&["--read", &shown, "--passes", "1", "--direct"])).unwrap();
         assert!(run(&arguments(&["--read", "/nonexistent", "--passes", "1"])).is_err());

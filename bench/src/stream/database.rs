@@ -1,4 +1,4 @@
-//! What both servers have in common: files that are hot, and a load that reads them.
+//! The common part of both servers: hot files, and a load that reads them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use anyhow::{Context, Result};
 
 use crate::peers::run as run_process;
 
-/// A server under measurement: filled, at rest, and in its group.
+/// A server under measurement: filled, idle, and in its cgroup.
 pub(super) trait Database {
-    /// As cases name it.
+    /// Its name in cases.
     fn name(&self) -> &'static str;
 
-    /// The files that its load reads, as they are now.
+    /// Returns the files that its load currently reads.
     fn hot(&self) -> Result<Vec<PathBuf>>;
 
-    /// Lets four clients read single rows for so many seconds; transactions per second.
+    /// Lets four clients read single rows for this many seconds and returns transactions per second.
     fn load(&self, seconds: u64) -> Result<f64>;
 }
 
-/// All files below a directory that have bytes, in order of their paths.
+/// Returns all non-empty files below a directory, in order of their paths.
 pub(super) fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", dir.display()))? {
@@ -36,7 +36,7 @@ pub(super) fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Makes `home` in `parent` for the server's user.
+/// Creates `home` in `parent` for the server's user.
 pub(super) fn let_in(parent: &Path, home: &Path, user: &str) -> Result<()> {
     std::fs::create_dir(home).context("can't make the server's directory")?;
     for path in [parent, home] {
@@ -47,7 +47,7 @@ pub(super) fn let_in(parent: &Path, home: &Path, user: &str) -> Result<()> {
     Ok(())
 }
 
-/// The number that follows these words.
+/// Returns the number that follows these words.
 pub(super) fn number_after(text: &str, words: &str) -> Option<f64> {
     let (_, rest) = text.split_once(words)?;
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

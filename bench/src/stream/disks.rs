@@ -1,9 +1,10 @@
-//! How fast programs write to slow disks, until all is on disk: plain and under run, by the disk's latency and width.
+//! The rate of programs that write to slow disks, until everything is on disk: plain and under `run`, by the disk's
+//! latency and width.
 //!
-//! The disk is [`SlowDisk`] with an XFS on it, in memory, anew for each case. Invariants: what is written is new, compared with its source
-//! where it is a copy, and on disk when the time ends; what is read is resident before, and is on another disk. Of what was written
-//! under run no more than 2 % stays.
-//! Fails where more stays, or where a byte differs.
+//! The disk is [`SlowDisk`] with an XFS, in memory, created anew for each case. Invariants: written files are new,
+//! compared with their source where they are copies, and on disk when the time ends; read files are resident before and
+//! are on another disk. At most 2 % of the output stays resident under `run`. Fails where more stays, or where a byte
+//! differs.
 
 use std::fs::File;
 use std::num::NonZero;
@@ -21,22 +22,22 @@ use crate::report::Unit;
 use crate::rounds::{Better, Plan, Subject, median, ratio, run as run_rounds};
 use crate::slowdisk::{Settings, SlowDisk};
 
-/// Of a disk that is wide: requests at once, and bytes a second.
+/// A wide disk's requests at once, and its bytes per second.
 const WIDTH: u16 = 64;
 const BANDWIDTH: u64 = 250 * MIB;
 /// Bytes of the largest request.
 const REQUEST: u64 = MIB;
-/// What a disk holds: it is in memory.
+/// Capacity of a disk, which is in memory.
 const DISK: u64 = 3 << 30;
-/// Bytes that are written are those of so many seconds, within bounds. A program that writes less is done while the first request is
-/// under way.
+/// Seconds of the disk's work that are written, within bounds. A program that writes less is done while the first
+/// request is in flight.
 const SECONDS: u64 = 6;
 const LEAST: u64 = 32 * MIB;
 const MOST: u64 = 1 << 30;
-/// Of what was written so much may stay, in percent.
+/// The share of the output that may stay resident, in percent.
 const STAYS: u64 = 2;
 
-/// Latencies, in ms, and what the worst ratio at each is called.
+/// Latencies in ms, and the name of the worst ratio at each.
 const LATENCIES: [(f64, &str); 6] = [
     (0.1, "slow_disk_0.1_ms"),
     (1.0, "slow_disk_1_ms"),
@@ -45,7 +46,7 @@ const LATENCIES: [(f64, &str); 6] = [
     (40.0, "slow_disk_40_ms"),
     (100.0, "slow_disk_100_ms"),
 ];
-/// Programs: `$0` is a new path, `$1` a file to read, `$2` how many MiB it has.
+/// Programs: `$0` is a new path, `$1` a file to read, `$2` its size in MiB.
 const TOOLS: [(&str, &str); 4] = [
     ("dd bs=1M", "dd if=\"$1\" of=\"$0\" bs=1M status=none"),
     ("cp", "cp \"$1\" \"$0\""),
@@ -53,7 +54,7 @@ const TOOLS: [(&str, &str); 4] = [
     ("dd bs=16k", "dd if=\"$1\" of=\"$0\" bs=16k status=none"),
 ];
 
-/// Runs it.
+/// Runs the benchmark.
 pub(super) fn run(run: &mut Run) -> Result<()> {
     for width in [WIDTH, 1] {
         for (latency, ratio_name) in LATENCIES {
@@ -75,7 +76,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// What a disk of these settings writes in [`SECONDS`], within bounds.
+/// Returns the bytes that a disk of these settings writes in [`SECONDS`], within bounds.
 fn bytes_for(settings: &Settings) -> u64 {
     let transfer = Duration::from_micros(REQUEST * 1_000_000 / BANDWIDTH);
     let micros = u64::try_from((settings.latency + transfer).as_micros()).unwrap_or(u64::MAX).max(1);
@@ -83,7 +84,7 @@ fn bytes_for(settings: &Settings) -> u64 {
     (rate * SECONDS).clamp(LEAST, MOST).next_multiple_of(MIB)
 }
 
-/// The worst ratio of all programs on one disk.
+/// Returns the worst ratio of all programs on one disk.
 fn on_disk(run: &mut Run, settings: &Settings) -> Result<f64> {
     let mount = run.scratch.path().join("slow");
     for path in settings.xfs.iter().chain([&mount]) {
@@ -129,7 +130,7 @@ struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// One program once: MiB/s until it ended, and until all was on disk.
+    /// Runs a program once and returns MiB/s until it ended, and until everything was on disk.
     fn once(&self, line: &str, under_run: bool) -> Result<(f64, f64)> {
         run_process(Command::new("cat").arg(&self.source).stdout(std::process::Stdio::null()))?;
         let mut command =

@@ -1,9 +1,9 @@
-//! `stream`: what a backup's stream costs a database whose data just fits a memory cgroup, in which the stream is, too:
-//! plain, under `pagekeeper run`, under nocache, beside the guard, and with no stream at all.
+//! `stream`: the cost of a backup's stream for a database whose data just fits a memory cgroup that the stream shares:
+//! plain, under `pagekeeper run`, under nocache, beside the guard, and without a stream.
 //!
-//! Invariants: one server for all windows of its cases; the stream is held to one rate by its own program; every window
-//! begins in the same state. Nothing of cgroups, servers and files is left when it ends. Needs root and a memory cgroup.
-//! Fails where a stream ends early, where what it wrote is wrong, or where the hot set does not fit.
+//! Invariants: one server serves all windows of its cases; the stream's own program holds it to one rate; every window
+//! begins in the same state. No cgroups, servers or files are left at the end. Needs root and a memory cgroup. Fails
+//! where a stream ends early, where its output is wrong, or where the hot set does not fit.
 
 mod child;
 mod database;
@@ -41,7 +41,7 @@ const NOCACHE: &str = "nocache";
 const GUARD: &str = "guard, outside";
 const DIRECT: &str = "direct I/O, the limit";
 
-/// A case: what the stream does, who takes part, the ratio of the database under run against no stream, and who is the limit.
+/// A case: the stream's work, its subjects, the ratio of the database under `run` against no stream, and the limit.
 struct Plot {
     case: Case,
     name: &'static str,
@@ -50,8 +50,8 @@ struct Plot {
     limit: Option<Limit>,
 }
 
-/// A stream that leaves the page cache as it is, whatever runs it: what the database keeps beside that one, and what it keeps under run
-/// against that.
+/// A stream that leaves the page cache unchanged, whatever runs it. The first ratio is the database beside it against
+/// no stream, the second the database under `run` against this stream.
 struct Limit {
     subject: &'static str,
     kept: &'static str,
@@ -111,7 +111,7 @@ const PLOTS: [Plot; 4] = [
         name: "reads the server's own hot files",
         ways: ALL,
         kept: "stream_own_hot_files_kept",
-        // All is in memory, and stays: it is only copied.
+        // Everything is in memory and stays there: it is only copied.
         limit: Some(Limit {
             subject: PLAIN,
             kept: "stream_own_hot_files_limit_kept",
@@ -149,7 +149,7 @@ enum Server {
     Myrocks,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     let setting = if run.quick {
         Setting { rate: choice.rate * 1_000_000, settle: 1, window: 1, tree: GIB }
@@ -211,14 +211,14 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     Ok(())
 }
 
-/// Of Debian's package: the program itself does not tell.
+/// Returns the version of Debian's package; the program itself does not report one.
 fn nocache_version() -> Option<String> {
     let asked =
         std::process::Command::new("dpkg-query").args(["-W", "-f", "${Version}", "nocache"]).output().ok()?;
     asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
 }
 
-/// Starts and fills a server; `None`, and noted as missing, where it is not installed.
+/// Starts and fills a server; returns `None` and notes it as missing where it is not installed.
 fn start(
     run: &mut Run,
     server: Server,
@@ -246,7 +246,7 @@ fn start(
     }
 }
 
-/// The ratios of a case, each within the rounds. Of two servers those of the one that fares worse.
+/// Adds the ratios of a case, within the rounds; of two servers, those of the one with the worse result.
 fn add_ratios(report: &mut Report, plot: &Plot, rates: &[Samples]) {
     let find = |subject| rates.iter().find(|samples| samples.subject == subject);
     let of = |ours, theirs| ratio(&find(ours)?.values, &find(theirs)?.values, Better::More);
@@ -294,7 +294,7 @@ fn windows(
             })
         })
         .collect();
-    // Every window warms the server up for itself: no round is needed that does not count.
+    // Every window warms the server up, so no uncounted round is needed.
     let until = run.quick.then(|| run.began + Duration::from_secs(42));
     let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
     let plan = Plan { rounds, until, warm_up: false };

@@ -1,8 +1,8 @@
 //! A private `MariaDB` with its tables in `MyRocks`, buffered, in a memory cgroup, and sysbench's reads of it.
 //!
-//! Invariants: own data directory and socket, no port; all of it is in the group from the start; it ends with its handle
-//! and with the thread that started it. Once it is filled and compacted nothing is written.
-//! Fails with what the program said.
+//! Invariants: it has its own data directory and socket and no port; it is in the cgroup from the start; it ends with
+//! its handle and with the thread that started it. After it is filled and compacted nothing is written. Fails with the
+//! program's output.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,9 +17,9 @@ use crate::pressure::group::Group;
 use crate::running::Running;
 use crate::scratch::Stop;
 
-/// Where Debian's package puts the plugin.
+/// The path of the plugin in Debian's package.
 pub(super) const PLUGIN: &str = "/usr/lib/mysql/plugin/ha_rocksdb.so";
-/// Statements that fill a table go so far at a time.
+/// Rows per statement when a table is filled.
 const STEP: u64 = 200_000;
 
 /// A running server.
@@ -30,7 +30,7 @@ pub(super) struct MyRocks {
 }
 
 impl MyRocks {
-    /// Makes a server in the group and fills it with as many rows, of some 200 bytes each.
+    /// Starts a server in the group and fills it with this many rows of about 200 bytes.
     pub(super) fn start(
         mariadbd: &Program,
         parent: &Path,
@@ -66,7 +66,7 @@ impl MyRocks {
         Ok(())
     }
 
-    /// sysbench's own table, without the index that point selects don't use.
+    /// Creates sysbench's table, without the index that point selects do not use.
     fn fill(&self, stop: &Stop) -> Result<()> {
         self.query(
             "CREATE DATABASE `load`; CREATE TABLE `load`.sbtest1 (id INT NOT NULL PRIMARY KEY, k INT NOT NULL, \
@@ -132,7 +132,7 @@ fn spawn(mariadbd: &Program, home: &Path, group: &Group) -> Result<Child> {
         "--innodb-buffer-pool-size=8M",
     ]);
     command.args(["--rocksdb-use-direct-reads=OFF", "--rocksdb-use-direct-io-for-flush-and-compaction=OFF"]);
-    // What fills it compresses well, other than most data.
+    // The filling data compresses well, unlike most data.
     command
         .arg("--rocksdb-default-cf-options=compression=kNoCompression;bottommost_compression=kNoCompression");
     command

@@ -1,8 +1,8 @@
 //! A private `PostgreSQL` in a memory cgroup, and pgbench's reads of it.
 //!
-//! Invariants: own data directory and socket, no port; all of it is in the group from the start; it ends with its handle
-//! and with the thread that started it. Nothing is written once it is filled: rows are frozen, and nothing vacuums.
-//! Fails with what the program said.
+//! Invariants: it has its own data directory and socket and no port; it is in the cgroup from the start; it ends with
+//! its handle and with the thread that started it. After it is filled nothing is written: rows are frozen, and vacuum
+//! is off. Fails with the program's output.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,19 +15,19 @@ use crate::peers::{Program, run as run_process};
 use crate::pressure::group::Group;
 use crate::scratch::Stop;
 
-/// Its own cache: small, as where the page cache is to do the work.
+/// Its own cache, which is small so that the page cache does the work.
 const BUFFERS: &str = "shared_buffers=64MB";
 
 /// A running server.
 pub(super) struct PostgreSql {
-    /// Where its programs are.
+    /// Directory of its programs.
     programs: PathBuf,
     home: PathBuf,
     child: Child,
 }
 
 impl PostgreSql {
-    /// Makes a server in the group and fills it: some 15 MB for each step of pgbench's `scale`.
+    /// Starts a server in the group and fills it with about 15 MB per step of pgbench's `scale`.
     pub(super) fn start(
         postgres: &Program,
         parent: &Path,
@@ -35,7 +35,7 @@ impl PostgreSql {
         scale: u32,
         stop: &Stop,
     ) -> Result<Self> {
-        // Its other programs are beside it, and maybe not beside a link to it.
+        // Its other programs are beside it, but perhaps not beside a link to it.
         let program = postgres.path.canonicalize().context("can't find postgres")?;
         let programs = program.parent().context("postgres is in no directory")?.to_path_buf();
         let home = parent.join("postgresql");
@@ -115,7 +115,7 @@ impl Database for PostgreSql {
         let mut pgbench = self.client("pgbench");
         pgbench.args(["--no-vacuum", "--select-only", "--protocol=prepared", "--client=4", "--jobs=2"]);
         let said = run_process(pgbench.arg(format!("--time={seconds}")))?.stdout;
-        // Their count tells that none failed without a word.
+        // The number of failures proves that none was silent.
         let failed = number_after(&said, "number of failed transactions: ").unwrap_or(0.0);
         ensure!(failed == 0.0, "pgbench says: {said}");
         number_after(&said, "tps = ").with_context(|| format!("pgbench says: {said}"))
@@ -124,15 +124,15 @@ impl Database for PostgreSql {
 
 impl Drop for PostgreSql {
     fn drop(&mut self) {
-        // SIGQUIT, on which it ends its children; without, they would go on for a while.
+        // SIGQUIT makes it end its children, which would otherwise go on for a while.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
         let _ = self.child.wait();
     }
 }
 
-/// Goes on with a command that runs setpriv: the program as the server's user, which must not be root, for as long as its
-/// parent lives.
+/// Continues a command that runs setpriv: it runs the program as the server's user, which must not be root, for as long
+/// as its parent lives.
 fn as_owner(setpriv: &mut Command, program: &Path) -> Command {
     let mut command = Command::new(setpriv.get_program());
     command.args(setpriv.get_args());

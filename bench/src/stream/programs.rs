@@ -1,10 +1,15 @@
-//! What streaming programs leave in memory, and of a file that was hot: each as people call it, plain and under run.
+//! The pages that streaming programs leave in memory, and the effect on a hot file: each program as people call it,
+//! plain and under `run`.
 //!
-//! Invariants: file and target are cold at the begin; the hot file is resident, read twice by a program of the group's own; the group
-//! has room for it, the program's heap and [`ROOM`], so that a stream that stays takes its place. What stays is counted by fincore,
-//! of a block device by the kernel's `Buffers`, and never by pagekeeper. Of a server that is dumped, it is its table's file. The time ends when what was written is on disk: plain, most of it
-//! would only be in memory. A program that is not installed is named as missing.
-//! Fails where a program fails.
+//! Invariants:
+//! - File and target are cold at the beginning. The hot file is resident, read twice by a program of the cgroup.
+//! - The cgroup has room for the hot file, the program's heap and [`ROOM`], so that a stream whose pages stay displaces
+//!   the hot file.
+//! - fincore counts what stays; the kernel's `Buffers` count for a block device; pagekeeper itself never counts. For a
+//!   dumped server the file of its table counts.
+//! - The time ends when the output is on disk, because plain most of it would only be in memory.
+//!
+//! A program that is not installed is named as missing. Fails where a program fails.
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
@@ -26,18 +31,18 @@ use crate::report::Unit;
 use crate::rounds::{Better, Samples, ratio};
 use crate::scratch::Stop;
 
-/// Bytes of the file that is read, and of the one that is hot.
+/// Bytes of the file that is read, and of the hot file.
 const SIZE: u64 = 512 * MIB;
 const HOT: u64 = 256 * MIB;
-/// What a program has beside its heap and the hot file.
+/// Bytes of a program beside its heap and the hot file.
 const ROOM: u64 = 160 * MIB;
-/// A group of a run is gone, and what is written is on disk, after so long.
+/// The longest time until a run's cgroup is gone and its output is on disk.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The database that is dumped.
 const DUMPED: &str = "dumped";
 
-/// A program, as it is called by a shell: `$RUN` is what runs it, `$FILE`, `$DEVICE` or the server at `$SOCKET` is read, and `$NEW` is a
+/// A program and its shell command: `$RUN` runs it; `$FILE`, `$DEVICE` or the server at `$SOCKET` is read; `$NEW` is a
 /// directory to write to.
 struct Tool {
     name: &'static str,
@@ -112,7 +117,7 @@ const TOOLS: [Tool; 16] = [
     tool("dd of a block device", &["losetup"], 0, "$RUN dd if=\"$DEVICE\" of=/dev/null bs=1M status=none"),
 ];
 
-/// What stays of a run of one.
+/// What a program's run leaves.
 #[derive(Debug, Default)]
 struct Stays {
     source_mib: Vec<f64>,
@@ -123,7 +128,7 @@ struct Stays {
 
 struct Site<'a> {
     group: &'a Group,
-    /// What stands before a command under run.
+    /// The command prefix under `run`.
     run: String,
     file: PathBuf,
     hot: PathBuf,
@@ -132,7 +137,7 @@ struct Site<'a> {
     served: Option<Served>,
 }
 
-/// A server, outside of the group, with a table that is dumped.
+/// A server outside of the cgroup, with a table to dump.
 struct Served {
     server: Server,
     table: PathBuf,
@@ -144,7 +149,7 @@ impl Tool {
     }
 }
 
-/// Runs them all, or those of these names.
+/// Runs all programs, or those with these names.
 pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()> {
     let is_unknown = |name: &&String| !TOOLS.iter().any(|tool| tool.name == **name);
     if let Some(name) = names.iter().find(is_unknown) {
@@ -153,7 +158,7 @@ pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()
     run.scratch.require_space(6 * SIZE + HOT)?;
     let home = run.scratch.path().to_path_buf();
     open_to_others(&home)?;
-    // Where other users can start it, too.
+    // A copy that other users can start, too.
     let program = home.join("pagekeeper");
     std::fs::copy(&run.pagekeeper.path, &program).context("can't copy pagekeeper")?;
     let (file, hot) = (home.join("file"), home.join("hot"));
@@ -235,7 +240,7 @@ impl Served {
 }
 
 impl Site<'_> {
-    /// One program once.
+    /// Runs a program once.
     fn once(&self, tool: &Tool, under_run: bool, stays: &mut Stays) -> Result<()> {
         if self.new.exists() {
             std::fs::remove_dir_all(&self.new).context("can't remove what was written")?;
@@ -270,17 +275,17 @@ impl Site<'_> {
         let read = served.map_or(&self.file, |served| &served.table);
         let of_file = fincore(std::slice::from_ref(read))?;
         stays.source_mib.push((of_file + of_device) as f64 / MIB as f64);
-        // Of a program that writes nothing.
+        // A program that writes nothing.
         let of_written = if written.is_empty() { 0 } else { fincore(&written)? };
         stays.target_mib.push(of_written as f64 / MIB as f64);
         stays.hot_percent.push(fincore(std::slice::from_ref(&self.hot))? as f64 / HOT as f64 * 100.0);
-        // A dump is as long as the server makes it.
+        // The server decides the length of a dump.
         let moved = if served.is_some() { size_of_all(&written)? } else { SIZE };
         stays.rate.push(moved as f64 / MIB as f64 / seconds);
         Ok(())
     }
 
-    /// Waits until no process in the group follows a command: all that it brought in was released then.
+    /// Waits until no process in the cgroup follows a command: everything it brought in was released then.
     fn settle(&self) -> Result<()> {
         let entrance = self.group.entrance();
         let began = Instant::now();
@@ -297,8 +302,8 @@ impl Site<'_> {
     }
 }
 
-/// Makes a file cold of which pages were sent: the kernel gives back the last packets of a processor as that takes in another one
-/// (`skb_attempt_defer_free`), so each is sent one.
+/// Makes a file cold whose pages were sent. The kernel frees a processor's last packets only when that processor
+/// receives another packet (`skb_attempt_defer_free`), so each one is sent one.
 fn make_cold_soon(path: &Path) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -332,7 +337,7 @@ fn size_of_all(files: &[PathBuf]) -> Result<u64> {
     files.iter().map(size).sum::<std::io::Result<u64>>().context("can't stat what was written")
 }
 
-/// Resident bytes, as fincore counts them.
+/// Returns resident bytes as counted by fincore.
 fn fincore(files: &[PathBuf]) -> Result<u64> {
     let output = run_process(
         Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).args(files),
@@ -344,7 +349,7 @@ fn fincore(files: &[PathBuf]) -> Result<u64> {
         .sum()
 }
 
-/// Bytes of block devices' own pages.
+/// Returns the bytes of block devices' own pages.
 fn buffers() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
     let line =
@@ -353,7 +358,8 @@ fn buffers() -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// A loop device on a file that it reads past the page cache. It is held open, since the kernel drops its pages with the last close.
+/// A loop device on a file that bypasses the file's page cache. It is kept open, because the kernel drops its pages at
+/// the last close.
 struct Device {
     path: PathBuf,
     _open: std::fs::File,

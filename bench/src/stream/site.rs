@@ -1,9 +1,13 @@
-//! Where the windows are: a server and a stream in one memory cgroup, and what a window sees.
+//! The place of the windows: a server and a stream in one memory cgroup, and the figures of a window.
 //!
-//! Invariants: before each window the stream's files are cold, the server's files are all resident, read by a program of
-//! the group's own, and nothing that a stream wrote before is left; what a stream has written is compared after it.
-//! The limit is what the server and its files take, and a little more, the same for all: it follows the server's own memory.
-//! Fails where the hot set does not fit, where a stream ends early, or where what it wrote is wrong.
+//! Invariants:
+//! - Before each window the stream's files are cold, the server's files are resident (read by a program of the cgroup),
+//!   and an earlier stream's output is gone.
+//! - A stream's output is compared after the window.
+//! - The limit is what the server and its files need plus a little, the same for all, and follows the server's own
+//!   memory.
+//!
+//! Fails where the hot set does not fit, where a stream ends early, or where its output is wrong.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,29 +24,29 @@ use crate::pressure::group::Group;
 use crate::running::Running;
 use crate::scratch::Stop;
 
-/// What the stream may take beside the server and its files: its own program, and what it has under way.
+/// Memory for the stream beside the server and its files: its own program, and its data in flight.
 pub(super) const ROOM: u64 = 24 * MIB;
-/// Files of the tree that is read.
+/// Bytes per file of the tree that is read.
 const TREE_FILE: u64 = 256 * MIB;
-/// Files that are smaller are none that the server is hot on.
+/// Smaller files do not count as hot.
 const SMALL: u64 = MIB;
-/// Of the hot files so much must be resident when a window begins.
+/// Share of the hot files that must be resident when a window begins.
 const WARM: f64 = 0.97;
-/// Of the file that is written over, every so many MiB one is read in before.
+/// One in this many MiB of the file to write over is read before.
 const LEFT_EVERY: u64 = 8;
 
-/// What the stream does.
+/// The work of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Case {
     Read,
     Write,
     Overwrite,
     OwnHotFiles,
-    /// No database: whole programs, as fast as they go.
+    /// No database: whole programs, at full speed.
     Speed,
 }
 
-/// What runs, or helps, the stream.
+/// The way to run, or to help, the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     NoStream,
@@ -53,38 +57,38 @@ pub(super) enum Way {
     Direct,
 }
 
-/// Lengths and sizes.
+/// The lengths and sizes of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setting {
-    /// Bytes a second that the stream is held to.
+    /// Bytes per second of the stream.
     pub(super) rate: u64,
-    /// Seconds of load beside the stream, before what counts.
+    /// Seconds of load beside the stream before the count.
     pub(super) settle: u64,
-    /// Seconds that count.
+    /// Seconds of the count.
     pub(super) window: u64,
     /// Bytes of the tree that is read.
     pub(super) tree: u64,
 }
 
 impl Setting {
-    /// More than a stream gets done in a window: 4 s of it for what lies between.
+    /// Returns more bytes than a stream writes in a window, with 4 s for the time in between.
     pub(super) fn written(self) -> u64 {
         (self.rate * (self.settle + self.window + 4)).next_multiple_of(MIB)
     }
 }
 
-/// What a window came to.
+/// The figures of a window.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// Of the database, each second.
+    /// Transactions per second of the database.
     pub(super) transactions: f64,
-    /// What the stream moved, in MiB/s.
+    /// The stream's rate, in MiB/s.
     pub(super) stream_mib: f64,
     /// The stream's CPU time, in percent of a core.
     pub(super) stream_cpu: f64,
-    /// How much of the hot files was resident at the end, in percent.
+    /// Percent of the hot files that were resident at the end.
     pub(super) hot_percent: f64,
-    /// What the group read back after reclaim had taken it, in MiB.
+    /// MiB that the group read back after reclaim had taken them.
     pub(super) back_mib: f64,
 }
 
@@ -105,7 +109,7 @@ pub(super) struct StreamSetup<'a> {
 }
 
 impl<'a> StreamSetup<'a> {
-    /// Limits the group to what its server takes when it is warm. `over`: also makes the file that is to be written over.
+    /// Limits the group to what its server needs when warm. `over` also creates the file to write over.
     pub(super) fn new(
         database: &'a dyn Database,
         group: &'a Group,
@@ -144,7 +148,7 @@ impl<'a> StreamSetup<'a> {
         Ok(site)
     }
 
-    /// What the warm group takes without what the server has on its heap, in bytes; filling the server left more, which goes
+    /// Returns the bytes of the warm group without the server's heap. Filling the server left more, which is evicted
     /// first.
     fn measure(&self) -> Result<u64> {
         for path in self.hot.iter().chain(&self.tree) {
@@ -155,12 +159,12 @@ impl<'a> StreamSetup<'a> {
         Ok(self.group.usage()?.saturating_sub(self.group.anonymous()?))
     }
 
-    /// Leaves the stream as much room in each window, though a server's heap grows for as long as it runs.
+    /// Leaves the stream the same room in each window, although a server's heap grows as it runs.
     fn limit_group(&self) -> Result<()> {
         self.group.set_limit(self.base + self.group.anonymous()? + ROOM)
     }
 
-    /// Bytes of the files that the server reads.
+    /// Returns the bytes of the files that the server reads.
     pub(super) fn hot_bytes(&self) -> Result<u64> {
         self.hot.iter().map(|path| Ok(path.metadata()?.len())).sum()
     }
@@ -170,25 +174,25 @@ impl<'a> StreamSetup<'a> {
         Ok(there as f64 / self.hot_bytes()? as f64 * 100.0)
     }
 
-    /// Reads the server's files twice, so that the kernel takes them for active.
+    /// Reads the server's files twice, so that the kernel considers them active.
     fn warm(&self) -> Result<()> {
         run_process(self.program(Way::Plain)?.arg("--read").args(&self.hot).args(["--passes", "2"]))?;
         Ok(())
     }
 
-    /// This program as a stream, in the group, under what the subject asks for.
+    /// Returns this program as a stream in the group, under the subject's tool.
     fn program(&self, way: Way) -> Result<Command> {
         let mut command = self.command(way);
         command.arg(std::env::current_exe().context("can't find this program")?).arg("stream-child");
         Ok(command)
     }
 
-    /// A command in the group, under what the subject asks for; program and arguments are to be added.
+    /// Returns a command in the group, under the subject's tool; the caller adds program and arguments.
     pub(super) fn command(&self, way: Way) -> Command {
         self.under(self.group.command("setpriv"), way)
     }
 
-    /// The same outside of the group.
+    /// Returns such a command outside of the group.
     pub(super) fn free_command(&self, way: Way) -> Command {
         self.under(Command::new("setpriv"), way)
     }
@@ -203,7 +207,7 @@ impl<'a> StreamSetup<'a> {
         command
     }
 
-    /// Everything is as at the begin of any other window.
+    /// Restores the state at the beginning of a window.
     fn prepare(&self, case: Case) -> Result<()> {
         for path in &self.tree {
             make_cold(path)?;
@@ -226,19 +230,19 @@ impl<'a> StreamSetup<'a> {
         Ok(())
     }
 
-    /// Single MiB of the file that is to be written over, read by the group; what is written first is read last, since
-    /// only what fits beside the hot set stays.
+    /// Reads single MiB of the file to be written over, from inside the group. The parts that are written first are
+    /// read last, because only what fits beside the hot set stays.
     fn leave_pages(&self) -> Result<()> {
         let mut shell = self.command(Way::Plain);
         let each = "dd if=\"$0\" of=/dev/null bs=1M count=1 skip=\"$at\" status=none || exit";
         shell.args(["sh", "-c", &format!("for at; do {each}; done")]).arg(&self.over);
-        // No further than three times the room: what was read before that is gone when the hot set is warm again.
+        // At most three times the room: older pages are evicted when the hot set is warmed again.
         let places = (0..3 * ROOM / MIB).rev().map(|index| (index * LEFT_EVERY).to_string());
         run_process(shell.args(places))?;
         Ok(())
     }
 
-    /// One window.
+    /// Measures one window.
     pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
         self.prepare(case)?;
         self.stop.check()?;
@@ -267,7 +271,7 @@ impl<'a> StreamSetup<'a> {
         Ok(seen)
     }
 
-    /// Starts a stream, which goes on for longer than the window.
+    /// Starts a stream that runs longer than the window.
     fn stream(&self, case: Case, way: Way) -> Result<Stream> {
         let mut command = self.program(way)?;
         command.arg(format!("--rate={}", self.setting.rate));
@@ -287,14 +291,14 @@ impl<'a> StreamSetup<'a> {
         Ok(Stream { child: child.into(), counter: if reads { "rchar: " } else { "wchar: " } })
     }
 
-    /// What a stream wrote is there: `bytes` of it at least.
+    /// Checks that at least `bytes` of a stream's output are there.
     fn judge(&self, case: Case, bytes: u64) -> Result<()> {
         let path = match case {
             Case::Read | Case::OwnHotFiles | Case::Speed => return Ok(()),
             Case::Write => &self.fresh,
             Case::Overwrite => &self.over,
         };
-        // The account has the few bytes of other writes, too.
+        // The account includes the few bytes of other writes.
         let blocks = bytes / BLOCK as u64 - 1;
         check(path, blocks * BLOCK as u64)?;
         remove(&self.fresh)
@@ -308,11 +312,11 @@ impl<'a> StreamSetup<'a> {
 /// A running stream.
 struct Stream {
     child: Running,
-    /// Which of the kernel's counts tells what it moves.
+    /// The kernel's counter for what it moves.
     counter: &'static str,
 }
 
-/// What the kernel says of a process, `proc_pid_io(5)` and `proc_pid_stat(5)`.
+/// The kernel's account of a process, from `proc_pid_io(5)` and `proc_pid_stat(5)`.
 #[derive(Debug, Clone, Copy)]
 struct Account {
     moved: u64,
@@ -335,7 +339,7 @@ impl Stream {
 
 fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
     let moved = io.lines().find_map(|line| line.strip_prefix(counter))?.parse().ok()?;
-    // After the name in parentheses, the fields 3 and on: user and system time are 14 and 15.
+    // After the name in parentheses come fields 3 and following: user and system time are 14 and 15.
     let fields = stat.rsplit_once(')')?.1.split_whitespace();
     let ticks: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
     let [user, system] = ticks[..] else { return None };
@@ -344,14 +348,14 @@ fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
     Some(Account { moved, cpu })
 }
 
-/// Drops a file's pages, of which some may still have to be written.
+/// Drops a file's pages, some of which may be dirty.
 pub(super) fn make_clean_and_cold(path: &Path) -> Result<()> {
     let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
     synced.with_context(|| format!("can't sync {}", path.display()))?;
     make_cold(path)
 }
 
-/// Removes a file that may not be there.
+/// Removes a file that may be missing.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

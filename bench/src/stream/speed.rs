@@ -1,7 +1,7 @@
-//! How fast streams are where nothing holds them back: whole programs that everyone has, plain and under run.
+//! The speed of streams without a rate limit: common whole programs, plain and under `run`.
 //!
-//! Invariants: files that are read are cold at the begin; what is written is new, compared with its source where it is a
-//! copy, and on disk when the time ends: a backup that is only in memory is none.
+//! Invariants: files that are read are cold at the beginning; output is new, compared with its source where it is a
+//! copy, and on disk when the time ends, because a backup that is only in memory is none.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ use crate::rounds::{Better, Plan, Subject, median, ratio, run as run_rounds};
 
 /// Files of the tree that are read or copied: a GiB.
 const FILES: usize = 4;
-/// Whole programs: what the table calls them, and the shell's line, that has a new path as `$0` and files to read after it.
+/// Whole programs: the name in tables, and a shell line with the new path as `$0` and the files to read after it.
 const TOOLS: [(&str, &str); 4] = [
     ("tar to a pipe", "tar -cPf - \"$@\" | cat >/dev/null"),
     ("dd of files", "for file; do dd if=\"$file\" of=/dev/null bs=128K status=none || exit; done"),
@@ -29,7 +29,7 @@ const TOOLS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Runs it. In the group memory is short; outside it is not.
+/// Runs the benchmark. In the cgroup memory is short; outside it is not.
 pub(super) fn run(run: &mut Run, site: &StreamSetup<'_>) -> Result<()> {
     for (where_to, ratio_name, in_group) in [
         ("in the group, no load", "stream_speed", true),
@@ -59,7 +59,7 @@ pub(super) fn run(run: &mut Run, site: &StreamSetup<'_>) -> Result<()> {
     Ok(())
 }
 
-/// MiB/s of a GiB.
+/// Returns the MiB/s of a GiB.
 fn one(site: &StreamSetup<'_>, way: Way, in_group: bool, line: &str, new: &Path) -> Result<f64> {
     let files = &site.tree()[..FILES];
     files.iter().try_for_each(|path| make_cold(path))?;
@@ -69,7 +69,7 @@ fn one(site: &StreamSetup<'_>, way: Way, in_group: bool, line: &str, new: &Path)
     Ok((GIB / MIB) as f64 / took)
 }
 
-/// What was written has all bytes, and goes.
+/// Checks the output, and removes it.
 fn judge(files: &[PathBuf], new: &Path) -> Result<()> {
     if !new.exists() {
         return Ok(());

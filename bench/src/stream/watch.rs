@@ -1,4 +1,4 @@
-//! `pagekeeper guard` that releases behind streaming processes from outside, as a child process.
+//! `pagekeeper guard` as a child process, which releases behind streaming processes from outside.
 //!
 //! Ends with its handle, and with the thread that started it. Fails where it ended by itself.
 
@@ -15,14 +15,14 @@ use crate::running::Running;
 
 /// The stream is this program, of whose name the kernel keeps 15 bytes.
 const CONFIG: &str = "[streams]\nprocesses = [\"pagekeeper-benc*\"]\n";
-/// Its first scan is done by then.
+/// Time until its first scan is done.
 const BEGINS: Duration = Duration::from_millis(300);
 
 /// A running guard.
 pub(super) struct GuardProcess(Running);
 
 impl GuardProcess {
-    /// Starts one, with a configuration in this directory.
+    /// Starts a guard with a configuration in this directory.
     pub(super) fn start(pagekeeper: &Program, home: &Path) -> Result<Self> {
         let config = home.join("guard.toml");
         std::fs::write(&config, CONFIG).context("can't write the guard's configuration")?;

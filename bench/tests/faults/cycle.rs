@@ -1,8 +1,8 @@
 //! A life of a store or log: cycles of opening, committing, and losing power, on one disk.
 //!
-//! Invariants: an acknowledgement counts if it was read from the pipe, whose writer can't have got it from a disk without power;
-//! what a process says after that it has from memory. Fails with what is wrong and the seed of the life. What a seed repeats is
-//! what was chosen; how threads took turns is not.
+//! Invariants: an acknowledgement counts if it was read from the pipe, because its writer cannot have got it from a
+//! disk without power; later output of a process comes from its memory. Fails with the error and the seed of the life.
+//! A seed repeats the random choices, but not the interleaving of threads.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ use crate::file::{self, Cut};
 use crate::oracle::{Line, Oracle};
 use crate::subjects::Subject;
 
-/// How the process under test is asked for what it is to do: subject, how it is written, cycle, whether to
-/// close at once, and where.
+/// The variable with the task of the process under test: subject, way of writing, cycle, whether to close at once, and
+/// directory.
 pub(crate) const ASKED: &str = "PAGEKEEPER_FAULTS_CHILD";
-/// How long a cycle may last that does not come to its cut.
+/// The longest time of a cycle that does not reach its cut.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an opening may take that nothing hinders.
+/// The longest time of an undisturbed opening.
 const LONG: Duration = Duration::from_secs(120);
 const IMAGE: &str = "image";
 
-/// Where the files are.
+/// The place of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// On the disk itself.
@@ -35,20 +35,21 @@ pub(crate) enum Place {
     On(&'static str),
 }
 
-/// How the disk is.
+/// The behaviour of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Only the power goes.
+    /// Only the power is lost.
     Honest,
-    /// Besides, now and then a write or sync fails, there is no room, or a block can't be read. Under a file system, of which any
-    /// block may be one of its own: only a sync fails, and mostly loses what it was for. Linux's file systems do not survive that for
-    /// sure: a flush that fails for one file takes what others had written, too, and not all of them stop. See [`Account::ruined`].
+    /// In addition, now and then a write or sync fails, there is no room, or a block cannot be read. Under a file
+    /// system only a sync fails, and mostly loses its data, because any block may be the file system's own. Linux's
+    /// file systems do not reliably survive that: a flush that fails for one file also loses what others had written,
+    /// and not all file systems stop. See [`Account::ruined`].
     Failing,
-    /// One sync in twenty reports success and loses what it was to make durable.
+    /// One sync in twenty reports success and loses its data.
     Lying,
 }
 
-/// What was done.
+/// The counts of a life.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub(crate) cycles: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Account {
     pub(crate) syncs: u64,
     pub(crate) lies: u64,
     pub(crate) failed_syncs: u64,
-    /// File systems that could not be mounted after a sync had failed under them: another one was made.
+    /// File systems that could not be mounted after a sync had failed under them, and were replaced.
     pub(crate) ruined: u64,
 }
 
@@ -70,17 +71,17 @@ pub(crate) struct Life {
     rng: Rng,
     disk: Disk,
     oracle: Oracle,
-    /// Where a file system is mounted.
+    /// Mount point of a file system.
     mounted: tempfile::TempDir,
     account: Account,
-    /// A sync has failed under this file system.
+    /// Whether a sync has failed under this file system.
     is_suspect: bool,
 }
 
-/// What a process said, and how it ended.
+/// The output of a process, and its end.
 struct Heard {
     lines: Vec<Line>,
-    /// It ended by itself while the disk had power.
+    /// Whether it ended by itself while the disk had power.
     ended: bool,
     said_besides: String,
 }
@@ -108,7 +109,7 @@ impl Life {
         life
     }
 
-    /// Lives through so many cycles and opens what is left; fails with what is wrong.
+    /// Runs this many cycles and opens what is left; fails with the error.
     pub(crate) fn run(mut self, cycles: u64) -> Result<Account, String> {
         for cycle in 1..=cycles {
             self.cycle(cycle).map_err(|what| format!("cycle {cycle}: {what}"))?;
@@ -166,7 +167,8 @@ impl Life {
             || faults.room.is_some()
             || !faults.unreadable.is_empty()
             || faults.lies_one_in.is_some();
-        // Mostly once the file system is there; else its own recovery is cut off, too. XFS would try that again for ever.
+        // Usually after the file system is mounted; otherwise its own recovery is cut off, too. XFS would retry that
+        // for ever.
         let early = self.rng.one_in(8) && self.place != Place::On("xfs");
         if early {
             self.disk.set(faults.clone());
@@ -197,7 +199,7 @@ impl Life {
         Ok(())
     }
 
-    /// Opens it on a disk that is in order.
+    /// Opens it on a healthy disk.
     fn look(&mut self) -> Result<(), String> {
         self.disk.start();
         let mounted = self.mount();
@@ -211,7 +213,7 @@ impl Life {
         if is_open && !failed && heard.ended { Ok(()) } else { Err(heard.why()) }
     }
 
-    /// Runs a process until it ends, the power goes, or it has had its time; then it is killed.
+    /// Runs a process until it ends, the power is lost, or its time is over; then it is killed.
     fn hear(&mut self, cycle: u64, only_look: bool, patience: Duration) -> Heard {
         let asked = format!(
             "{} {} {cycle} {only_look} {}",
@@ -241,7 +243,7 @@ impl Life {
         let went = self.disk.wait_off(patience, || has_ended(&mut child));
         let ended = !went && has_ended(&mut child);
         self.disk.turn_off();
-        // What was acknowledged by then may still be on its way.
+        // Acknowledgements may still be on their way.
         std::thread::sleep(Duration::from_micros(self.rng.of(0..5000)));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -250,7 +252,7 @@ impl Life {
 
     fn make_file_system(&mut self) {
         let Place::On(kind) = self.place else { return };
-        // mkfs.xfs makes nothing smaller.
+        // The smallest size that mkfs.xfs accepts.
         self.disk.make_file(IMAGE, if kind == "xfs" { 300 << 20 } else { 64 << 20 });
         self.disk.start();
         let mkfs = format!("mkfs.{kind}");
@@ -266,7 +268,7 @@ impl Life {
         self.disk.lose_unsynced(Cut::Nothing, &mut self.rng);
     }
 
-    /// Goes on with a new file system where one can't be mounted and that may be the disk's fault; else fails.
+    /// Continues with a new file system where one cannot be mounted and that may be the disk's fault; fails otherwise.
     fn begin_anew(&mut self, mounted: Result<(), String>) -> Result<(), String> {
         let why = mounted.err().unwrap_or_default();
         if !self.is_suspect {
@@ -285,7 +287,7 @@ impl Life {
         self.account.acknowledgements += self.oracle.acknowledgements;
     }
 
-    /// Fails where the power went meanwhile.
+    /// Mounts the file system; fails where the power was lost meanwhile.
     fn mount(&self) -> Result<(), String> {
         let Place::On(kind) = self.place else { return Ok(()) };
         let point = text_of(self.mounted.path());

@@ -1,4 +1,5 @@
-//! SQLite under test: its own shell, through the loadable VFS. One row for each commit, in a shell that dies with this process.
+//! SQLite under test: its own shell, through the loadable VFS. Each commit is one row, in a shell that dies with this
+//! process.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::Path;
@@ -15,7 +16,7 @@ pub(crate) fn has_shell() -> bool {
 }
 
 struct Shell {
-    /// Held, so that it is not waited for by nobody.
+    /// Kept, so that the process is not dropped unwaited.
     _child: Child,
     input: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
@@ -38,7 +39,7 @@ impl Shell {
         Ok(shell)
     }
 
-    /// What statements print; fails by what says that they failed.
+    /// Returns the output of statements; fails with the shell's error message.
     fn ask(&mut self, statements: &str) -> Result<Vec<String>, String> {
         self.input.write_all(format!("{statements}\n.print over\n").as_bytes()).map_err(text)?;
         let mut said = Vec::new();
@@ -57,10 +58,11 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// As the other subjects: opens it, says what is there, and commits until something fails; or closes it at once.
+/// Runs like the other subjects: opens the database, reports its content, and commits until something fails; or closes
+/// it at once.
 pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(text)?;
-    // A database's directory is its user's.
+    // Whoever uses a database makes its directory durable.
     let parent = dir.parent().ok_or("a directory without a parent")?;
     std::fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(text)?;
     let mut shell = Shell::open(&dir.join("a.db"))?;
@@ -73,7 +75,7 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
     ))?;
     let whole = shell.ask("PRAGMA integrity_check;")?;
     if let Some(unread) = whole.iter().find(|line| line.contains("failed to get page")) {
-        // An error of the disk, as SQLite's check words it: an unreadable block is no damage of ours.
+        // A disk error, as SQLite's check words it: an unreadable block is no damage of ours.
         return Err(unread.clone());
     }
     if whole != ["ok"] {
@@ -97,7 +99,7 @@ pub(crate) fn run(dir: &Path, way: u64, cycle: u64, only_look: bool) -> Result<(
         let bytes = if rng.one_in(10) { rng.of(0..20_000) } else { rng.of(0..200) };
         shell.ask(&format!("INSERT INTO t VALUES({cycle}, {number}, hex(randomblob({bytes})));"))?;
         Line::Acknowledged(Commit { thread: 0, cycle, number, place: 1 }).say();
-        // Large transactions go by the spill file.
+        // Large transactions use the spill file.
         let beside = match rng.of(0..60) {
             0 => {
                 "DROP TABLE IF EXISTS u; CREATE TABLE u AS SELECT hex(randomblob(3000)) FROM generate_series(1, 500); DROP TABLE u;"

@@ -1,9 +1,9 @@
-//! A disk whose power can be cut, and that fails as it is asked to: a file system in user space over a [`Medium`], served by
+//! A disk whose power can be cut and that fails on request: a file system in user space over a [`Medium`], served by
 //! threads of this process.
 //!
-//! Invariants: this process never touches the mount, so that it never waits for itself; whoever uses it is a process of its own.
-//! Once the power is cut every request fails, so nothing is acknowledged any more by who needs the disk for it.
-//! The mount is taken away when the value goes.
+//! Invariants: this process never touches the mount, so that it never waits for itself; users are processes of their
+//! own. Once the power is cut every request fails, so a process that needs the disk acknowledges nothing more. The
+//! mount is removed with the value.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -22,28 +22,28 @@ use crate::serve::Served;
 /// Threads that take requests.
 const THREADS: usize = 4;
 
-/// What goes wrong, counted from when it was set.
+/// The faults, counted from when they were set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Faults {
-    /// The power is cut at this change or sync, the first being 1.
+    /// The power is cut at this change or sync; the first is 1.
     pub(crate) cut_at: Option<u64>,
-    /// The power is cut so many changes after the first sync that lied.
+    /// The power is cut this many changes after the first sync that lied.
     pub(crate) cut_after_lie: Option<u64>,
-    /// One sync in so many reports success and loses what it was to make durable.
+    /// One sync in this many reports success and loses its data.
     pub(crate) lies_one_in: Option<u64>,
     /// This sync fails.
     pub(crate) failing_sync: Option<u64>,
-    /// A failing sync loses what it was to make durable; else that may still become durable.
+    /// Whether a failing sync loses its data; otherwise that may still become durable.
     pub(crate) failing_sync_drops: bool,
-    /// This write fails, and is not made.
+    /// This write fails and is not made.
     pub(crate) failing_write: Option<u64>,
-    /// How many blocks there are.
+    /// Number of blocks of the disk.
     pub(crate) room: Option<u64>,
-    /// Blocks of files that can't be read until they are written.
+    /// Blocks of files that cannot be read until they are written.
     pub(crate) unreadable: HashSet<(u64, u64)>,
 }
 
-/// What a request is, as far as faults go.
+/// The kind of a request, as far as faults matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     Write,
@@ -56,7 +56,7 @@ pub(crate) enum Request {
 pub(crate) struct World {
     pub(crate) medium: Medium,
     pub(crate) faults: Faults,
-    /// Since the faults were set.
+    /// Changes since the faults were set.
     changes: u64,
     writes: u64,
     syncs: u64,
@@ -66,13 +66,13 @@ pub(crate) struct World {
     rng: Rng,
 }
 
-/// What is to be done with a request.
+/// The decision on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Good,
-    /// It is made, and nobody learns of it: the power goes.
+    /// It is made, but nobody learns of it: the power is cut.
     Last,
-    /// It is not made, and the power goes.
+    /// It is not made, and the power is cut.
     Never,
     Lie,
     Fail,
@@ -84,7 +84,7 @@ impl World {
         if self.is_off { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// Counts a request and decides what becomes of it.
+    /// Counts a request and decides on it.
     pub(crate) fn judge(&mut self, request: Request) -> Result<Verdict, Errno> {
         self.check_power()?;
         self.changes += 1;
@@ -128,11 +128,11 @@ impl World {
     }
 }
 
-/// What the threads that serve share.
+/// The state shared by serving threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     world: Mutex<World>,
-    /// The power went.
+    /// Signals a power cut.
     off: Condvar,
 }
 
@@ -157,7 +157,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// One of which a power cut leaves so many bytes as a whole.
+    /// Creates a disk on which a power cut leaves sectors of this many bytes whole.
     pub(crate) fn new(sector: usize, rng: Rng) -> Self {
         let dir = mount_point();
         let world = World {
@@ -175,12 +175,12 @@ impl Disk {
         Self { shared, point: dir.path().to_path_buf(), session: None, _dir: dir }
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub(crate) fn point(&self) -> &Path {
         &self.point
     }
 
-    /// Turns the power on, without a fault.
+    /// Turns the power on, without faults.
     pub(crate) fn start(&mut self) {
         let mut world = self.shared.world();
         world.is_off = false;
@@ -200,7 +200,7 @@ impl Disk {
         self.session = Some(session.unwrap_or_else(|error| panic!("can't mount: {error}")));
     }
 
-    /// Sets what goes wrong from now on.
+    /// Sets the faults from now on.
     pub(crate) fn set(&self, faults: Faults) {
         let mut world = self.shared.world();
         world.faults = faults;
@@ -208,12 +208,12 @@ impl Disk {
         (world.lies, world.failed_syncs) = (0, 0);
     }
 
-    /// Something to choose faults by: the medium as it is.
+    /// Gives access to the medium, for choosing faults.
     pub(crate) fn with_medium<T>(&self, what: impl FnOnce(&mut Medium) -> T) -> T {
         what(&mut self.shared.world().medium)
     }
 
-    /// Whether the power went; waits for that until `until` says so, or for so long.
+    /// Waits for a power cut until `until` returns true or `patience` is over; returns whether it came.
     pub(crate) fn wait_off(&self, patience: Duration, mut until: impl FnMut() -> bool) -> bool {
         let end = Instant::now() + patience;
         let mut world = self.shared.world();
@@ -224,14 +224,14 @@ impl Disk {
         world.is_off
     }
 
-    /// Cuts the power, if it has not gone yet; how many syncs, lies and failing syncs there were.
+    /// Cuts the power, unless it is cut; returns the numbers of syncs, lies and failing syncs.
     pub(crate) fn turn_off(&self) -> (u64, u64, u64) {
         let mut world = self.shared.world();
         world.is_off = true;
         (world.syncs, world.lies, world.failed_syncs)
     }
 
-    /// Takes the mount away. The power is off, or all that counts was synced.
+    /// Removes the mount. The power is off, or everything that counts was synced.
     pub(crate) fn stop(&mut self) {
         if let Some(session) = self.session.take() {
             unmount(&self.point);
@@ -239,13 +239,13 @@ impl Disk {
         }
     }
 
-    /// What a restart finds is decided. Not while it is mounted.
+    /// Decides what a restart finds. Must not be called while it is mounted.
     pub(crate) fn lose_unsynced(&self, cut: Cut, rng: &mut Rng) {
         assert!(self.session.is_none());
         self.shared.world().medium.cut(cut, rng);
     }
 
-    /// Makes a file of so many bytes, durably.
+    /// Creates a file of this many bytes, durably.
     pub(crate) fn make_file(&self, name: &str, size: u64) {
         let mut world = self.shared.world();
         let file = world.medium.make(ROOT, name.as_ref(), false).unwrap();
@@ -262,12 +262,13 @@ impl Drop for Disk {
     }
 }
 
-/// A new directory.
+/// Creates a directory.
 pub(crate) fn mount_point() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("pagekeeper-faults-").tempdir().unwrap()
 }
 
-/// Unmounts, by a program: a thread of this process that waited for this disk could not be killed. Lazily what stays busy.
+/// Unmounts with a program, because a thread of this process that waited for this disk could not be killed. A mount
+/// that stays busy is detached.
 pub(crate) fn unmount(point: &Path) {
     for _ in 0..100 {
         let done = Command::new("umount").arg("--no-canonicalize").arg(point).stderr(Stdio::null()).status();

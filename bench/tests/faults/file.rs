@@ -8,17 +8,17 @@ use std::sync::Arc;
 use pagekeeper_testing::Rng;
 
 pub(crate) const BLOCK: usize = 4096;
-/// The least that a power cut leaves as a whole, where nothing else is promised.
+/// The smallest unit that a power cut leaves whole by default.
 pub(crate) const SECTOR: usize = 512;
 
 type Block = [u8; BLOCK];
 
-/// What a power cut leaves of what was not synced.
+/// What a power cut leaves of unsynced data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Cut {
     Nothing,
     Everything,
-    /// The first changes of each file, and the last one of them torn.
+    /// The first changes of each file, with the last one of them torn.
     First,
     /// Each change with this probability, in tenths.
     Each(u64),
@@ -35,7 +35,7 @@ impl Cut {
     }
 }
 
-/// A file's bytes. A block that is not there is of zeros.
+/// A file's bytes. A missing block is zeros.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Image {
     pub(crate) blocks: HashMap<u64, Arc<Block>>,
@@ -83,7 +83,7 @@ impl Image {
         }
     }
 
-    /// Makes a change but for some of its sectors.
+    /// Makes a change except for some of its sectors.
     fn make_torn(&mut self, change: &Change, sector: usize, rng: &mut Rng) {
         if let Change::Block(number, block) = change {
             let mut torn = self.block(*number);
@@ -100,7 +100,7 @@ impl Image {
 /// A change of a file.
 #[derive(Debug)]
 pub(crate) enum Change {
-    /// What a block is from now on.
+    /// A block's new content.
     Block(u64, Arc<Block>),
     Hole(u64),
     Size(u64),

@@ -1,7 +1,8 @@
-//! Store, redo log, binlog and SQLite on a disk that loses power, fails and lies, in processes that are killed. As root, with FUSE.
+//! Store, redo log, binlog and SQLite on a disk that loses power, fails and lies, in processes that are killed. As
+//! root, with FUSE.
 //!
-//! `PAGEKEEPER_FAULT_CYCLES` says how many cycles each test has; `make test-faults` has 500. A failure prints the seed of the life that
-//! it came in: with `PAGEKEEPER_SEED` set to it that life is the first one.
+//! `PAGEKEEPER_FAULT_CYCLES` sets the number of cycles per test; `make test-faults` has 500. A failure prints the seed
+//! of its life: with `PAGEKEEPER_SEED` set to it that life is the first one.
 
 mod cycle;
 mod database;
@@ -23,7 +24,7 @@ use subjects::Subject;
 /// Cycles of a life; with a file system in between half as many.
 const LIFE: u64 = 10;
 
-/// Whether such disks can be made here.
+/// Whether such disks can be created here.
 fn possible(place: Place) -> bool {
     let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     if !rustix::process::geteuid().is_root() {
@@ -55,7 +56,7 @@ fn add(sum: &mut Account, account: &Account) {
     sum.ruined += account.ruined;
 }
 
-/// Lives until there were so many cycles: all that was acknowledged must be there.
+/// Runs lives until this many cycles: everything acknowledged must be there.
 fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
     if !possible(place) {
         return;
@@ -80,7 +81,7 @@ fn nothing_is_lost(subject: Subject, place: Place, few: u64) {
     assert!(sum.ruined <= 1 + cycles / 10, "hardly a file system lived: {sum:?}");
 }
 
-/// On a disk that lies the same check must fail, and soon.
+/// On a lying disk the same check must fail soon.
 fn a_lie_is_caught(subject: Subject) {
     if !possible(Place::Files) {
         return;

@@ -1,9 +1,12 @@
-//! What a disk that lost power has: the files as they are now, as they were synced, and each change between the two.
+//! The content of a disk that loses power: the files as they are now, as they were synced, and each change between the
+//! two.
 //!
-//! Invariants: what was synced stays, until it is changed again. At a power cut each change that was not synced is there, not
-//! there, or there in part, as a [`Cut`] says: data by sectors, as long as were promised, or blocks of 4 KiB, in any order; lengths
-//! each by itself; names of a directory as far as any one change of them, in order, and each change as a whole. A file is synced by itself,
-//! its name by its directory.
+//! Invariants:
+//! - Synced data stays until it is changed again.
+//! - At a power cut each unsynced change is there, not there, or partly there, as a [`Cut`] says.
+//! - Data changes by sectors of the promised size, or by blocks of 4 KiB, in any order. Each length changes by itself.
+//! - Names of a directory change in order up to some change, each change as a whole.
+//! - A file is synced by itself, its name by its directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -13,10 +16,10 @@ use pagekeeper_testing::Rng;
 
 use crate::file::{BLOCK, Change, Cut, File};
 
-/// The directory at the top.
+/// The root directory.
 pub(crate) const ROOT: u64 = 1;
 
-/// Names that one call gives and takes.
+/// Names that one call adds and removes.
 type Renames = Vec<(OsString, Option<u64>)>;
 
 #[derive(Debug, Default)]
@@ -69,11 +72,11 @@ enum Node {
 pub(crate) struct Medium {
     nodes: HashMap<u64, Node>,
     next: u64,
-    /// Bytes that a power cut leaves as a whole.
+    /// Bytes that a power cut leaves whole.
     sector: usize,
 }
 
-/// What a node is.
+/// The type of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File { size: u64, blocks: u64 },
@@ -123,7 +126,7 @@ impl Medium {
         }
     }
 
-    /// Makes an empty file or directory; `None` where the parent is none.
+    /// Creates an empty file or directory; returns `None` where the parent is not a directory.
     pub(crate) fn make(&mut self, parent: u64, name: &OsStr, is_directory: bool) -> Option<u64> {
         let node = self.next;
         self.directory(parent)?.change(vec![(name.to_owned(), Some(node))]);
@@ -134,7 +137,7 @@ impl Medium {
         Some(node)
     }
 
-    /// Takes a name away. The file stays for those who have it open, until the power is cut.
+    /// Removes a name. The file stays for processes that have it open, until the power is cut.
     pub(crate) fn remove(&mut self, parent: u64, name: &OsStr) {
         if let Some(directory) = self.directory(parent) {
             directory.change(vec![(name.to_owned(), None)]);
@@ -147,7 +150,7 @@ impl Medium {
         }
     }
 
-    /// Renames within a directory; false from one to another, which none of those under test does.
+    /// Renames within a directory; returns false between directories, which no subject does.
     pub(crate) fn rename(&mut self, parent: u64, name: &OsStr, new_name: &OsStr) -> bool {
         let Some(node) = self.find(parent, name) else { return false };
         if let Some(directory) = self.directory(parent) {
@@ -187,7 +190,7 @@ impl Medium {
         }
     }
 
-    /// Gives blocks of zeros to what has none.
+    /// Allocates zero blocks where there are none.
     pub(crate) fn allocate(&mut self, node: u64, offset: u64, length: u64, keep_size: bool) {
         let Some(file) = self.file(node) else { return };
         let end = offset + length;
@@ -201,7 +204,7 @@ impl Medium {
         }
     }
 
-    /// Makes zeros; whole blocks are given back.
+    /// Writes zeros; whole blocks are freed.
     pub(crate) fn punch(&mut self, node: u64, offset: u64, length: u64) {
         let Some(file) = self.file(node) else { return };
         let end = (offset + length).min(file.now.size);
@@ -230,14 +233,14 @@ impl Medium {
         }
     }
 
-    /// Loses what was not synced of a file for good, though it reads as if it was there until the power is cut.
+    /// Loses a file's unsynced data for good, although it reads as if it was there until the power is cut.
     pub(crate) fn lose(&mut self, node: u64) {
         if let Some(file) = self.file(node) {
             file.pending.clear();
         }
     }
 
-    /// Loses what was not synced of a file, and has at once what was synced.
+    /// Loses a file's unsynced data, and shows the synced data at once.
     pub(crate) fn revert(&mut self, node: u64) {
         if let Some(file) = self.file(node) {
             file.pending.clear();
@@ -245,14 +248,14 @@ impl Medium {
         }
     }
 
-    /// How many blocks of a write nothing has yet.
+    /// Returns the number of blocks of a write that are not allocated yet.
     pub(crate) fn new_blocks(&self, node: u64, offset: u64, length: u64) -> u64 {
         let Some(Node::File(file)) = self.nodes.get(&node) else { return 0 };
         let numbers = offset / BLOCK as u64..(offset + length).div_ceil(BLOCK as u64);
         numbers.filter(|number| !file.now.blocks.contains_key(number)).count() as u64
     }
 
-    /// Blocks of all files that have a name.
+    /// Returns the blocks of all files that have a name.
     pub(crate) fn used_blocks(&self) -> u64 {
         let named = self.nodes.values().flat_map(|node| match node {
             Node::Directory(directory) => directory.now.values().copied().collect::<Vec<_>>(),
@@ -265,7 +268,7 @@ impl Medium {
         blocks.sum()
     }
 
-    /// A block that some file has: the file, and its number there.
+    /// Returns a random block of some file: the file, and its number there.
     pub(crate) fn any_block(&self, rng: &mut Rng) -> Option<(u64, u64)> {
         let mut blocks: Vec<_> = self
             .nodes

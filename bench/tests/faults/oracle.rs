@@ -1,11 +1,12 @@
-//! What must be there: every commit that was acknowledged, and of the others each as a whole or not at all.
+//! The required state: every acknowledged commit, and each other one as a whole or not at all.
 //!
-//! A commit is known by who made it: the thread, the cycle and its number in that, from 1. A process under test says so in lines (see
-//! [`Line`]) on its standard output, each by one write(2): a pipe takes those whole or not at all.
+//! A commit is identified by its thread, its cycle and its number in that cycle, from 1. A process under test reports
+//! commits in lines (see [`Line`]) on its standard output, each by one write(2), which a pipe takes whole or not at
+//! all.
 
 use std::fmt;
 
-/// A commit, and where in the log it ends.
+/// A commit, and its end in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Commit {
     pub(crate) thread: u64,
@@ -14,7 +15,7 @@ pub(crate) struct Commit {
     pub(crate) place: u64,
 }
 
-/// What a process says.
+/// A line of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Line {
     /// These commits of a thread and cycle are there, all from the first to the last.
@@ -24,10 +25,10 @@ pub(crate) enum Line {
         first: u64,
         last: u64,
     },
-    /// All that is there was found; what ends before this place is not needed any more.
+    /// All commits were found; anything that ends before this place is no longer needed.
     Opened(u64),
     Acknowledged(Commit),
-    /// Something is there that was never committed, or half.
+    /// Something is there that was never committed, or only half of a commit.
     Wrong(String),
     Failed(String),
 }
@@ -51,13 +52,13 @@ impl fmt::Display for Line {
 }
 
 impl Line {
-    /// Says it.
+    /// Prints it.
     pub(crate) fn say(&self) {
-        // Nobody listens any more: the harness has ended, and so will this process.
+        // Nobody reads any more: the harness has ended, and so will this process.
         let _ = rustix::io::write(rustix::stdio::stdout(), self.to_string().as_bytes());
     }
 
-    /// `None` for what the test harness prints besides.
+    /// Parses a line; `None` for the test harness's own output.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let (word, rest) = line.split_once(MARK)?.1.trim_start().split_once(' ')?;
         let numbers: Vec<u64> = rest.split(' ').map_while(|number| number.parse().ok()).collect();
@@ -74,7 +75,7 @@ impl Line {
     }
 }
 
-/// All that was acknowledged, and is still needed.
+/// All acknowledged commits that are still needed.
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     acknowledged: Vec<Commit>,
@@ -83,7 +84,7 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    /// Takes what a process said; fails where something is lost or was never committed.
+    /// Checks a process's output; fails where something is lost or was never committed.
     pub(crate) fn hear(&mut self, lines: &[Line]) -> Result<(), String> {
         let mut found = Vec::new();
         for line in lines {

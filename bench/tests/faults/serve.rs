@@ -1,7 +1,8 @@
 //! The file system that the kernel sees.
 //!
-//! Invariants: only this disk's kernel changes the files, so it may cache names and attributes without end, and gather writes:
-//! what it has gathered and not written is lost with the power, too. Everything is made under one lock, and answered after it.
+//! Invariants: only this disk's kernel changes the files, so it may cache names and attributes without limit, and
+//! gather writes; gathered and unwritten data is lost with the power, too. Every change is made under one lock, and
+//! answered after it.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,11 +21,11 @@ use crate::disk::{Request, Shared, Verdict, World};
 use crate::file::BLOCK;
 use crate::medium::{Kind, ROOT};
 
-/// How long the kernel may believe what it was given.
+/// How long the kernel may cache names and attributes.
 const EVER: Duration = Duration::from_secs(1 << 30);
 /// Largest request, in bytes.
 const LARGEST: u32 = 1 << 20;
-/// Blocks that statfs(2) shows where there is no limit.
+/// Blocks that statfs(2) reports where there is no limit.
 const PLENTY: u64 = 1 << 20;
 
 pub(crate) struct Served(pub(crate) Arc<Shared>);
@@ -54,14 +55,14 @@ fn attributes(world: &World, node: u64) -> Result<FileAttr, Code> {
 }
 
 impl Served {
-    /// What only reads.
+    /// Runs a read-only request.
     fn look<T>(&self, what: impl FnOnce(&World) -> Result<T, Code>) -> Result<T, Code> {
         let world = self.0.world();
         world.check_power()?;
         what(&world)
     }
 
-    /// What changes something, by the faults that were asked for. A sync is no change, and does what it does by itself.
+    /// Runs a change, subject to the faults. A sync is no change and does its own work.
     fn change<T>(
         &self,
         request: Request,
@@ -106,14 +107,14 @@ impl Served {
     }
 }
 
-/// The flags of an open, as this system's bits.
+/// Converts an open's flags to this system's bits.
 fn oflags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
 
 fn opened(flags: i32) -> FopenFlags {
     if oflags(flags).contains(OFlags::DIRECT) {
-        // Without these flags writers of one file that use direct I/O would wait for each other.
+        // Without these flags concurrent direct writers of one file would wait for each other.
         FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
     } else {
         FopenFlags::empty()
@@ -137,7 +138,7 @@ impl Filesystem for Served {
         config
             .add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_ASYNC_DIO)
             .map_err(|lacking| io::Error::other(format!("this kernel's FUSE has no {lacking:?}")))?;
-        // From Linux 6.6; before, only files that are open for direct I/O can't be mapped.
+        // Since Linux 6.6; before, only files open for direct I/O cannot be mapped.
         let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         Ok(())
     }
@@ -151,7 +152,7 @@ impl Filesystem for Served {
     }
 
     fn getattr(&self, _: &fuser::Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        // Also without power: the top is asked for when it is unmounted.
+        // Also without power: unmounting asks for the root.
         let found = attributes(&self.0.world(), ino.0);
         answer!(reply, found, |found| reply.attr(&EVER, &found));
     }

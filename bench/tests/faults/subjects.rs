@@ -1,5 +1,5 @@
-//! What is under test, in a process of its own: it opens store or log, says what it finds there, and commits with eight threads
-//! until it is killed, or something fails.
+//! The subjects under test, each in a process of its own: it opens a store or log, reports its content, and commits
+//! with eight threads until it is killed or something fails.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ const THREADS: u64 = 8;
 /// Pages of the store.
 const PAGES: u64 = 200;
 
-/// What is under test.
+/// A subject under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subject {
     Store,
@@ -41,8 +41,8 @@ impl Subject {
         all.into_iter().find(|subject| subject.name() == name).unwrap()
     }
 
-    /// Opens it, says what is there, and commits until something fails; or closes it at once.
-    /// `way` chooses how a log is written.
+    /// Opens it, reports its content, and commits until something fails; or closes it at once. `way` chooses how a log
+    /// is written.
     pub(crate) fn run(self, dir: &Path, way: u64, cycle: u64, only_look: bool) {
         let mode = [LogMode::Auto, LogMode::Buffered, LogMode::Direct][usize::try_from(way % 3).unwrap()];
         let done = match self {
@@ -77,13 +77,13 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-// The store: a commit is known by its number alone, which is its metadata, and stands in all pages that it changes.
+// The store: a commit's number is its metadata, and is in all pages that it changes.
 
 fn store_options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
 
-/// A number of which each bit depends on all bits of this one.
+/// Returns a number each bit of which depends on all bits of the input.
 fn mix(number: u64) -> u64 {
     Rng::from_seed(number).number()
 }
@@ -164,9 +164,9 @@ fn run_store(dir: &Path, only_look: bool) -> Result<(), String> {
     Ok(())
 }
 
-// Logs: a record says who wrote it, and the rest of it follows from that.
+// Logs: a record holds its author, from which the rest of it follows.
 
-/// A record of a group of so many.
+/// Returns a record of a group of `of` records.
 fn body(thread: u64, cycle: u64, number: u64, index: u64, of: u64) -> Vec<u8> {
     let head = [thread, cycle, number, index, of];
     let mut rng = Rng::from_seed(head.iter().fold(7, |seed, &part| mix(seed ^ part)));
@@ -176,7 +176,7 @@ fn body(thread: u64, cycle: u64, number: u64, index: u64, of: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Whose it is, if it is one.
+/// Returns the author of a record, if it is one.
 fn head_of(bytes: &[u8]) -> Option<[u64; 5]> {
     let words: Vec<u64> = bytes.chunks(8).take(5).map(number_of).collect();
     let head: [u64; 5] = words.try_into().ok()?;
@@ -258,7 +258,7 @@ fn run_redo(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<()
     Ok(())
 }
 
-/// Positions as numbers.
+/// Converts positions to numbers.
 fn place_of(position: Position) -> u64 {
     position.segment << 40 | position.offset
 }
