@@ -110,7 +110,7 @@ impl ScatteredReads {
     ///         reads.passed(at + (256 << 10));
     ///     }
     /// }
-    /// assert_eq!(asked, [70, 20, 40].map(|piece| piece << 20..piece + 1 << 20));
+    /// assert_eq!(asked, [90, 70, 20, 40].map(|piece| piece << 20..piece + 1 << 20));
     /// ```
     pub fn bring_in(&mut self, at: u64, length: u64, size: u64) -> Option<Range<u64>> {
         let (at, size) = (at.min(LAST), size.min(LAST));
