@@ -1,39 +1,39 @@
-//! Static arrays whose memory is allocated a chunk at a time, on first use, and kept: a process without rules has none of it to lock
-//! (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
+//! Static arrays whose memory is allocated one chunk at a time, on first use, and never freed. A process without rules therefore has no
+//! such memory to lock (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
 //!
 //! Invariants:
-//! 1. A chunk's pointer is null, or points to memory that is never freed; it is set once, to memory that is all zero.
-//! 2. Allocating a chunk waits for nobody and calls no allocator: a signal handler that interrupts it allocates its own, and the first to
-//!    publish wins.
+//! 1. A chunk's pointer is null, or points to memory that is never freed. It is set once, to memory that is all zero.
+//! 2. Allocating a chunk never waits and calls no allocator. A signal handler that interrupts an allocation allocates its own chunk, and
+//!    the first to publish wins.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::sys;
 
-/// `CHUNKS` times `EACH` of `T`.
+/// An array of up to `CHUNKS` chunks of `EACH` values.
 pub struct Chunks<T, const EACH: usize, const CHUNKS: usize>([AtomicPtr<[T; EACH]>; CHUNKS]);
 
 impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
-    /// Without memory.
+    /// Creates an array without memory.
     ///
     /// # Safety
     ///
-    /// A `T` with all bits zero is valid, needs no drop, and is aligned to a page at most.
+    /// A `T` with all bits zero is valid, needs no drop, and is aligned to at most a page.
     #[allow(unsafe_code, reason = "makes values of zeros")]
     pub const unsafe fn new() -> Self {
         Self([const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS])
     }
 
-    /// The one at that index; `None` if there is no memory for it yet.
+    /// Returns the value at the index; `None` if its chunk is not allocated or the index is out of range.
     #[inline]
     #[allow(unsafe_code, reason = "follows the pointer to a chunk")]
     pub fn get(&self, index: usize) -> Option<&T> {
         let chunk = self.0.get(index / EACH)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk that is there for good, and whose memory was seen with the pointer (invariant 1).
+        // SAFETY: null, or a chunk that is never freed, and whose memory was seen with the pointer (invariant 1).
         unsafe { chunk.as_ref() }?.get(index % EACH)
     }
 
-    /// The same, and takes the memory for it. `None` if there is no memory, or if the index is too high.
+    /// Returns the value at the index and allocates its chunk if necessary. `None` if there is no memory or the index is out of range.
     pub fn take(&self, index: usize) -> Option<&T> {
         if self.get(index).is_none() {
             Self::take_chunk(self.0.get(index / EACH)?);
@@ -58,7 +58,7 @@ impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
         }
     }
 
-    /// All that there is memory for, with their indices.
+    /// Iterates over the values of all allocated chunks, with their indices.
     pub fn taken(&self) -> impl Iterator<Item = (usize, &T)> {
         (0..CHUNKS).flat_map(|chunk| {
             let from = chunk * EACH;

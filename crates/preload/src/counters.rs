@@ -1,88 +1,88 @@
-//! What the rules did: one record for each process, in its own memory, or in a file that all processes of a tree map.
+//! Counts of what the rules did: one record for each process, in its own memory or in a file that all processes of a tree map.
 //!
-//! Invariants: counting is adding to an atomic; a record is claimed once and never given back; a process that finds no free one
-//! counts for itself alone. The counts of a killed process stay.
+//! Invariants: counting is an atomic addition; a record is claimed once and never given back; a process that finds no free record counts in
+//! its own memory alone. The counts of a killed process stay.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::noted::{PLACES, Place};
 use crate::sys;
+use crate::tracked_files::{PLACES, TrackedPlace};
 
-/// Says that a file is a report, and of which layout.
+/// The magic number of a report file, with the version of its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 4;
-/// Records of a report: processes beyond are counted in [`Header::claimed`] alone.
+/// Records in a report. Further processes are counted in [`Header::claimed`] alone.
 pub const RECORDS: usize = 4096;
 
-/// What is counted. Bytes but where the name says otherwise.
+/// The quantities that are counted, in bytes unless the description says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Count {
-    /// Read by streams.
+    /// Bytes read by streams.
     StreamRead,
-    /// Written by streams.
+    /// Bytes written by streams.
     StreamWritten,
-    /// Released of what streams brought in or wrote.
+    /// Bytes released that streams read or wrote.
     StreamReleased,
-    /// Of what streams read: resident before, and left so.
+    /// Bytes that streams read, that were resident before, and that stayed resident.
     StreamWasResident,
-    /// Of temporary files: never released, and gone with them.
+    /// Bytes of temporary files that were never released and went with their file.
     StreamKept,
-    /// Read by streams past the cache, by uncached reads.
+    /// Bytes that streams read by uncached reads, past the cache.
     StreamUncached,
-    /// Of streams' files: pages that nothing could be seen or done of.
+    /// Bytes of streams' files whose pages could be neither observed nor released.
     StreamUnobserved,
-    /// Written in bulk.
+    /// Bytes written in bulk.
     BulkWritten,
-    /// Released of bulk output.
+    /// Bytes released of bulk output.
     BulkReleased,
-    /// Written to logs.
+    /// Bytes written to logs.
     LogWritten,
-    /// Released of logs.
+    /// Bytes released of logs.
     LogReleased,
-    /// Times that a log was kept, since parts of its pages are overwritten.
+    /// Number of logs that were kept because parts of their pages are overwritten.
     LogsKept,
-    /// Released of files in direct I/O.
+    /// Bytes released of files in direct I/O.
     MixedReleased,
-    /// Times that a file was opened for direct I/O whose resident pages were kept, since the program may read them, too.
+    /// Number of files opened for direct I/O whose resident pages were kept because the program may read them.
     MixedKeptOpens,
-    /// Times that a file in direct I/O was written through the cache.
+    /// Number of times that a file in direct I/O was written through the cache.
     MixedWriters,
-    /// Times that a writer was made to wait for its own writeback.
+    /// Number of times that a writer waited for its own writeback.
     Pauses,
-    /// Nanoseconds that it waited.
+    /// Nanoseconds that writers waited for their own writeback.
     ThrottledNs,
-    /// Nanoseconds spent in the rules in all, waiting included.
+    /// Nanoseconds spent in the rules in all, including waits.
     InsideNs,
-    /// Files that a rule was for, and that were not followed: too many, or a descriptor too high.
+    /// Number of files that a rule applied to and that were not followed: there were too many, or the descriptor was too high.
     NotFollowed,
-    /// Calls of pagekeeper's own that failed.
+    /// Number of pagekeeper's own calls that failed.
     Failures,
-    /// Files whose end is not checked: there was no place to note them.
-    NotNoted,
-    /// 1 in a process that is followed by events, which are not counted here.
+    /// Number of files whose end is not checked because there was no free place to track them.
+    NotTracked,
+    /// 1 in a process that is followed by kernel events. Its pages are not counted here.
     Followed,
-    /// 1 in a process that was started without the rules, since neither library nor events reach it.
+    /// 1 in a process that was started without the rules because neither the library nor kernel events reach it.
     NotReached,
-    /// 1 in a process whose rules were left off, since a filter of system calls ends who makes theirs.
+    /// 1 in a process whose rules are disabled because a seccomp filter would kill it for the rules' system calls.
     Filtered,
 }
 
-/// How many counts there are.
+/// The number of counts.
 pub const COUNTS: usize = Count::Filtered as usize + 1;
 
-/// One process's.
+/// The counts of one process.
 #[repr(C, align(64))]
 pub struct Record {
-    /// The process; 0 while nobody has claimed it.
+    /// The process id; 0 while the record is free.
     pub pid: AtomicU32,
     _pad: u32,
-    /// Its name.
+    /// The process's name.
     pub comm: [AtomicU64; 2],
     counts: [AtomicU64; COUNTS],
 }
 
 impl Record {
-    /// An empty one.
+    /// A free record.
     #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static array")]
     pub const EMPTY: Self = Self {
         pid: AtomicU32::new(0),
@@ -97,7 +97,7 @@ impl Record {
         self.counts[count as usize].fetch_add(much, Ordering::Relaxed);
     }
 
-    /// A count.
+    /// Returns a count.
     pub fn get(&self, count: Count) -> u64 {
         self.counts[count as usize].load(Ordering::Relaxed)
     }
@@ -108,23 +108,23 @@ impl Record {
 pub struct Header {
     /// [`MAGIC`].
     pub magic: AtomicU64,
-    /// How many processes asked for a record.
+    /// The number of processes that asked for a record.
     pub claimed: AtomicU64,
 }
 
 /// The whole file, as it is mapped.
 #[repr(C)]
 pub struct Mapped {
-    /// Its start.
+    /// The file's header.
     pub header: Header,
-    /// The processes'.
+    /// One record for each process.
     pub records: [Record; RECORDS],
-    /// Files.
-    pub places: [Place; PLACES],
+    /// The files that are tracked.
+    pub places: [TrackedPlace; PLACES],
 }
 
 impl Mapped {
-    /// A record for this process; none if all are taken or the file is no report.
+    /// Claims a record for this process; `None` if all are taken or the file is not a report.
     pub fn claim(&self, pid: u32, comm: &[u8]) -> Option<&Record> {
         if self.header.magic.load(Ordering::Acquire) != MAGIC {
             return None;
@@ -142,10 +142,11 @@ impl Mapped {
     }
 }
 
-/// The longest path of a report, in bytes, with its end: it stands on the stack, which may be a signal handler's.
+/// The longest path of a report, in bytes, including the terminating null. The path is copied to the stack, which may be a signal
+/// handler's.
 const REPORT_PATH_MAX: usize = 1024;
 
-/// Maps the report of that path.
+/// Maps the report at that path.
 #[allow(unsafe_code, reason = "takes a mapping for a report")]
 pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
     // SAFETY: a mapping that is long enough, and never unmapped; all bits are valid, and all of it is atomic, so that other processes may
@@ -154,10 +155,10 @@ pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
         .map(|at| unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) })
 }
 
-/// Maps the file of that path, which has that size at least, for as long as the process lives: the address.
+/// Maps the file at that path for the lifetime of the process and returns the address. Fails if the file is smaller than `size`.
 pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
     let mut name = [0_u8; REPORT_PATH_MAX];
-    // One byte is left for the null behind it.
+    // One byte is left for the terminating null.
     name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
     let fd = sys::open(core::ffi::CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
     let mapped = map(fd, size).ok();
@@ -165,7 +166,7 @@ pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
     mapped
 }
 
-/// Maps a report's file, for as long as the process lives.
+/// Maps a report's file for the lifetime of the process.
 #[allow(unsafe_code, reason = "takes a mapping for a report")]
 pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
     // SAFETY: as `open_report` says.
@@ -175,7 +176,7 @@ pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
 #[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
 fn map(fd: libc::c_int, size: usize) -> Result<usize, sys::Errno> {
     let stat = sys::fstat(fd)?;
-    // Without its blocks, a page that there is no room for would end the process.
+    // Without allocated blocks, touching a page on a full file system would end the process (SIGBUS).
     if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
         return Err(sys::Errno(libc::EINVAL));
     }
@@ -184,27 +185,27 @@ fn map(fd: libc::c_int, size: usize) -> Result<usize, sys::Errno> {
     unsafe { sys::call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, fd as usize, 0]) }
 }
 
-/// A report's file, as the launcher makes it before it starts the first process, and reads it afterwards.
+/// A report's file. The launcher creates it before it starts the first process, and reads it afterwards.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug)]
 pub struct Report {
     file: std::fs::File,
 }
 
-/// What one process did.
+/// The counts of one process, as read from a report.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessCounts {
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// Its name.
+    /// The process's name.
     pub comm: String,
     counts: [u64; COUNTS],
 }
 
 #[cfg(not(feature = "interpose"))]
 impl ProcessCounts {
-    /// A count.
+    /// Returns a count.
     pub fn get(&self, count: Count) -> u64 {
         self.counts[count as usize]
     }
@@ -212,8 +213,8 @@ impl ProcessCounts {
 
 #[cfg(not(feature = "interpose"))]
 impl Report {
-    /// Makes an empty file a report. Its blocks are taken now: a process that counted on a page for which there is no room any more
-    /// would end by a signal (SIGBUS).
+    /// Makes an empty file a report. Allocates its blocks now: a process that touched a page without space on the file system would end by
+    /// a signal (SIGBUS).
     pub fn begin(file: std::fs::File) -> std::io::Result<Self> {
         use std::os::unix::fs::FileExt;
 
@@ -223,7 +224,7 @@ impl Report {
         Ok(Self { file })
     }
 
-    /// What each process that claimed a record has counted, in that order.
+    /// Returns the counts of each process that claimed a record, in the order of the claims.
     pub fn processes(&self) -> std::io::Result<Vec<ProcessCounts>> {
         use std::os::unix::fs::FileExt;
 
@@ -252,17 +253,17 @@ impl Report {
         Ok(processes)
     }
 
-    /// The files that are noted.
-    pub fn files(&self) -> std::io::Result<Vec<crate::noted::NotedFile>> {
+    /// Returns the files that are tracked.
+    pub fn files(&self) -> std::io::Result<Vec<crate::tracked_files::TrackedFile>> {
         use std::os::unix::fs::FileExt;
 
-        let mut bytes = vec![0; size_of::<[Place; PLACES]>()];
+        let mut bytes = vec![0; size_of::<[TrackedPlace; PLACES]>()];
         self.file.read_exact_at(&mut bytes, core::mem::offset_of!(Mapped, places) as u64)?;
-        let places = bytes.chunks_exact(size_of::<Place>());
-        Ok(places.filter_map(crate::noted::NotedFile::from_bytes).collect())
+        let places = bytes.chunks_exact(size_of::<TrackedPlace>());
+        Ok(places.filter_map(crate::tracked_files::TrackedFile::from_bytes).collect())
     }
 
-    /// How many processes asked for a record; those beyond [`RECORDS`] counted for themselves alone.
+    /// Returns how many processes asked for a record. Those beyond [`RECORDS`] counted in their own memory alone.
     pub fn claimed(&self) -> std::io::Result<u64> {
         use std::os::unix::fs::FileExt;
 

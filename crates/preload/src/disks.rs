@@ -1,10 +1,9 @@
-//! The disks that this process writes to: what is known of each, whose turn it is, and how much of all that may be unwritten is a
-//! writer's.
+//! The disks that this process writes to: the pacing state of each, the writer whose turn it is, and each writer's share of the bytes that
+//! may be unwritten.
 //!
-//! Invariants: what a writer counted here it takes off again ([`Share`]); nobody waits. A turn ends by itself, since its writer may not
-//! come back to say so; only its holder ends it earlier or prolongs it, and a holder that another writer waits for does not prolong it and
-//! lets the other one begin next. What is known of a disk is a few words that two threads may change at once: any mixture of them is valid
-//! ([`Pacer`]).
+//! Invariants: a writer takes off what it counted here ([`Share`]); nobody waits. A turn ends by itself, since its writer may never come
+//! back to end it. Only its holder ends it earlier or prolongs it. A holder does not prolong its turn while another writer waits, and lets
+//! that one begin next. The state of a disk is a few words that two threads may change at once: any mixture of them is valid ([`Pacer`]).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,16 +12,17 @@ use pagekeeper_policy::write_behind::Pace;
 
 use crate::sys;
 
-/// Disks at a time; further ones share the last place.
+/// Disks followed at a time; further ones share the last place.
 const DISKS: usize = 8;
-/// Nanoseconds of a turn at least, and at most; in between, some prices of a part.
+/// The shortest and the longest turn, in nanoseconds. In between, a turn lasts `TURN_PRICES` times the expected time of a part.
 const TURN_MIN: u64 = 20_000_000;
 const TURN_MAX: u64 = 1_000_000_000;
 const TURN_PRICES: u64 = 4;
-/// Nanoseconds for which a writer counts as waiting after it asked in vain: some polls of its.
+/// Nanoseconds for which a writer counts as waiting after a refused attempt: a few of its polls.
 const WAITING_NS: u64 = 2_000_000;
 
-/// A writer and a time, in one word: the holder of a turn and its end, or who waits for one and until when that counts.
+/// A writer and a time in one word: the holder of a turn and the turn's end, or a waiting writer and the time until which it counts as
+/// waiting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim {
     writer: u64,
@@ -45,13 +45,13 @@ impl Claim {
 }
 
 struct Disk {
-    /// One more than the device's number; 0 where there is none.
+    /// The device number plus one; 0 in a free place.
     device: AtomicU64,
-    /// Writers that have more than a step.
+    /// Writers that have written more than one step.
     writers: AtomicU64,
-    /// Until when nothing is to be begun.
+    /// No writer begins a part before this time.
     pause_until: AtomicU64,
-    /// Whose turn it is, and who waits for one: [`Claim`]s.
+    /// The writer whose turn it is, and one that waits for its turn: [`Claim`]s.
     turn: AtomicU64,
     waiting: AtomicU64,
     pacer: [AtomicU64; WORDS],
@@ -67,7 +67,7 @@ static DISKS_WRITTEN: [Disk; DISKS] = [const {
         pacer: [const { AtomicU64::new(0) }; WORDS],
     }
 }; DISKS];
-/// Writers of all disks that have more than a step.
+/// Writers of all disks that have written more than one step.
 static WRITERS: AtomicU64 = AtomicU64::new(0);
 /// The number of the next share.
 static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
@@ -94,13 +94,13 @@ impl Disk {
         Claim::of_word(self.turn.load(Ordering::Relaxed))
     }
 
-    /// Gives a turn another end, unless somebody changed it since `seen`.
+    /// Replaces the turn, unless somebody changed it since `seen`.
     fn change_turn(&self, seen: Claim, to: Claim) -> bool {
         let (seen, to) = (seen.to_word(), to.to_word());
         self.turn.compare_exchange(seen, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether another writer than this waits for its turn.
+    /// Whether another writer waits for its turn.
     fn is_wanted_beside(&self, writer: u64, now: u64) -> bool {
         let waiting = Claim::of_word(self.waiting.load(Ordering::Relaxed));
         waiting.writer != writer && waiting.until > now
@@ -112,22 +112,22 @@ pub(crate) struct Share {
     disk: Option<&'static Disk>,
     /// Whether it is counted as a writer.
     is_counted: bool,
-    /// Its number among the writers of this process, by which a turn is its own.
+    /// Its number among the writers of this process, which identifies its turns.
     writer: u64,
 }
 
 impl Share {
-    /// None yet.
+    /// A share without a disk.
     pub(crate) const NONE: Self = Self { disk: None, is_counted: false, writer: 0 };
 
-    /// The share of a writer to that device.
+    /// Returns the share of a new writer to that device.
     pub(crate) fn of(device: u64) -> Self {
         let number = NEXT_WRITER.fetch_add(1, Ordering::Relaxed);
         let writer = number % ((1 << Claim::WRITER_BITS) - 1) + 1;
         Self { disk: Disk::of(device), is_counted: false, writer }
     }
 
-    /// Whether it is known which disk.
+    /// Whether the disk is known.
     pub(crate) fn has_disk(&self) -> bool {
         self.disk.is_some()
     }
@@ -136,7 +136,7 @@ impl Share {
         self.disk.map_or(Pacer::NEW, Disk::pacer)
     }
 
-    /// The pace of this writer, in a process whose writers may have `budget` bytes unwritten, for calls of `length` bytes.
+    /// Returns the pace of this writer for calls of `length` bytes, in a process whose writers together may have `budget` bytes unwritten.
     pub(crate) fn pace(&self, budget: u64, length: u64, release: bool) -> Pace {
         let pacer = self.pacer();
         let others = |writers: &AtomicU64| {
@@ -148,7 +148,7 @@ impl Share {
         Pace::of(pacer.piece(), backlog, length, release)
     }
 
-    /// It is a writer that has more than a step.
+    /// Counts it as a writer that has written more than one step.
     pub(crate) fn count(&mut self) {
         if let (false, Some(disk)) = (self.is_counted, self.disk) {
             self.is_counted = true;
@@ -157,17 +157,17 @@ impl Share {
         }
     }
 
-    /// Nanoseconds that a part of a piece is expected to take; 0 if that is unknown.
+    /// Returns the nanoseconds that a part of a piece is expected to take; 0 if unknown.
     pub(crate) fn price(&self) -> u64 {
         self.pacer().price()
     }
 
-    /// Nanoseconds until something may be begun.
+    /// Returns the nanoseconds until a part may be begun.
     pub(crate) fn pause(&self, now: u64) -> u64 {
         self.disk.map_or(0, |disk| disk.pause_until.load(Ordering::Relaxed).saturating_sub(now))
     }
 
-    /// Whether a part of `bytes` may be begun, with which `in_flight` bytes of this writer would be on their way; if so, it is its turn.
+    /// Whether a part of `bytes` may be begun, after which `in_flight` bytes of this writer would be in flight. If so, it takes the turn.
     pub(crate) fn may_begin(&self, in_flight: u64, bytes: u64, now: u64) -> bool {
         let Some(disk) = self.disk else { return true };
         let pacer = disk.pacer();
@@ -185,7 +185,7 @@ impl Share {
             return false;
         }
         if held.writer == self.writer && is_wanted {
-            // The turn goes on to its end while parts are on their way; the next one is the other writer's.
+            // The turn goes on to its end while parts are in flight; the next turn belongs to the other writer.
             return !is_first && held.until > now;
         }
         disk.change_turn(held, mine)
@@ -201,7 +201,7 @@ impl Share {
         }
     }
 
-    /// A part was written; `is_last`: and nothing of this writer is on its way.
+    /// Records that a part was written. `is_last`: nothing more of this writer is in flight.
     pub(crate) fn written(&self, part: WrittenPart, is_last: bool, now: u64) {
         let Some(disk) = self.disk else { return };
         let mut pacer = disk.pacer();
@@ -215,7 +215,7 @@ impl Share {
         }
     }
 
-    /// Ends its part as a writer, and its turn, until it writes again.
+    /// Stops counting it as a writer, and ends its turn, until it writes again.
     pub(crate) fn clear(&mut self) {
         let Some(disk) = self.disk else { return };
         self.end_turn(sys::now());
@@ -225,26 +225,26 @@ impl Share {
         }
     }
 
-    /// In a child of fork: its parent's writer is counted by its parent.
+    /// Forgets that it was counted, in a child of fork: its parent counts its own writer.
     pub(crate) fn forget(&mut self) {
         self.is_counted = false;
     }
 }
 
-/// Counts one writer less. Not below 0: a child of fork begins at 0, and a writer of its parent may not have been forgotten.
+/// Counts one writer less, but not below 0: a child of fork begins at 0, and a writer of its parent may still be marked as counted.
 fn decrease(writers: &AtomicU64) {
     let less = |count: u64| count.checked_sub(1);
     let _ = writers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
 impl Drop for Share {
-    // What is known of a descriptor that was closed behind our back is replaced.
+    // The state of a descriptor that the program closed by a call we do not see is replaced, and so dropped.
     fn drop(&mut self) {
         self.clear();
     }
 }
 
-/// In a child of fork, whose writers have forgotten all.
+/// Resets all counts and turns in a child of fork, whose writers have forgotten that they were counted.
 pub(crate) fn after_fork() {
     for disk in &DISKS_WRITTEN {
         for word in [&disk.writers, &disk.pause_until, &disk.turn, &disk.waiting] {
@@ -275,7 +275,7 @@ mod tests {
         one.count();
         other.count();
         assert_eq!(of(&one, 256 * MIB), alone / 2);
-        // Of other tests there may be more writers at this moment.
+        // Other tests may have more writers at this moment.
         assert!(of(&Share::of(u64::MAX - 8), 3 * MIB) <= MIB);
         drop(other);
         assert_eq!(of(&one, 256 * MIB), alone);
@@ -290,7 +290,7 @@ mod tests {
         assert!(!other.may_begin(MIB / 8, MIB / 8, now) && elsewhere.may_begin(MIB / 8, MIB / 8, now));
         one.written(part(3_000_000), true, now + 1);
         assert!(other.may_begin(MIB / 8, MIB / 8, now + 1));
-        // One that never says that it is done has its turn for a while.
+        // A writer that never says that it is done holds its turn for a while.
         assert!(
             !one.may_begin(MIB / 8, MIB / 8, now + 2) && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX + 2)
         );
@@ -310,11 +310,11 @@ mod tests {
             now += 3_000_000;
             other.written(part(3_000_000), true, now);
         }
-        // One that asked in vain and went away is not waited for.
+        // A writer that was refused and went away is not waited for.
         assert!(one.may_begin(step, step, now) && !other.may_begin(step, step, now));
         one.written(part(3_000_000), true, now);
         assert!(!one.may_begin(step, step, now) && one.may_begin(step, step, now + WAITING_NS + 1000));
-        // A turn that is not used up ends with its writer.
+        // An unused rest of a turn ends with its writer.
         one.end_turn(now + WAITING_NS + 2000);
         assert!(other.may_begin(step, step, now + WAITING_NS + 2000));
     }

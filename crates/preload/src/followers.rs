@@ -1,11 +1,11 @@
-//! Readers of logs: where each is, and which files are to go when it was read. In memory that a process shares with those that it forks: a
-//! server's WAL senders and its archiver read what other processes of it write.
+//! Readers of logs: the position of each, and the files to release once they are read. They are in memory that a process shares with its
+//! forked children, because a server's WAL senders and its archiver read what its other processes write.
 //!
-//! An archiver starts other programs that read. What it has archived is seen by a name that it changes (`rules::archive`): it has an
-//! entry for each series of logs, as a reader at the first file that is yet to be archived.
+//! An archiver starts other programs that read. It renames a file to show what it has archived (`rules::archive`). It has one entry
+//! for each series of logs, as a reader at the first file that is not archived yet.
 //!
-//! Invariants: nobody waits; where there is no room, a reader is not known, and what it reads may be gone from memory. A reader whose
-//! process has ended is none.
+//! Invariants: nobody waits; without a free entry, a reader is unknown, and pages that it is about to read may be released. The entry of a
+//! process that has ended does not count.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -13,18 +13,18 @@ use pagekeeper_policy::allowance::is_near;
 
 use crate::sys::{self, Errno};
 
-/// Readers that are known at a time.
+/// Readers known at a time.
 const READERS: usize = 64;
-/// Files that are to go.
-const OWED: usize = 64;
-/// An entry that is being made.
+/// Files waiting to be released.
+const PENDING_RELEASE_MAX: usize = 64;
+/// The owner of an entry that is being filled in.
 const BUSY: u32 = u32::MAX;
-/// The entry of an archiver, which is no process's.
+/// The owner of an archiver's entry, which belongs to no process.
 const ARCHIVER: u32 = u32::MAX - 1;
 
-/// A reader.
+/// The entry of a reader.
 struct Reader {
-    /// Its process, or what else the entry is; 0: free.
+    /// Its process, or [`BUSY`] or [`ARCHIVER`]; 0 if the entry is free.
     owner: AtomicU32,
     inode: AtomicU64,
     series: AtomicU64,
@@ -42,7 +42,7 @@ impl Reader {
         place: AtomicU64::new(0),
     };
 
-    /// Whether it is one: the entry of a process that has ended is freed.
+    /// Whether the entry is in use. Frees the entry of a process that has ended.
     fn is_there(&self) -> bool {
         let owner = self.owner.load(Ordering::Acquire);
         match owner {
@@ -57,50 +57,50 @@ impl Reader {
     }
 }
 
-/// All that is known.
+/// All readers and files.
 pub struct Followers {
     readers: [Reader; READERS],
-    /// Inodes of files that are to go when their last reader has read them.
-    owed: [AtomicU64; OWED],
+    /// Inodes of files to release once their last reader has read them.
+    owed: [AtomicU64; PENDING_RELEASE_MAX],
 }
 
 static OWN: Followers = Followers::NEW;
-/// Memory of the kernel's, shared with children of fork, or [`OWN`].
+/// Memory shared with children of fork, or [`OWN`].
 static SHARED: AtomicPtr<Followers> = AtomicPtr::new((&raw const OWN).cast_mut());
 
-/// Has what is known be shared with the children of this process.
+/// Shares the entries with the children of this process.
 ///
 /// # Errors
 ///
-/// Where there is no memory: each process knows its own.
+/// If there is no memory. Then each process knows its own readers alone.
 #[allow(unsafe_code, reason = "a mapping of shared memory")]
 pub fn share() -> Result<(), Errno> {
     let at = sys::take_shared_memory(size_of::<Followers>())?;
-    // Zeroes are what it begins with.
+    // Zeroes are the initial state.
     SHARED.store(at.cast(), Ordering::Release);
     Ok(())
 }
 
-/// What this process knows.
+/// Returns the readers and files that this process knows.
 #[allow(unsafe_code, reason = "follows the pointer to it")]
 pub fn all() -> &'static Followers {
-    // SAFETY: `OWN`, or memory of that size that is never given back, of which all bits are valid and all is atomic.
+    // SAFETY: `OWN`, or memory of that size that is never freed, in which all bits are valid and all fields are atomic.
     unsafe { &*SHARED.load(Ordering::Acquire) }
 }
 
 impl Followers {
-    /// Nobody.
+    /// No readers and no files.
     #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static")]
     pub const NEW: Self =
-        Self { readers: [Reader::NONE; READERS], owed: [const { AtomicU64::new(0) }; OWED] };
+        Self { readers: [Reader::NONE; READERS], owed: [const { AtomicU64::new(0) }; PENDING_RELEASE_MAX] };
 
-    /// Somebody begins to read a file. `None`: there is no room.
+    /// Adds a reader at the start of a file. `None` if there is no free entry.
     pub fn begin(&self, inode: u64, series: u64, sequence: u64) -> Option<usize> {
         self.enter(sys::getpid(), inode, series, sequence)
     }
 
     fn enter(&self, owner: u32, inode: u64, series: u64, sequence: u64) -> Option<usize> {
-        // Those whose process has ended are freed where there is no other room.
+        // If no entry is free, the second round frees those whose process has ended.
         for frees in [false, true] {
             for (nth, reader) in self.readers.iter().enumerate() {
                 if frees {
@@ -120,21 +120,21 @@ impl Followers {
         None
     }
 
-    /// It has come so far.
+    /// Records the position of a reader.
     pub fn comes_to(&self, reader: usize, place: u64) {
         if let Some(reader) = self.readers.get(reader) {
             reader.place.store(place, Ordering::Relaxed);
         }
     }
 
-    /// It reads no more.
+    /// Removes a reader.
     pub fn end(&self, reader: usize) {
         if let Some(reader) = self.readers.get(reader) {
             let _ = reader.owner.compare_exchange(sys::getpid(), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Readers that are near the writer in that file of the series: in which of its files, and where.
+    /// Returns the readers near the writer, which is at file `sequence` of the series: the file each reads, and its position there.
     pub fn near(&self, series: u64, sequence: u64, near_files: u64) -> impl Iterator<Item = (u64, u64)> {
         self.readers.iter().filter_map(move |reader| {
             let at = reader.sequence.load(Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Followers {
         })
     }
 
-    /// Whether somebody reads that file.
+    /// Whether a reader has that file.
     pub fn reads(&self, inode: u64) -> bool {
         self.readers.iter().any(|reader| {
             reader.owner.load(Ordering::Acquire) != ARCHIVER
@@ -154,7 +154,7 @@ impl Followers {
         })
     }
 
-    /// All files of the series up to that one were archived.
+    /// Records that all files of the series up to that one were archived.
     pub fn archived(&self, series: u64, sequence: u64) {
         let next = sequence.saturating_add(1);
         let known = self.readers.iter().find(|reader| {
@@ -167,18 +167,18 @@ impl Followers {
         }
     }
 
-    /// A file is to go when it was read.
+    /// Records that a file is to be released once it was read.
     pub fn owes(&self, inode: u64) {
         remember(&self.owed, inode);
     }
 
-    /// Takes back that a file is to go: whether it was.
+    /// Takes a file off the list of files to release; returns whether it was on it.
     pub fn pays(&self, inode: u64) -> bool {
         take(&self.owed, inode)
     }
 }
 
-/// Keeps a number in a list, in the place of another where it is full.
+/// Adds a number to a list. In a full list it replaces another one.
 pub fn remember(list: &[AtomicU64], number: u64) {
     if list.iter().any(|kept| kept.load(Ordering::Relaxed) == number) {
         return;
@@ -193,7 +193,7 @@ pub fn remember(list: &[AtomicU64], number: u64) {
     }
 }
 
-/// Takes a number out of a list. Whether it was there.
+/// Removes a number from a list; returns whether it was there.
 fn take(list: &[AtomicU64], number: u64) -> bool {
     list.iter().any(|kept| kept.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok())
 }
@@ -224,7 +224,7 @@ mod tests {
         followers.enter(child.id(), 11, 1, 7).unwrap();
         child.wait().unwrap();
         assert!(followers.near(1, 8, 3).next().is_none() && !followers.reads(11));
-        // Where there is no room, theirs is taken.
+        // Without a free entry, those of ended processes are reused.
         for _ in 0..READERS {
             followers.enter(child.id(), 11, 1, 7).unwrap();
         }
@@ -252,7 +252,7 @@ mod tests {
         assert!(take(&list, 3) && !take(&list, 3));
         remember(&list, 5);
         remember(&list, 6);
-        // In the place of the fifth.
+        // It replaced the fifth.
         assert!(take(&list, 6) && !take(&list, 5) && take(&list, 1) && take(&list, 4));
     }
 }

@@ -1,11 +1,11 @@
 //! The library's start and end in a process, and its replacement for the standard library.
 //!
-//! Before the program's own code runs, the constructor reads the settings of the process, looks up the C library's functions, and
-//! follows the descriptors that the process was started with. In a process without settings it does nothing.
+//! Before the program's own code runs, the constructor reads the settings of the process, looks up the C library's functions, and follows
+//! the descriptors that the process was started with. In a process without settings it does nothing.
 //!
-//! How it fails: the rules stay off where the settings are not understood, where the program is set-user-ID or has another C library,
-//! and where its filter of system calls kills it for those of the rules (the report says so). A report that can't be mapped gets no
-//! counts. The code should never panic. If it does, the rules are turned off and the process aborts.
+//! How it fails: the rules stay off in three cases: the settings are not understood; the program is set-user-ID or has another C library;
+//! or a seccomp filter would kill the process for the rules' system calls (the report counts that). If the report cannot be mapped, nothing
+//! is counted in it. The code should never panic. If it does, the rules are turned off and the process aborts.
 
 #![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
 
@@ -16,11 +16,11 @@ use crate::counters::Count;
 use crate::hooks::stdio;
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
 use crate::{
-    counters, followers, helper, introspection, launcher, noted, open_readers, process, real, rules, sys,
+    counters, followers, helper, introspection, launcher, open_readers, process, real, rules, sys,
+    tracked_files,
 };
 
-/// The text, kept: a program may write over its environment.
-/// A null byte stays behind it.
+/// A copy of the settings' text, because a program may overwrite its environment. A null byte stays behind the text.
 struct Text(UnsafeCell<[u8; TEXT_MAX + 1]>);
 
 // SAFETY: written by `begin` alone, before the program's own code runs.
@@ -28,7 +28,7 @@ unsafe impl Sync for Text {}
 
 static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX + 1]));
 
-/// Standard input, output and error: what a shell redirects, and all that a process is looked at for that is no stream yet.
+/// Standard input, output and error: a shell redirects these. In a process that no name decides, only these are examined at the start.
 const STANDARD: core::ops::Range<c_int> = 0..3;
 
 type Begin = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
@@ -41,14 +41,14 @@ static BEGIN: Begin = begin;
 #[unsafe(link_section = ".fini_array")]
 static END: unsafe extern "C" fn() = end;
 
-/// The constructor. The C library gives it what `main` is given.
+/// The constructor. The C library passes it the arguments of `main`.
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
     real::find_all();
-    // Of another C library, nothing is known of what was given.
+    // Another C library may pass other arguments.
     if introspection::is_secure() || !real::is_for_this() {
         return;
     }
-    // SAFETY: the environment as the C library keeps it: strings, and a null pointer behind the last.
+    // SAFETY: the environment as the C library keeps it: strings, ended by a null pointer.
     let Some(text) = (unsafe { find(environment) }) else { return };
     // SAFETY: nobody else uses it yet.
     let whole = unsafe { &mut *TEXT.0.get() };
@@ -66,10 +66,11 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     }
     let pid = sys::getpid();
     let record = |path| counters::open_report(path)?.claim(pid, comm);
-    let report =
-        |path| counters::open_report(path).inspect(|report| noted::note_in(report))?.claim(pid, comm);
+    let report = |path| {
+        counters::open_report(path).inspect(|report| tracked_files::track_in(report))?.claim(pid, comm)
+    };
     if introspection::is_deadly() {
-        // By a child, too: what that takes may be deadly as well.
+        // In a child: the system calls for this may be deadly, too.
         introspection::is_survived(|| {
             if let Some(record) = plan.report.and_then(record) {
                 record.add(Count::Filtered, 1);
@@ -82,16 +83,16 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     }
     // SAFETY: the one call, before the program's own code runs.
     unsafe { process::set_up(&plan) };
-    // SAFETY: likewise, in the first thread; functions of the C library's names are its own.
+    // SAFETY: likewise, in the first thread; functions found by names of the C library are its own.
     unsafe { helper::set_up(real::address) };
     if rules::has_followers() {
-        // Where that can't be, each process knows its own readers.
+        // If that fails, each process knows its own readers alone.
         let _ = followers::share();
     }
     if let (Part::Stream, Some(readers)) = (plan.part, plan.readers) {
         open_readers::share(readers);
     }
-    // Most processes for which no name decides do nothing that is counted.
+    // Most processes that no name decides do nothing that is counted.
     if plan.part != Part::Undecided
         && let Some(record) = plan.report.and_then(report)
     {
@@ -114,17 +115,17 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
     }
 }
 
-/// The text among the environment's.
+/// Finds the settings' text in the environment.
 ///
 /// # Safety
 ///
-/// An array of strings, with a null pointer behind the last, or null itself.
+/// `environment` is null, or an array of strings ended by a null pointer.
 unsafe fn find<'a>(mut environment: *const *const c_char) -> Option<&'a [u8]> {
     if environment.is_null() {
         return None;
     }
     loop {
-        // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+        // SAFETY: by this function's contract, since the null pointer was not reached yet.
         let one = unsafe { *environment };
         if one.is_null() {
             return None;
@@ -138,23 +139,23 @@ unsafe fn find<'a>(mut environment: *const *const c_char) -> Option<&'a [u8]> {
     }
 }
 
-/// Before a fork, in the thread that forks.
+/// Runs before a fork, in the forking thread.
 unsafe extern "C" fn forks() {
     helper::before_fork();
 }
 
-/// After it, in the parent.
+/// Runs after a fork, in the parent.
 unsafe extern "C" fn has_forked() {
     helper::forked();
 }
 
-/// In a child of fork.
+/// Runs after a fork, in the child.
 unsafe extern "C" fn forked() {
     process::entered_child();
     rules::after_fork();
 }
 
-/// The destructor: as the process ends by `exit` or from `main`.
+/// The destructor: runs as the process ends by `exit` or returns from `main`.
 unsafe extern "C" fn end() {
     if process::is_on() {
         rules::before_exit();
@@ -165,6 +166,6 @@ unsafe extern "C" fn end() {
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     process::count(Count::Failures, 1);
     process::turn_off();
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     unsafe { libc::abort() }
 }

@@ -1,6 +1,6 @@
-//! What the hooks read of the process and its memory: by system calls, which report a bad address.
+//! Reads the process and its memory for the hooks, by system calls, which report a bad address.
 //!
-//! Invariant: nothing here reads the program's memory itself, so that a bad address of the program's fails in its own call.
+//! Invariant: nothing here reads the program's memory directly, so that a bad address of the program fails in its own call.
 
 #![allow(unsafe_code, reason = "system calls with pointers")]
 
@@ -10,7 +10,7 @@ use libc::{c_int, c_long};
 
 use crate::sys::{self, Errno};
 
-/// Copies what lies at an address of the process, if all of it can be read. `T` is any that all bits are valid for.
+/// Copies `count` values, at most `N`, from an address of the process; `None` unless all of them can be read.
 ///
 /// # Safety
 ///
@@ -21,13 +21,13 @@ pub unsafe fn peek<T: Copy, const N: usize>(address: usize, count: usize) -> Opt
     let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: length };
     let theirs = libc::iovec { iov_base: address as *mut _, iov_len: length };
     let args = [sys::getpid() as usize, (&raw const ours) as usize, 1, (&raw const theirs) as usize, 1, 0];
-    // SAFETY: `ours` has room for what is read; `theirs` is read by the kernel, which says where it can't be.
+    // SAFETY: `ours` has room for the bytes read; `theirs` is read by the kernel, which reports a bad address.
     let done = unsafe { sys::call(libc::SYS_process_vm_readv, args) };
-    // SAFETY: all of it was zeroed, and then set as far as was read; all bits are valid by this function's contract.
+    // SAFETY: all of it was zeroed, and then set as far as it was read; all bits are valid by this function's contract.
     (done == Ok(length)).then(|| unsafe { to.assume_init() })
 }
 
-/// Bytes of the buffers of a vectored call; 0 if they can't be read.
+/// Returns the bytes of a vectored call's buffers; 0 if they cannot be read.
 pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
     const FEW: usize = 16;
     let Ok(count) = usize::try_from(count) else { return 0 };
@@ -36,7 +36,7 @@ pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
     parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part[1] as u64))
 }
 
-/// The position that a call was given by reference, or the file's own where it was given none; `None` if it can't be known.
+/// Returns the offset that a call was given by reference, or the file offset if that is null; `None` if it cannot be known.
 pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     if given.is_null() {
         return sys::position(fd).ok();
@@ -46,7 +46,7 @@ pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     u64::try_from(at).ok()
 }
 
-/// Whether a write may end by a signal at a limit of the file's size (`RLIMIT_FSIZE`).
+/// Whether a write may end by a signal at a limit of the file size (`RLIMIT_FSIZE`).
 pub fn has_size_limit() -> bool {
     let mut limit = [0_u64; 2];
     let args = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
@@ -54,7 +54,7 @@ pub fn has_size_limit() -> bool {
     unsafe { sys::call(libc::SYS_prlimit64, args) }.is_err() || limit[0] != libc::RLIM64_INFINITY
 }
 
-/// The name of the calling thread (`comm`), without its null byte: the process's, of its first.
+/// Returns the name of the calling thread (`comm`), without its null byte. The first thread's name is the process's.
 pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     // SAFETY: `to` has the 16 bytes that are written.
     let done = unsafe {
@@ -64,7 +64,7 @@ pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     if done.is_ok() { to.get(..length).unwrap_or_default() } else { &[] }
 }
 
-/// Calls `act` with the process's name, whichever thread asks: its first thread's.
+/// Calls `act` with the process's name, which is its first thread's, from any thread.
 pub fn with_process_name<R>(act: impl FnOnce(&[u8]) -> R) -> R {
     let mut name = [0; 16];
     let length = sys::open(c"/proc/self/comm", libc::O_RDONLY).map_or(0, |fd| {
@@ -79,14 +79,14 @@ pub fn with_process_name<R>(act: impl FnOnce(&[u8]) -> R) -> R {
     act(name.strip_suffix(b"\n").unwrap_or(name))
 }
 
-/// Whether the system started the program with rights that its caller does not have.
+/// Whether the system started the program with privileges that its caller does not have.
 pub fn is_secure() -> bool {
     // SAFETY: no pointers.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether the calls that the rules make end the process here, by a filter that it was started under (seccomp(2)): tried in a child.
-/// A filter that refuses them is met like a kernel that doesn't have them.
+/// Whether a seccomp filter that the process was started under would kill it for the rules' system calls. Tests this in a child. A filter
+/// that refuses the calls is handled like a kernel without them.
 pub fn is_deadly() -> bool {
     const FILTERED: usize = 2;
     let argument = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
@@ -95,12 +95,12 @@ pub fn is_deadly() -> bool {
     is_filtered && !is_survived(try_calls)
 }
 
-/// Does something in a child with a copy of all memory, which ends without a core whatever ends it. Whether the child came to the end
-/// of it. It makes system calls alone.
+/// Runs `act` in a child with a copy of all memory, which leaves no core dump however it ends. Returns whether the child reached the end.
+/// `act` makes system calls only.
 pub fn is_survived(act: impl FnOnce()) -> bool {
     let argument = |first: usize| [first, 0, 0, 0, 0, 0];
-    // SAFETY: a child with a copy of all memory and no signal at its end, which goes on from here, on a copy of this stack, and makes
-    // system calls alone. The status is written to where there is room for it; a limit is two numbers.
+    // SAFETY: a child with a copy of all memory and no signal at its end. It goes on from here, on a copy of this stack, and makes system
+    // calls only. The status is written to a variable that has room for it; a limit is two numbers.
     unsafe {
         let child = match sys::call(libc::SYS_clone, argument(0)) {
             Ok(0) => {
@@ -122,10 +122,10 @@ pub fn is_survived(act: impl FnOnce()) -> bool {
     }
 }
 
-/// Makes each kind of call that the rules make, their helper, and the C library for it, on no file.
+/// Makes each kind of call that the rules, their helper, and the C library for it make, on no file.
 fn try_calls() {
     const NONE: usize = usize::MAX;
-    /// Bytes of a set of signals, as the kernel has it.
+    /// Bytes of the kernel's set of signals.
     const SIGNALS: usize = 8;
     let zeros = [0_u64; 2];
     let nothing = zeros.as_ptr() as usize;
@@ -176,16 +176,16 @@ fn try_calls() {
         (libc::SYS_rt_sigaction, [0, 0, 0, SIGNALS, 0, 0]),
     ];
     for (number, args) in calls {
-        // SAFETY: no descriptor, nothing to read, or what the call takes: limits of two numbers, a time of none, a name.
+        // SAFETY: no descriptor, nothing to read, or valid arguments: limits of two numbers, a zero time, a name.
         let _ = unsafe { sys::call(number, args) };
     }
     let _ = sys::cachestat(-1, 0..1);
-    // As the helper's thread ends; of a process with one thread, it is the process's end.
-    // SAFETY: no pointers; the process is the child that was made for this.
+    // The helper's thread ends by this call; in a process with one thread, it ends the process.
+    // SAFETY: no pointers; the process is the child created for this.
     let _ = unsafe { sys::call(libc::SYS_exit, [0; 6]) };
 }
 
-/// Calls `each` for all descriptors of the process, as /proc names them; for the first few where there is no /proc.
+/// Calls `each` for all descriptors of the process, from /proc; for the first few numbers without /proc.
 pub fn descriptors(mut each: impl FnMut(c_int)) {
     const UNSEEN: c_int = 64;
     if !named_descriptors(&mut each) {
@@ -193,7 +193,7 @@ pub fn descriptors(mut each: impl FnMut(c_int)) {
     }
 }
 
-/// Calls `each`, which may close it, for all descriptors of the process. False: there is no /proc that names them.
+/// Calls `each`, which may close it, for all descriptors of the process. Returns `false` without /proc.
 pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
     let Ok(directory) = sys::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY) else {
         return false;
@@ -203,7 +203,7 @@ pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
         let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names), 0, 0, 0];
         // SAFETY: `names` has room for so many bytes.
         let Ok(length @ 1..) = (unsafe { sys::call(libc::SYS_getdents64 as c_long, args) }) else { break };
-        // SAFETY: numbers, seen as their bytes.
+        // SAFETY: numbers, read as bytes.
         let bytes = unsafe { core::slice::from_raw_parts(names.as_ptr().cast::<u8>(), size_of_val(&names)) };
         entries(bytes.get(..length).unwrap_or_default(), |fd| {
             if fd != directory {
@@ -215,7 +215,7 @@ pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
     true
 }
 
-/// The numbers among the names of directory entries (`struct linux_dirent64`: its length lies at 16, its name at 19).
+/// Calls `each` for the numbers among the names of directory entries (`struct linux_dirent64`: its length is at offset 16, its name at 19).
 fn entries(mut bytes: &[u8], mut each: impl FnMut(c_int)) {
     while let Some(&[low, high]) = bytes.get(16..18) {
         let length = usize::from(u16::from_ne_bytes([low, high]));
@@ -302,10 +302,10 @@ mod tests {
                 statement(libc::BPF_RET | libc::BPF_K, action),
                 statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
             ];
-            // A filter is its thread's.
+            // A filter applies to its thread.
             let filtered = std::thread::spawn(move || {
                 let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-                // SAFETY: a program of four statements, which lives over the call.
+                // SAFETY: a program of four statements, which lives for the call.
                 let set = unsafe {
                     libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
                     libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)

@@ -1,10 +1,10 @@
-//! What a process starts that would be without the rules: a program that no library can be loaded into, one that is given an environment
-//! without the library, one that starts others elsewhere, or a stream that maps what it reads. Its place is taken by the launcher
-//! (`pagekeeper run`), which becomes the program: with the library, followed by events of the kernel, or with a line that says that neither is to be had.
+//! Detects programs that this process starts and that would run without the rules. Such a program cannot load libraries, gets an
+//! environment without the library, starts others elsewhere, or is a stream that maps the file it reads. The launcher (`pagekeeper run`) is
+//! started in its place, and becomes the program: with the library, followed by kernel events, or with a message that neither is possible.
 //!
-//! Invariants: what is started is the program that was named, with its words, environment, descriptors and process id; where the launcher
-//! can't be started, it is the program itself, unless all are required to have the rules. Nothing is allocated but for more words than
-//! `FEW`, and nothing is kept open. What can't be read is taken for a program like others.
+//! Invariants: the started program is the one that was named, with its words, environment, descriptors and process id. If the launcher
+//! cannot be started, the program itself is started, unless all programs are required to have the rules. Nothing is allocated, except for
+//! more words than `FEW`, and nothing is kept open. A program that cannot be read counts as an ordinary one.
 
 #![allow(unsafe_code, reason = "follows the words and the environment that a program is given")]
 
@@ -12,18 +12,18 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-use crate::helper::Moment;
+use crate::helper::ForkGuard;
 use crate::settings::{Plan, TEXT_MAX, VARIABLE};
 use crate::sys;
 
-/// A list of strings, with a null pointer behind the last.
+/// A list of strings, ended by a null pointer.
 pub type Words = *const *const c_char;
 
-/// Programs that start another without the library: as another user and with another environment, or below another root.
+/// Programs that start another one without the library: as another user with another environment, or below another root.
 pub const WRAPPERS: [&str; 9] =
     ["sudo", "su", "doas", "pkexec", "runuser", "chroot", "unshare", "nsenter", "bwrap"];
 
-/// Programs that have another process start a command, which is no descendant of theirs.
+/// Programs that have another process start a command, which is not their descendant.
 pub const ELSEWHERE: [&str; 11] = [
     "docker",
     "podman",
@@ -38,25 +38,25 @@ pub const ELSEWHERE: [&str; 11] = [
     "batch",
 ];
 
-/// Streams that map what they read, which the library does not see.
+/// Streams that map the file they read, which the library does not see.
 pub const MAPPING: [&str; 1] = ["b3sum"];
 
-/// What every name of the library begins with.
+/// The prefix of all names of the library.
 pub const LIBRARY_PREFIX: &str = "libpagekeeper-";
 
-/// Words of a command that take no memory.
+/// The number of words up to which no memory is allocated.
 const FEW: usize = 256;
 /// Words that come before the command's own.
 const BEFORE: usize = 7;
-/// Bytes of a path, with its end.
+/// Bytes of a path, including the terminating null.
 const PATH: usize = libc::PATH_MAX as usize;
-/// Programs that are remembered to have been spoken of.
-const SAID: usize = 64;
+/// Programs for which it is remembered that they were reported.
+const WARNED_PROGRAMS_MAX: usize = 64;
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
 const LINE: usize = 256;
-/// Bytes of a program's beginning: its headers, as linkers write them.
+/// Bytes read from the start of a program: its headers, as linkers write them.
 const START: usize = 4096;
-/// Interpreters of interpreters that the kernel follows (`exec_binprm`).
+/// The depth of nested interpreters that the kernel follows (`exec_binprm`).
 const DEPTH: usize = 5;
 
 struct Text<const N: usize>(UnsafeCell<[u8; N]>);
@@ -69,20 +69,20 @@ static LAUNCHER: Text<PATH> = Text(UnsafeCell::new([0; PATH]));
 static SETTINGS: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static IS_REQUIRED: AtomicBool = AtomicBool::new(false);
-/// Memory that children share with this process until they are other programs.
-static SPOKEN_OF: AtomicPtr<[AtomicU32; SAID]> = AtomicPtr::new(core::ptr::null_mut());
+/// Hashes of reported programs, in memory that children share with this process until they exec.
+static WARNED_PROGRAMS: AtomicPtr<[AtomicU32; WARNED_PROGRAMS_MAX]> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Whether what this process starts is looked at: one load.
+/// Whether programs that this process starts are examined. One load.
 #[inline]
 pub fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Has what this process starts be looked at, if the plan names a launcher and this is not the launcher itself.
+/// Turns this on if the plan names a launcher and this process is not the launcher itself.
 ///
 /// # Safety
 ///
-/// At most one call in a process, by its only thread. `text` is what the plan was read from, and lives as long as the process.
+/// At most one call in a process, by its only thread. `text` is the text that the plan was read from, and lives as long as the process.
 pub unsafe fn set_up(plan: &Plan<'_>, comm: &[u8], text: &'static [u8; TEXT_MAX + 1]) {
     let Some(path) = plan.launcher else { return };
     if base(path).get(..comm.len()) == Some(comm) {
@@ -95,27 +95,28 @@ pub unsafe fn set_up(plan: &Plan<'_>, comm: &[u8], text: &'static [u8; TEXT_MAX 
     SETTINGS.store(text.as_ptr().cast_mut().cast(), Ordering::Relaxed);
     IS_REQUIRED.store(plan.is_required, Ordering::Relaxed);
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    let args = [0, size_of::<[AtomicU32; SAID]>(), access as usize, kind as usize, usize::MAX, 0];
-    // SAFETY: new memory, which is never given back; zeroes are a value of it.
+    let args =
+        [0, size_of::<[AtomicU32; WARNED_PROGRAMS_MAX]>(), access as usize, kind as usize, usize::MAX, 0];
+    // SAFETY: new memory, which is never freed; zeroes are a valid value.
     if let Ok(at) = unsafe { sys::call(libc::SYS_mmap, args) } {
-        SPOKEN_OF.store(at as *mut [AtomicU32; SAID], Ordering::Relaxed);
+        WARNED_PROGRAMS.store(at as *mut [AtomicU32; WARNED_PROGRAMS_MAX], Ordering::Relaxed);
     }
     IS_ON.store(true, Ordering::Release);
 }
 
-/// What becomes of a call that starts a program.
+/// The outcome of a call that starts a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Started {
-    /// The program itself is to be started.
+    /// The caller must start the program itself.
     Plainly,
-    /// By the launcher: what the call returned.
+    /// The launcher was started; the call's result.
     By(c_int),
-    /// It must not be, since it would be without the rules.
+    /// The program must not be started, since it would run without the rules.
     Refused,
 }
 
-/// Has the launcher start a program, if it would be without the rules otherwise: `start` is the call, with the launcher and its words,
-/// which returns 0 where it succeeded, if it returns at all.
+/// Has the launcher start a program if it would run without the rules otherwise. `start` makes the call with the launcher and its words; if
+/// it returns at all, it returns 0 for success.
 ///
 /// # Safety
 ///
@@ -137,7 +138,7 @@ pub unsafe fn instead(
             && !needs_more(base(CStr::from_ptr(*words).to_bytes()))
             && !needs_more(base(file.to_bytes()))
             && takes_library(file, &status);
-        // What can't be started says so by itself.
+        // The call for a file that cannot be executed fails by itself.
         if is_covered || status.st_mode & libc::S_IFMT != libc::S_IFREG || status.st_mode & 0o111 == 0 {
             return Started::Plainly;
         }
@@ -145,6 +146,8 @@ pub unsafe fn instead(
     }
 }
 
+/// Has the launcher start the program.
+///
 /// # Safety
 ///
 /// `words` is a list that is not empty.
@@ -171,7 +174,7 @@ unsafe fn by_launcher(
         c"--".as_ptr(),
     ];
     let mut count = 0;
-    // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+    // SAFETY: by this function's contract, since the null pointer was not reached yet.
     while unsafe { !(*words.add(count)).is_null() } {
         count += 1;
     }
@@ -182,7 +185,7 @@ unsafe fn by_launcher(
     let result = if count + BEFORE >= FEW && many.is_none() {
         -1
     } else {
-        // SAFETY: `to` has room for so many, and for the null pointer behind them, which its memory is.
+        // SAFETY: `to` has room for so many pointers, and for the null pointer behind them, which its memory already is.
         unsafe {
             core::ptr::copy_nonoverlapping(before.as_ptr(), to, before.len());
             core::ptr::copy_nonoverlapping(words, to.add(before.len()), count);
@@ -190,7 +193,7 @@ unsafe fn by_launcher(
         start(launcher, to)
     };
     if let Some(memory) = many {
-        // SAFETY: taken above, and used no more.
+        // SAFETY: taken above, and not used any more.
         unsafe { sys::give_back(memory, size) };
     }
     if result == 0 {
@@ -205,16 +208,16 @@ unsafe fn by_launcher(
     if is_required { Started::Refused } else { Started::Plainly }
 }
 
-/// Whether that program is spoken of for the first time, by this process and its children that are no other programs.
+/// Whether that program has not been reported yet by this process or its children that did not exec.
 fn is_first(file: &CStr) -> bool {
     let hash = file
         .to_bytes()
         .iter()
         .fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
         | 1;
-    // SAFETY: null, or memory that is never given back.
-    let Some(spoken_of) = (unsafe { SPOKEN_OF.load(Ordering::Relaxed).as_ref() }) else { return true };
-    for place in spoken_of {
+    // SAFETY: null, or memory that is never freed.
+    let Some(warned) = (unsafe { WARNED_PROGRAMS.load(Ordering::Relaxed).as_ref() }) else { return true };
+    for place in warned {
         match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(other) if other == hash => return false,
@@ -224,18 +227,18 @@ fn is_first(file: &CStr) -> bool {
     true
 }
 
-/// Whether an environment was made anew, without the library and its settings. One that lacks only one of them was changed to be
-/// without the rules.
+/// Whether an environment was made anew: it lacks both the library and its settings. One that lacks only one of them was changed on
+/// purpose, to run without the rules.
 ///
 /// # Safety
 ///
-/// A list of strings, or null.
+/// `environment` is null or a list of strings.
 unsafe fn is_cleared(environment: Words) -> bool {
     if environment.is_null() {
         return true;
     }
     for nth in 0.. {
-        // SAFETY: by this function's contract, since the null pointer wasn't met yet.
+        // SAFETY: by this function's contract, since the null pointer was not reached yet.
         let one = unsafe { *environment.add(nth) };
         if one.is_null() {
             break;
@@ -257,13 +260,13 @@ fn base(path: &[u8]) -> &[u8] {
     path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
-/// Whether the library in a program of that name is not enough.
+/// Whether the library is not sufficient for a program of that name.
 fn needs_more(name: &[u8]) -> bool {
     WRAPPERS.iter().chain(&ELSEWHERE).chain(&MAPPING).any(|known| known.as_bytes() == name)
 }
 
-/// Whether the loader of a program loads the library: not where it has none, is musl's, or has to leave out what it is not sure of, nor
-/// in Go's programs, which call the kernel by themselves.
+/// Whether the program's loader loads the library. It does not if there is no loader, if it is musl's, or if the program is privileged, so
+/// that the loader ignores preloads it does not trust. Nor does the library cover Go programs, which make system calls themselves.
 fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
     let mut stat = *stat;
     let mut path = [0_u8; LINE];
@@ -280,8 +283,8 @@ fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
             return true;
         }
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
-        // Another thread's child would have the descriptor, too.
-        let _moment = Moment::begin();
+        // Another thread's child would inherit the descriptor.
+        let _guard = ForkGuard::begin();
         let Ok(fd) = sys::open(named, flags) else { return !is_privileged(&stat, None) };
         let length = sys::read(fd, &mut first).unwrap_or(0);
         let bytes = first.get(..length).unwrap_or_default();
@@ -301,13 +304,13 @@ fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
     true
 }
 
-/// The program that a script's first line names.
+/// Returns the program that a script's first line names.
 fn interpreter(start: &[u8]) -> Option<&[u8]> {
     let line = start.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())
 }
 
-/// Whether the program gets rights that this process does not have (`AT_SECURE`).
+/// Whether the program gets privileges that this process does not have (`AT_SECURE`).
 fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
     const GROUP: u32 = libc::S_ISGID | libc::S_IXGRP;
     // SAFETY: no pointers.
@@ -315,7 +318,7 @@ fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
     let user = id(libc::SYS_getuid);
     let has_capabilities = |fd| {
         let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
-        // SAFETY: a name, and room for nothing: only the length is asked for.
+        // SAFETY: a name, and no buffer: only the length is queried.
         unsafe { sys::call(libc::SYS_fgetxattr, args) }.is_ok()
     };
     stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != user
@@ -323,23 +326,23 @@ fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
         || user != 0 && fd.is_some_and(has_capabilities)
 }
 
-/// What a file is to the loader.
+/// The kind of a file, as the loader sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A program that takes the library.
+    /// A program that loads the library.
     Takes,
-    /// One that doesn't, or may not.
+    /// A program that does not, or may not, load the library.
     Lacks,
-    /// No program of this kind: a script, or nothing that can be started.
+    /// Not an ELF file: a script, or not executable.
     Other,
 }
 
-/// By the first bytes of the file, and what else is read of it.
+/// Determines the kind from the file's first bytes and further reads.
 fn kind(start: &[u8], read_at: impl Fn(u64, &mut [u8]) -> usize) -> Kind {
     const MACHINE: u64 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     /// Bytes of one program header.
     const HEADER: usize = 56;
-    /// The build id of Go's linker: an owner's name of 4 bytes, before it the kind 4.
+    /// The build id of Go's linker: note type 4, before the owner's name of 4 bytes.
     const GO_NOTE: &[u8] = b"\x04\0\0\0Go\0\0";
     let number = |bytes: &[u8], at: usize, length: usize| {
         let bytes = bytes.get(at..at + length)?;
@@ -398,13 +401,13 @@ mod tests {
     fn cleared(environment: &[&CStr]) -> bool {
         let all: Vec<*const c_char> =
             environment.iter().map(|one| one.as_ptr()).chain([core::ptr::null()]).collect();
-        // SAFETY: strings, with a null pointer behind the last.
+        // SAFETY: strings, ended by a null pointer.
         unsafe { is_cleared(all.as_ptr()) }
     }
 
     #[test]
     fn an_environment_is_cleared_that_has_neither_variable() {
-        // SAFETY: none is given.
+        // SAFETY: null is allowed.
         assert!(unsafe { is_cleared(core::ptr::null()) });
         assert!(cleared(&[]) && cleared(&[c"A=b", c"LD_PRELOAD=/lib/jemalloc.so", c"PAGEKEEPER_RUNS=1"]));
         assert!(!cleared(&[c"A=b", c"LD_PRELOAD=/a.so:/run/libpagekeeper-0.so"]));
@@ -422,7 +425,7 @@ mod tests {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(takes(Path::new("/bin/sh")) && takes(Path::new("/proc/self/exe")));
         assert!(takes(&place("text", b"echo")) && takes(&place("empty", b"")) && takes(dir.path()));
-        // No program headers: nothing asks for a loader.
+        // Without program headers nothing asks for a loader.
         let mut bare = own[..START].to_vec();
         bare[56..58].fill(0);
         let bare = place("bare", &bare);

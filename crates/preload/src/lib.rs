@@ -1,17 +1,17 @@
-//! The rules inside an unmodified process: a library that is preloaded (`LD_PRELOAD`), and stands between a program and its C library
-//! where files are opened, read, written, synced and closed.
+//! The rules inside an unmodified process: a library to preload (`LD_PRELOAD`) that stands between a program and its C library where files
+//! are opened, read, written, synced and closed.
 //!
-//! As the library that is preloaded (feature `interpose`, `--crate-type cdylib`) it does without the standard library. Without the
-//! feature it is what the launcher needs ([`settings`], [`counters`]), and what tests need.
+//! As the preloaded library (feature `interpose`, `--crate-type cdylib`) it does without the standard library. Without the feature it has
+//! what the launcher ([`settings`], [`counters`]) and the tests need.
 //!
-//! Invariants, in each hook:
-//! 1. The program's call is made once, with what it was given, and returns what the C library returned; `errno` is the call's own.
-//! 2. No memory is taken, no lock waited for and no thread-local storage set up, but where a file is opened, closed, first seen to be
-//!    used by calls that are not hooked, or written much that the helper is needed for, which isn't there yet: the C library then makes
-//!    its thread, as it does for any `pthread_create`. In a signal handler none is made. The table's memory is taken
-//!    from the kernel itself ([`chunks`]).
-//! 3. A call on a file that no rule is for costs two loads and a jump.
-//! 4. Whatever fails in here turns a rule off, or the whole library, never the program.
+//! Invariants of each hook:
+//! 1. The program's call is made once, with the program's arguments, and returns what the C library returned; `errno` is the call's own.
+//! 2. It takes no memory, waits for no lock and sets up no thread-local storage, unless the helper is needed and does not exist yet. That
+//!    happens only where a file is opened, closed, first seen to be used by calls that are not hooked, or was written much. The C library
+//!    then creates the helper's thread, as for any `pthread_create`. In a signal handler no thread is created. The table's memory comes
+//!    directly from the kernel ([`chunks`]).
+//! 3. A call on a file that no rule applies to costs two loads and a jump.
+//! 4. Any failure in here turns off a rule, or the whole library, never the program.
 
 #![cfg_attr(feature = "interpose", no_std)]
 #![allow(
@@ -32,7 +32,6 @@ mod hooks;
 mod interpose;
 pub mod introspection;
 pub mod launcher;
-pub mod noted;
 pub mod open_readers;
 pub mod parts;
 pub mod process;
@@ -46,4 +45,5 @@ pub mod symbols;
 pub mod sys;
 pub mod table;
 pub mod temporary;
+pub mod tracked_files;
 mod writeback;

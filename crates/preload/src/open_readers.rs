@@ -1,11 +1,11 @@
-//! A table in which streams share what they know of open files: a page that another stream brought in is a stream's, too. Without it each
-//! would take the others' pages for what was there before, and they would stay for good.
+//! A table in which streams share their knowledge of open files: a page that another stream brought in is a stream's, too. Without the
+//! table each would take the others' pages for resident before, and they would stay for good.
 //!
-//! A reader says which windows it found empty. Another one that finds pages in such a window takes them for its own. All readers of a process
-//! share one table, and all commands of a user where the launcher has made a file for it ([`share`]).
+//! A reader publishes which windows it found empty. Another reader that finds pages in such a window takes them for a stream's. All readers
+//! of a process share one table; all commands of a user do if the launcher has created a file for it ([`share`]).
 //!
-//! Invariants: nobody waits and nothing is allocated; all bits may be zero. What a reader says holds for [`LEASE`], so that one that was
-//! killed is not believed for long. Where there is no place a reader says nothing, and what others know of its pages stays.
+//! Invariants: nobody waits and nothing is allocated; all bits may be zero. An entry is valid for [`LEASE`] after its last update, so that
+//! the entry of a killed reader expires. Without a free place a reader publishes nothing, and others leave its pages.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -16,15 +16,15 @@ use crate::{counters, sys};
 
 /// Readers that have a place at a time.
 const READERS: usize = 256;
-/// Nanoseconds for which a reader is believed after it said something.
+/// Nanoseconds for which an entry is valid after its last update.
 const LEASE: u64 = 30_000_000_000;
-/// The same of one that has left, and whose pages a socket or a pipe still holds.
+/// Nanoseconds for which the entry is valid of a reader that has left and whose pages a socket or a pipe still holds.
 const LEASE_OF_SENT: u64 = 5_000_000_000;
 /// Bytes of the table's file.
 #[cfg(not(feature = "interpose"))]
 const ROOM: u64 = size_of::<OpenReaders>() as u64;
 
-/// A file.
+/// Identifies a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Its device, as `st_dev` encodes it.
@@ -33,33 +33,33 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
-/// What one reader says. The words but for the first two are those of an odd version while they are changed.
+/// The entry of one reader. The version is odd while the words after it are changed.
 #[repr(C, align(64))]
 struct Entry {
-    /// Until when it is believed, in nanoseconds of the monotonic clock; 0: the place is free.
+    /// The end of the lease, in nanoseconds of the monotonic clock; 0: the place is free.
     until: AtomicU64,
-    /// The process that has it.
+    /// The process that has the place.
     pid: AtomicU32,
     version: AtomicU32,
     device: AtomicU64,
     inode: AtomicU64,
-    /// The first window, and a bit for each from it on: whether it was found empty. [`ALL`]: the whole file was.
+    /// The first window, and a bit for each from it on that was found empty. [`ALL`]: the whole file is the reader's.
     first: AtomicU64,
     low: AtomicU64,
     high: AtomicU64,
-    /// How often the place was taken: whoever lost it to another reader of the same process sees that.
+    /// The number of times that the place was taken. A reader that lost it to another one of the same process sees that here.
     takings: AtomicU32,
 }
 
-/// Instead of a first window: the reader made the file.
+/// In place of a first window: the reader created the file.
 const ALL: u64 = u64::MAX;
-/// What a reader says of a file that it made.
+/// The windows of a file that the reader created: all.
 pub const ALL_WINDOWS: (u64, u128) = (ALL, u128::MAX);
 
 /// The table.
 #[repr(C)]
 pub struct OpenReaders {
-    /// Places from here on were never taken.
+    /// Places from this one on were never taken.
     used: AtomicU32,
     entries: [Entry; READERS],
 }
@@ -83,7 +83,7 @@ static OWN: OpenReaders = OpenReaders {
 
 static SHARED: AtomicPtr<OpenReaders> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Shares what readers say with the user's other commands, by the file of that path, if it is such a table.
+/// Shares the table with the user's other commands, by the file at that path, if it is such a table.
 pub fn share(path: &[u8]) {
     let Some(at) = counters::map_file(path, size_of::<OpenReaders>()) else { return };
     SHARED.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Release);
@@ -95,8 +95,8 @@ fn table() -> &'static OpenReaders {
     unsafe { SHARED.load(Ordering::Acquire).as_ref() }.unwrap_or(&OWN)
 }
 
-/// Makes the file that commands share, or finds it, with its blocks. To be made on tmpfs: elsewhere a disk that is full later may end a process
-/// by a signal.
+/// Creates the file that commands share, or finds it, and allocates its blocks. The directory should be on tmpfs: elsewhere a disk that is
+/// full later may end a process by a signal.
 #[cfg(not(feature = "interpose"))]
 pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> {
     use std::os::fd::AsRawFd as _;
@@ -111,7 +111,7 @@ pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> 
     Ok(path)
 }
 
-/// A reader's place: given up as it is dropped.
+/// A reader's place, which it gives up when dropped.
 #[derive(Debug)]
 pub struct ReaderPlace {
     index: usize,
@@ -119,7 +119,7 @@ pub struct ReaderPlace {
 }
 
 impl ReaderPlace {
-    /// Takes one. `None`: there is none.
+    /// Takes a free place; `None` if there is none.
     fn take(now: u64) -> Option<Self> {
         let table = table();
         let take = |entry: &Entry| {
@@ -134,7 +134,7 @@ impl ReaderPlace {
         let (index, entry) = table.entries.iter().enumerate().find(|(_, entry)| take(entry))?;
         let taking = entry.takings.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         entry.pid.store(sys::getpid(), Ordering::Relaxed);
-        // A reader that was killed may have left it odd.
+        // A killed reader may have left it odd.
         entry.version.fetch_and(!1, Ordering::AcqRel);
         table.used.fetch_max(index as u32 + 1, Ordering::AcqRel);
         Some(Self { index, taking })
@@ -142,13 +142,13 @@ impl ReaderPlace {
 
     fn entry(&self) -> Option<&'static Entry> {
         let entry = table().entries.get(self.index)?;
-        // One that was silent for too long has lost its place; in a child of fork it is the parent's.
+        // A reader without an update for too long has lost its place. In a child of fork, the place is the parent's.
         let is_own = entry.takings.load(Ordering::Acquire) == self.taking
             && entry.pid.load(Ordering::Relaxed) == sys::getpid();
         is_own.then_some(entry)
     }
 
-    /// Gives the place up later, as nobody else knows of pages that are still held.
+    /// Gives the place up later: nobody else knows of the pages that are still held.
     pub fn linger(self) {
         if let Some(entry) = self.entry() {
             entry.until.store(sys::now().saturating_add(LEASE_OF_SENT), Ordering::Release);
@@ -165,8 +165,8 @@ impl Drop for ReaderPlace {
     }
 }
 
-/// Says which windows of a file a reader found empty: those that `bits` has a bit for, from the window `first` on. All of them of a file
-/// that it made ([`ALL_WINDOWS`]).
+/// Publishes which windows of a file a reader found empty: those with a bit in `bits`, from the window `first` on. For a file that it
+/// created, these are all ([`ALL_WINDOWS`]).
 pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (u64, u128)) {
     let now = sys::now();
     if place.is_none() {
@@ -184,7 +184,7 @@ pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (
     entry.until.store(now.saturating_add(LEASE), Ordering::Release);
 }
 
-/// The windows of a range that other readers of the file found empty: a bit for each, from its first on.
+/// Returns the windows of a range that other readers of the file found empty: a bit for each, from its first on.
 pub fn others(own: Option<&ReaderPlace>, file: FileIdentity, range: &Range<u64>) -> u128 {
     let (table, now) = (table(), sys::now());
     let used = table.used.load(Ordering::Acquire) as usize;
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(others(None, file, &range(8)), 0b10_1100);
         assert_eq!(others(None, file, &range(210)), 0);
         assert_eq!(others(None, other_file, &range(10)), 0);
-        // Its own are no others'; and those of several are put together.
+        // Its own windows do not count; those of several others are combined.
         assert_eq!(others(one.as_ref(), file, &range(10)), 0);
         say(&mut two, file, (12, 1));
         assert_eq!(others(one.as_ref(), file, &range(10)), 0b100);
@@ -260,7 +260,7 @@ mod tests {
         let now = sys::now();
         assert_eq!(entry.windows(file, 0, now), Some(1));
         assert_eq!(entry.windows(file, 0, now + LEASE + 1_000_000_000), None);
-        // Of a clock that has begun anew.
+        // A clock that was reset.
         assert_eq!(entry.windows(file, 0, now.saturating_sub(1_000_000_000)), None);
     }
 

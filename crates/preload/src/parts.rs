@@ -1,8 +1,8 @@
-//! Splits a large copy by the kernel into parts, so that a rule can act in between. Reads and writes are never split: the kernel
-//! holds the file and its position for the whole call.
+//! Splits a large copy by the kernel into parts, so that a rule can act in between. Reads and writes are never split: the kernel holds the
+//! file and its offset for the whole call.
 //!
-//! Invariants: the parts follow each other without a gap; a part that did less than it was asked to, or failed, is the last; after a
-//! failure the result is what was done before, as the kernel itself reports it. A copy of one part is the call itself.
+//! Invariants: the parts follow each other without a gap. A short or failed part is the last. After a failure the result is what was done
+//! before, as the kernel itself reports it. A copy of one part is the call itself.
 
 /// Bytes of a part.
 pub const PART: usize = 8 << 20;
@@ -10,8 +10,8 @@ pub const PART: usize = 8 << 20;
 /// The most bytes that the kernel reads, writes or copies in one call (`MAX_RW_COUNT`, read(2)).
 pub const MAX_TRANSFER: usize = 0x7fff_f000;
 
-/// Makes `call` for the parts of `total` bytes, with what is done already and how much is asked for: what all did together, or the
-/// first's failure.
+/// Makes `call` for each part of `total` bytes, with the bytes done so far and the bytes requested. Returns the sum of the results, or the
+/// failure of the first part.
 ///
 /// ```
 /// use pagekeeper_preload::parts::{PART, in_parts};
@@ -39,7 +39,7 @@ pub fn in_parts(total: usize, mut call: impl FnMut(usize, usize) -> isize) -> is
 mod tests {
     use super::*;
 
-    /// What is asked for in turn, where each call does what `results` says.
+    /// Returns the requests when each call returns the next of `results`.
     fn asked(total: usize, results: &[isize]) -> (isize, Vec<(usize, usize)>) {
         let mut calls = Vec::new();
         let result = in_parts(total, |done, asked| {

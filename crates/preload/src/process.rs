@@ -1,10 +1,10 @@
-//! The settings of the process, and whether the rules are on: set once as the library is loaded, before any thread is.
+//! The settings of the process, and whether the rules are on. Both are set once as the library is loaded, before there is a second thread.
 //!
 //! Invariants:
 //! 1. [`plan`] is set before [`is_on`] is ever true, and never changed.
-//! 2. Off is for good.
-//! 3. The rules are on only in the process that they were set up for: a child of vfork shares its parent's memory, and must not
-//!    change what is known there; a child of fork is entered by the library's handler ([`entered_child`]).
+//! 2. Once off, the rules stay off.
+//! 3. The rules are on only in the process that they were set up for. A child of vfork shares its parent's memory and must not change the
+//!    state there. A child of fork is entered by the library's handler ([`entered_child`]).
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -15,24 +15,24 @@ use crate::sys;
 
 struct Static<T>(UnsafeCell<T>);
 
-// SAFETY: written only by `set_up`, before `ON` is set, which nobody reads it without having seen.
+// SAFETY: written only by `set_up`, before `ON` is set, and read only after that was seen.
 #[allow(unsafe_code, reason = "a static that is set once")]
 unsafe impl<T> Sync for Static<T> {}
 
 static PLAN: Static<Plan<'static>> = Static(UnsafeCell::new(Plan::NONE));
 static ON: AtomicBool = AtomicBool::new(false);
-/// What of the process's files concerns a rule: a [`Concern`].
-static CONCERN: AtomicU8 = AtomicU8::new(Concern::Nothing as u8);
-/// The last bytes of names that rules are for: a bit for each.
+/// The scope of the hooks in this process: a [`HookScope`].
+static HOOK_SCOPE: AtomicU8 = AtomicU8::new(HookScope::Nothing as u8);
+/// The bytes that names with a rule may end in: a bit for each.
 static LAST: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
-/// Their last four bytes ([`tails`]).
+/// The last four bytes of such names ([`tails`]).
 static TAILS: [AtomicU64; RULES_MAX] = [const { AtomicU64::new(0) }; RULES_MAX];
 static TAILS_COUNT: AtomicU32 = AtomicU32::new(0);
 /// Whether an undecided process turned out to be a stream.
 static BECAME_STREAM: AtomicBool = AtomicBool::new(false);
 static URING: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
-/// Where this process counts: its own, until [`count_in`] names one of a report.
+/// The record that this process counts in: its own, until [`count_in`] sets one of a report.
 static RECORD: AtomicPtr<Record> = AtomicPtr::new((&raw const OWN).cast_mut());
 static OWN: Record = Record::EMPTY;
 
@@ -40,16 +40,16 @@ static OWN: Record = Record::EMPTY;
 ///
 /// # Safety
 ///
-/// At most one call in a process, by its only thread or before another that calls into this library is there.
+/// At most one call in a process, by its only thread, or before there is another call into this library.
 #[allow(unsafe_code, reason = "sets the statics")]
 pub unsafe fn set_up(plan: &Plan<'static>) {
     // SAFETY: by this function's contract nobody reads it yet.
     unsafe { *PLAN.0.get() = *plan };
     PID.store(sys::getpid(), Ordering::Relaxed);
-    let concern = match plan.part {
-        Part::None => Concern::Nothing,
-        Part::Stream | Part::Bulk | Part::Logs | Part::Undecided => Concern::All,
-        Part::Files => Concern::Named,
+    let scope = match plan.part {
+        Part::None => HookScope::Nothing,
+        Part::Stream | Part::Bulk | Part::Logs | Part::Undecided => HookScope::All,
+        Part::Files => HookScope::Named,
     };
     for (word, bits) in LAST.iter().zip(last_bytes(plan)) {
         word.store(bits, Ordering::Relaxed);
@@ -60,40 +60,40 @@ pub unsafe fn set_up(plan: &Plan<'static>) {
     }
     TAILS_COUNT.store(count as u32, Ordering::Relaxed);
     ON.store(true, Ordering::Release);
-    CONCERN.store(concern as u8, Ordering::Release);
+    HOOK_SCOPE.store(scope as u8, Ordering::Release);
 }
 
-/// What of a process's files rules can be for.
+/// The files of a process that rules may apply to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Concern {
-    /// None: no rule is for this process, or the rules are off.
+pub enum HookScope {
+    /// None: no rule applies to this process, or the rules are off.
     Nothing = 0,
-    /// Those with certain names ([`concerns`]).
+    /// Those with certain names ([`is_in_scope`]).
     Named = 1,
     /// All.
     All = 2,
 }
 
-/// What of this process's files rules can be for: a load. It is not checked whether this is the process.
+/// Returns the files of this process that rules may apply to. One load; it does not check the process id.
 #[inline]
-pub fn concern() -> Concern {
-    match CONCERN.load(Ordering::Relaxed) {
-        1 => Concern::Named,
-        2 => Concern::All,
-        _ => Concern::Nothing,
+pub fn hook_scope() -> HookScope {
+    match HOOK_SCOPE.load(Ordering::Relaxed) {
+        1 => HookScope::Named,
+        2 => HookScope::All,
+        _ => HookScope::Nothing,
     }
 }
 
-/// Whether a rule can be for the file of that path, by what the path ends with: a quick no for most.
+/// Whether a rule may apply to the file at that path, by the path's end: a quick "no" for most.
 #[inline]
-pub fn concerns(path: &[u8]) -> bool {
+pub fn is_in_scope(path: &[u8]) -> bool {
     let Some(&last) = path.last() else { return false };
     let word = LAST.get(usize::from(last >> 6)).map_or(0, |word| word.load(Ordering::Relaxed));
     word >> (last & 63) & 1 != 0 && ends_as_some(path)
 }
 
-/// The same, by the last four bytes of each pattern's plain end.
+/// Whether the path ends like a pattern: compares the last four bytes of each pattern's literal end.
 #[cold]
 #[inline(never)]
 fn ends_as_some(path: &[u8]) -> bool {
@@ -105,7 +105,7 @@ fn ends_as_some(path: &[u8]) -> bool {
     })
 }
 
-/// The last four bytes, the last one lowest; zeros before them.
+/// Returns the last four bytes, the last one lowest, padded with zeros.
 fn last_four(path: &[u8]) -> u32 {
     match path.last_chunk() {
         Some(&last) => u32::from_be_bytes(last),
@@ -113,7 +113,8 @@ fn last_four(path: &[u8]) -> u32 {
     }
 }
 
-/// What the last four bytes of a name are compared with, for each plain end of the plan's patterns: a mask above a value.
+/// Returns masks and values for the last four bytes of a name, one for each literal end of the plan's patterns: the mask is in the upper
+/// half.
 fn tails(plan: &Plan<'_>) -> ([u64; RULES_MAX], usize) {
     let (mut tails, mut count) = ([0; RULES_MAX], 0);
     for rule in plan.rules().iter().filter(|rule| rule.action != Action::Leave) {
@@ -130,7 +131,7 @@ fn tails(plan: &Plan<'_>) -> ([u64; RULES_MAX], usize) {
     (tails, count)
 }
 
-/// The bytes that names can end with that a rule of the plan is for.
+/// Returns the bytes that names can end in if a rule of the plan applies to them.
 fn last_bytes(plan: &Plan<'_>) -> [u64; 4] {
     let mut bits = [0_u64; 4];
     let mut set = |bytes: core::ops::RangeInclusive<u8>| {
@@ -156,17 +157,17 @@ fn last_bytes(plan: &Plan<'_>) -> [u64; 4] {
     bits
 }
 
-/// Says that the process has made an `io_uring`, whose reads and writes are not seen.
+/// Records that the process has created an `io_uring`, whose reads and writes are not hooked.
 pub fn found_uring() {
     URING.store(true, Ordering::Relaxed);
 }
 
-/// Whether the process was seen to make an `io_uring`.
+/// Whether the process was seen to create an `io_uring`.
 pub fn has_uring() -> bool {
     URING.load(Ordering::Relaxed)
 }
 
-/// What this process took from its settings.
+/// Returns the plan that this process took from its settings.
 #[allow(unsafe_code, reason = "reads a static that is set once")]
 pub fn plan() -> &'static Plan<'static> {
     if ON.load(Ordering::Acquire) {
@@ -177,7 +178,7 @@ pub fn plan() -> &'static Plan<'static> {
     }
 }
 
-/// What this process is: what its settings say, until it turns out to be a stream.
+/// Returns the part of this process: the one in its settings, until it turns out to be a stream.
 pub fn part() -> Part {
     match plan().part {
         Part::Undecided if BECAME_STREAM.load(Ordering::Acquire) => Part::Stream,
@@ -185,41 +186,41 @@ pub fn part() -> Part {
     }
 }
 
-/// Says that an undecided process is a stream.
+/// Records that an undecided process is a stream.
 pub fn become_stream() {
     BECAME_STREAM.store(true, Ordering::Release);
 }
 
-/// Whether the rules are on in this process, and this is the process that they are on in.
+/// Whether the rules are on, and this is the process that they were set up for.
 pub fn is_on() -> bool {
     ON.load(Ordering::Acquire) && is_here()
 }
 
-/// Whether this is the process that the rules were set up in, be they on or off: no child of vfork, which shares its memory.
+/// Whether this is the process that the rules were set up for, on or off, and not a child of vfork, which shares its memory.
 pub fn is_here() -> bool {
     PID.load(Ordering::Relaxed) == sys::getpid()
 }
 
-/// Turns the rules off, for good: what they rest on failed, or may soon.
+/// Turns the rules off for good: something that they rely on failed, or may soon.
 pub fn turn_off() {
     ON.store(false, Ordering::Release);
-    CONCERN.store(Concern::Nothing as u8, Ordering::Release);
+    HOOK_SCOPE.store(HookScope::Nothing as u8, Ordering::Release);
 }
 
-/// Says that this is a child of fork, with memory of its own.
+/// Records that this is a child of fork, with memory of its own.
 pub fn entered_child() {
     PID.store(sys::getpid(), Ordering::Relaxed);
 }
 
-/// Counts in a record from now on.
+/// Counts in that record from now on.
 pub fn count_in(record: &'static Record) {
     RECORD.store((&raw const *record).cast_mut(), Ordering::Release);
 }
 
-/// Counts.
+/// Adds to a count.
 #[allow(unsafe_code, reason = "follows the pointer to the record")]
 pub fn count(what: Count, much: u64) {
-    // SAFETY: it points to `OWN` or to what `count_in` was given, both of which live as long as the process.
+    // SAFETY: it points to `OWN` or to the argument of `count_in`, both of which live as long as the process.
     unsafe { &*RECORD.load(Ordering::Acquire) }.add(what, much);
 }
 
@@ -238,7 +239,7 @@ mod tests {
             last_bytes(&Plan::decode(b"profile x\nprocess db\nfile data direct-only relay*", b"db").unwrap());
         assert_eq!(all, [u64::MAX; 4]);
         assert_eq!(last_bytes(&Plan::NONE), [0; 4]);
-        assert!(concern() == Concern::Nothing && !concerns(b"/a") && !concerns(b""));
+        assert!(hook_scope() == HookScope::Nothing && !is_in_scope(b"/a") && !is_in_scope(b""));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The C library's own functions, as the hooks call them: the next definitions of the same names.
 //!
-//! Each is looked up as it is called for the first time, which takes no memory and no lock ([`crate::symbols`]): a small program calls few
-//! of them. Where that can't tell, all are asked of dlsym(3) as the library is loaded, since that allocates. A call before that (from the
-//! constructor of another library, or from an allocator's first steps) makes the system call itself, as the C library would; only what
-//! is no system call (streams of the C library, temporary files) is asked for then.
+//! Each function is looked up on its first call, which takes no memory and no lock ([`crate::symbols`]): a small program calls few of them.
+//! If that lookup cannot tell, dlsym(3) looks up all of them while the library is loaded, since it allocates. A call before that (from the
+//! constructor of another library, or from an allocator's first steps) makes the system call itself, as the C library would. Only functions
+//! that are not system calls (streams of the C library, temporary files) are then looked up by dlsym(3).
 //!
-//! Invariants: a function is never missing: what the C library doesn't have (an older one) stays the system call itself. `errno` is
-//! set as the C library sets it.
+//! Invariants: a function is never missing. One that an older C library does not have remains the system call itself. `errno` is set as the
+//! C library sets it.
 
 #![allow(unsafe_code, reason = "calls and names functions of the C library")]
 
@@ -22,8 +22,8 @@ use crate::launcher::Words;
 use crate::symbols::{Found, Objects};
 use crate::sys::{self, Errno};
 
-// A version that the oldest C library that is stood for (2.31) has; the newest would be named otherwise. Weak, since that one has it in a
-// library of its own: the address is null where that isn't loaded.
+// The version in the oldest supported C library (2.31); without this, the newest version would be linked. The reference is weak, since 2.31
+// has dlsym in a library of its own: the address is null if that is not loaded.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(".symver dlsym, dlsym@GLIBC_2.2.5");
 #[cfg(target_arch = "aarch64")]
@@ -48,10 +48,10 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// The objects of the process, for what is next to this library: known once, in memory that is the library's.
+/// The objects of the process, to find the definitions next to this library's. Filled once, in the library's memory.
 struct Known(UnsafeCell<Objects>);
 
-// SAFETY: written by who sets `STATE` to `FILLING`, and only read after that set it to `READY`.
+// SAFETY: written by the thread that set `STATE` to `FILLING`, and only read after that one set it to `READY`.
 unsafe impl Sync for Known {}
 
 static KNOWN: Known = Known(UnsafeCell::new(Objects::NONE));
@@ -63,7 +63,7 @@ const READY: u8 = 2;
 #[inline(never)]
 fn with_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
     if STATE.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread has it.
         unsafe { &mut *KNOWN.0.get() }.fill(find_all as *const () as usize);
         STATE.store(READY, Ordering::Release);
     }
@@ -71,11 +71,11 @@ fn with_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
         // SAFETY: never written again.
         return act(unsafe { &*KNOWN.0.get() });
     }
-    // Another thread is at it, or a handler has interrupted who is.
+    // Another thread is filling it, or this is a handler that interrupted the one that does.
     with_own_objects(act)
 }
 
-/// Apart, since its list lies on the stack.
+/// A function of its own, since the list is on the stack.
 #[cold]
 #[inline(never)]
 fn with_own_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
@@ -84,12 +84,12 @@ fn with_own_objects<R>(act: impl FnOnce(&Objects) -> R) -> R {
     act(&objects)
 }
 
-/// What a name stands for behind this library; null: nothing.
+/// Returns the definition of a name next to this library's; null if there is none.
 fn next(name: &CStr) -> *mut c_void {
     settled(with_objects(|objects| objects.next(name)), libc::RTLD_NEXT, name)
 }
 
-/// What it stands for in the whole program.
+/// Returns the first definition of a name in the whole program.
 fn first(name: &CStr) -> *mut c_void {
     settled(with_objects(|objects| objects.first(name)), libc::RTLD_DEFAULT, name)
 }
@@ -108,29 +108,29 @@ fn settled(found: Found, handle: *mut c_void, name: &CStr) -> *mut c_void {
 /// The next definition of a function of type `F`.
 #[repr(C)]
 pub(crate) struct Next<F> {
-    /// At the beginning: formatted output jumps there.
+    /// The first field: formatted output jumps there.
     at: AtomicPtr<()>,
     name: &'static CStr,
     kind: PhantomData<F>,
 }
 
 impl<F: Copy> Next<F> {
-    /// One that is `first` until it is found.
+    /// Creates one that calls `first` until it is looked up.
     const fn new(name: &'static CStr, first: *const ()) -> Self {
         assert!(size_of::<F>() == size_of::<*mut ()>());
         Self { at: AtomicPtr::new(first.cast_mut()), name, kind: PhantomData }
     }
 
-    /// The function.
+    /// Returns the function.
     #[inline]
     pub(crate) fn get(&self) -> F {
         let at = self.at.load(Ordering::Relaxed);
-        // SAFETY: `F` is the type of a function and as large as a pointer (`new`); `at` is a function of that type: `first`, or what
-        // the C library calls by that name.
+        // SAFETY: `F` is the type of a function and as large as a pointer (`new`); `at` is a function of that type: `first`, or the C
+        // library's function of that name.
         unsafe { transmute_copy(&at) }
     }
 
-    /// Looks it up, unless that was done: it still is `first`. What isn't there does nothing, and says that it failed.
+    /// Looks the function up if it still is `first`. A missing one does nothing, and returns an error.
     pub(crate) fn find_unless_found(&self, first: *const ()) {
         unsafe extern "C" fn missing() -> c_int {
             set_errno(libc::ENOSYS);
@@ -141,14 +141,14 @@ impl<F: Copy> Next<F> {
         }
     }
 
-    /// Looks it up. Whether it is there.
+    /// Looks the function up; returns whether there is one.
     #[cold]
     #[inline(never)]
     fn find(&self) -> bool {
         self.keep(next(self.name))
     }
 
-    /// The same, for a call that may be in a signal handler or an allocator: without asking dlsym(3).
+    /// Looks the function up without dlsym(3), for a call that may be in a signal handler or an allocator.
     #[cold]
     #[inline(never)]
     fn find_here(&self) -> bool {
@@ -166,8 +166,8 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// The C library's function of that name, not the program's own (a garbage collector's, which would have the helper's thread among
-/// those that it stops); but a sanitizer's, which has to know all threads. Null if there is none.
+/// Returns the C library's function of that name, not the program's own: that of a garbage collector would make the helper one of the
+/// threads that it stops. A sanitizer's function is used, since it must know all threads. Null if there is none.
 pub(crate) fn address(name: &CStr) -> *mut c_void {
     let sanitizers = [c"__asan_init", c"__tsan_init", c"__msan_init", c"__hwasan_init"];
     let is_sanitized = sanitizers.iter().any(|name| !first(name).is_null());
@@ -175,47 +175,47 @@ pub(crate) fn address(name: &CStr) -> *mut c_void {
     if next.is_null() { first(name) } else { next }
 }
 
-/// The environment of the process, as the C library has it; null where it has none. Looked up once: in the constructor.
+/// Returns the environment of the process, as the C library has it; null if there is none. Looked up once, in the constructor.
 pub(crate) fn environment() -> Words {
     static AT: AtomicPtr<Words> = AtomicPtr::new(core::ptr::null_mut());
     if AT.load(Ordering::Relaxed).is_null() {
-        // The C library itself uses the program's copy, where that has one.
+        // The C library itself uses the program's copy, if there is one.
         AT.store(first(c"environ").cast(), Ordering::Relaxed);
     }
     // SAFETY: null, or the C library's variable, or the program's of the same name, which takes its place.
     unsafe { AT.load(Ordering::Relaxed).as_ref() }.copied().unwrap_or(core::ptr::null())
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: a place of the thread's own, always there.
+    // SAFETY: memory of the thread's own, which is always there.
     unsafe { *__errno_location() }
 }
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(to: c_int) {
-    // SAFETY: a place of the thread's own, always there.
+    // SAFETY: memory of the thread's own, which is always there.
     unsafe { *__errno_location() = to }
 }
 
-/// Ends the program as the C library does when a buffer is smaller than what is to be put into it.
+/// Ends the program as the C library does if a buffer is too small for the data.
 pub(crate) fn overflowed() -> ! {
     __chk_fail.find_here();
-    // SAFETY: it takes nothing, and doesn't return.
+    // SAFETY: it takes no arguments, and does not return.
     unsafe { (__chk_fail.get())() }
 }
 
 #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
 static __chk_fail: Next<unsafe extern "C" fn() -> !> = Next::new(c"__chk_fail", libc::abort as *const ());
 
-/// Whether the C library is the one that this library is made for, by what only that one has. Another (musl) starts constructors without
-/// what `main` is given; what stands in for it there (gcompat) has the one, and not the other. No such name is linked to, so that
-/// programs with another C library can be started.
+/// Whether the C library is the one that this library is made for, by two names that only that one has together. Another one (musl) starts
+/// constructors without the arguments of `main`; its compatibility layer (gcompat) has only the first name. Neither name is linked to, so
+/// that programs with another C library can be started.
 pub(crate) fn is_for_this() -> bool {
     [c"__register_atfork", c"__libc_stack_end"].iter().all(|name| !first(name).is_null())
 }
 
-/// Has these be done around each fork: before it, after it in the parent, and in the child. False if they won't be.
+/// Registers handlers for each fork: before it, after it in the parent, and in the child. Returns `false` if that fails.
 pub(crate) fn around_forks(
     before: unsafe extern "C" fn(),
     parent: unsafe extern "C" fn(),
@@ -224,8 +224,8 @@ pub(crate) fn around_forks(
     type Act = Option<unsafe extern "C" fn()>;
     type Register = unsafe extern "C" fn(Act, Act, Act, *mut c_void) -> c_int;
     let register = address(c"__register_atfork");
-    // SAFETY: the C library's function of that name is of this type. No pointers but a function's; the library is never unloaded (it is
-    // of the program's start).
+    // SAFETY: the C library's function of that name has this type. It takes functions, and a null pointer; the library is never unloaded,
+    // since it was loaded at the program's start.
     !register.is_null()
         && unsafe {
             let register = core::mem::transmute::<*mut c_void, Register>(register);
@@ -233,15 +233,15 @@ pub(crate) fn around_forks(
         }
 }
 
-/// Sets whether the calling thread can be cancelled (`PTHREAD_CANCEL_ENABLE` 0, `PTHREAD_CANCEL_DISABLE` 1); what it was.
+/// Sets whether the calling thread can be cancelled (`PTHREAD_CANCEL_ENABLE` 0, `PTHREAD_CANCEL_DISABLE` 1); returns the previous state.
 pub(crate) fn set_cancellable(state: c_int) -> c_int {
     let mut old = 0;
-    // SAFETY: `old` lives over the call.
+    // SAFETY: `old` lives for the call.
     unsafe { pthread_setcancelstate(state, &raw mut old) };
     old
 }
 
-/// A system call's result, as the C library returns it.
+/// Converts a system call's result to the C library's form.
 fn settle(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(value) => value as isize,
@@ -252,7 +252,7 @@ fn settle(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// Functions that are system calls: the name, its type, and the call's number and arguments.
+/// Defines functions that are system calls: the name, its type, and the call's number and arguments.
 macro_rules! calls {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $number:expr, [$($given:expr),*];)*) => {
         $(
@@ -263,7 +263,7 @@ macro_rules! calls {
                         // SAFETY: the caller keeps the contract of the C library's function, which this is.
                         return unsafe { ($name.get())($($arg),*) };
                     }
-                    // SAFETY: likewise, which is the system call's.
+                    // SAFETY: likewise; the contract is the system call's.
                     settle(unsafe { sys::call($number, args([$($given as usize),*])) }) as $result
                 }
                 const NAME: &CStr = name(concat!(stringify!($name), "\0"));
@@ -277,7 +277,7 @@ macro_rules! calls {
     };
 }
 
-/// Functions that are more than a system call.
+/// Defines functions that are more than a system call.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $failed:expr;)*) => {
         $(
@@ -302,7 +302,7 @@ macro_rules! functions {
     };
 }
 
-/// A name that was written with its null byte.
+/// Converts a name that ends in a null byte.
 const fn name(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,
@@ -310,7 +310,7 @@ const fn name(text: &'static str) -> &'static CStr {
     }
 }
 
-/// Arguments, and nothing for the rest.
+/// Pads arguments with zeros.
 fn args<const N: usize>(given: [usize; N]) -> [usize; 6] {
     let mut all = [0; 6];
     for (to, from) in all.iter_mut().zip(given) {
@@ -319,7 +319,7 @@ fn args<const N: usize>(given: [usize; N]) -> [usize; 6] {
     all
 }
 
-/// Looks up all functions, where that must not be done later. Once, before the program's own code runs.
+/// Looks up all functions if that must not be done later. Called once, before the program's own code runs.
 pub(crate) fn find_all() {
     if with_objects(Objects::are_all) {
         return;
@@ -331,20 +331,19 @@ pub(crate) fn find_all() {
     __chk_fail.find();
 }
 
-/// `open`, which takes a mode where the flags ask for one.
+/// `open`, which takes a mode if the flags require one.
 pub(crate) type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
-/// `openat`, likewise.
+/// `openat`, which takes a mode if the flags require one.
 pub(crate) type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
-/// `fcntl`, which takes what the command takes.
+/// `fcntl`, whose last argument depends on the command.
 pub(crate) type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
-/// `prctl`, which takes what the option takes.
+/// `prctl`, whose arguments depend on the option.
 pub(crate) type Prctl = unsafe extern "C" fn(c_int, ...) -> c_int;
-/// `syscall`. All of its arguments are passed as those of a function with a fixed number of them: on both architectures whole numbers
-/// among the variable arguments go where others do.
+/// `syscall`, declared with a fixed number of arguments: on both architectures variable integer arguments are passed like fixed ones.
 pub(crate) type Syscall =
     unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 
-/// Open files are 64-bit ones on both architectures, as the C library's 64-bit forms say to the kernel.
+/// Files are opened as 64-bit ones on both architectures, as the C library's 64-bit functions do.
 const LARGE: c_int = if cfg!(target_arch = "x86_64") { 0 } else { libc::O_LARGEFILE };
 
 unsafe extern "C" fn first_open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
@@ -386,7 +385,7 @@ unsafe extern "C" fn first_syscall(
     settle(unsafe { sys::call(number, args) }) as c_long
 }
 
-/// libaio's: an error is returned, and `errno` left.
+/// libaio's function: it returns the error and leaves `errno`.
 unsafe extern "C" fn first_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
     let args = args([context as usize, count as usize, list as usize]);
     // SAFETY: the caller keeps io_submit's contract, which is the system call's.
@@ -396,11 +395,11 @@ unsafe extern "C" fn first_submit(context: *mut c_void, count: c_long, list: *mu
     }
 }
 
-/// What a C library before 2.34 lacks.
+/// Replaces `closefrom`, which C libraries before 2.34 lack.
 unsafe extern "C" fn first_closefrom(first: c_int) {
     let first = first.max(0);
     let all = args([first as usize, c_uint::MAX as usize]);
-    // SAFETY: the caller has all descriptors from that one on closed.
+    // SAFETY: the caller wants all descriptors from that one on closed.
     if unsafe { sys::call(libc::SYS_close_range, all) }.is_ok() {
         return;
     }
@@ -417,12 +416,12 @@ unsafe extern "C" fn first_closefrom(first: c_int) {
 
 unsafe extern "C" fn first_exit(status: c_int) -> ! {
     loop {
-        // SAFETY: no pointers; it doesn't return.
+        // SAFETY: no pointers; it does not return.
         let _ = unsafe { sys::call(libc::SYS_exit_group, args([status as usize])) };
     }
 }
 
-/// Functions whose calls are not made by a number alone, with what their variable arguments are passed as.
+/// Defines functions whose system calls need more than a number, with the types in which their variable arguments are passed.
 macro_rules! others {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $kind:ty = $first:ident;)*) => {
         $(
@@ -460,7 +459,7 @@ others! {
     _Exit(status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit;
 }
 
-/// Formatted output, which jumps to what it stands for.
+/// Defines formatted output, which jumps to the next definition.
 macro_rules! formatted {
     ($($name:ident = $first:ident;)*) => {
         $(
@@ -486,12 +485,12 @@ formatted! {
 
 const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | LARGE;
 
-/// The number of a call that reads `length` bytes to where there is `room` for so many.
+/// Returns the number of a call that reads `length` bytes into a buffer of `room` bytes. Ends the program if the buffer is too small.
 fn checked(length: usize, room: usize, number: c_long) -> c_long {
     if length > room { overflowed() } else { number }
 }
 
-// Positions as preadv(2) takes them: the low half has all 64 bits on 64-bit architectures, and the high half is left out.
+// Offsets as preadv(2) takes them: on 64-bit architectures the low half has all 64 bits, and the high half is left out.
 calls! {
     __open_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
     __open64_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];

@@ -1,4 +1,4 @@
-//! Which pages of a file are resident, by cachestat(2) or mincore(2), for whoever reads, watches or drops them.
+//! Finds resident pages of a file, by cachestat(2) or mincore(2), for those who read, watch or drop them.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -11,33 +11,33 @@ use crate::counters::Count;
 use crate::process::count;
 use crate::sys::{self, Errno};
 
-/// Nanoseconds after which what lies further ahead is sampled again: others may have brought it in.
+/// Nanoseconds after which pages further ahead are sampled again: others may have brought them in.
 pub const STALE: u64 = 2_000_000_000;
 /// The largest number of pages in a window.
 pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
 
-/// cachestat(2) is not there, or is forbidden to the process.
+/// Whether cachestat(2) is missing, or forbidden to the process.
 static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
 
-/// How the residency of a file can be sampled.
+/// The ways in which the residency of a file can be sampled.
 #[derive(Debug, Clone, Copy)]
 pub struct ResidencyProbe {
     /// Whether cachestat(2) counts its pages.
     pub(crate) has_counts: bool,
-    /// Whether mincore(2) is right for this process, once that was tried.
+    /// Whether mincore(2) is right for this process; `None` until that is tested.
     sees: Option<bool>,
 }
 
 impl ResidencyProbe {
-    /// Nothing tried yet.
+    /// Nothing is tested yet.
     pub const NEW: Self = Self { has_counts: true, sees: None };
 
-    /// ... of a file whose pages are counted, or aren't.
+    /// Creates one for a file whose pages are counted, or are not.
     pub fn with(has_counts: bool) -> Self {
         Self { has_counts, ..Self::NEW }
     }
 
-    /// Samples a part of a file of `size` bytes, for a stream. False if that can't be.
+    /// Samples a range of a file of `size` bytes, for a stream. Returns `false` if that is not possible.
     pub fn sample<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
@@ -48,7 +48,7 @@ impl ResidencyProbe {
         self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
     }
 
-    /// Bytes of the range that are resident; `None` where that can't be seen.
+    /// Returns the resident bytes of the range; `None` if they cannot be seen.
     pub fn resident(&mut self, fd: c_int, range: &Range<u64>) -> Option<u64> {
         if self.has_counts {
             return resident(fd, range).ok();
@@ -74,7 +74,7 @@ impl ResidencyProbe {
         }
     }
 
-    /// False if it can't be.
+    /// Samples by cachestat(2). Returns `false` if that is not possible.
     fn by_cachestat<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
@@ -92,7 +92,7 @@ impl ResidencyProbe {
                 }
             }
             Err(error) => {
-                // Forbidden for this file alone, or to the process.
+                // Forbidden for this file alone, or for the process.
                 if error == Errno(libc::ENOSYS) || (error == Errno(libc::EPERM) && self.sees_pages(fd, size))
                 {
                     NO_CACHESTAT.store(true, Ordering::Relaxed);
@@ -109,7 +109,7 @@ impl ResidencyProbe {
         true
     }
 
-    /// False if it can't be.
+    /// Samples by mincore(2). Returns `false` if that is not possible.
     fn by_mincore<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
@@ -124,12 +124,12 @@ impl ResidencyProbe {
         can
     }
 
-    /// The same as [`sees_pages`], asked once.
+    /// Calls [`sees_pages`] once, and keeps the result.
     fn sees_pages(&mut self, fd: c_int, size: u64) -> bool {
         *self.sees.get_or_insert_with(|| sees_pages(fd, size))
     }
 
-    /// Page by page, if it can be seen.
+    /// Samples each page of a window if that is possible.
     fn sample_pages<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
@@ -149,7 +149,7 @@ impl ResidencyProbe {
     }
 }
 
-/// The windows of a range, the first and the last as far as they lie within.
+/// Returns the windows of a range, the first and the last as far as they are in it.
 pub(crate) fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let Range { mut start, end } = *range;
     core::iter::from_fn(move || {
@@ -159,7 +159,8 @@ pub(crate) fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Whether mincore(2) is right for this process: to one that has no right to it, it says that all is resident, even what lies behind the end.
+/// Whether mincore(2) is right for this process. Without permission, it reports all pages as resident, even those behind the end of the
+/// file.
 pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
     let page = sys::page_size();
     let behind = size.saturating_add(1 << 30) / page * page;
@@ -167,7 +168,7 @@ pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
     sys::mincore(fd, &(behind..behind + page), &mut resident).is_ok() && resident[0] & 1 == 0
 }
 
-/// Bytes of a window's pages that are resident, by mincore(2), and which they are.
+/// Returns the resident bytes of a window by mincore(2), and marks its resident pages.
 pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PAGES]) -> Option<u64> {
     let page = sys::page_size();
     let pages = pages.get_mut(..(window.end - window.start).div_ceil(page) as usize)?;
@@ -175,7 +176,7 @@ pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PA
     Some(pages.iter().filter(|&&is| is & 1 == 1).count() as u64 * page)
 }
 
-/// Bytes of the range that are resident, by cachestat(2).
+/// Returns the resident bytes of the range, by cachestat(2).
 pub(crate) fn resident(fd: c_int, range: &Range<u64>) -> Result<u64, Errno> {
     sys::cachestat(fd, range.clone()).map(|seen| seen.cached * sys::page_size())
 }
@@ -186,7 +187,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    /// Pages of any size: around one that is accessed, the kernel maps 64 KiB of others, of which a page may have all.
+    /// Pages may have any size: around an accessed page the kernel maps the others of its 64 KiB, which may be a single page.
     #[test]
     fn what_is_probed_is_what_is_resident() {
         let dir = pagekeeper_testing::disk_dir();
@@ -207,12 +208,12 @@ mod tests {
                 let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
                 resident_pages(fd, &window, &mut resident).unwrap();
                 sys::probe(fd, &window, &mut probed).unwrap();
-                // The first page of each 64 KiB is read, and may be there before the read has come back to say that it was not.
+                // The first page of each 64 KiB is read. It may already be there when the read returns that it was not.
                 let is_first = |nth: usize| (nth as u64 * page).is_multiple_of(64 << 10);
                 (0..count)
                     .find(|&nth| probed[nth] != resident[nth] & 1 && !(is_first(nth) && probed[nth] == 1))
             };
-            // A page that the kernel has locked just then, to look at it, is not mapped with those around it.
+            // A page that the kernel has locked at this moment is not mapped with those around it.
             let found = (0..20).map(|_| differs()).find(Option::is_none);
             assert!(found.is_some(), "page {:?} of {page} bytes in {window:?}", differs());
         }

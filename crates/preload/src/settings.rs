@@ -1,10 +1,11 @@
-//! The settings of a preloaded process: one text in its environment, which the launcher writes and each process reads as it starts.
+//! The settings of a preloaded process: one text in its environment, which the launcher writes and each process reads when it starts.
 //!
-//! A line says one thing, words apart by single spaces; a pattern or path is the rest of its line. The text names all programs
-//! that rules are for, so that children that are other programs find theirs: each process takes what fits its own name.
+//! Each line is one setting, its words separated by single spaces; a pattern or path is the rest of its line. The text names all programs
+//! that rules apply to, so that child processes of other programs find theirs: each process takes what fits its own name.
 //!
-//! Invariants: reading allocates nothing and cannot fail half way: a line that is not understood makes the whole text void, and the
-//! process is left alone. Rules for other programs' files are not read: that would take most of a small program's start. What is encoded is decoded to the same ([`Settings::encode`]).
+//! Invariants: reading allocates nothing and cannot fail half way: a line that is not understood voids the whole text, and the process is
+//! left alone. Rules for other programs' files are not read, since that would take most of a small program's start. Decoding returns what
+//! was encoded ([`Settings::encode`]).
 
 #[cfg(not(feature = "interpose"))]
 use std::fmt::Write as _;
@@ -16,20 +17,20 @@ use pagekeeper_policy::{BulkPages, RewriteSource, Rule, names, number};
 /// The environment variable that holds the text.
 pub const VARIABLE: &str = "PAGEKEEPER_RUN";
 
-/// Bytes of the longest text; a longer one is void.
+/// The longest text in bytes; a longer one is void.
 pub const TEXT_MAX: usize = 32 << 10;
 
-/// The words for data whose users read it by direct I/O alone, and for data that they may read through the page cache, too.
+/// The words for data that its users read by direct I/O only, and for data that they may also read through the page cache.
 const DIRECT_ONLY: &[u8] = b"direct-only";
 const DIRECT_AND_BUFFERED: &[u8] = b"direct-and-buffered";
 
-/// Rules for files that one process has at most; the rest of a longer list is void with its text.
+/// The most file rules of one process; a longer list voids the text.
 pub const RULES_MAX: usize = 64;
 
-/// What the processes of a tree are taken for.
+/// The role of the processes of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Each for what its own name says: a streaming program, or one of a profile's.
+    /// Each by its own name: a streaming program, or one of a profile's.
     Auto,
     /// Each reads and writes streams.
     Stream,
@@ -39,68 +40,68 @@ pub enum Role {
     Logs,
 }
 
-/// What is done with a file.
+/// The treatment of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// A log: released behind the flush.
     Log {
-        /// How far.
+        /// The rule for its release.
         rule: Rule,
-        /// How its writer comes back.
+        /// The way in which its writer overwrites pages.
         rewrite: RewriteSource,
     },
-    /// Bulk output: written behind the writer, who waits for it.
+    /// Bulk output: written behind the writer, which waits for it.
     Bulk(BulkPages),
-    /// Data that may be in direct and in buffered use.
+    /// Data that may be used by direct and by buffered I/O.
     Data {
-        /// Whether a program that uses it by direct I/O reads it by that alone: pages that are resident then are leftovers, and go.
-        /// Else they stay, since it may come back for them.
+        /// Whether a program that uses it by direct I/O reads it by that only: then resident pages are leftovers, and go. Otherwise they
+        /// stay, since the program may read them again.
         direct_only: bool,
     },
-    /// Nothing.
+    /// Nothing is done.
     Leave,
 }
 
-/// Which files, and what is done with them.
+/// A rule for files, as a plan has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedRule<'a> {
     /// Their names, as [`names::matches`] takes them.
     pub pattern: &'a [u8],
-    /// What a path ends with that matches: a quick no for most.
+    /// The end of every matching path: a quick "no" for most.
     pub tail: &'a [u8],
-    /// What is done.
+    /// Their treatment.
     pub action: Action,
 }
 
-/// What this process is.
+/// The part of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// One that no rule is for.
+    /// No rule applies to it.
     None,
-    /// A stream: all regular files that it opens are.
+    /// A stream: all regular files that it opens are streamed.
     Stream,
     /// All that it writes is bulk output.
     Bulk,
-    /// All that it writes and syncs are logs.
+    /// All files that it writes and syncs are logs.
     Logs,
-    /// One with rules for some files ([`Plan::rules`]).
+    /// Rules apply to some of its files ([`Plan::rules`]).
     Files,
-    /// One that is a stream if it turns out to go through its files once.
+    /// It becomes a stream if it turns out to go through its files once.
     Undecided,
 }
 
-/// What one process took from the text.
+/// The settings of one process, taken from the text.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'a> {
-    /// What it is.
+    /// Its part.
     pub part: Part,
-    /// Bytes that its writers may have unwritten, together.
+    /// Bytes that its writers together may have unwritten.
     pub budget: u64,
-    /// The file of the report.
+    /// The path of the report.
     pub report: Option<&'a [u8]>,
-    /// The file of the readers of the user's commands ([`crate::open_readers`]).
+    /// The path of the table that readers of the user's commands share ([`crate::open_readers`]).
     pub readers: Option<&'a [u8]>,
-    /// The program that starts what the library does not reach ([`crate::launcher`]).
+    /// The program that starts programs that the library does not reach ([`crate::launcher`]).
     pub launcher: Option<&'a [u8]>,
     /// Whether nothing may be started without the rules.
     pub is_required: bool,
@@ -109,7 +110,7 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// A plan of nothing.
+    /// A plan without rules.
     pub const NONE: Plan<'static> = Plan {
         part: Part::None,
         budget: 0,
@@ -121,17 +122,17 @@ impl<'a> Plan<'a> {
         count: 0,
     };
 
-    /// The rules for files; the first that matches counts.
+    /// Returns the rules for files; the first that matches applies.
     pub fn rules(&self) -> &[PlannedRule<'a>] {
         self.rules.get(..self.count).unwrap_or_default()
     }
 
-    /// What is done with the file of that path.
+    /// Returns the treatment of the file at that path.
     pub fn action_for(&self, path: &[u8]) -> Option<Action> {
         self.rules().iter().find(|rule| names::matches(rule.pattern, path).is_some()).map(|rule| rule.action)
     }
 
-    /// Reads the text for the process of that name (`comm`, at most 15 bytes). `None`: not understood.
+    /// Reads the text for the process of that name (`comm`, at most 15 bytes). `None` if it is not understood.
     ///
     /// ```
     /// use pagekeeper_preload::settings::{Part, Plan};
@@ -146,7 +147,7 @@ impl<'a> Plan<'a> {
             return None;
         }
         let mut plan = Plan::NONE;
-        // The rules of the profile that lines now are of: of one that fits this process, and is the first to.
+        // Whether the current lines belong to the profile of this process, which is the first that fits.
         let mut fits = false;
         let mut has_profile = false;
         let mut is_auto = false;
@@ -196,7 +197,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Whether a process of that name is meant. Most are ruled out by the first byte.
+/// Whether the pattern matches the name. The first byte rules out most.
 fn is_name_of(pattern: &[u8], comm: &[u8]) -> bool {
     let is_open = matches!(pattern.first(), None | Some(b'*' | b'{'));
     (is_open || pattern.first() == comm.first()) && names::matches_name(pattern, comm).is_some()
@@ -242,25 +243,25 @@ fn rule(text: &[u8]) -> Option<PlannedRule<'_>> {
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// What they are taken for.
+    /// Their role.
     pub role: Role,
     /// Names of streaming programs (`comm`, in which `*` stands for any characters).
     pub streams: Vec<String>,
-    /// The name of the command that was typed (`comm`), where it is on no list and so taken for a stream.
+    /// The name of the typed command (`comm`), if it is on no list and so taken for a stream.
     pub command: Option<String>,
-    /// Bytes that the writers of a process may have unwritten, together.
+    /// Bytes that the writers of a process together may have unwritten.
     pub budget: u64,
-    /// The file of the report ([`crate::counters::Report`]).
+    /// The path of the report ([`crate::counters::Report`]).
     pub report: Option<PathBuf>,
-    /// The file that the readers of the user's commands share ([`crate::open_readers`]).
+    /// The path of the table that readers of the user's commands share ([`crate::open_readers`]).
     pub readers: Option<PathBuf>,
-    /// What starts programs that the library does not reach; none where nothing is out of reach.
+    /// The program that starts programs that the library does not reach; `None` if all are reached.
     pub launcher: Option<Launcher>,
-    /// The profiles, the more particular first.
+    /// The profiles, the more specific ones first.
     pub profiles: Vec<ProfileRules>,
 }
 
-/// What starts programs that the library does not reach.
+/// The program that starts programs that the library does not reach.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launcher {
@@ -274,31 +275,31 @@ pub struct Launcher {
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProfileRules {
-    /// Its name, which is for people.
+    /// Its name, for people.
     pub name: String,
     /// Names of its processes (`comm`, in which `*` stands for any characters).
     pub processes: Vec<String>,
-    /// Its files, the more particular first.
+    /// Its files, the more specific ones first.
     pub files: Vec<FileRule>,
 }
 
-/// Which files, and what is done with them.
+/// A rule for files, as a launcher writes it.
 #[cfg(not(feature = "interpose"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRule {
     /// Their names, as [`names::matches`] takes them.
     pub pattern: String,
-    /// What is done.
+    /// Their treatment.
     pub action: Action,
 }
 
 #[cfg(not(feature = "interpose"))]
 impl Settings {
-    /// What a text says of streams, of the report, and of the processes of profiles, without their files. `None`: not understood.
+    /// Reads the streams, the report, and the processes of profiles from a text, without their files. `None` if it is not understood.
     pub fn decode(text: &[u8]) -> Option<Self> {
         use std::os::unix::ffi::OsStrExt as _;
 
-        // A name that none has: what is said of all processes is left.
+        // A name that no process has: only settings for all processes remain.
         let plan = Plan::decode(text, b"")?;
         let role = match plan.part {
             Part::Stream => Role::Stream,
@@ -322,7 +323,7 @@ impl Settings {
         })
     }
 
-    /// The text for [`VARIABLE`]. Names that hold a line's end are left out: no program and no pattern has one.
+    /// Returns the text for [`VARIABLE`]. Leaves out names that contain a newline: no program and no pattern has one.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         let mut line = |line: std::fmt::Arguments<'_>| {
@@ -385,7 +386,7 @@ impl Settings {
     }
 }
 
-/// The profiles of a text, by its lines' first words and the rest of each.
+/// Returns the profiles of a text, given the first word and the rest of each line.
 #[cfg(not(feature = "interpose"))]
 fn profiles<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<ProfileRules> {
     let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
@@ -477,7 +478,7 @@ mod tests {
         assert_eq!(plan.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
         assert_eq!(plan.action_for(b"LOG"), Some(Action::Leave));
         assert_eq!(Plan::decode(text.as_bytes(), b"sh").unwrap().part, Part::Undecided);
-        // The name that was typed is no pattern.
+        // The typed name is not a pattern.
         assert_eq!(Plan::decode(text.as_bytes(), b"my packer*").unwrap().part, Part::Stream);
         assert_eq!(Plan::decode(text.as_bytes(), b"my packers").unwrap().part, Part::Undecided);
     }

@@ -1,22 +1,22 @@
-//! What threads that use one open file leave each other: what is known of it, for those that find somebody at work on it, and what these
-//! did meanwhile, for the next one at work.
+//! State that threads with one open file share: what is known of the file, for threads that find its state busy, and what these did
+//! meanwhile, for the next thread that has the state.
 //!
-//! Invariants: nobody waits; all bits may be zero; what there is no room for is lost, and whoever leaves it is notified. A thread that is
-//! ended in the middle takes one place with it.
+//! Invariants: nobody waits; all bits may be zero. A read without a free place is lost, and the thread that leaves it is notified. A thread
+//! that is ended in the middle takes one place with it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::sys;
 
-/// Ranges that are left for the next one at work.
+/// Ranges that can be left for the next thread with the state.
 const MISSED: usize = 12;
 /// Places of a file that are read at a time.
 pub const PLACES: usize = 8;
-/// The length of one that is being noted.
+/// The length of a place that is being filled in.
 const TAKEN: u64 = u64::MAX;
 
-/// A range: where it begins, and its length.
+/// A range: its start and its length.
 struct Place {
     at: AtomicU64,
     length: AtomicU64,
@@ -27,21 +27,21 @@ impl Place {
     const NONE: Self = Self { at: AtomicU64::new(0), length: AtomicU64::new(0) };
 }
 
-/// See the module.
+/// The shared state of one open file.
 pub struct Shared {
-    /// The thread that began a read last, how many are being made, and whether several threads made some at a time.
+    /// The thread that began the last read, the number of reads in progress, and whether several threads read at a time.
     thread: AtomicUsize,
     reads: AtomicU32,
     is_by_many: AtomicBool,
     is_uncached: AtomicBool,
-    /// Bytes that were read at the file's position.
+    /// Bytes that were read at the file offset.
     bytes: AtomicU64,
     missed: [Place; MISSED],
     known: [Place; PLACES],
 }
 
 impl Shared {
-    /// Nothing yet.
+    /// The initial state.
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     pub const NEW: Self = Self {
         thread: AtomicUsize::new(0),
@@ -53,7 +53,7 @@ impl Shared {
         known: [Place::NONE; PLACES],
     };
 
-    /// Forgets all.
+    /// Forgets everything.
     pub fn forget(&self) {
         self.thread.store(0, Ordering::Relaxed);
         self.reads.store(0, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// This thread is about to read. One whose handler jumped out of a read is not taken for another.
+    /// Begins a read by this thread. A thread whose handler jumped out of a read does not count as another one.
     pub fn comes(&self) {
         let before = self.thread.swap(sys::thread(), Ordering::Relaxed);
         if self.reads.fetch_add(1, Ordering::Relaxed) > 0 && before != sys::thread() {
@@ -73,14 +73,14 @@ impl Shared {
         }
     }
 
-    /// It has read.
+    /// Ends a read.
     pub fn goes(&self) {
         let fewer = |reads: u32| reads.checked_sub(1);
-        // Of a few calls it was not seen that they began.
+        // The begin of a few calls was not seen.
         let _ = self.reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
     }
 
-    /// Somebody was at work.
+    /// Records that the state was busy.
     pub fn meets(&self) {
         self.is_by_many.store(true, Ordering::Relaxed);
     }
@@ -90,7 +90,7 @@ impl Shared {
         self.is_by_many.load(Ordering::Relaxed)
     }
 
-    /// Says what is known at one of the places, and whether it is to be read uncached.
+    /// Publishes what is known at one of the places, and whether the file is to be read uncached.
     pub fn knows(&self, place: usize, known: &Range<u64>, is_uncached: bool) {
         if let Some(place) = self.known.get(place) {
             place.length.store(0, Ordering::Relaxed);
@@ -100,12 +100,12 @@ impl Shared {
         self.is_uncached.store(is_uncached, Ordering::Relaxed);
     }
 
-    /// Whether it is to be read uncached.
+    /// Whether the file is to be read uncached.
     pub fn is_uncached(&self) -> bool {
         self.is_uncached.load(Ordering::Relaxed)
     }
 
-    /// Whether something is known of what is read there; at the file's position, of any place.
+    /// Whether the range that is read there is known; at the file offset, whether any place is.
     pub fn is_known(&self, at: Option<u64>, length: u64) -> bool {
         self.is_uncached()
             || self.known.iter().any(|place| {
@@ -117,7 +117,8 @@ impl Shared {
             })
     }
 
-    /// So much was read there, or at the file's position, while somebody else was at work: leaves it. False where there is no room.
+    /// Leaves a read of `done` bytes, there or at the file offset, for the thread that has the state. Returns `false` if there is no free
+    /// place.
     pub fn leave(&self, at: Option<u64>, done: u64) -> bool {
         let Some(at) = at else {
             self.bytes.fetch_add(done, Ordering::Relaxed);
@@ -133,20 +134,20 @@ impl Shared {
         false
     }
 
-    /// Whether something is left: asked by who has given up the file, or has left something.
+    /// Whether something is left. Called by a thread that has given up the state, or has left something.
     pub fn has_missed(&self) -> bool {
-        // Either this one sees what was left, or who left it sees that nobody is at work.
+        // Either this thread sees what was left, or the one that left it sees that the state is free.
         fence(Ordering::SeqCst);
         self.bytes.load(Ordering::Relaxed) > 0
             || self.missed.iter().any(|place| !matches!(place.length.load(Ordering::Relaxed), 0 | TAKEN))
     }
 
-    /// Takes what was left at the file's position. By who is at work alone, as the next one.
+    /// Takes the bytes left at the file offset. Only for the next thread that has the state.
     pub fn take_bytes(&self) -> u64 {
         if self.bytes.load(Ordering::Relaxed) == 0 { 0 } else { self.bytes.swap(0, Ordering::Relaxed) }
     }
 
-    /// Takes what was left: where, and how much.
+    /// Takes the reads that were left: their offsets and lengths.
     pub fn take(&self) -> impl Iterator<Item = (u64, u64)> {
         self.missed.iter().filter_map(|place| {
             let length = place.length.load(Ordering::Acquire);

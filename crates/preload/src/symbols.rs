@@ -1,12 +1,12 @@
-//! Finds what the C library and others define by a name, as dlsym(3) does, in the objects that the loader has: in the order in which it
-//! searches them, by their own hash tables.
+//! Finds the definitions of names, as dlsym(3) does, in the objects of the loader: in the loader's search order, by the objects' own hash
+//! tables.
 //!
-//! dlsym(3) is libdl's before 2.34, whose file and libpthread's each process would have to map: as long as all else that the start of the
-//! library takes. It also makes a message of each name that it does not find, which allocates.
+//! Before 2.34, dlsym(3) is in libdl, and each process would have to map the files of libdl and libpthread. That takes as long as the rest
+//! of the library's start. dlsym(3) also creates a message for each name that it does not find, which allocates.
 //!
-//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). What is not sure is [`Found::Unknown`], and
-//! then is asked of dlsym(3): where there is no list, an object without a GNU hash table, more than `OBJECTS`, or a function that
-//! chooses what it is as it is looked up (`STT_GNU_IFUNC`).
+//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). In unclear cases the result is [`Found::Unknown`], and
+//! dlsym(3) is asked: if there is no list, an object has no GNU hash table, there are more than `OBJECTS`, or a function selects its
+//! implementation when it is looked up (`STT_GNU_IFUNC`).
 
 #![allow(unsafe_code, reason = "reads what the loader keeps of the objects that it has mapped")]
 
@@ -21,7 +21,7 @@ const DT_SYMTAB: i64 = 6;
 const DT_DEBUG: i64 = 21;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
-/// A version that only objects are bound to that ask for it.
+/// A version that only objects that ask for it are bound to.
 const HIDDEN: u16 = 0x8000;
 
 /// An entry of an object's dynamic section (`Elf64_Dyn`).
@@ -44,7 +44,7 @@ struct Symbol {
     size: u64,
 }
 
-/// What the loader shows of an object (`struct link_map`).
+/// The loader's entry for an object (`struct link_map`).
 #[repr(C)]
 struct LinkMap {
     bias: usize,
@@ -53,21 +53,21 @@ struct LinkMap {
     next: *const LinkMap,
 }
 
-/// What it shows of all (`struct r_debug`).
+/// The loader's entry for all objects (`struct r_debug`).
 #[repr(C)]
 struct Debug {
     version: c_int,
     first: *const LinkMap,
 }
 
-/// What came of a search.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The name stands for what is at that address.
+    /// The address that the name stands for.
     At(*mut c_void),
-    /// It stands for nothing.
+    /// The name is not defined.
     Nowhere,
-    /// It is not sure here.
+    /// The search cannot tell.
     Unknown,
 }
 
@@ -77,7 +77,7 @@ struct Object {
     bias: usize,
     names: *const c_char,
     symbols: *const Symbol,
-    /// Null where it has no versions.
+    /// Null if it has no versions.
     versions: *const u16,
     hash: *const u32,
 }
@@ -91,16 +91,16 @@ impl Object {
         hash: core::ptr::null(),
     };
 
-    /// `None`: it can't be searched.
+    /// Creates it from the loader's entry; `None` if it cannot be searched.
     ///
     /// # Safety
     ///
-    /// What the loader shows.
+    /// `map` is an entry of the loader.
     unsafe fn of(map: &LinkMap) -> Option<Self> {
         let mut object = Self { bias: map.bias, ..Self::NONE };
         // SAFETY: by this function's contract.
         for entry in unsafe { entries(map.dynamic) } {
-            // The loader has made these addresses, but where the section can't be written (the kernel's own object).
+            // The loader has relocated these addresses, except where the section cannot be written (the kernel's own object).
             let address =
                 if entry.value < map.bias { entry.value.wrapping_add(map.bias) } else { entry.value };
             match entry.tag {
@@ -115,7 +115,7 @@ impl Object {
         has_all.then_some(object)
     }
 
-    /// What it has of that name, if it has any.
+    /// Returns its definition of that name, if it has one.
     ///
     /// # Safety
     ///
@@ -154,13 +154,13 @@ impl Object {
         None
     }
 
-    /// What the symbol of that index stands for, if it has that name, and whoever asks for no version is bound to it.
+    /// Returns the definition of the symbol at that index, if it has that name and is bound without a version.
     ///
     /// # Safety
     ///
     /// The object is mapped, and has that symbol.
     unsafe fn symbol(&self, index: u32, name: &CStr) -> Option<Found> {
-        /// No type, data, function; and a function that chooses.
+        /// No type, data, function, and a function that selects its implementation.
         const KINDS: [u8; 4] = [0, 1, 2, CHOOSES];
         const CHOOSES: u8 = 10;
         /// Not local.
@@ -182,32 +182,32 @@ impl Object {
     }
 }
 
-/// The objects of the process, in the order in which the loader searches them.
+/// The objects of the process, in the loader's search order.
 pub struct Objects {
     all: [Object; OBJECTS],
     count: usize,
-    /// Those up to the one that is asked for what is next.
+    /// The number of objects up to and including the one that `next` starts from.
     own: usize,
-    /// Whether they are all.
+    /// Whether these are all objects.
     are_all: bool,
 }
 
 impl Objects {
-    /// None: all zero, so that static memory of it takes no room in the library's file.
+    /// No objects: all zero, so that a static one takes no space in the library's file.
     pub const NONE: Self = Self { all: [Object::NONE; OBJECTS], count: 0, own: 0, are_all: false };
 
-    /// Those that there are now; what is next is next to the object that has `address`.
+    /// Fills in the current objects. `next` starts behind the object that contains `address`.
     pub fn fill(&mut self, address: usize) {
         let (mut map, mut nearest) = (first(), 0);
         (self.count, self.own, self.are_all) = (0, 0, !map.is_null());
-        // SAFETY: the loader's list, which it changes as objects come and go: at the start of a program none does.
+        // SAFETY: the loader's list, which it changes when objects come and go: none does at the start of a program.
         while let Some(one) = unsafe { map.as_ref() } {
             map = one.next;
-            // The kernel's own object is searched by nobody.
+            // Nobody searches the kernel's own object.
             if one.bias == kernels_object() {
                 continue;
             }
-            // SAFETY: what the loader shows.
+            // SAFETY: an entry of the loader.
             match (unsafe { Object::of(one) }, self.all.get_mut(self.count)) {
                 (Some(object), Some(free)) => {
                     *free = object;
@@ -221,17 +221,17 @@ impl Objects {
         }
     }
 
-    /// Whether all objects are known: else nothing is sure.
+    /// Whether all objects are known. If not, no result is certain.
     pub fn are_all(&self) -> bool {
         self.are_all
     }
 
-    /// What a name stands for in the first of them that has it.
+    /// Returns the definition of a name in the first object that has one.
     pub fn first(&self, name: &CStr) -> Found {
         self.find(name, 0)
     }
 
-    /// The same, of those behind the one with the address.
+    /// Returns the definition of a name in the first such object behind the one with the address.
     pub fn next(&self, name: &CStr) -> Found {
         self.find(name, self.own)
     }
@@ -240,29 +240,29 @@ impl Objects {
         let step = |hash: u32, &byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(byte));
         let hash = name.to_bytes().iter().fold(5381, step);
         let objects = self.all.get(from..self.count).unwrap_or_default();
-        // One that is not here may come before others.
+        // A missing object may come before others.
         if !self.are_all {
             return Found::Unknown;
         }
-        // SAFETY: they are mapped: none that the program was started with goes.
+        // SAFETY: they are mapped: no object that the program was started with is unloaded.
         objects.iter().find_map(|object| unsafe { object.find(name, hash) }).unwrap_or(Found::Nowhere)
     }
 }
 
-/// A dynamic section's entries.
+/// Iterates over a dynamic section's entries.
 ///
 /// # Safety
 ///
-/// Null, or such a section, which stays.
+/// `section` is null, or a dynamic section that stays mapped.
 unsafe fn entries<'a>(section: *const Dynamic) -> impl Iterator<Item = &'a Dynamic> {
-    // SAFETY: by this function's contract, since the last entry wasn't met yet.
+    // SAFETY: by this function's contract, since the last entry was not reached yet.
     let entry = move |nth| unsafe { section.as_ref().map(|_| &*section.add(nth)) };
     (0..).map_while(entry).take_while(|entry| entry.tag != DT_NULL)
 }
 
-/// What the system gave the process as it was started.
+/// Returns a value that the kernel passed to the process at its start.
 fn given(what: u64) -> usize {
-    // SAFETY: it reads what the kernel gave the process.
+    // SAFETY: it reads values that the kernel passed to the process.
     unsafe { libc::getauxval(what) as usize }
 }
 
@@ -272,7 +272,7 @@ fn kernels_object() -> usize {
     if at == 0 { NONE } else { at }
 }
 
-/// The first object in the loader's list; null if it is not found.
+/// Returns the first object in the loader's list; null if the list is not found.
 fn first() -> *const LinkMap {
     let at = given(libc::AT_PHDR);
     let headers: *const libc::Elf64_Phdr = core::ptr::with_exposed_provenance(at);
@@ -287,7 +287,7 @@ fn first() -> *const LinkMap {
     };
     let bias = at.wrapping_sub(own.p_vaddr as usize);
     let section = core::ptr::with_exposed_provenance(bias.wrapping_add(dynamic.p_vaddr as usize));
-    // SAFETY: the program's dynamic section, in which the loader has put where it shows its objects.
+    // SAFETY: the program's dynamic section, where the loader has put the address of its list.
     unsafe {
         let entry = entries(section).find(|entry| entry.tag == DT_DEBUG);
         let debug: *const Debug =
@@ -300,7 +300,7 @@ fn first() -> *const LinkMap {
 mod tests {
     use super::*;
 
-    /// As the C library finds it.
+    /// Returns the C library's result.
     fn by_dlsym(name: &CStr) -> Found {
         // SAFETY: the name ends with a null byte.
         let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn what_is_next_is_behind_the_object_that_asks() {
         let Found::At(open) = objects(0).first(c"open") else { panic!("nobody has it") };
-        // The program has none of its own.
+        // The program has no definition of its own.
         let (program, library) = (objects(by_dlsym as *const () as usize), objects(open as usize));
         assert_eq!(program.next(c"open"), Found::At(open));
         assert!(library.own > program.own && library.next(c"open") == Found::Nowhere);
@@ -357,11 +357,11 @@ mod tests {
     #[test]
     fn of_several_versions_the_usual_one_is_found() {
         let all = objects(0);
-        // Each is there as it once was, too.
+        // Each also has an older version.
         for name in [c"posix_spawnp", c"regexec", c"pthread_cond_wait", c"glob", c"fmemopen"] {
             assert_eq!(all.first(name), by_dlsym(name), "{name:?}");
         }
-        // It chooses by the processor.
+        // Its implementation depends on the processor.
         assert_eq!(all.first(c"memcpy"), Found::Unknown);
     }
 

@@ -1,7 +1,7 @@
-//! System calls, by hand: the C library's own would change `errno`, pass through hooks, or be points of cancellation.
+//! System calls by hand. The C library's functions would change `errno`, pass through hooks, or be cancellation points.
 //!
-//! Each function is a thin wrapper that returns what the kernel said: a value, or the number of an error. Only calls that change
-//! no byte of a file and none of the program's descriptors are here, but for those that are said to.
+//! Each function is a thin wrapper that returns the kernel's result: a value or an error number. Unless its description says otherwise, a
+//! call here changes no byte of a file and none of the program's descriptors.
 
 use core::arch::asm;
 use core::ffi::CStr;
@@ -10,26 +10,26 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{c_int, c_long};
 
-/// The number of an error, as `errno` has it.
+/// An error number, as in `errno`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub c_int);
 
 /// cachestat(2), Linux 6.5.
 const CACHESTAT: c_long = 451;
 
-/// Residency of a range, in pages, as cachestat(2) counts.
+/// Residency of a range in pages, as cachestat(2) counts it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Resident {
-    /// Resident.
+    /// Resident pages.
     pub cached: u64,
-    /// Dirty.
+    /// Dirty pages.
     pub dirty: u64,
-    /// Under writeback.
+    /// Pages under writeback.
     pub writeback: u64,
-    /// Evicted.
+    /// Evicted pages.
     pub evicted: u64,
-    /// Recently evicted.
+    /// Recently evicted pages.
     pub recently_evicted: u64,
 }
 
@@ -37,7 +37,7 @@ pub struct Resident {
 ///
 /// # Safety
 ///
-/// The arguments must be what the call `number` takes: pointers among them valid for what it reads and writes there.
+/// The arguments must be what the call `number` takes: pointers must be valid for what it reads and writes there.
 #[allow(unsafe_code, reason = "the one door to the kernel")]
 #[inline]
 pub unsafe fn call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
@@ -60,14 +60,14 @@ pub unsafe fn call(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
     if (-4095..0).contains(&result) { Err(Errno(-result as c_int)) } else { Ok(result as usize) }
 }
 
-/// What distinguishes the calling thread from the process's others, without a call: where its thread-local storage is. Never 0; the same in a
-/// child of fork.
+/// Returns a value that distinguishes the calling thread from the process's others, without a system call: the address of its thread-local
+/// storage. Never 0; the same in a child of fork.
 #[allow(unsafe_code, reason = "reads a register")]
 #[inline]
 pub fn thread() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: where fs leads to lies its own address (the ABI of thread-local storage on x86-64).
+    // SAFETY: fs points to a word that holds its own address (the ABI of thread-local storage on x86-64).
     unsafe {
         asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
     }
@@ -79,7 +79,7 @@ pub fn thread() -> usize {
     pointer | 1
 }
 
-/// Where the calling thread's stack ends now.
+/// Returns the calling thread's stack pointer.
 #[allow(unsafe_code, reason = "reads a register")]
 #[inline]
 pub fn stack_pointer() -> usize {
@@ -101,34 +101,34 @@ pub fn stack_pointer() -> usize {
 #[allow(unsafe_code, reason = "a system call")]
 pub fn is_on_other_stack() -> bool {
     let mut stack = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
-    // SAFETY: nothing is changed; `stack` has room for what is written, and all bits are valid.
+    // SAFETY: nothing is changed; `stack` has room for the result, in which all bits are valid.
     unsafe {
         call(libc::SYS_sigaltstack, [0, stack.as_mut_ptr() as usize, 0, 0, 0, 0]).is_ok()
             && stack.assume_init().ss_flags & libc::SS_ONSTACK != 0
     }
 }
 
-/// As long as it is there, the calling thread takes no signal, and so is interrupted by no handler, which might never return.
-pub struct Undisturbed(u64);
+/// Blocks all signals of the calling thread while it exists, so that no handler interrupts it, which might never return.
+pub struct SignalsBlocked(u64);
 
-impl Undisturbed {
-    /// From now on.
+impl SignalsBlocked {
+    /// Blocks all signals.
     #[allow(unsafe_code, reason = "a system call")]
     pub fn begin() -> Self {
         let (all, mut before) = (u64::MAX, 0_u64);
         let args =
             [libc::SIG_SETMASK as usize, (&raw const all) as usize, (&raw mut before) as usize, 8, 0, 0];
-        // SAFETY: both are sets of signals as the kernel has them, of 8 bytes, and live over the call.
+        // SAFETY: both are sets of signals in the kernel's form, of 8 bytes, and live for the call.
         let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
         Self(before)
     }
 }
 
-impl Drop for Undisturbed {
+impl Drop for SignalsBlocked {
     #[allow(unsafe_code, reason = "a system call")]
     fn drop(&mut self) {
         let args = [libc::SIG_SETMASK as usize, (&raw const self.0) as usize, 0, 8, 0, 0];
-        // SAFETY: a set of signals as the kernel has it.
+        // SAFETY: a set of signals in the kernel's form.
         let _ = unsafe { call(libc::SYS_rt_sigprocmask, args) };
     }
 }
@@ -137,22 +137,22 @@ fn length(range: &Range<u64>) -> usize {
     range.end.saturating_sub(range.start) as usize
 }
 
-/// A descriptor as an argument.
+/// Converts a descriptor to an argument.
 fn of(fd: c_int) -> usize {
     fd as usize
 }
 
-/// What of the range is resident; up to the end of the file where `range.end` is `u64::MAX`.
+/// Counts the pages of the range; up to the end of the file if `range.end` is `u64::MAX`.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn cachestat(fd: c_int, range: Range<u64>) -> Result<Resident, Errno> {
     let wanted = [range.start, if range.end == u64::MAX { 0 } else { range.end.saturating_sub(range.start) }];
     let mut seen = Resident::default();
-    // SAFETY: `wanted` and `seen` have the layout of struct cachestat_range and struct cachestat, and live over the call.
+    // SAFETY: `wanted` and `seen` have the layout of struct cachestat_range and struct cachestat, and live for the call.
     unsafe { call(CACHESTAT, [of(fd), wanted.as_ptr() as usize, (&raw mut seen) as usize, 0, 0, 0]) }?;
     Ok(seen)
 }
 
-/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops what is clean, unmapped and wholly in the range.
+/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops pages that are clean, unmapped and wholly in the range.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn drop_pages(fd: c_int, range: Range<u64>) -> Result<(), Errno> {
     let length = if range.end == u64::MAX { 0 } else { length(&range) };
@@ -161,7 +161,7 @@ pub fn drop_pages(fd: c_int, range: Range<u64>) -> Result<(), Errno> {
     unsafe { call(libc::SYS_fadvise64, [of(fd), range.start as usize, length, advice, 0, 0]) }.map(drop)
 }
 
-/// `sync_file_range(2)`: with the flags of its three steps; up to the end of the file where `range.end` is `u64::MAX`.
+/// `sync_file_range(2)` with the flags of its three steps; up to the end of the file if `range.end` is `u64::MAX`.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn sync_file_range(fd: c_int, range: Range<u64>, flags: u32) -> Result<(), Errno> {
     let length = if range.end == u64::MAX { 0 } else { length(&range) };
@@ -170,14 +170,14 @@ pub fn sync_file_range(fd: c_int, range: Range<u64>, flags: u32) -> Result<(), E
         .map(drop)
 }
 
-/// Where the file's position is.
+/// Returns the file offset.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn position(fd: c_int) -> Result<u64, Errno> {
     // SAFETY: no pointers.
     unsafe { call(libc::SYS_lseek, [of(fd), 0, libc::SEEK_CUR as usize, 0, 0, 0]) }.map(|at| at as u64)
 }
 
-/// fstat(2), and of a block device its size, too.
+/// fstat(2); for a block device also its size.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     /// `BLKGETSIZE64` of linux/fs.h.
@@ -190,7 +190,7 @@ pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     };
     if is_block_device(&stat) {
         let mut size = 0_u64;
-        // SAFETY: `size` lives over the call, which only asks.
+        // SAFETY: `size` lives for the call, which only queries.
         if unsafe { call(libc::SYS_ioctl, [of(fd), SIZE, (&raw mut size) as usize, 0, 0, 0]) }.is_ok() {
             stat.st_size = size as i64;
         }
@@ -198,12 +198,12 @@ pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     Ok(stat)
 }
 
-/// Whether a file is a block device, whose pages are those of a file of its size.
+/// Whether a file is a block device, whose pages are like those of a file of its size.
 pub fn is_block_device(stat: &libc::stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFBLK
 }
 
-/// What kind of file system a file is on (statfs(2)); `None` if it can't be asked.
+/// Returns the type of a file's file system (statfs(2)); `None` if the query fails.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn file_system(fd: c_int) -> Option<u64> {
     let mut system = core::mem::MaybeUninit::<libc::statfs>::zeroed();
@@ -214,21 +214,21 @@ pub fn file_system(fd: c_int) -> Option<u64> {
     }
 }
 
-/// Whether cachestat(2) counts the pages of a file of that file system: not on overlayfs, where it says none for all files, since
-/// their pages are the layer's below. True where it can't be known.
+/// Whether cachestat(2) counts the file's pages. Not on overlayfs, where it counts none for any file, since their pages belong to the layer
+/// below. True if unknown.
 pub fn has_counts(fd: c_int) -> bool {
     counts_pages(file_system(fd))
 }
 
-/// The same, of a kind of file system.
+/// Whether cachestat(2) counts pages on a type of file system.
 pub fn counts_pages(kind: Option<u64>) -> bool {
     /// `OVERLAYFS_SUPER_MAGIC`.
     const OVERLAY: u64 = 0x794c_7630;
     kind != Some(OVERLAY)
 }
 
-/// Whether files of that kind of file system are of the kernel's making (proc, sysfs, cgroups and their like): no page of one is anywhere,
-/// and to open one may do something.
+/// Whether the kernel generates the files of that type of file system (proc, sysfs, cgroups and similar ones): they have no cached pages,
+/// and opening one may have an effect.
 pub fn is_of_the_kernel(kind: Option<u64>) -> bool {
     /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, `SELinux`, smackfs,
     /// resctrl, `binfmt_misc`, functionfs.
@@ -253,8 +253,8 @@ pub fn is_of_the_kernel(kind: Option<u64>) -> bool {
     kind.is_some_and(|kind| MADE.contains(&kind))
 }
 
-/// Whether the file's close may take an error of its writeback, also of who has not written it: FUSE, whose flush does. A file system that
-/// doesn't say what it is may be one (its program need not answer statfs(2)).
+/// Whether closing the file may take a write error, even that of another writer. FUSE does so in its flush. A file system that does not
+/// tell its type may be FUSE, since its program need not answer statfs(2).
 pub fn close_takes_errors(fd: c_int) -> bool {
     /// `FUSE_SUPER_MAGIC`.
     const FUSE: u64 = 0x6573_5546;
@@ -269,25 +269,25 @@ pub fn has_lease(fd: c_int) -> bool {
         .is_ok_and(|lease| lease as c_int != libc::F_UNLCK)
 }
 
-/// Flags of the open file: fcntl(2), `F_GETFL`.
+/// Returns the flags of the open file: fcntl(2), `F_GETFL`.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn flags(fd: c_int) -> Result<c_int, Errno> {
     // SAFETY: no pointers.
     unsafe { call(libc::SYS_fcntl, [of(fd), libc::F_GETFL as usize, 0, 0, 0, 0]) }.map(|flags| flags as c_int)
 }
 
-/// The process.
+/// Returns the process id.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn getpid() -> u32 {
     // SAFETY: no arguments; it can't fail.
     unsafe { call(libc::SYS_getpid, [0; 6]) }.map_or(0, |pid| pid as u32)
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns the monotonic clock in nanoseconds.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` lives over the call.
+    // SAFETY: `time` lives for the call.
     let done = unsafe {
         call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, (&raw mut time) as usize, 0, 0, 0, 0])
     };
@@ -298,11 +298,11 @@ pub fn now() -> u64 {
 #[allow(unsafe_code, reason = "a system call")]
 pub fn read_at(fd: c_int, into: &mut [u8], at: u64) -> Result<usize, Errno> {
     let args = [of(fd), into.as_mut_ptr() as usize, into.len(), at as usize, 0, 0];
-    // SAFETY: `into` is valid for what is read into it.
+    // SAFETY: `into` is valid for the bytes read into it.
     unsafe { call(libc::SYS_pread64, args) }
 }
 
-/// Takes memory of the process's own, of all bits zero: private, by whole pages.
+/// Allocates private, zeroed memory in whole pages.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
@@ -311,7 +311,7 @@ pub fn take_memory(size: usize) -> Result<*mut u8, Errno> {
     unsafe { call(libc::SYS_mmap, [0, size, protection, flags, usize::MAX, 0]) }.map(|at| at as *mut u8)
 }
 
-/// The same of memory that children of fork share, and nobody gives back.
+/// Allocates zeroed memory that children of fork share and that is never freed.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn take_shared_memory(size: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
@@ -320,7 +320,7 @@ pub fn take_shared_memory(size: usize) -> Result<*mut u8, Errno> {
     unsafe { call(libc::SYS_mmap, [0, size, protection, flags, usize::MAX, 0]) }.map(|at| at as *mut u8)
 }
 
-/// Whether there is a process of that number.
+/// Whether there is a process with that id.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn is_process(pid: u32) -> bool {
     // SAFETY: no pointers; no signal is sent.
@@ -328,18 +328,18 @@ pub fn is_process(pid: u32) -> bool {
     asked != Err(Errno(libc::ESRCH))
 }
 
-/// Gives it back.
+/// Frees memory.
 ///
 /// # Safety
 ///
-/// It was taken with that size, and nobody uses it.
+/// It was allocated with that size, and nobody uses it.
 #[allow(unsafe_code, reason = "a system call")]
 pub unsafe fn give_back(memory: *mut u8, size: usize) {
     // SAFETY: by this function's contract.
     let _ = unsafe { call(libc::SYS_munmap, [memory as usize, size, 0, 0, 0, 0]) };
 }
 
-/// Lets another thread have the processor.
+/// Yields the processor to another thread.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn give_way() {
     // SAFETY: no pointers.
@@ -353,21 +353,21 @@ pub fn close(fd: c_int) {
     let _ = unsafe { call(libc::SYS_close, [of(fd), 0, 0, 0, 0, 0]) };
 }
 
-/// `close_range(2)`, Linux 5.9, of the calling thread's table.
+/// `close_range(2)`, Linux 5.9, on the calling thread's table.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn close_range(from: u32, to: u32, flags: u32) -> Result<(), Errno> {
     // SAFETY: no pointers.
     unsafe { call(libc::SYS_close_range, [from as usize, to as usize, flags as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, a copy.
+/// Gives the calling thread a descriptor table of its own, a copy.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn unshare_descriptors() -> Result<(), Errno> {
     // SAFETY: no pointers.
     unsafe { call(libc::SYS_unshare, [libc::CLONE_FILES as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Duplicates a descriptor, to the lowest free number from `from` on, close-on-exec.
+/// Duplicates a descriptor to the lowest free number from `from` on, close-on-exec.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn duplicate(fd: c_int, from: c_int) -> Result<c_int, Errno> {
     // SAFETY: no pointers.
@@ -375,12 +375,12 @@ pub fn duplicate(fd: c_int, from: c_int) -> Result<c_int, Errno> {
         .map(|fd| fd as c_int)
 }
 
-/// The highest number of a descriptor that the process may have, and one.
+/// Returns the process's limit of descriptors: the highest possible number plus one.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn descriptor_limit() -> u64 {
     let mut limit = [0_u64; 2];
     let resource = libc::RLIMIT_NOFILE as usize;
-    // SAFETY: `limit` has the layout of struct rlimit64, and lives over the call.
+    // SAFETY: `limit` has the layout of struct rlimit64, and lives for the call.
     let done = unsafe { call(libc::SYS_prlimit64, [0, resource, 0, (&raw mut limit) as usize, 0, 0]) };
     if done.is_ok() { limit[0] } else { 0 }
 }
@@ -389,7 +389,7 @@ pub fn descriptor_limit() -> u64 {
 #[allow(unsafe_code, reason = "a system call")]
 pub fn open(path: &CStr, flags: c_int) -> Result<c_int, Errno> {
     let flags = (flags | libc::O_CLOEXEC) as usize;
-    // SAFETY: `path` ends in a NUL and lives over the call.
+    // SAFETY: `path` ends in a NUL and lives for the call.
     unsafe { call(libc::SYS_openat, [of(libc::AT_FDCWD), path.as_ptr() as usize, flags, 0, 0, 0]) }
         .map(|fd| fd as c_int)
 }
@@ -408,12 +408,12 @@ pub fn stat(path: &CStr) -> Result<libc::stat, Errno> {
     }
 }
 
-/// lstat(2) of a path of the program's, which the kernel reads alone.
+/// lstat(2) of a path in the program's memory, which only the kernel reads.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn stat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
     let mut stat = core::mem::MaybeUninit::<libc::stat>::zeroed();
     let flags = (libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT) as usize;
-    // SAFETY: the kernel checks itself whether there is a path at that address; `stat` is as for `fstat`.
+    // SAFETY: the kernel itself checks whether there is a path at that address; `stat` is as for `fstat`.
     unsafe {
         call(libc::SYS_newfstatat, [of(at), path, stat.as_mut_ptr() as usize, flags, 0, 0])?;
         Ok(stat.assume_init())
@@ -423,15 +423,15 @@ pub fn stat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
 /// read(2).
 #[allow(unsafe_code, reason = "a system call")]
 pub fn read(fd: c_int, into: &mut [u8]) -> Result<usize, Errno> {
-    // SAFETY: `into` is valid for what is read into it.
+    // SAFETY: `into` is valid for the bytes read into it.
     unsafe { call(libc::SYS_read, [of(fd), into.as_mut_ptr() as usize, into.len(), 0, 0, 0]) }
 }
 
-/// A path in /proc that ends in the number of a descriptor.
+/// A path in /proc that ends in a descriptor number.
 pub struct DescriptorPath([u8; 48]);
 
 impl DescriptorPath {
-    /// `directory` ends in `/`.
+    /// Creates the path; `directory` ends in `/`.
     pub fn new(directory: &[u8], fd: c_int) -> Self {
         let mut path = [0; 48];
         let mut digits = [0; 10];
@@ -452,14 +452,14 @@ impl DescriptorPath {
         Self(path)
     }
 
-    /// The path.
+    /// Returns the path.
     pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
     }
 }
 
-/// A descriptor of the file that `fd` names in the calling thread's table: another open file, read-only, which leaves the file's times
-/// alone where the user may have that.
+/// Opens the file that `fd` names in the calling thread's table anew, read-only. Leaves the file's access time alone if the user may have
+/// that.
 pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     let path = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
     let flags = libc::O_RDONLY | libc::O_NONBLOCK;
@@ -469,8 +469,8 @@ pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     }
 }
 
-/// A descriptor that only names the file of another (`O_PATH`): closing it leaves the process its record locks on the file, which
-/// closing any other would end (fcntl(2)).
+/// Opens a descriptor that only names the file of another (`O_PATH`). Closing it keeps the process's record locks on the file, which
+/// closing any other descriptor of it would release (fcntl(2)).
 pub fn name_of(fd: c_int) -> Result<c_int, Errno> {
     let path = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
     open(path.as_c_str(), libc::O_PATH)
@@ -480,37 +480,37 @@ fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
-/// Waits while `word` is `value`, for so many nanoseconds at most. Wakes without reason, too.
+/// Waits while `word` is `value`, for at most `ns` nanoseconds. May wake spuriously.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn futex_wait(word: &AtomicU32, value: u32, ns: u64) {
     let time = timespec(ns);
     let op = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: `word` and `time` live over the call.
+    // SAFETY: `word` and `time` live for the call.
     let _ = unsafe {
         call(libc::SYS_futex, [word.as_ptr() as usize, op, value as usize, (&raw const time) as usize, 0, 0])
     };
 }
 
-/// Wakes all who wait for `word`.
+/// Wakes all threads that wait for `word`.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn futex_wake(word: &AtomicU32) {
     let op = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: the kernel takes the address for a name.
+    // SAFETY: the kernel uses the address as a key only.
     let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, op, c_int::MAX as usize, 0, 0, 0]) };
 }
 
-/// Whether `fd` has something to be read (or has ended) within so many nanoseconds; `None`: without limit.
+/// Waits until `fd` has something to read or has ended, for at most `ns` nanoseconds (`None`: no limit). Returns whether it has.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn readable(fd: c_int, ns: Option<u64>) -> bool {
     let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = timespec(ns.unwrap_or_default());
     let limit = if ns.is_some() { (&raw const time) as usize } else { 0 };
-    // SAFETY: `wanted` and `time` live over the call.
+    // SAFETY: `wanted` and `time` live for the call.
     unsafe { call(libc::SYS_ppoll, [(&raw mut wanted) as usize, 1, limit, 0, 0, 0]) }
         .is_ok_and(|ready| ready > 0)
 }
 
-/// Bytes of a page.
+/// Returns the bytes of a page.
 #[allow(unsafe_code, reason = "a call of the C library")]
 pub fn page_size() -> u64 {
     static SIZE: AtomicU64 = AtomicU64::new(0);
@@ -518,7 +518,7 @@ pub fn page_size() -> u64 {
     if known != 0 {
         return known;
     }
-    // SAFETY: it reads what the kernel gave the process as it was started, and allocates nothing; this value is always there.
+    // SAFETY: it reads a value that the kernel passed to the process at its start, which is always there, and allocates nothing.
     let size = unsafe { libc::getauxval(libc::AT_PAGESZ) }.max(4096);
     SIZE.store(size, Ordering::Relaxed);
     size
@@ -527,22 +527,22 @@ pub fn page_size() -> u64 {
 /// Names the calling thread.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn name_thread(name: &CStr) {
-    // SAFETY: `name` ends in a NUL and lives over the call.
+    // SAFETY: `name` ends in a NUL and lives for the call.
     let _ =
         unsafe { call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0]) };
 }
 
-/// mincore(2) of a range, which begins at a page: whether each of its pages is resident, in the lowest bit of a byte. It maps the
-/// range for this, which no child of fork inherits. Who neither owns the file nor may write to it is given all as resident.
+/// mincore(2) of a range that begins at a page: whether each of its pages is resident, in the lowest bit of a byte. Maps the range for the
+/// call; no child of fork inherits the mapping. A user who neither owns the file nor may write to it gets all pages as resident.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     let length = length(range);
     if (pages.len() as u64) < (length as u64).div_ceil(page_size()) {
         return Err(Errno(libc::EINVAL));
     }
-    // Without any access, so that a process that locks all its memory (mlockall(2)) doesn't read it in here.
+    // Without access rights, so that a process that locks all its memory (mlockall(2)) does not read the range in here.
     let protection = libc::PROT_NONE as usize;
-    // SAFETY: a new mapping, which nobody else knows, and which is not touched; `pages` has a byte for each of its pages.
+    // SAFETY: a new mapping, which nobody else knows, and which is not accessed; `pages` has a byte for each of its pages.
     unsafe {
         let at = call(
             libc::SYS_mmap,
@@ -555,23 +555,23 @@ pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Er
     }
 }
 
-/// Whether reads of the file can be uncached (`RWF_DONTCACHE`, Linux 6.14): tried at its end, where nothing is read.
+/// Whether reads of the file can be uncached (`RWF_DONTCACHE`, Linux 6.14). Tries one behind its end, where nothing is read.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn reads_uncached(fd: c_int, size: u64) -> bool {
     let mut byte = 0_u8;
     let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    // Page by page further, so that nothing is read if the file grows meanwhile.
+    // Far behind the end, so that nothing is read if the file grows meanwhile.
     let at = size.saturating_add(1 << 40).min(i64::MAX as u64 - 4096) as usize;
-    // SAFETY: `part` names one byte that lives over the call.
+    // SAFETY: `part` names one byte that lives for the call.
     unsafe { call(libc::SYS_preadv2, [of(fd), (&raw const part) as usize, 1, at, 0, DONTCACHE]) }.is_ok()
 }
 
 /// `RWF_DONTCACHE`.
 const DONTCACHE: usize = 0x80;
 
-/// Reads a part of a file uncached, and keeps none of its bytes: how many they were. The pages that it brings in are marked to go
-/// with the next read of them, and marked ones that it finds go. With `begins` it doesn't wait: where the first page isn't there, it
-/// begins to read all that are missing and fails with `EAGAIN`, and else ends before the first that is missing. 128 KiB at most.
+/// Reads a part of a file uncached, keeps none of its bytes, and returns their number; at most 128 KiB. The pages that it brings in are
+/// marked, and the next read of them drops them; it drops marked pages that it finds. With `begins` it does not wait: if the first page is
+/// missing, it starts to read all missing pages and fails with `EAGAIN`; otherwise it ends before the first missing one.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64, Errno> {
     const EACH: usize = 4096;
@@ -582,24 +582,26 @@ pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64
     let count = (length as usize).div_ceil(EACH).min(PARTS);
     let flags = DONTCACHE | if begins { libc::RWF_NOWAIT as usize } else { 0 };
     let args = [of(fd), parts.as_ptr() as usize, count, at as usize, 0, flags];
-    // SAFETY: each part is the whole of `bytes`, which lives over the call and is read by nobody.
+    // SAFETY: each part is the whole of `bytes`, which lives for the call and is read by nobody.
     unsafe { call(libc::SYS_preadv2, args) }.map(|done| done as u64)
 }
 
-/// Bytes around a page that is accessed of which a mapping gets what is resident: `fault_around_bytes`, unless it was changed.
+/// The kernel maps the resident pages among this many bytes around an accessed page: the default of `fault_around_bytes`.
 const AROUND: u64 = 64 << 10;
 
-/// Which pages of a window were resident, each in the lowest bit of a byte, for who may not see that by cachestat(2) or mincore(2). Of
-/// an open file with `POSIX_FADV_RANDOM`: it brings in the first page of each 64 KiB, by reads that don't wait and say whether it
-/// was there; then it has these mapped, with which the kernel maps those of the 64 KiB that are resident (`fault_around_bytes`), and
-/// reads in /proc/self/pagemap which these were. No child of fork inherits that mapping: it would keep the file.
+/// Finds which pages of a window were resident, each in the lowest bit of a byte, for a user who may not use cachestat(2) or mincore(2).
+/// The open file must have `POSIX_FADV_RANDOM`.
+///
+/// It brings in the first page of each 64 KiB, by reads that do not wait and that return whether the page was there. Then it maps the
+/// window and accesses these pages, whereupon the kernel maps the resident ones of the 64 KiB (`fault_around_bytes`). /proc/self/pagemap
+/// shows which these were. No child of fork inherits the mapping, which would keep the file.
 #[allow(unsafe_code, reason = "system calls")]
 pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     const BLOCKS: usize = 32;
     const PAGES: usize = 512;
     const PRESENT: u64 = 1 << 63;
     let page = page_size();
-    // Of larger pages fewer are mapped around one.
+    // With larger pages, fewer are mapped around one.
     let each = (AROUND / page).max(1) as usize;
     let count = (window.end.saturating_sub(window.start)).div_ceil(page) as usize;
     let (Some(pages), true) = (pages.get_mut(..count), count <= (each * BLOCKS).min(PAGES)) else {
@@ -610,7 +612,7 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     for (nth, block) in pages.chunks_mut(each).enumerate() {
         let at = window.start as usize + nth * each * page as usize;
         let args = [of(fd), (&raw const one) as usize, 1, at, 0, libc::RWF_NOWAIT as usize];
-        // SAFETY: `one` names one byte that lives over the call.
+        // SAFETY: `one` names one byte that lives for the call.
         let was_there = match unsafe { call(libc::SYS_preadv2, args) } {
             Ok(_) => 1,
             Err(Errno(libc::EAGAIN)) => 0,
@@ -620,14 +622,14 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
         block.iter_mut().take(1).for_each(|first| *first = was_there);
     }
     if each == 1 {
-        // Pages of 64 KiB: all were asked.
+        // With pages of 64 KiB, each was queried by itself.
         return Ok(());
     }
     let map = open(c"/proc/self/pagemap", libc::O_RDONLY)?;
     let length = length(window);
     let mut seen = [0_u64; PAGES];
-    // SAFETY: a new mapping, which nobody else knows, and which the kernel alone reads, into bytes that live over the call; `seen` has
-    // a number for each of its pages.
+    // SAFETY: a new mapping, which nobody else knows, and which only the kernel reads, into bytes that live for the call; `seen` has a
+    // number for each of its pages.
     let done = unsafe {
         map_at_around(fd, window.start, length).map(|at| {
             for advice in [libc::MADV_DONTFORK, libc::MADV_RANDOM] {
@@ -661,9 +663,9 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     Ok(())
 }
 
-/// Maps a part of a file for reading where an address is a multiple of [`AROUND`], or the last pages would not be mapped with the first
-/// of their 64 KiB. The place is only a wish: nothing that other threads have mapped there meanwhile is replaced, and `EAGAIN` comes
-/// if they were quicker each time.
+/// Maps a part of a file for reading at a multiple of [`AROUND`]; otherwise the last pages would not be mapped with the first of their 64
+/// KiB. The address is a hint: it replaces nothing that other threads have mapped meanwhile. Fails with `EAGAIN` if they were quicker each
+/// time.
 #[allow(unsafe_code, reason = "system calls")]
 fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
     const TRIES: usize = 4;
@@ -671,8 +673,8 @@ fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
     let reserved = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
     let around = AROUND as usize;
     for _ in 0..TRIES {
-        // SAFETY: what is unmapped was mapped just before, at the address that the kernel returned, and nobody else knows of it; no
-        // mapping is made over another one.
+        // SAFETY: only mappings made just before are unmapped, at the address that the kernel returned, and nobody else knows of them; no
+        // mapping replaces another one.
         unsafe {
             let whole = length + around;
             let room = call(libc::SYS_mmap, [0, whole, libc::PROT_NONE as usize, reserved, usize::MAX, 0])?;
@@ -688,7 +690,7 @@ fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
     Err(Errno(libc::EAGAIN))
 }
 
-/// `POSIX_FADV_RANDOM`: what is read of the open file comes alone.
+/// `POSIX_FADV_RANDOM`: reads of the open file bring in single pages.
 pub fn read_in_no_order(fd: c_int) {
     advise(fd, &(0..0), libc::POSIX_FADV_RANDOM);
 }
@@ -698,9 +700,9 @@ pub fn read_in_order(fd: c_int) {
     advise(fd, &(0..0), libc::POSIX_FADV_NORMAL);
 }
 
-/// Begins to read a range, in parts: the kernel reads no more for one call than it would read ahead.
+/// Starts to read a range, in parts: for one call the kernel reads no more than its read-ahead size.
 pub fn read_soon(fd: c_int, range: &Range<u64>) {
-    /// The read-ahead of most disks.
+    /// The read-ahead size of most disks.
     const PART: u64 = 128 << 10;
     let mut start = range.start;
     while start < range.end {
@@ -717,11 +719,11 @@ fn advise(fd: c_int, range: &Range<u64>, advice: c_int) {
     let _ = unsafe { call(libc::SYS_fadvise64, [of(fd), start, length, advice as usize, 0, 0]) };
 }
 
-/// Sleeps for so many nanoseconds, or less if a signal comes: by the call that the C library makes, which filters know.
+/// Sleeps for `ns` nanoseconds, or less if a signal comes. Uses the same system call as the C library, which filters know.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn sleep(ns: u64) {
     let time = timespec(ns);
-    // SAFETY: `time` lives over the call.
+    // SAFETY: `time` lives for the call.
     let _ = unsafe {
         call(
             libc::SYS_clock_nanosleep,
@@ -730,16 +732,16 @@ pub fn sleep(ns: u64) {
     };
 }
 
-/// readlink(2): the part of `into` that it filled.
+/// readlink(2): returns the part of `into` that it filled.
 #[allow(unsafe_code, reason = "a system call")]
 pub fn read_link<'a>(path: &CStr, into: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     let args = [of(libc::AT_FDCWD), path.as_ptr() as usize, into.as_mut_ptr() as usize, into.len(), 0, 0];
-    // SAFETY: `path` ends in a NUL; `into` has room for what it is said to have.
+    // SAFETY: `path` ends in a NUL; `into` has as much room as its length says.
     let length = unsafe { call(libc::SYS_readlinkat, args) }?;
     into.get(..length).ok_or(Errno(libc::ENAMETOOLONG))
 }
 
-/// Lengthens a file to so many bytes, and takes their blocks: `fallocate(2)`.
+/// Lengthens a file to `length` bytes and allocates its blocks: `fallocate(2)`.
 #[cfg(not(feature = "interpose"))]
 #[allow(unsafe_code, reason = "a system call")]
 pub fn take_room(fd: c_int, length: u64) -> Result<(), Errno> {

@@ -1,17 +1,17 @@
-//! Which of the process's descriptors a rule is for: from the number of a descriptor to a slot with what is known of its file.
+//! The table of followed descriptors: it leads from a descriptor's number to a slot with the state of its file.
 //!
-//! Its memory is taken as files are followed ([`crate::chunks`]); a lookup is two loads. Descriptors that share an open file (dup)
+//! Its memory is allocated as files are followed ([`crate::chunks`]); a lookup is two loads. Descriptors that share an open file (dup)
 //! share its slot.
 //!
 //! Invariants:
-//! 1. An entry is 0, or one more than the index of a slot in use.
-//! 2. A slot's `refs` is the number of entries that name it; at 0 it is free again, or will be once `busy` is given up.
-//! 3. What is known of a file ([`Slot::with`]) is touched only by who set `busy`. Nobody waits for it: who finds it set leaves the
-//!    rule aside for this call. So a signal handler in the middle of a rule, or a thread that was ended there, holds nobody up; a thread whose
-//!    handler jumped out of the middle finds that out at its next call, and begins anew. A child
-//!    of fork takes it from threads that it doesn't have ([`Table::after_fork`]).
-//! 4. A program that closes descriptors behind our back leaves stale entries. What a rule then does to another file is advice that
-//!    loses no byte; an entry is set anew whenever its number is handed out by a call that is seen.
+//! 1. An entry is 0, or the index of a slot in use plus one.
+//! 2. A slot's `refs` is the number of entries that name it. At 0 the slot is free again, or will be once `busy` is given up.
+//! 3. The state of a file ([`Slot::with`]) is accessed only by the thread that set `busy`. Nobody waits for it: a thread that finds it set
+//!    skips the rule for this call. So a signal handler in the middle of a rule, or a thread that was ended there, blocks nobody. A thread
+//!    whose handler jumped out of the middle finds that out at its next call, and begins anew. A child of fork resets `busy` of threads
+//!    that it does not have ([`Table::after_fork`]).
+//! 4. A program that closes descriptors by calls we do not see leaves stale entries. A rule may then give advice on another file, which
+//!    loses no byte. An entry is replaced whenever a hooked call hands out its number.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -23,27 +23,27 @@ use crate::chunks::Chunks;
 use crate::shared::Shared;
 use crate::sys;
 
-/// Descriptors that are followed: the kernel's usual highest limit (`fs.nr_open`).
+/// Descriptors that can be followed: the kernel's usual highest limit (`fs.nr_open`).
 pub const DESCRIPTORS: usize = 1 << 20;
-/// Open files that rules are for at a time.
+/// Open files that rules apply to at a time.
 pub const SLOTS: usize = 4096;
-/// Slots of these that data files leave to others: a database may have thousands of them open, before its next log.
+/// Slots that data files leave to others: a database may open thousands of them before its next log.
 pub const RESERVED: usize = 1024;
 
-/// Entries, and slots, whose memory is taken at once.
+/// Entries and slots that are allocated at once.
 const ENTRIES_EACH: usize = 4096;
 const SLOTS_EACH: usize = 16;
 
-/// What is known of a file before anything was seen of it.
+/// The state of a file before any call.
 pub trait Fresh: Send {
-    /// That.
+    /// The initial state.
     const FRESH: Self;
 }
 
-/// The table: `S` is what is known of an open file.
+/// The table; `S` is the state of an open file.
 pub struct Table<S: 'static> {
     entries: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }>,
-    /// The highest that was ever followed.
+    /// The highest descriptor that was ever followed.
     highest: AtomicU32,
     slots: Chunks<Slot<S>, SLOTS_EACH, { SLOTS / SLOTS_EACH }>,
     /// All slots, and those that data files may take.
@@ -53,9 +53,9 @@ pub struct Table<S: 'static> {
 /// The slots from one index on.
 struct Room {
     from: usize,
-    /// Where a free one is searched for first: those before it are in use, but for a few that were given up at that moment.
+    /// The index at which the search for a free slot begins. Slots before it are in use, except for a few that were just given up.
     next: AtomicUsize,
-    /// How many are in use.
+    /// Slots in use.
     used: AtomicUsize,
 }
 
@@ -64,7 +64,7 @@ impl Room {
         Self { from, next: AtomicUsize::new(from), used: AtomicUsize::new(0) }
     }
 
-    /// The indices, from the one on at which a free one is likely; none where all are in use.
+    /// Returns the indices, beginning where a free one is likely; none if all are in use.
     fn indices(&self) -> impl Iterator<Item = usize> {
         let is_full = self.used.load(Ordering::Relaxed) >= SLOTS - self.from;
         let next = self.next.load(Ordering::Relaxed).max(self.from).min(SLOTS);
@@ -73,7 +73,7 @@ impl Room {
     }
 }
 
-/// What an open file is to the rules.
+/// The role of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FileRole {
@@ -94,7 +94,7 @@ pub enum FileRole {
 }
 
 impl FileRole {
-    /// The role with that number, if there is one.
+    /// Returns the role with that number, if there is one.
     const fn of(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Stream),
@@ -109,33 +109,33 @@ impl FileRole {
     }
 }
 
-/// One open file. All bits are zero before it is taken for the first.
+/// One open file. All bits are zero before it is first taken.
 #[repr(align(64))]
 pub struct Slot<S> {
     refs: AtomicU32,
-    /// The thread that works on it ([`sys::thread`]); 0: none.
+    /// The thread that has the state ([`sys::thread`]); 0: none.
     busy: AtomicUsize,
-    /// Where its stack ended then.
+    /// That thread's stack pointer at the time.
     stack: AtomicUsize,
     role: AtomicU8,
     counts: AtomicBool,
-    /// Which of the plan's rules is for it.
+    /// The index of the plan's rule that applies to it.
     pub rule: AtomicU16,
     /// Its device.
     pub device: AtomicU64,
     /// Its inode.
     pub inode: AtomicU64,
-    /// What threads that find it busy know of it, and leave.
+    /// The state that is shared with threads that find the slot busy.
     pub shared: Shared,
     state: UnsafeCell<MaybeUninit<S>>,
 }
 
-// SAFETY: `state` is touched only by who set `busy` (invariant 3); all else is atomic.
+// SAFETY: `state` is accessed only by the thread that set `busy` (invariant 3); all else is atomic.
 #[allow(unsafe_code, reason = "shared by the threads of the process")]
 unsafe impl<S: Send> Sync for Slot<S> {}
 
 impl<S: Fresh> Slot<S> {
-    /// What it is; `None`, for which there is no rule, can't be of a slot that an entry names: its role is stored first.
+    /// Returns its role. Never `None` for a slot that an entry names: its role is stored first.
     pub fn role(&self) -> Option<FileRole> {
         let number = self.role.load(Ordering::Relaxed);
         let role = FileRole::of(number);
@@ -143,28 +143,28 @@ impl<S: Fresh> Slot<S> {
         role
     }
 
-    /// Has it be another from now on: whether it was the first.
+    /// Changes its role from `from` to `to`; returns whether it was `from`.
     pub fn change_role(&self, from: FileRole, to: FileRole) -> bool {
         self.role.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether cachestat(2) counts the file's pages. Where it doesn't, it says that there are none, and isn't to be believed.
+    /// Whether cachestat(2) counts the file's pages. Otherwise it reports none, which must not be relied on.
     pub fn has_counts(&self) -> bool {
         self.counts.load(Ordering::Relaxed)
     }
 
-    /// Says whether it does.
+    /// Sets whether cachestat(2) counts the file's pages.
     pub fn set_counts(&self, has: bool) {
         self.counts.store(has, Ordering::Relaxed);
     }
 
-    /// Whether no other descriptor that is followed names it.
+    /// Whether no other followed descriptor names it.
     pub fn is_last(&self) -> bool {
         self.refs.load(Ordering::Acquire) <= 1
     }
 
-    /// Sets `busy`. `Some(true)`: it was this thread's, which jumped out of the middle of it (siglongjmp), so that nobody knows what
-    /// `state` is. A thread that is deeper in the same stack is its signal handler.
+    /// Sets `busy`. `Some(true)`: it was set by this thread, which jumped out of the middle (siglongjmp), so that `state` is unknown. A
+    /// thread deeper in the same stack is in its signal handler.
     #[inline]
     fn set_busy(&self) -> Option<bool> {
         let (thread, stack) = (sys::thread(), sys::stack_pointer());
@@ -183,44 +183,44 @@ impl<S: Fresh> Slot<S> {
         Some(was_left)
     }
 
-    /// Whether this thread works on it: a signal handler asks.
+    /// Whether this thread has the state. For a signal handler.
     pub fn is_own(&self) -> bool {
         self.busy.load(Ordering::Relaxed) == sys::thread()
     }
 
-    /// Works on what is known of the file, unless somebody else does now.
+    /// Accesses the state of the file, unless another thread has it now.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     pub fn with<R>(&self, act: impl FnOnce(&mut S) -> R) -> Option<R> {
         let was_left = self.set_busy()?;
         if was_left {
-            // SAFETY: `busy` is ours; what it was is not dropped, since it may be half changed.
+            // SAFETY: `busy` is ours; the old state is not dropped, since it may be half changed.
             unsafe { (*self.state.get()).write(S::FRESH) };
         }
-        // SAFETY: `busy` was ours to set, and is given up below; nobody else touches `state` meanwhile. It is set: a slot is found by
-        // its references, of which the first is there only once `begin` had set `busy`, and it gave that up with `state` set.
+        // SAFETY: `busy` was ours to set, and is given up below; nobody else accesses `state` meanwhile. It is initialised: a slot is found
+        // by its references. The first one exists only once `begin` had set `busy`, and `begin` gave that up with `state` set.
         let result = act(unsafe { (*self.state.get()).assume_init_mut() });
         self.busy.store(0, Ordering::Release);
         Some(result)
     }
 
-    /// Takes a free slot, with a first reference: whether it was free.
+    /// Takes a free slot, with a first reference; returns whether it was free.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
     fn begin(&self, role: FileRole, device: u64, inode: u64) -> bool {
-        // Nobody can be busy with a slot without references, but for who came too late: it is left alone then.
+        // Only a thread that came too late can be busy with a slot without references: it is then left alone.
         let Some(was_left) = self.set_busy() else { return false };
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_free {
-            // SAFETY: `busy` was ours to set, so that nobody else touches `state`, which was set if the slot ever had a role.
+            // SAFETY: `busy` was ours to set, so that nobody else accesses `state`, which is initialised if the slot ever had a role.
             unsafe {
                 let state = &mut *self.state.get();
                 if was_left || self.role.load(Ordering::Relaxed) == 0 {
                     state.write(S::FRESH);
                 } else {
-                    // What it held is dropped.
+                    // The old value is dropped.
                     *state.assume_init_mut() = S::FRESH;
                 }
             }
-            // Released: a child of fork that finds it finds `state` set.
+            // Release ordering: a child of fork that finds the slot finds `state` set.
             self.role.store(role as u8, Ordering::Release);
             self.counts.store(true, Ordering::Relaxed);
             self.rule.store(0, Ordering::Relaxed);
@@ -240,7 +240,7 @@ impl<S: Fresh> Default for Table<S> {
 }
 
 impl<S: Fresh> Table<S> {
-    /// Follows nothing, and has no memory yet.
+    /// Creates a table that follows nothing and has no memory yet.
     #[allow(unsafe_code, reason = "memory of zeros")]
     pub const fn new() -> Self {
         const { assert!(align_of::<Slot<S>>() <= 4096) };
@@ -248,19 +248,19 @@ impl<S: Fresh> Table<S> {
             // SAFETY: numbers.
             entries: unsafe { Chunks::new() },
             highest: AtomicU32::new(0),
-            // SAFETY: numbers, flags that are not set, and `state`, which may be anything; nothing of it needs a drop.
+            // SAFETY: numbers, flags that are not set, and `state`, which may be anything; no part of it needs a drop.
             slots: unsafe { Chunks::new() },
             rooms: [Room::from(0), Room::from(RESERVED)],
         }
     }
 
-    /// Whether a descriptor has a slot: two loads, or one where none near it has.
+    /// Whether a descriptor has a slot: two loads, or one if no descriptor near it has one.
     #[inline]
     pub fn is_followed(&self, fd: c_int) -> bool {
         self.entries.get(fd as usize).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
     }
 
-    /// The slot of a descriptor.
+    /// Returns the slot of a descriptor.
     pub fn slot_of(&self, fd: c_int) -> Option<&Slot<S>> {
         let entry = self.entries.get(fd as usize)?.load(Ordering::Acquire);
         if entry == 0 { None } else { self.named(entry) }
@@ -271,18 +271,18 @@ impl<S: Fresh> Table<S> {
         self.slot_of(fd).is_none_or(Slot::has_counts)
     }
 
-    /// The slot that an entry names.
+    /// Returns the slot that an entry names.
     #[inline]
     fn named(&self, entry: u16) -> Option<&Slot<S>> {
         self.slots.get(usize::from(entry).checked_sub(1)?)
     }
 
-    /// The highest descriptor that was ever followed.
+    /// Returns the highest descriptor that was ever followed.
     pub fn highest(&self) -> u32 {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// Follows a file that was opened as `fd`. `None` if it can't be: too many are, the number is too high, or there is no memory.
+    /// Follows a file that was opened as `fd`. `None` if there are too many, the number is too high, or there is no memory.
     pub fn enter(&self, fd: c_int, role: FileRole, device: u64, inode: u64) -> Option<&Slot<S>> {
         let entry = self.entries.take(fd as usize)?;
         let room = self.room_for(role);
@@ -301,11 +301,11 @@ impl<S: Fresh> Table<S> {
         None
     }
 
-    /// Has `to` name what `from` names, as after dup: nothing, if that is nothing.
+    /// Makes `to` name what `from` names, as after dup; nothing if `from` is not followed.
     pub fn share(&self, from: c_int, to: c_int) {
         let number = to as u32;
         let index = self.entries.get(from as usize).map_or(0, |from| from.load(Ordering::Acquire));
-        // Nothing is taken for nothing.
+        // No memory is allocated for nothing.
         let to = if index == 0 { self.entries.get(to as usize) } else { self.entries.take(to as usize) };
         let Some(to) = to else { return };
         if let Some(slot) = self.named(index) {
@@ -318,7 +318,7 @@ impl<S: Fresh> Table<S> {
         self.release(to.swap(index, Ordering::AcqRel));
     }
 
-    /// Forgets a descriptor: it is about to be closed, or its number was handed out for something that no rule is for.
+    /// Forgets a descriptor: it is about to be closed, or its number was handed out for a file that no rule applies to.
     pub fn forget(&self, fd: c_int) {
         if let Some(entry) = self.entries.get(fd as usize) {
             // Most are empty: a load is cheaper than a swap.
@@ -328,7 +328,7 @@ impl<S: Fresh> Table<S> {
         }
     }
 
-    /// Followed descriptors from `from` to `to`, both included, ascending.
+    /// Iterates over the followed descriptors from `from` to `to`, both included, in ascending order.
     pub fn entered(&self, from: u32, to: u32) -> impl Iterator<Item = (c_int, &Slot<S>)> {
         let end = (to.min(self.highest()) as usize).saturating_add(1).min(DESCRIPTORS);
         (from as usize..end).filter_map(|fd| {
@@ -337,8 +337,8 @@ impl<S: Fresh> Table<S> {
         })
     }
 
-    /// This is a child of fork: what other threads of the parent were at is given up, as it was then. What the caller is at itself, in whose
-    /// middle a signal handler forked, is left to it.
+    /// Resets `busy` of the parent's other threads in a child of fork, and leaves the state as it was then. The caller's own `busy` stays,
+    /// if a signal handler forked in the middle.
     pub fn after_fork(&self) {
         for (_, slot) in self.slots.taken() {
             let at_work = slot.busy.load(Ordering::Relaxed);
@@ -357,20 +357,20 @@ impl<S: Fresh> Table<S> {
         }
     }
 
-    /// The room for files of that role.
+    /// Returns the slots that files of that role may take.
     fn room_for(&self, role: FileRole) -> &Room {
         let [all, data] = &self.rooms;
         if matches!(role, FileRole::Data | FileRole::Direct | FileRole::Undecided) { data } else { all }
     }
 
-    /// The slot of that index is taken.
+    /// Records that the slot at that index is taken.
     fn taken(&self, index: usize) {
         for room in self.rooms.iter().filter(|room| room.from <= index) {
             room.used.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// ... and is free again.
+    /// Records that the slot at that index is free again.
     fn given_up(&self, index: usize) {
         for room in self.rooms.iter().filter(|room| room.from <= index) {
             room.used.fetch_sub(1, Ordering::Relaxed);
@@ -400,7 +400,7 @@ mod tests {
         used
     }
 
-    /// Forks while another thread is busy with one slot, and this one on another: what the child finds is busy.
+    /// Forks while another thread has one slot and this thread has another; returns which the child finds busy.
     #[allow(unsafe_code, reason = "forks")]
     fn busy_in_a_child(theirs: &'static Slot<Nothing>, ours: &'static Slot<Nothing>) -> [bool; 2] {
         let (begun, is_begun) = std::sync::mpsc::channel();
@@ -413,7 +413,7 @@ mod tests {
         });
         is_begun.recv().unwrap();
         let mut status = 0;
-        // SAFETY: the child makes no call but for its end; the status is written to where there is room for it.
+        // SAFETY: the child makes no call except to end; the status is written to a variable that has room for it.
         ours.with(|_| unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -431,7 +431,7 @@ mod tests {
         [code & 1 != 0, code & 2 != 0]
     }
 
-    // One test: the table is the process's.
+    // One test, since the table belongs to the process.
     #[test]
     fn descriptors_lead_to_their_files() {
         assert!(
@@ -453,7 +453,7 @@ mod tests {
         FILES.forget(700);
         FILES.forget(700);
         assert!(slot.is_last() && FILES.slot_of(700).is_none());
-        // What is known of a file isn't taken for the next that its slot is for.
+        // The state of a file is not taken for that of the slot's next file.
         slot.set_counts(false);
         assert!(!FILES.has_counts(701) && FILES.has_counts(700));
         // Its number is handed out again.
@@ -479,20 +479,20 @@ mod tests {
             (0..SLOTS as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, 1, 1)).collect();
         assert_eq!(slots.len(), SLOTS);
         assert!(FILES.enter(9000, FileRole::Log, 1, 1).is_none());
-        // One that is busy leaves others out, and nobody waits for it.
+        // A busy one leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
         for n in 0..SLOTS as c_int {
             FILES.forget(base + n);
         }
         assert_eq!(in_use(), 0);
 
-        // Data files leave room for a log.
+        // Data files leave slots for a log.
         let taken = (0..5000).filter(|n| FILES.enter(base + n, FileRole::Data, 1, 1).is_some()).count();
         assert_eq!((taken, FILES.rooms[1].indices().count()), (SLOTS - RESERVED, 0));
         let logs: Vec<_> =
             (0..RESERVED as c_int).map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, 1, 1)).collect();
         assert!(logs.len() == RESERVED && FILES.enter(9, FileRole::Stream, 1, 1).is_none());
-        // The next takes what has become free, and finds it at once.
+        // The next file takes the slot that became free, and finds it at once.
         FILES.forget(base + 7);
         FILES.forget(base - 2);
         assert_eq!(FILES.rooms.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);

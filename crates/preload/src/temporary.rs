@@ -1,14 +1,16 @@
-//! Temporary files: those that a process makes to read them again soon, as `sort` does. What they hold is neither written nor dropped at
-//! once, or it would be read back from the disk.
+//! Temporary files: those that a process creates to read them again soon, as `sort` does. Their pages are neither written nor dropped at
+//! once, since they would have to be read back from the disk.
 //!
-//! One is known by how it is made: for reading and writing, and as a new file (`O_RDWR | O_CREAT | O_EXCL`, which is what mkstemp(3)
-//! says, or `O_TMPFILE`). Where one turns out to be a result (it gets another name, as by rsync), the process keeps none any more. They are kept
-//! until they have no name left, for [`KEEP_MAX`], or to the end of the process or its next fork, where they are released as any output is.
+//! A temporary file is recognised by its creation: as a new file for reading and writing (`O_RDWR | O_CREAT | O_EXCL`, which mkstemp(3)
+//! uses, or `O_TMPFILE`). If one turns out to be a result (it gets another name, as by rsync), the process keeps none any more. Files are
+//! kept until they have no name left, for at most [`KEEP_MAX`], or to the end of the process or its next fork. Then they are released like
+//! any output.
 //!
 //! Invariants:
-//! 1. All that a process keeps comes to its budget at the most, in [`FILES`] files; the first [`UNWRITTEN`] of that wait for no
-//!    writeback, what is more is written behind its writer.
-//! 2. An entry has one owner: what knows of the open file (`rules::writer`, or the helper's watch), and then the helper. It alone gives it up.
+//! 1. A process keeps at most its budget, in at most [`FILES`] files. The first [`UNWRITTEN`] bytes wait for no writeback; further bytes
+//!    are written behind their writer.
+//! 2. An entry has one owner: the state of the open file (`rules::writer`, or the helper's watch), and then the helper. Only the owner
+//!    gives it up.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -18,7 +20,7 @@ use crate::counters::Count;
 use crate::process::count;
 use crate::sys;
 
-/// Files that are kept at a time.
+/// Files kept at a time.
 pub const FILES: usize = 256;
 /// Bytes of them that are left to the kernel to write.
 pub const UNWRITTEN: u64 = 64 << 20;
@@ -27,13 +29,13 @@ pub const KEEP_MAX: u64 = 120_000_000_000;
 
 /// The entry is free.
 const FREE: u32 = 0;
-/// It is being taken.
+/// It is being filled in.
 const BEING_TAKEN: u32 = 1;
-/// The file is open yet.
+/// The file is still open.
 const OPEN: u32 = 2;
 /// It was closed, and the helper has it.
 const CLOSED: u32 = 3;
-/// The helper is to let go of it: its last name is about to go.
+/// The helper must let go of it: its last name is about to go.
 const LOST: u32 = 4;
 
 struct File {
@@ -51,29 +53,29 @@ static KEPT: [File; FILES] = [const {
         bytes: AtomicU64::new(0),
     }
 }; FILES];
-/// Entries in use, and bytes of all.
+/// Entries in use, and the bytes of all.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 /// Whether one turned out to be a result.
 static ARE_RESULTS: AtomicBool = AtomicBool::new(false);
 
-/// How a temporary file's output is treated now.
+/// The current treatment of a temporary file's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// Nothing is done.
     Unwritten,
     /// It is written, and stays.
     Written,
-    /// There are too many bytes, or it is a result: it goes as any output.
+    /// It is released like any output: there are too many bytes, or it is a result.
     No,
 }
 
-/// A temporary file that is kept: given up as it is dropped.
+/// The entry of a temporary file that is kept. It is given up when dropped.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Temporary(u32);
 
 impl Temporary {
-    /// A file was made; `None` if it is none that is kept.
+    /// Takes an entry for a new file; `None` if the file is not kept.
     pub fn begin(stat: &libc::stat, flags: c_int) -> Option<Self> {
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
         let is_new = flags & NEW == NEW || flags & libc::O_TMPFILE == libc::O_TMPFILE;
@@ -93,12 +95,12 @@ impl Temporary {
         Some(Self(index as u32))
     }
 
-    /// The entry of that number, which its owner gave away.
+    /// Returns the entry of that number, which its owner gave away.
     pub fn from_number(number: u32) -> Option<Self> {
         ((number as usize) < FILES).then_some(Self(number))
     }
 
-    /// Gives the entry away: to whom the number is sent.
+    /// Gives the entry away to the receiver of the number.
     pub fn into_number(self) -> u32 {
         let number = self.0;
         core::mem::forget(self);
@@ -109,7 +111,7 @@ impl Temporary {
         KEPT.get(self.0 as usize)
     }
 
-    /// The file reaches up to `end` now, in a process that may keep `budget` bytes.
+    /// Records that the file reaches up to `end` now, and returns its treatment in a process that may keep `budget` bytes.
     pub fn grows(&self, end: u64, budget: u64) -> Keep {
         let Some(file) = self.file().filter(|_| !are_results()) else { return Keep::No };
         let more = end.saturating_sub(file.bytes.fetch_max(end, Ordering::Relaxed));
@@ -123,7 +125,7 @@ impl Temporary {
         }
     }
 
-    /// The file was closed: the helper keeps it.
+    /// Records that the file was closed: the helper keeps it.
     pub fn close(&self) {
         if let Some(file) = self.file() {
             file.state.store(CLOSED, Ordering::Release);
@@ -135,7 +137,7 @@ impl Temporary {
         self.file().is_none_or(|file| file.state.load(Ordering::Acquire) == LOST)
     }
 
-    /// It went with its last name: counts what was kept of it.
+    /// Counts the bytes kept of a file that went with its last name.
     pub fn went(&self) {
         count(Count::StreamKept, self.file().map_or(0, |file| file.bytes.load(Ordering::Relaxed)));
     }
@@ -151,13 +153,13 @@ impl Drop for Temporary {
     }
 }
 
-/// Whether any is kept: a load.
+/// Whether any file is kept. One load.
 #[inline]
 pub fn has_some() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Whether what looks like temporary files are results: none is kept.
+/// Whether files that look temporary are results, so that none is kept.
 pub fn are_results() -> bool {
     ARE_RESULTS.load(Ordering::Relaxed)
 }
@@ -170,7 +172,7 @@ fn find(stat: &libc::stat) -> Option<&'static File> {
     })
 }
 
-/// A file has another name now. Whether it was a kept one, which makes it a result.
+/// Handles a file's new name. Returns whether it was a kept one, which is then a result.
 pub fn renamed(stat: &libc::stat) -> bool {
     let is_result = find(stat).is_some();
     if is_result {
@@ -179,8 +181,8 @@ pub fn renamed(stat: &libc::stat) -> bool {
     is_result
 }
 
-/// A file is about to lose its last name: if the helper keeps it, waits until that has let go of it, by `wait` (the word, and what it is
-/// as long as it hasn't).
+/// Handles a file that is about to lose its last name. If the helper keeps it, `wait` waits for the helper to let go of it; it gets the
+/// word to wait on, and its value until then.
 pub fn lose(stat: &libc::stat, wait: impl FnOnce(&'static AtomicU32, u32)) {
     if let Some(file) = find(stat)
         && file.state.compare_exchange(CLOSED, LOST, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -189,7 +191,7 @@ pub fn lose(stat: &libc::stat, wait: impl FnOnce(&'static AtomicU32, u32)) {
     }
 }
 
-/// In a child of fork, which keeps nothing: what its parent keeps is its parent's.
+/// Forgets all entries in a child of fork: they are the parent's.
 pub fn after_fork() {
     if has_some() {
         for file in &KEPT {
@@ -228,14 +230,14 @@ mod tests {
         let other = Temporary::begin(&file(2), libc::O_RDWR | libc::O_TMPFILE).unwrap();
         let budget = 2 * UNWRITTEN;
         assert_eq!(one.grows(UNWRITTEN, budget), Keep::Unwritten);
-        // What is written anew is no more.
+        // Overwritten bytes do not add up.
         assert_eq!(one.grows(5, budget), Keep::Unwritten);
         assert_eq!(other.grows(1, budget), Keep::Written);
         assert_eq!(other.grows(UNWRITTEN, budget), Keep::Written);
         assert_eq!(other.grows(UNWRITTEN + 1, budget), Keep::No);
         drop(other);
         assert_eq!(one.grows(0, budget), Keep::Unwritten);
-        // Nobody waits for a file that is open, or that is not kept.
+        // Nobody waits for a file that is open or not kept.
         lose(&file(1), |_, _| panic!("it is open"));
         one.close();
         lose(&file(2), |_, _| panic!("it is gone"));
@@ -245,7 +247,7 @@ mod tests {
         let one = Temporary::from_number(one.into_number()).unwrap();
         drop(one);
         assert!(!has_some() && BYTES.load(Ordering::Relaxed) == 0);
-        // The room is bounded.
+        // The number of entries is bounded.
         let all: Vec<Temporary> =
             (0..FILES as u64).map(|inode| Temporary::begin(&file(inode), MADE).unwrap()).collect();
         assert_eq!(Temporary::begin(&file(1000), MADE), None);

@@ -1,9 +1,10 @@
-//! Writeback of output: begun piece by piece, and waited for by polling, which takes no write error from the program.
+//! Writeback of output: started piece by piece, and polled, which takes no write error from the program.
 //!
-//! An [`Outflow`] has what is to be written of one file, and what of it is on its way. It goes on whenever its writer calls, or while the
-//! writer waits; how much may be on its way to the disk, and when, is its [`Pacer`](pagekeeper_policy::pacer::Pacer)'s to say.
+//! An [`Outflow`] has the ranges of one file that are to be written, and the parts of them in flight. It makes progress whenever its writer
+//! calls, or while the writer waits. Its [`Pacer`](pagekeeper_policy::pacer::Pacer) decides how much may be in flight to the disk, and
+//! when.
 //!
-//! Invariants: no wait is longer than [`WAIT_MAX`]; what is on its way is bounded by the pacer's piece, but for a folio that is larger.
+//! Invariants: no wait is longer than [`WAIT_MAX`] without progress. At most the pacer's piece is in flight, or one larger folio.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -18,24 +19,24 @@ use crate::sys;
 
 /// Nanoseconds after which writeback that does not end is left to the kernel.
 pub(crate) const WAIT_MAX: u64 = 30_000_000_000;
-/// Times that writeback of what is waited for is begun again.
+/// The most restarts of writeback that is waited for.
 const AGAIN_MAX: u32 = 3;
-/// Nanoseconds between two polls of writeback: at least, and at most.
+/// Nanoseconds between two polls of writeback: at least and at most.
 const POLL: u64 = 50_000;
 const POLL_MAX: u64 = 1_000_000;
 /// Nanoseconds between two polls of a disk that another writer of this process writes to.
 const TURN_POLL: u64 = 200_000;
-/// The same at most, in a pause and before a part can be written.
+/// The longest time between two polls, in a pause and before a part can be written, in nanoseconds.
 const PAUSE_POLL: u64 = 5_000_000;
-/// Nanoseconds without a call after which a writer had something else to do.
+/// Nanoseconds without a call after which a writer counts as away.
 const AWAY_MAX: u64 = 2_000_000;
-/// Ranges that are to be begun, and parts on their way, at a time.
+/// Ranges to be started, and parts in flight, at a time.
 const PENDING: usize = 4;
 const PARTS: usize = 4;
-/// Steps that are passed over in one go since nothing of them is dirty.
+/// Steps without dirty pages that are skipped in one go.
 const CLEAN_STEPS: usize = 64;
 
-/// Whether what is unwritten of a file can be counted, on a file system that counts: kernels before 6.5 and some sandboxes have no
+/// Whether the unwritten pages of a file can be counted, on a file system with counts: kernels before 6.5 and some sandboxes have no
 /// cachestat(2).
 pub(crate) fn can_count(fd: c_int) -> bool {
     static IS_THERE: AtomicBool = AtomicBool::new(false);
@@ -48,8 +49,8 @@ pub(crate) fn can_count(fd: c_int) -> bool {
     }
 }
 
-/// Waits, from `start` on, until the range is written, or `is_lost` says that nobody needs it: whether it is. `None`: cachestat(2) can't
-/// be had.
+/// Waits, counted from `start`, until the range is written, or `is_lost` says that nobody needs it. Returns whether it is written; `None`
+/// without cachestat(2).
 pub(crate) fn wait_by_polling(
     fd: c_int,
     range: &Range<u64>,
@@ -70,7 +71,7 @@ pub(crate) fn wait_by_polling(
             return Some(false);
         }
         if seen.writeback == 0 {
-            // Pages that were busy when writeback was begun are left out by it; or they are written anew all the time.
+            // Writeback skips pages that are busy when it starts; or the pages are written anew all the time.
             begun += 1;
             let again = || sys::sync_file_range(fd, range.clone(), libc::SYNC_FILE_RANGE_WRITE);
             if begun > AGAIN_MAX || again().is_err() {
@@ -82,8 +83,8 @@ pub(crate) fn wait_by_polling(
     }
 }
 
-/// Has the range be written in pieces, as the disk of `share` takes them, and waits for it: whether it is written. `None`: cachestat(2)
-/// can't be had.
+/// Writes the range in pieces at the pace of `share`'s disk, and waits for that. Returns whether it is written; `None` without
+/// cachestat(2).
 pub(crate) fn write_in_pieces(
     fd: c_int,
     range: &Range<u64>,
@@ -101,44 +102,44 @@ pub(crate) fn write_in_pieces(
     Some(outflow.wait(fd, &rest, share, is_lost))
 }
 
-/// A part of a piece that is on its way.
+/// A part of a piece that is in flight.
 #[derive(Clone, Copy)]
 struct Part {
     start: u64,
     end: u64,
-    /// Bytes that were dirty, and bytes on their way as it was begun, its own among them.
+    /// Bytes that were dirty, and bytes in flight when it was started, including its own.
     bytes: u64,
     in_flight: u64,
     begun_at: u64,
-    /// When it was last seen to be unfinished.
+    /// The time when it was last seen unfinished.
     seen_at: u64,
-    /// Times that it was begun again.
+    /// The number of restarts.
     again: u32,
 }
 
 /// Output of one file on its way to its disk.
 pub(crate) struct Outflow {
-    /// To be begun, in order. An empty range: none.
+    /// Ranges to be started, in order. An empty range is a free place.
     pending: [(u64, u64); PENDING],
     parts: [Option<Part>; PARTS],
     step: u64,
-    /// When the last part was seen to be written, if its writer has had more to write ever since.
+    /// The time when the last part was seen to be written, if its writer has had more to write ever since.
     done_at: Option<u64>,
-    /// When it went on last.
+    /// The time of the last progress call.
     called_at: u64,
 }
 
 impl Outflow {
-    /// Nothing.
+    /// Nothing to write.
     pub(crate) const NONE: Self =
         Self { pending: [(0, 0); PENDING], parts: [None; PARTS], step: 0, done_at: None, called_at: 0 };
 
-    /// Parts are begun in steps of so many bytes.
+    /// Sets the bytes of a step in which parts are started.
     pub(crate) fn set_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// The range is to be written, too.
+    /// Adds a range to be written.
     pub(crate) fn add(&mut self, fd: c_int, range: &Range<u64>) {
         if range.is_empty() {
             return;
@@ -151,14 +152,14 @@ impl Outflow {
             return;
         }
         if self.pending.iter().all(is_left) {
-            // A writer that goes here and there: its oldest range is begun at once.
+            // A writer that jumps around: its oldest range is started at once.
             let (start, end) = self.pending[0];
             if sys::sync_file_range(fd, start..end, libc::SYNC_FILE_RANGE_WRITE).is_err() {
                 count(Count::Failures, 1);
             }
             self.pending[0] = (0, 0);
         }
-        // Those that are left, in order.
+        // The remaining ranges, in order.
         let mut kept = [(0, 0); PENDING];
         let left = self.pending.into_iter().filter(is_left).chain([(range.start, range.end)]);
         for (place, pending) in kept.iter_mut().zip(left) {
@@ -167,19 +168,19 @@ impl Outflow {
         self.pending = kept;
     }
 
-    /// Nothing of it is to be written any more by this.
+    /// Forgets all ranges: this does not write them any more.
     pub(crate) fn clear(&mut self) {
         *self = Self { step: self.step, ..Self::NONE };
     }
 
-    /// The file ends there.
+    /// Cuts the ranges at the file's new end.
     pub(crate) fn truncated(&mut self, size: u64) {
         for (start, end) in &mut self.pending {
             *end = (*end).min(size.max(*start));
         }
     }
 
-    /// Whether something of the range is to be written, or on its way.
+    /// Whether a part of the range is still to be written, or in flight.
     fn has(&self, range: &Range<u64>) -> bool {
         let overlaps = |start: u64, end: u64| start < end && start < range.end && range.start < end;
         self.pending.iter().any(|&(start, end)| overlaps(start, end))
@@ -194,7 +195,7 @@ impl Outflow {
         self.parts.iter().flatten().map(|part| part.bytes).sum()
     }
 
-    /// Sees what is written, and begins what may be. Never waits.
+    /// Checks which parts are written, and starts those that may be. Never waits.
     pub(crate) fn go_on(&mut self, fd: c_int, share: &Share) {
         let now = sys::now();
         if now.saturating_sub(self.called_at) > AWAY_MAX {
@@ -222,7 +223,7 @@ impl Outflow {
         self.called_at = sys::now();
     }
 
-    /// Begins the next part. `false`: there is none, or it may not be begun now.
+    /// Starts the next part. `false`: there is none, or it may not be started now.
     fn begin(&mut self, fd: c_int, share: &Share) -> bool {
         let in_flight = self.in_flight();
         let Some(place) = self.parts.iter_mut().find(|part| part.is_none()) else { return false };
@@ -256,7 +257,8 @@ impl Outflow {
         true
     }
 
-    /// Goes on until nothing of the range is to be written or on its way, or `is_late` says that it is too late: whether it is written.
+    /// Makes progress until no part of the range is to be written or in flight, or `is_late` ends the wait. Returns whether the range is
+    /// written.
     pub(crate) fn wait(
         &mut self,
         fd: c_int,
@@ -279,12 +281,12 @@ impl Outflow {
                 return false;
             }
             sys::sleep(self.next_poll(share, now));
-            // A wait for the disk is no time away from it.
+            // A wait for the disk does not count as time away.
             self.called_at = sys::now();
         }
     }
 
-    /// Nanoseconds until something may have changed.
+    /// Returns the nanoseconds until something may have changed.
     fn next_poll(&self, share: &Share, now: u64) -> u64 {
         let Some(begun_at) = self.parts.iter().flatten().map(|part| part.begun_at).min() else {
             return share.pause(now).clamp(TURN_POLL, PAUSE_POLL);
@@ -296,7 +298,7 @@ impl Outflow {
 }
 
 impl Part {
-    /// What is known of it if it is written, or given up.
+    /// Returns the result of the part if it is written or given up.
     fn poll(&mut self, fd: c_int, now: u64) -> Option<WrittenPart> {
         let range = self.start..self.end;
         let seen = sys::cachestat(fd, range.clone()).unwrap_or_default();
@@ -305,7 +307,7 @@ impl Part {
             count(Count::Failures, 1);
         } else if seen.writeback > 0 || (seen.dirty > 0 && self.again < AGAIN_MAX) {
             if seen.writeback == 0 {
-                // Pages that were busy as it was begun are left out; or they are written anew all the time.
+                // Writeback skips pages that were busy when it started; or the pages are written anew all the time.
                 self.again += 1;
                 let _ = sys::sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE);
             }

@@ -1,5 +1,5 @@
-//! The helper, in a process of its own: this one. What it leaves in the process's table of descriptors, what it does with files, how
-//! it goes on when its descriptor is taken away, and in a child of fork.
+//! Tests the helper in its own process, which is this one: the descriptors it leaves in the process's table, its work on files, the loss of
+//! its descriptor, and children of fork.
 
 #![allow(unsafe_code, clippy::cast_possible_truncation, reason = "sets the library up; forks")]
 
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagekeeper_preload::counters::Count;
-use pagekeeper_preload::helper::{self, Job};
+use pagekeeper_preload::helper::{self, HelperRequest};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
 use support::comes;
@@ -24,7 +24,7 @@ fn find(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// The process's descriptors, and what they name.
+/// Returns the process's descriptors and the files they name.
 fn descriptors() -> Vec<(c_int, String)> {
     let mut all: Vec<_> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -39,7 +39,7 @@ fn descriptors() -> Vec<(c_int, String)> {
     all
 }
 
-/// Descriptors in the helper's own table.
+/// Returns the number of descriptors in the helper's own table.
 fn of_the_helper() -> Option<usize> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| Some(task.ok()?.path()));
     let mut helper = tasks.filter(|task| {
@@ -60,14 +60,15 @@ fn written(path: &Path, bytes: usize) -> File {
 }
 
 fn send_after_close(file: &File) -> bool {
-    let job = Job::AfterClose { range: 0..u64::MAX, release: true, count: Count::StreamReleased };
-    helper::send(file.as_raw_fd(), &job)
+    let request =
+        HelperRequest::AfterClose { range: 0..u64::MAX, release: true, count: Count::StreamReleased };
+    helper::send(file.as_raw_fd(), &request)
 }
 
-// One test: the helper, and the table of descriptors, are the process's.
+// One test, since the helper and the descriptor table belong to the process.
 #[test]
 fn the_helper_holds_nothing_of_the_program() {
-    // On a disk: tmpfs keeps what it is asked to drop.
+    // On a disk: tmpfs keeps pages that are dropped.
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = directory.path().join("a");
     if sys::cachestat(File::create(&path).unwrap().as_raw_fd(), 0..1).is_err() {
@@ -109,10 +110,10 @@ fn the_helper_holds_nothing_of_the_program() {
     }
     assert!(comes(|| of_the_helper() == Some(1)), "{:?}", of_the_helper());
 
-    // What is behind a writer goes, what is ahead stays.
+    // The pages behind a writer go, those ahead stay.
     let file = written(&path, 8 << 20);
-    let job = Job::Release { range: 0..4 << 20, count: Count::LogReleased };
-    assert!(helper::send(file.as_raw_fd(), &job));
+    let request = HelperRequest::Release { range: 0..4 << 20, count: Count::LogReleased };
+    assert!(helper::send(file.as_raw_fd(), &request));
     helper::drain();
     assert!(comes(|| resident(&file) == (4 << 20) / sys::page_size()), "{}", resident(&file));
 
@@ -126,7 +127,7 @@ fn the_helper_holds_nothing_of_the_program() {
     in_a_child(|| goes_on_without_rights(&directory.path().join("secret")));
     assert!(send_after_close(&file), "the child has taken nothing");
 
-    // Sent away: what it was given is done, and nothing of it is left.
+    // The helper leaves: its requests are done, and nothing of it remains.
     helper::leave_now();
     assert!(
         comes(|| (resident(&file), of_the_helper()) == (0, None)),
@@ -140,17 +141,17 @@ fn the_helper_holds_nothing_of_the_program() {
     helper::leave_now();
 }
 
-/// What goes with the file that has no name left is not even written.
+/// The pages of a file without a name go with it, and are not even written.
 fn is_nothing_to_a_file_without_a_name(path: &Path) {
     let file = written(path, 1 << 20);
     std::fs::remove_file(path).unwrap();
     assert!(send_after_close(&file) && !helper::holds_some());
 }
 
-/// Who is about to take a file's last name away has it let go of first, and nothing else.
+/// A file that is about to lose its last name is let go of, and no other.
 fn is_let_go_of(path: &Path) {
     let other = written(&path.with_extension("other"), 1 << 20);
-    // Asked again where it was done with the file by then.
+    // Tries again if the helper had finished with the file by then.
     assert!(comes(|| {
         let file = written(path, 16 << 20);
         assert!(send_after_close(&file) && send_after_close(&other));
@@ -161,33 +162,33 @@ fn is_let_go_of(path: &Path) {
     assert!(comes(|| resident(&other) == 0 && !helper::holds_some()));
 }
 
-/// A writer learns when what it wrote is on disk, and so has gone; or that this is never seen.
+/// A writer learns when its output is on disk and dropped, or that this cannot be seen.
 fn is_waited_for(path: &Path) {
     let most = 30_000_000_000;
     let file = written(path, (6 << 20) + 100);
-    // Asked again where it was given up, since for a second no page went: the disk hangs.
+    // Tries again if the helper gave up, since no page went for a second: the disk hangs.
     let goes = |range: std::ops::Range<u64>| {
         comes(|| helper::wait_dropped(file.as_raw_fd(), &range, Count::StreamReleased, most))
     };
     assert!(goes(100..(4 << 20) + 5));
-    // Whole windows at least; of the one that the range ends in, a page may reach beyond it.
+    // Whole windows go. In the window where the range ends, a folio may reach beyond the range, and stays.
     let left = resident(&file) * sys::page_size();
     assert!((2 << 20..=6 << 20).contains(&left), "{left}");
     assert!(goes(0..u64::MAX));
     assert_eq!(resident(&file), 0);
     let mut name = [0; 64];
-    // SAFETY: `name` has room for a name, and its end.
+    // SAFETY: `name` has room for the name and its terminating null.
     let memory = unsafe {
         name[..4].copy_from_slice(b"none");
         libc::memfd_create(name.as_ptr().cast(), libc::MFD_CLOEXEC)
     };
-    // SAFETY: it was just made, and is nobody else's.
+    // SAFETY: it was just created, and belongs to nobody else.
     let mut memory = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(memory) };
     memory.write_all(&[7; 8192]).unwrap();
     assert!(!helper::wait_dropped(memory.as_raw_fd(), &(0..u64::MAX), Count::StreamReleased, most));
 }
 
-/// A program that was written can be executed at once, and a lock is free at once, whatever the helper has in hand.
+/// A written program can be executed at once, and a lock is free at once, whatever files the helper has.
 fn can_be_used_at_once(program: &Path) {
     for _ in 0..20 {
         std::fs::copy("/bin/true", program).unwrap();
@@ -209,29 +210,29 @@ fn its_number_is_taken(path: &Path) {
     helper::make_room(ours);
     let moved = helper::ours().unwrap();
     assert!(moved != ours && descriptors().iter().any(|(fd, _)| *fd == moved));
-    // SAFETY: no pointers; it was given up.
+    // SAFETY: no pointers; the helper gave it up.
     unsafe { libc::close(ours) };
     let file = written(path, 1 << 20);
     assert!(send_after_close(&file));
     helper::drain();
     assert!(comes(|| resident(&file) == 0));
 
-    // It is closed behind our back, and its number given to another file: what is sent does not reach that.
+    // It is closed by a call that the library does not see, and its number names another file: no message reaches that file.
     let other = File::open("/dev/null").unwrap();
-    // SAFETY: no pointers; `moved` is nobody's who would miss it.
+    // SAFETY: no pointers; nobody misses `moved`.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), moved) }, moved);
     let file = written(path, 1 << 20);
     assert!(!send_after_close(&file) && !send_after_close(&file), "it is not made where a file is closed");
     assert!(helper::prepare() && send_after_close(&file), "a new one");
     helper::drain();
     assert!(comes(|| resident(&file) == 0));
-    // SAFETY: no pointers; it was given out above.
+    // SAFETY: no pointers; it was opened above.
     unsafe { libc::close(moved) };
 }
 
-/// A child of fork, in which that holds.
+/// Runs `holds` in a child of fork, and asserts it.
 fn in_a_child(holds: impl FnOnce() -> bool) {
-    // SAFETY: the C library makes the child's allocator usable; it ends without the test's own ending.
+    // SAFETY: the C library makes the child's allocator usable; the child does not run the rest of the test.
     let child = unsafe { libc::fork() };
     if child == 0 {
         process::entered_child();
@@ -243,7 +244,7 @@ fn in_a_child(holds: impl FnOnce() -> bool) {
         unsafe { libc::_exit(status) };
     }
     let mut status = -1;
-    // SAFETY: `status` lives over the call.
+    // SAFETY: `status` lives for the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
 }
@@ -255,10 +256,10 @@ fn has_none_until_it_opens_a_file(path: &Path) -> bool {
     is_sent && comes(|| resident(&file) == 0)
 }
 
-/// A file that can't be opened anew, by a process that gave up its rights, is not taken; and others are as before.
+/// In a process that gave up its privileges, a file that cannot be opened anew is not taken; others are.
 fn goes_on_without_rights(path: &Path) -> bool {
     let other = written(&path.with_extension("other"), 1 << 20);
-    // Of another's file it is not seen when it is written.
+    // Without privileges, the writeback of another user's file cannot be seen.
     other.sync_all().unwrap();
     let file = written(path, 1 << 20);
     std::fs::set_permissions(path, Permissions::from_mode(0o200)).unwrap();
@@ -266,22 +267,23 @@ fn goes_on_without_rights(path: &Path) -> bool {
     // SAFETY: no pointers.
     let is_dropped = unsafe { libc::geteuid() } != 0 || unsafe { libc::setresuid(65534, 65534, 65534) } == 0;
     let is_sent = send_after_close(&file);
-    // Nor is one sent that is not open any more.
-    let is_closed_sent = helper::send(9999, &Job::Release { range: 0..1, count: Count::LogReleased });
+    // Nor is a file sent that is not open any more.
+    let is_closed_sent =
+        helper::send(9999, &HelperRequest::Release { range: 0..1, count: Count::LogReleased });
     let is_other_sent = send_after_close(&other);
     helper::drain();
     let is_refused = was_on && is_dropped && !is_sent && !is_closed_sent;
     is_refused && !helper::is_off() && is_other_sent && comes(|| resident(&other) == 0)
 }
 
-/// A signal's handler may open files, but not make a thread, however it was set; a blocked signal is no handler.
+/// A signal handler may open files, but not create a thread, however it was installed. A blocked signal is not a handler.
 fn is_not_made_in_a_handler() -> bool {
     extern "C" fn handler(_: c_int) {
         assert!(!helper::prepare());
         HANDLED.fetch_add(1, Ordering::Relaxed);
     }
     extern "C" fn unblocking(signal: c_int) {
-        // SAFETY: a set of signals, which is set up first.
+        // SAFETY: a set of signals, which is initialised first.
         unsafe {
             let mut set = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);
@@ -293,7 +295,7 @@ fn is_not_made_in_a_handler() -> bool {
     static HANDLED: AtomicU32 = AtomicU32::new(0);
     type Handler = extern "C" fn(c_int);
     let set = |handler: Handler, flags: c_int| {
-        // SAFETY: all bits are valid in it; the handler makes system calls alone.
+        // SAFETY: all bits are valid in it; the handler makes system calls only.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             (action.sa_sigaction, action.sa_flags) = (handler as usize, flags);

@@ -1,4 +1,4 @@
-//! Logs, and data files in direct I/O, by the rules as hooks call them, in this process and on a real disk: which pages stay.
+//! Tests the rules for logs and data files in direct I/O, called as hooks call them, in this process and on a real disk: which pages stay.
 
 #![allow(
     unsafe_code,
@@ -37,14 +37,14 @@ fn find(name: &CStr) -> *mut c_void {
 
 static COUNTS: Record = Record::EMPTY;
 
-/// The process, set up, and this test's alone, since the helper is; a directory on a disk, since tmpfs keeps what it is asked to drop.
-/// `None` where residency can't be seen.
+/// Sets up the process, for one test at a time, since they share the helper. Returns a directory on a disk, since tmpfs keeps pages that
+/// are dropped; `None` if residency cannot be seen.
 fn set_up() -> Option<(tempfile::TempDir, MutexGuard<'static, bool>)> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
         let (sender, receiver) = std::sync::mpsc::channel();
-        // In a thread that stays: the one that sets the library up counts as the process's first, and takes the helper along.
+        // In a thread that stays: the thread that sets the library up counts as the process's first, and ends the helper when it leaves.
         std::thread::spawn(move || {
             // SAFETY: the only calls in this process, before any other into the library; the functions are the C library's.
             unsafe {
@@ -69,7 +69,7 @@ fn set_up() -> Option<(tempfile::TempDir, MutexGuard<'static, bool>)> {
     Some((directory, done))
 }
 
-/// A file that the program has open, as its hooks follow it.
+/// An open file of the program, followed as its hooks do.
 struct Followed {
     file: File,
     slot: &'static Slot,
@@ -112,16 +112,16 @@ impl Followed {
     }
 }
 
-/// Has the helper do what it has in hand, and asserts which windows of 1 MiB are resident then: `#` where all is, `-` where nothing is.
+/// Has the helper finish its work, and asserts which windows of 1 MiB are resident: `#` wholly, `+` in part, `-` not at all.
 #[track_caller]
 fn assert_resident(path: &Path, expected: &str, why: &str) {
     helper::drain();
-    // That ends after two seconds, and a slow disk takes longer.
+    // The wait ends after two seconds, and a slow disk takes longer.
     comes(|| resident(path) == expected);
     assert_eq!(resident(path), expected, "{why}");
 }
 
-/// Resident windows of 1 MiB, one after another.
+/// Returns a sign for each window of 1 MiB.
 fn resident(path: &Path) -> String {
     let file = File::open(path).unwrap();
     let windows = file.metadata().unwrap().len().div_ceil(MIB);
@@ -153,7 +153,7 @@ fn a_log_goes_behind_its_flush_and_whole_as_it_is_closed() {
     log.sync();
     assert_resident(&path, "------#+", "");
     log.append(2 * MIB);
-    // A sync that failed.
+    // A failed sync.
     rules::after_sync(log.slot, log.file.as_raw_fd(), -1);
     assert_resident(&path, "------###+", "");
     log.close();
@@ -287,7 +287,7 @@ fn what_is_resident_goes_as_a_file_is_opened_for_direct_io() {
     direct.close();
 }
 
-/// Engines that use both on purpose.
+/// For engines that use both on purpose.
 #[test]
 fn what_may_be_read_through_the_cache_stays_as_it_is_opened_for_direct_io() {
     let Some((directory, _alone)) = set_up() else { return };
@@ -326,7 +326,7 @@ fn what_several_threads_open_for_direct_io_is_counted_once() {
         }
         buffered.file.sync_all().unwrap();
         buffered.close();
-        // What the kernel takes by itself is not counted.
+        // Pages that the kernel itself evicts are not counted.
         let resident = sys::cachestat(File::open(&path).unwrap().as_raw_fd(), 0..u64::MAX).unwrap().cached;
         let before = COUNTS.get(Count::MixedReleased);
         let all = std::sync::Barrier::new(8);

@@ -1,4 +1,4 @@
-//! Streams and bulk output in a process: this one, as its hooks would call the rules. Measured is the page cache itself, page by page.
+//! Tests streams and bulk output in this process, calling the rules as its hooks would. Measures the page cache itself, page by page.
 
 #![allow(
     unsafe_code,
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_preload::residency::STALE;
-use pagekeeper_preload::rules::{self, FILES, How, Slot};
+use pagekeeper_preload::rules::{self, FILES, ReadMode, Slot};
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::table::FileRole;
 use pagekeeper_preload::{process, sys};
@@ -26,7 +26,7 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const MIB: u64 = 1 << 20;
 
-/// A synced file, of which nothing is resident.
+/// Creates a synced file without resident pages.
 fn cold(dir: &Path, name: &str, size: u64) -> PathBuf {
     let path = dir.join(name);
     let mut file = File::create(&path).unwrap();
@@ -47,7 +47,7 @@ fn drop_all(file: &File) {
     panic!("pages stay");
 }
 
-/// Which pages are resident.
+/// Returns a 1 for each resident page.
 fn pages(path: &Path) -> Vec<u8> {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -69,7 +69,7 @@ fn closed(slot: &Slot, file: File) {
     drop(file);
 }
 
-/// Reads on as a program does, and returns what was read.
+/// Reads at the file offset as a program does, and returns the bytes read.
 fn read(slot: &Slot, file: &mut File, length: usize) -> usize {
     let fd = file.as_raw_fd();
     rules::before_read(slot, fd, None, length as u64);
@@ -91,7 +91,7 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
             let path = cold(dir, name, size);
             let mut file = File::open(&path).unwrap();
             if is_warm {
-                // Pages here and there, without read-ahead, and a stretch.
+                // Scattered pages, without read-ahead, and a contiguous range.
                 // SAFETY: no pointers.
                 unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
                 for at in (0..size).step_by(700_000) {
@@ -113,7 +113,7 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
                     break;
                 }
                 assert!(rules::leaves_out(slot, libc::POSIX_FADV_DONTNEED));
-                // Little is resident on the way that was not.
+                // Few pages behind the reader are resident that were not before.
                 if sum.is_multiple_of(16 * MIB) {
                     let of_all = pages(&path);
                     let behind = ..((sum - 8 * MIB) / sys::page_size()) as usize;
@@ -127,8 +127,8 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
     }
 }
 
-/// Reads a cold file in places, so many times so much at each, and closes it: how many of its pages are resident then. Once more where
-/// a place took long: what lies ahead there is taken for others', until the next one is seen to be elsewhere.
+/// Reads a cold file at `places`, with the given lengths at each, closes it, and returns how many of its pages are resident. Repeats if a
+/// place took long: then pages ahead of it count as others', until the next read is seen to be elsewhere.
 fn left_of(path: &Path, places: &[(u64, &[usize])]) -> usize {
     let mut left = 0;
     for _ in 0..30 {
@@ -156,15 +156,15 @@ fn left_of(path: &Path, places: &[(u64, &[usize])]) -> usize {
 
 fn a_part_that_was_read_is_released(dir: &Path) {
     let path = cold(dir, "part", 64 * MIB);
-    // Here, there, and with what is read ahead left behind.
+    // Several places, and pages that are read ahead and left behind.
     let some = [100_000; 40];
     let places =
         [(0, &some[..30]), (50 * MIB, &some[..20]), (20 * MIB, &some[..3]), (20 * MIB + 5, &some[..])];
     assert_eq!(left_of(&path, &places), 0);
-    // Little, by small reads: at the beginning, and where it goes from there.
+    // Few bytes by small reads: at the beginning, and at further places.
     let small: &[usize] = &[4096, 80_000];
     let places = [(0, small), (50 * MIB, small), (30 * MIB, small), (10 * MIB, &small[..1])];
-    // The position isn't asked for at each small read: that at a new place comes unlooked at.
+    // The file offset is not queried at each small read: the first one at a new place is not sampled.
     let left = left_of(&path, &places);
     assert!(left <= 3, "{left} pages stay");
     assert_eq!(left_of(&path, &[(0, &small[..1])]), 0);
@@ -179,15 +179,15 @@ fn what_cannot_be_seen_is_left_or_read_uncached(dir: &Path) {
     let file = File::open(&path).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // SAFETY: no pointers; of this thread alone, since the C library's wrapper is passed by.
+            // SAFETY: no pointers; for this thread alone, since it bypasses the C library's wrapper.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
             let fd = file.as_raw_fd();
             let slot = opened(&file, libc::O_RDONLY);
-            let how = rules::before_read(slot, fd, Some(0), 65536);
+            let mode = rules::before_read(slot, fd, Some(0), 65536);
             let can = sys::reads_uncached(fd, 4 * MIB);
-            assert_eq!(how, if can { How::Uncached } else { How::Plain });
+            assert_eq!(mode, if can { ReadMode::Uncached } else { ReadMode::Plain });
             rules::uncached_refused(slot);
-            assert_eq!(rules::before_read(slot, fd, Some(65536), 65536), How::Plain);
+            assert_eq!(rules::before_read(slot, fd, Some(65536), 65536), ReadMode::Plain);
             file.read_at(&mut vec![0; 65536], 0).unwrap();
             rules::after_read(slot, fd, Some(0), 65536);
             rules::before_close(slot, fd);
@@ -208,7 +208,7 @@ fn output_is_released_once_written(dir: &Path) {
         assert!(bytes <= 10 * MIB, "{bytes} unwritten after {nth} MiB");
         assert!(unwritten.cached * sys::page_size() <= 14 * MIB, "{} pages stay", unwritten.cached);
     }
-    // A header, at the end.
+    // A header, written last.
     write_at(slot, &file, 0, 4096);
     closed(slot, file);
     let left = pages(&path).iter().filter(|&&page| page == 1).count();
@@ -226,14 +226,14 @@ fn output_is_released_once_written(dir: &Path) {
     }
 }
 
-/// A child of fork that ends leaves what its parent wrote to the parent.
+/// A child of fork that ends leaves its parent's output to the parent.
 fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
     let path = dir.join("parent");
     let file = File::create(&path).unwrap();
     let slot = opened(&file, libc::O_WRONLY);
     write_at(slot, &file, 0, 4 * MIB);
     let before = pages(&path);
-    // SAFETY: the child makes system calls alone, and ends without the test's own ending.
+    // SAFETY: the child makes system calls only, and does not run the rest of the test.
     let child = unsafe { libc::fork() };
     if child == 0 {
         process::entered_child();
@@ -244,7 +244,7 @@ fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
         unsafe { libc::_exit(0) };
     }
     let mut status = -1;
-    // SAFETY: `status` lives over the call.
+    // SAFETY: `status` lives for the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(before.contains(&1) && pages(&path) == before);
@@ -252,7 +252,7 @@ fn a_child_finishes_nothing_of_its_parent(dir: &Path) {
     assert!(!pages(&path).contains(&1));
 }
 
-// One test: a process takes its settings once.
+// One test, since a process takes its settings once.
 #[test]
 fn streams_keep_out_of_the_page_cache() {
     let dir = disk_dir();
@@ -261,7 +261,7 @@ fn streams_keep_out_of_the_page_cache() {
         return skip("cachestat isn't there");
     }
     let plan = Plan::decode(b"as stream\nbudget 8388608", b"streams").unwrap();
-    // SAFETY: the only test of this process, which has given nothing to the library yet.
+    // SAFETY: the only test of this process, which has not called the library yet.
     unsafe { process::set_up(&plan) };
 
     reads_leave_the_cache_as_it_was(dir.path());

@@ -1,5 +1,5 @@
-//! Files that are read and written by calls that no hook sees: which pages stay, on a real disk, while the helper of this process
-//! watches them.
+//! Tests files that are read and written by unhooked calls: which pages stay, on a real disk, while the helper of this process watches
+//! them.
 
 #![allow(unsafe_code, reason = "sets the library up")]
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_preload::counters::Count;
-use pagekeeper_preload::helper::{self, Job, closings};
+use pagekeeper_preload::helper::{self, HelperRequest, closings};
 use pagekeeper_preload::residency::STALE;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
@@ -28,7 +28,7 @@ fn find(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Waits until the helper has come to it.
+/// Waits until the helper has done something.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     assert!(comes(is_so), "{what}");
 }
@@ -37,7 +37,7 @@ fn cached(file: &File, range: std::ops::Range<u64>) -> u64 {
     sys::cachestat(file.as_raw_fd(), range).unwrap().cached
 }
 
-/// Where the helper's thread is shown.
+/// Returns the directory of the helper's thread in /proc.
 fn helpers_task() -> PathBuf {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let is_it = |task: &PathBuf| {
@@ -46,31 +46,31 @@ fn helpers_task() -> PathBuf {
     tasks.filter(is_it).last().unwrap()
 }
 
-/// Whether the helper has the file in its own table of descriptors.
+/// Whether the helper has the file in its own descriptor table.
 fn is_in_hand(path: &Path) -> bool {
     let path = path.canonicalize().unwrap();
     let descriptors = std::fs::read_dir(helpers_task().join("fd")).unwrap();
     descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|name| name == path)
 }
 
-/// Has the helper watch a file that it has not in hand, and waits until it does: it sleeps again, until it is to check.
+/// Has the helper watch a file that it does not have, and waits until it does so: then it sleeps until the next check.
 fn watch(file: &File, path: &Path, flags: i32) {
     until("watches of it before have ended", || !is_in_hand(path));
-    let job = Job::Watch {
+    let request = HelperRequest::Watch {
         flags,
         release: true,
         count: Count::StreamReleased,
         used: Count::StreamRead,
         kept: None,
     };
-    assert!(helper::send(file.as_raw_fd(), &job));
+    assert!(helper::send(file.as_raw_fd(), &request));
     until("the watch begins", || {
         let stat = |task: PathBuf| std::fs::read_to_string(task.join("stat")).unwrap();
         is_in_hand(path) && stat(helpers_task()).contains(") S ")
     });
 }
 
-/// Drops the pages of a file that is written, until it has none: the kernel may have one in hand at any moment.
+/// Drops the pages of a written file until none is left: the kernel may use one at any moment.
 fn make_cold(file: &File) {
     until("it is cold", || {
         sys::drop_pages(file.as_raw_fd(), 0..u64::MAX).unwrap();
@@ -85,7 +85,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
         process::set_up(&Plan::NONE);
         helper::set_up(find);
     }
-    // On a disk: tmpfs keeps what it is asked to drop.
+    // On a disk: tmpfs keeps pages that are dropped.
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let file = File::create(directory.path().join("a")).unwrap();
     if sys::cachestat(file.as_raw_fd(), 0..1).is_err() {
@@ -99,12 +99,12 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     file.write_all(&vec![7; 16 << 20]).unwrap();
     until("what is behind the writer goes", || cached(&file, 0..12 * MIB) == 0);
     assert!(cached(&file, 14 * MIB..16 * MIB) > 0, "the writer is here");
-    // Under another number: the one that is watched is to name nothing.
+    // Keep a descriptor with another number: the watched number must name nothing.
     let writer = std::mem::replace(&mut file, File::open(&path).unwrap());
     drop(writer);
     until("all goes once it is closed", || cached(&file, 0..u64::MAX) == 0);
 
-    // A reader: what was there when it began stays.
+    // A reader: pages that were resident at its start stay.
     file.read_exact_at(&mut vec![0; 1 << 20], 8 * MIB).unwrap();
     let there = cached(&file, 8 * MIB..10 * MIB);
     let mut reader = File::open(&path).unwrap();
@@ -122,7 +122,7 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     more_files_than_watches(directory.path());
 }
 
-/// The helper has looked at what it was asked to watch, on a machine that is busy, too; nothing shows that.
+/// Enough time for the helper to look at a watched file, even on a busy machine: nothing shows that it has.
 const BEGUN: Duration = Duration::from_millis(600);
 
 /// Reads all of it, as another program does.
@@ -130,12 +130,12 @@ fn warm(path: &Path) -> u64 {
     std::io::copy(&mut File::open(path).unwrap(), &mut std::io::sink()).unwrap()
 }
 
-/// Nobody watches the file any more: what was sent before was done.
+/// Waits until nobody watches the file any more: all earlier requests are done.
 fn settle() {
     helper::drain();
 }
 
-/// A file that has no page as the watch begins, and that another program reads meanwhile.
+/// A file that has no page when the watch begins, and that another program reads meanwhile.
 fn others_keep_what_nobody_passed(directory: &Path) {
     let path = directory.join("read");
     std::fs::write(&path, vec![7; 64 << 20]).unwrap();
@@ -149,14 +149,14 @@ fn others_keep_what_nobody_passed(directory: &Path) {
         std::thread::sleep(BEGUN);
         warm(&path);
         let passed = if flags == libc::O_RDWR { 0 } else { read as u64 };
-        // Over a while in which the stream's read-ahead counts as its own.
+        // Longer than the stream's read-ahead counts as its own.
         std::thread::sleep(Duration::from_nanos(STALE + 500_000_000));
         drop(user);
         settle();
         let gone = (64 * MIB).saturating_sub(cached(&file, 0..u64::MAX) * sys::page_size());
         assert!(gone <= passed + 64 * 1024, "{flags} {read}: {gone} bytes went");
     }
-    // What is written goes, also within a file that was laid out before, but only that.
+    // Written pages go, even within a file that was laid out before, and no others.
     make_cold(&file);
     let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     watch(&writer, &path, libc::O_RDWR);
@@ -165,13 +165,13 @@ fn others_keep_what_nobody_passed(directory: &Path) {
     warm(&path);
     drop(writer);
     settle();
-    // A slow disk has some left to write when nobody waits for the helper any more.
+    // A slow disk has some left to write after the wait for the helper has ended.
     until("what was written goes", || cached(&file, 20 * MIB..28 * MIB) == 0);
     assert_eq!(cached(&file, 0..20 * MIB) * sys::page_size(), 20 * MIB);
     assert_eq!(cached(&file, 28 * MIB..64 * MIB) * sys::page_size(), 36 * MIB);
 }
 
-/// A file of which others have a few pages here and there: they stay, and all else that the reader brings in goes.
+/// Other users' scattered pages of a file stay, and all others that the reader brings in go.
 fn all_but_the_pages_of_others_goes(directory: &Path) {
     const SIZE: u64 = 192 * MIB;
     let path = directory.join("hot");
@@ -198,7 +198,7 @@ fn all_but_the_pages_of_others_goes(directory: &Path) {
     }
 }
 
-/// Files that are closed one after another make room for the next at once; and where they were as they were closed is known.
+/// Files that are closed one after another make room for the next at once, and their offsets at the close are known.
 fn more_files_than_watches(directory: &Path) {
     let paths: Vec<_> = (0..40).map(|nth| directory.join(format!("small-{nth}"))).collect();
     for path in &paths {
@@ -209,7 +209,7 @@ fn more_files_than_watches(directory: &Path) {
     }
     for path in &paths {
         let mut user = File::open(path).unwrap();
-        // The helper has it in hand by then: else what is read is left.
+        // The helper has it by then; otherwise its pages would stay.
         watch(&user, path, libc::O_RDONLY);
         user.read_to_end(&mut Vec::new()).unwrap();
         closings::closing(user.as_raw_fd());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
-use pagekeeper_preload::noted::{NotedFile, Seen};
+use pagekeeper_preload::tracked_files::{FileEvents, TrackedFile};
 use serde::{Serialize, Serializer};
 
 /// Files that are listed for people; what is left of the others is one line.
@@ -72,8 +72,8 @@ pub(crate) struct Left(Vec<LeftFile>);
 
 impl Left {
     /// Checks the files.
-    pub(crate) fn now(noted: Vec<NotedFile>) -> Self {
-        let mut files: BTreeMap<Inode, NotedFile> = BTreeMap::new();
+    pub(crate) fn now(noted: Vec<TrackedFile>) -> Self {
+        let mut files: BTreeMap<Inode, TrackedFile> = BTreeMap::new();
         for file in noted {
             let inode = Inode { dev: file.device, ino: file.inode };
             // One that was noted twice: what was there first was there before.
@@ -108,7 +108,7 @@ impl Left {
 }
 
 /// What stayed of a file; `None`: nothing.
-fn left_of(inode: Inode, file: &NotedFile) -> Option<LeftFile> {
+fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
     let opened = Handle::at(&file.path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
     let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
     let (stayed_bytes, why, checked) = match (seen, file.before) {
@@ -126,19 +126,19 @@ fn left_of(inode: Inode, file: &NotedFile) -> Option<LeftFile> {
 }
 
 /// Why so many clean pages of a file stayed.
-fn why(file: &NotedFile, stayed: u64) -> Why {
-    if file.has(Seen::Mapped) {
+fn why(file: &TrackedFile, stayed: u64) -> Why {
+    if file.has(FileEvents::Mapped) {
         Why::Mapped
-    } else if file.has(Seen::Open) {
+    } else if file.has(FileEvents::Open) {
         Why::Killed
     } else if stayed > file.at_close && file.at_close == 0 {
         // As it was closed there were none.
         Why::AnotherReader
-    } else if file.has(Seen::Sent) {
+    } else if file.has(FileEvents::Sent) {
         Why::InFlight
-    } else if file.has(Seen::NotWaitedFor) {
+    } else if file.has(FileEvents::NotWaitedFor) {
         Why::NotWaitedFor
-    } else if file.has(Seen::Unseen) {
+    } else if file.has(FileEvents::Unseen) {
         Why::Unseen
     } else {
         Why::AnotherReader

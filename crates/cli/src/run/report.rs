@@ -206,7 +206,7 @@ impl Sums {
         self.throttled_seconds += seconds(process.get(Count::ThrottledNs));
         self.inside_seconds += seconds(process.get(Count::InsideNs));
         self.files_not_followed += process.get(Count::NotFollowed);
-        self.files_not_checked += process.get(Count::NotNoted);
+        self.files_not_checked += process.get(Count::NotTracked);
         self.failures += process.get(Count::Failures);
         self.filtered_processes += process.get(Count::Filtered);
         self.processes_followed += process.get(Count::Followed);

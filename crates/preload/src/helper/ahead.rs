@@ -1,18 +1,18 @@
-//! Reads ahead of streams whose files this user may not see the residency of, so that the kernel itself knows what they brought in.
+//! Reads ahead of streams whose files' residency this user may not see, so that the kernel itself marks which pages they brought in.
 //!
-//! An uncached read (`RWF_DONTCACHE`) marks the pages that it brings in, and any read drops a marked page that it has touched. What was
-//! resident before has no mark, and stays. But the kernel's own read-ahead brings in large folios, which go as soon as a part of
-//! them was read, and are read again: 1.5 times the bytes (Linux 6.18, ext4, calls of 128 KiB). With `POSIX_FADV_RANDOM` pages come alone,
-//! and an uncached read that may not wait (`RWF_NOWAIT`) begins to bring all of its range in and returns. By such reads the
-//! helper, on an open file of its own, keeps ahead of the reader: the bytes are read once.
+//! An uncached read (`RWF_DONTCACHE`) marks the pages that it brings in, and any read drops a marked page that it has touched. Pages that
+//! were resident before have no mark, and stay. But the kernel's own read-ahead brings in large folios, which go as soon as a part of them
+//! was read, and are then read from the disk again. With `POSIX_FADV_RANDOM` pages come alone, and an uncached read that must not wait
+//! (`RWF_NOWAIT`) starts to bring in its whole range and returns. The helper makes such reads, on its own open file, ahead of the reader:
+//! each byte is read from the disk once.
 //!
-//! Calls that end within a page would have that page dropped, and read again. For who makes such, reads are plain, and the pages that
-//! are resident before are probed ([`sys::probe`]): one page of each 64 KiB is read by itself for it. So they are of who reads by calls that are not
-//! seen, which might otherwise get ahead of the helper before it notices.
+//! A call that ends within a page would drop that page, which the next call reads again. For readers that make such calls, reads are plain,
+//! and the helper probes which pages ahead of them are resident ([`sys::probe`]). A probe reads one page of each 64 KiB. The same holds for
+//! readers whose calls we do not see, since those might get ahead of the helper before it notices.
 //!
-//! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`Ahead`]) and the helper's ([`Reader`]);
-//! what was read ahead and not come to goes as the helper does. Nobody waits for what the helper doesn't begin any more: it says when it
-//! has left, and the program begins anew.
+//! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`ReadAhead`]) and the helper's ([`Reader`]).
+//! Pages that were read ahead and never reached are dropped when the helper ends the reader. Nobody waits for a read that the helper will
+//! not begin: the helper says that it has left, and the program begins anew.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -21,43 +21,43 @@ use libc::c_int;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
 
 use super::watch::position_of;
-use super::{FileHash, Job, prepare, send};
+use super::{FileHash, HelperRequest, prepare, send};
 use crate::counters::Count;
 use crate::process;
 use crate::residency::{PAGES, windows};
 use crate::sys::{self, Errno};
 
-/// Readers at a time; others' reads are uncached alone.
+/// Readers at a time. For further ones, the program's own reads are uncached, without read-ahead.
 const READERS: usize = 8;
-/// Bytes of one call.
+/// Bytes read ahead by one call.
 const STEP: u64 = 128 << 10;
-/// Bytes ahead of a reader, at first and at most; in between, twice what it has read.
+/// Bytes to stay ahead of a reader: at first and at most. In between, twice what it has read.
 const NEAR: u64 = 512 << 10;
 const FAR: u64 = 32 << 20;
-/// Bytes ahead of the position that are ever asked for.
+/// The most bytes ahead of the position that a reader waits for.
 const WANTED_MAX: u64 = 64 << 20;
-/// Nanoseconds between two checks: of a reader that moves, and of one that hasn't for a while.
+/// Nanoseconds between two checks: of a moving reader, and of one that has not moved for `WHILE`.
 const SOON: u64 = 1_000_000;
 const LATE: u64 = 25_000_000;
 const WHILE: u64 = 100_000_000;
-/// Nanoseconds that a reader waits for what it wants, at most, and between two checks.
+/// The longest time that a reader waits for the helper, and the time between two polls, in nanoseconds.
 const WAIT_MAX: u64 = 200_000_000;
 const POLL: u64 = 100_000;
 
-/// What a reader and the helper know of each other.
+/// The state that a reader and the helper share.
 struct Place {
-    /// The sides that have it: [`BOTH`] at first, 0 where it is free.
+    /// The number of sides that use it: [`BOTH`] at first, 0 if it is free.
     sides: AtomicU32,
     /// Whether the program's side has given it up, and the helper's.
     is_over: AtomicBool,
     is_left: AtomicBool,
-    /// Whether what was read is to be dropped behind it: the kernel's copies drop nothing.
+    /// Whether the helper drops the pages behind the reader, since the kernel's copies drop nothing.
     copies: AtomicBool,
-    /// Whether calls end within pages, and so are plain.
+    /// Whether the reader's calls end within pages, so that reads are plain.
     is_plain: AtomicBool,
-    /// The program's descriptor, where only its position shows how far it has come; else -1.
+    /// The program's descriptor, if only the file offset shows the reader's progress; else -1.
     unseen: AtomicI32,
-    /// Where the reader is, up to where it wants pages, and up to where they were begun to be read.
+    /// The reader's position, the end of the pages that it wants, and the end of the reads begun.
     position: AtomicU64,
     wanted: AtomicU64,
     begun: AtomicU64,
@@ -81,13 +81,13 @@ static PLACES: [Place; READERS] = [const {
 }; READERS];
 
 impl Place {
-    /// One side gives it up.
+    /// Gives the place up for one side.
     fn give_up(&self) {
-        // A child of fork that was born in the middle of this has none left.
+        // In a child of fork, born in the middle of this, no side is left.
         let _ = self.sides.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |sides| sides.checked_sub(1));
     }
 
-    /// The helper's side gives it up: it begins to read nothing more there.
+    /// Gives the place up for the helper's side: it begins no more reads there.
     fn leave(&self) {
         self.is_left.store(true, Ordering::Release);
         self.begun.store(u64::MAX, Ordering::Release);
@@ -95,35 +95,35 @@ impl Place {
     }
 }
 
-/// What came of a wait for the helper.
+/// The outcome of a wait for the helper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waited {
-    /// All was begun to be read, or nearly; or never can be.
+pub enum WaitOutcome {
+    /// The reads of all or nearly all pages were begun, or never can be.
     Begun,
-    /// The helper has let go of the file: it may be asked anew.
+    /// The helper has let go of the file; it may be asked anew.
     Left,
-    /// It took too long.
+    /// The wait timed out.
     InVain,
 }
 
-/// How a file is read.
+/// The kind of calls that read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Calls {
-    /// By uncached reads of whole pages, or copies by the kernel.
+pub enum CallKind {
+    /// Uncached reads of whole pages, or copies by the kernel.
     Uncached,
-    /// By plain reads of any length.
+    /// Plain reads of any length.
     Plain,
-    /// By calls that are not seen.
+    /// Calls that are not hooked.
     Unseen,
 }
 
-/// The reader's side: reading ahead ends with it.
+/// The reader's side. Read-ahead ends when it is dropped.
 #[derive(Debug)]
-pub struct Ahead(usize);
+pub struct ReadAhead(usize);
 
-impl Ahead {
-    /// Has the helper read ahead of who is at `position` of the file that `fd` names. `None`: there is no helper, or no place.
-    pub fn begin(fd: c_int, position: u64, calls: Calls) -> Option<Self> {
+impl ReadAhead {
+    /// Asks the helper to read ahead of a reader at `position` of the file that `fd` names. `None` if there is no helper, or no free place.
+    pub fn begin(fd: c_int, position: u64, calls: CallKind) -> Option<Self> {
         let is_free = |place: &Place| {
             place.sides.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
@@ -132,19 +132,19 @@ impl Ahead {
         place.is_over.store(false, Ordering::Relaxed);
         place.is_left.store(false, Ordering::Relaxed);
         place.copies.store(false, Ordering::Relaxed);
-        place.is_plain.store(calls != Calls::Uncached, Ordering::Relaxed);
-        place.unseen.store(if calls == Calls::Unseen { fd } else { -1 }, Ordering::Relaxed);
+        place.is_plain.store(calls != CallKind::Uncached, Ordering::Relaxed);
+        place.unseen.store(if calls == CallKind::Unseen { fd } else { -1 }, Ordering::Relaxed);
         for at in [&place.position, &place.wanted, &place.begun] {
             at.store(position, Ordering::Relaxed);
         }
-        if !send(fd, &Job::Ahead { index: index as u32 }) {
+        if !send(fd, &HelperRequest::ReadAhead { index: index as u32 }) {
             place.sides.store(0, Ordering::Release);
             return None;
         }
         Some(Self(index))
     }
 
-    /// Whether reads are to be plain.
+    /// Whether reads must be plain.
     pub fn is_plain(&self) -> bool {
         self.place().is_some_and(|place| place.is_plain.load(Ordering::Relaxed))
     }
@@ -153,16 +153,16 @@ impl Ahead {
         PLACES.get(self.0)
     }
 
-    /// The reader has come to `position`.
+    /// Records that the reader has come to `position`.
     pub fn passed(&self, position: u64) {
         if let Some(place) = self.place() {
             place.position.store(position, Ordering::Release);
         }
     }
 
-    /// Waits until all up to `end` was begun to be read, or nearly; for `WAIT_MAX` at most.
-    pub fn wait_for(&self, end: u64) -> Waited {
-        let Some(place) = self.place() else { return Waited::Left };
+    /// Waits until the reads of all or nearly all pages up to `end` were begun, for at most `WAIT_MAX`.
+    pub fn wait_for(&self, end: u64) -> WaitOutcome {
+        let Some(place) = self.place() else { return WaitOutcome::Left };
         let beyond = if self.is_plain() { AGAIN } else { 0 };
         let end = end.saturating_add(beyond);
         let end = end.min(place.position.load(Ordering::Relaxed).saturating_add(WANTED_MAX));
@@ -171,22 +171,22 @@ impl Ahead {
         while place.begun.load(Ordering::Acquire) < end {
             let now = sys::now();
             if now > *until.get_or_insert(now.saturating_add(WAIT_MAX)) {
-                return Waited::InVain;
+                return WaitOutcome::InVain;
             }
             sys::sleep(POLL);
         }
-        if place.is_left.load(Ordering::Acquire) { Waited::Left } else { Waited::Begun }
+        if place.is_left.load(Ordering::Acquire) { WaitOutcome::Left } else { WaitOutcome::Begun }
     }
 
-    /// The reader goes on by reads, which drop what they have touched.
+    /// Records that the reader uses read calls, which drop the pages that they touch.
     pub fn reads(&self) {
         if let Some(place) = self.place() {
             place.copies.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The same, for a copy by the kernel, behind which the helper drops what the reader brought in.
-    pub fn wait_to_copy(&self, end: u64) -> Waited {
+    /// Waits as [`wait_for`](Self::wait_for) does, before a copy by the kernel. The helper drops the pages behind the copy.
+    pub fn wait_to_copy(&self, end: u64) -> WaitOutcome {
         if let (false, Some(place)) = (self.is_plain(), self.place()) {
             place.copies.store(true, Ordering::Relaxed);
         }
@@ -194,7 +194,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for ReadAhead {
     fn drop(&mut self) {
         if let Some(place) = self.place() {
             place.is_over.store(true, Ordering::Release);
@@ -203,7 +203,7 @@ impl Drop for Ahead {
     }
 }
 
-/// The file could not be opened anew: nobody reads ahead there. That would come of another attempt, too.
+/// Ends the read-ahead of a file that could not be opened anew. Another attempt would fail, too.
 pub(super) fn was_refused(index: u32) {
     if let Some(place) = PLACES.get(index as usize) {
         place.begun.store(u64::MAX, Ordering::Release);
@@ -211,10 +211,10 @@ pub(super) fn was_refused(index: u32) {
     }
 }
 
-/// In a child of fork nobody reads ahead: what its parent had is the program's alone.
+/// Ends all read-ahead in a child of fork, which has no helper.
 pub(super) fn after_fork() {
     for place in &PLACES {
-        // What is not written to stays shared with the parent.
+        // Writing only where needed keeps the memory shared with the parent.
         if place.sides.load(Ordering::Relaxed) > 0 {
             place.is_left.store(true, Ordering::Relaxed);
             place.begun.store(u64::MAX, Ordering::Relaxed);
@@ -223,10 +223,10 @@ pub(super) fn after_fork() {
     }
 }
 
-/// A reader, as the helper has it.
+/// The helper's state of a reader.
 struct Reader {
     index: usize,
-    /// Our own descriptor of the file; and where it is counted.
+    /// The helper's own descriptor of the file.
     file: c_int,
     hash: FileHash,
     from: u64,
@@ -235,7 +235,7 @@ struct Reader {
     position: u64,
     moved_at: u64,
     is_refused: bool,
-    /// What is known of the file, for plain reads.
+    /// The pages that were resident before, for plain reads.
     stream: WatchedStream,
 }
 
@@ -243,18 +243,18 @@ struct Reader {
 pub(super) struct Readers([Option<Reader>; READERS]);
 
 impl Readers {
-    /// None: 64 KiB, made in place.
+    /// Creates an empty set: 64 KiB, made in place.
     pub(super) fn none() -> Self {
         Self(core::array::from_fn(|_| None))
     }
 
-    /// Nanoseconds until the next check.
+    /// Returns the nanoseconds until the next check.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
         let rests = |reader: &Reader| now.saturating_sub(reader.moved_at) > WHILE;
         self.0.iter().flatten().map(|reader| if rests(reader) { LATE } else { SOON }).min()
     }
 
-    /// Reads ahead for who has that place; `file` is our own descriptor.
+    /// Starts to read ahead for the place `index`; `file` is the helper's own descriptor.
     pub(super) fn add(&mut self, index: u32, file: c_int, hash: FileHash) {
         let index = index as usize;
         let (Some(free), Some(place)) = (self.0.get_mut(index), PLACES.get(index)) else {
@@ -278,7 +278,7 @@ impl Readers {
         self.go_on();
     }
 
-    /// Goes on for all of them.
+    /// Reads ahead for all readers.
     pub(super) fn go_on(&mut self) {
         for reader in &mut self.0 {
             if reader.as_mut().is_some_and(|reader| !reader.go_on()) {
@@ -287,7 +287,7 @@ impl Readers {
         }
     }
 
-    /// Forgets those of files that are to be let go of.
+    /// Drops the readers of files that the helper must let go of.
     pub(super) fn let_go(&mut self) {
         for reader in &mut self.0 {
             if reader.as_ref().is_some_and(|reader| reader.hash.is_unwanted()) {
@@ -298,7 +298,7 @@ impl Readers {
 }
 
 impl Reader {
-    /// `false`: it is over.
+    /// Advances the reader; `false` if it is over.
     fn go_on(&mut self) -> bool {
         let Some(place) = PLACES.get(self.index) else { return false };
         let is_over = place.is_over.load(Ordering::Acquire);
@@ -317,7 +317,7 @@ impl Reader {
             return !is_over;
         }
         if !place.copies.load(Ordering::Relaxed) {
-            // What was come to by reads has gone, and would be read again.
+            // Pages that were reached by read calls are gone; touching them would read them again.
             self.dropped = self.dropped.max(position);
         }
         let end = if is_over { self.begun } else { position.min(self.begun) };
@@ -347,7 +347,7 @@ impl Reader {
         true
     }
 
-    /// Probes what lies ahead of plain reads, and drops what they brought in.
+    /// Probes the pages ahead of plain reads, and drops those that the reads brought in.
     fn probe(&mut self, place: &Place, was: u64) {
         let (file, at) = (self.file, self.position);
         process::count(Count::StreamWasResident, self.stream.foreign(&(was..at)));
@@ -378,7 +378,7 @@ impl Reader {
         }
     }
 
-    /// Drops what is marked of a range: all that a read touches.
+    /// Drops the marked pages of a range: those that a read touches.
     fn drop_marked(&self, mut at: u64, end: u64) -> Result<(), Errno> {
         while at < end {
             match sys::read_nowhere(self.file, at, STEP.min(end - at), false)? {

@@ -1,23 +1,24 @@
-//! The channel to the helper: a socket pair, over which each message carries the file that it is about.
+//! The channel to the helper: a socket pair. Each message carries the file that it is about.
 //!
-//! Invariants: a message that is not understood is ignored; sending never blocks, and never reaches a socket other than ours, unless
-//! the program reuses our number by a system call of its own between the check and the sending.
+//! Invariants: a message that is not understood is ignored; sending never blocks. Sending reaches no socket other than ours, unless the
+//! program reuses our descriptor number by its own system call between the check and the sending.
 
 use core::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
-use super::forks::Moment;
-use super::held::FileHash;
+use super::forks::ForkGuard;
+use super::helper_files::FileHash;
 use super::{
-    ASKS_NOBODY, AWAITED, DONE, DRAIN_MAX, Job, NONE, ON, SENDER, SENDER_INODE, SENDING, SENT, STATE, STATES,
+    AWAITED, DONE, DRAIN_MAX, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, SENDER, SENDER_INODE, SENDING,
+    SENT, STATE, STATES,
 };
 use crate::counters::Count;
 use crate::process;
 use crate::sys::{self, Errno};
 use crate::temporary::Temporary;
 
-/// From this number on, if the process may have so many.
+/// The lowest descriptor number for our sockets, if the process's limit allows it.
 const FROM: u64 = 1000;
 
 const CLOSED: u32 = 1;
@@ -32,7 +33,7 @@ const FINISH: u32 = 10;
 const LATER: u32 = 11;
 const KEEP: u32 = 12;
 
-/// What a message can count.
+/// The counts that a message can name.
 const COUNTED: [Count; 8] = [
     Count::StreamReleased,
     Count::BulkReleased,
@@ -44,7 +45,7 @@ const COUNTED: [Count; 8] = [
     Count::LogWritten,
 ];
 
-/// Says that a message is ours.
+/// The magic number of our messages.
 const MAGIC: u32 = 0x706b_6a31;
 
 #[repr(C)]
@@ -60,14 +61,15 @@ struct Message {
     flags: c_int,
     number: u32,
     place: u32,
-    /// One more than the number of a temporary file's entry.
+    /// The number of a temporary file's entry plus one.
     kept: u32,
     _pad: u32,
 }
 
-/// A job on a file, the number that named it in the program's table, and, for a watch, its size and position, as it was sent.
-pub(super) struct OfFile {
-    pub(super) job: Job,
+/// A request on a file: the helper's descriptor, the number that named the file in the program's table, and, for a watch, the file's size
+/// and position at the time of sending.
+pub(super) struct FileRequest {
+    pub(super) request: HelperRequest,
     pub(super) file: c_int,
     pub(super) fd: c_int,
     pub(super) size: u64,
@@ -75,25 +77,25 @@ pub(super) struct OfFile {
     pub(super) place: FileHash,
 }
 
-/// What came.
+/// A received message.
 pub(super) enum Received {
-    /// A job on a file.
-    Job(OfFile),
-    /// Everything is to be done now.
+    /// A request on a file.
+    Request(FileRequest),
+    /// Finish all work now.
     Drain,
-    /// Closed files are to be seen to now.
+    /// Finish the work on closed files now.
     Finish,
-    /// Some file is to be let go of.
+    /// Check for files to let go of.
     Check,
-    /// The helper is to end.
+    /// End the helper.
     Leave,
     /// The sending end is closed.
     End,
-    /// Nothing that is understood.
+    /// The message is not understood.
     Nothing,
 }
 
-/// Room for one descriptor: what `CMSG_SPACE(4)` is on both architectures.
+/// Space for one descriptor: `CMSG_SPACE(4)` on both architectures.
 #[repr(C, align(8))]
 struct Control {
     length: usize,
@@ -105,7 +107,7 @@ struct Control {
 
 const CONTROL_LENGTH: usize = 20;
 
-/// A pair: the sending end, and the receiving end.
+/// Creates a socket pair and returns the sending and the receiving end.
 #[allow(unsafe_code, reason = "a system call")]
 pub(super) fn pair() -> Result<(c_int, c_int), Errno> {
     let mut ends = [-1 as c_int; 2];
@@ -117,7 +119,7 @@ pub(super) fn pair() -> Result<(c_int, c_int), Errno> {
     Ok((high(ends[0]), high(ends[1])))
 }
 
-/// The same, at a high number where it can be had: the low ones are what programs count on.
+/// Moves a descriptor to a high number if possible: programs rely on the low ones.
 fn high(fd: c_int) -> c_int {
     let from = FROM.min(sys::descriptor_limit().saturating_sub(16)) as c_int;
     match sys::duplicate(fd, from) {
@@ -129,13 +131,13 @@ fn high(fd: c_int) -> c_int {
     }
 }
 
-/// The inode of a descriptor, if it is a socket.
+/// Returns the inode of a descriptor if it is a socket.
 pub(super) fn socket_inode(fd: c_int) -> Option<u64> {
     let stat = sys::fstat(fd).ok()?;
     (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
 }
 
-/// Gives the sending end another number.
+/// Moves the sending end to another number.
 pub(super) fn move_away(fd: c_int) {
     if let Ok(other) = sys::duplicate(fd, fd.saturating_add(1)).or_else(|_| sys::duplicate(fd, 3)) {
         let ours = SENDER.compare_exchange(fd, other, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -149,7 +151,7 @@ pub(super) fn move_away(fd: c_int) {
     wait_for_senders();
 }
 
-/// Who has checked the number has sent to it soon: sending does not block.
+/// Waits for threads that have checked the old number and are about to send to it. That is short: sending does not block.
 fn wait_for_senders() {
     for _ in 0..1000 {
         if SENDING.load(Ordering::Acquire) == 0 {
@@ -159,7 +161,7 @@ fn wait_for_senders() {
     }
 }
 
-/// Closes the sending end: that of a helper that leaves, or that a child of fork was born with.
+/// Closes the sending end, of a helper that leaves or one inherited by a child of fork.
 pub(super) fn close_sender() {
     let fd = SENDER.swap(-1, Ordering::AcqRel);
     wait_for_senders();
@@ -172,10 +174,10 @@ fn index_of(count: Count) -> u32 {
     COUNTED.iter().position(|&counted| counted == count).unwrap_or(COUNTED.len()) as u32
 }
 
-pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
-    // What another opener would break, or whose error its close would take, is not opened anew; nor a device that would be busy for
-    // longer than the program has it open.
-    let ends_with_its_user = matches!(job, Job::Watch { .. } | Job::Ahead { .. });
+pub(super) fn send_request(fd: c_int, request: &HelperRequest) -> bool {
+    // A file is not opened anew if another opener would break its lease, or if closing it would take its errors. Nor is a block device,
+    // which would stay busy after the program has closed it.
+    let ends_with_its_user = matches!(request, HelperRequest::Watch { .. } | HelperRequest::ReadAhead { .. });
     if sys::has_lease(fd)
         || sys::close_takes_errors(fd)
         || !ends_with_its_user && sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat))
@@ -183,9 +185,9 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
         return false;
     }
     // A handler that jumps away (siglongjmp) would leave all of this half done.
-    let _undisturbed = sys::Undisturbed::begin();
-    // Until the file's name is closed.
-    let Some(_moment) = Moment::begin() else { return false };
+    let _blocked = sys::SignalsBlocked::begin();
+    // Held until the descriptor that names the file is closed.
+    let Some(_guard) = ForkGuard::begin() else { return false };
     let file = match sys::name_of(fd) {
         Ok(file) => file,
         Err(error) => {
@@ -203,43 +205,44 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
     };
     let place = FileHash::of(&stat);
     let mut message = Message { fd, place: place.number(), ..Message::default() };
-    match job {
-        // Its pages go as it is closed, and need not be written.
-        Job::AfterClose { .. } if stat.st_nlink == 0 => {
+    match request {
+        // The pages of a file without a name go when it is closed, and need not be written.
+        HelperRequest::AfterClose { .. } if stat.st_nlink == 0 => {
             sys::close(file);
             return true;
         }
-        Job::AfterClose { range, release, count } => {
+        HelperRequest::AfterClose { range, release, count } => {
             (message.kind, message.start, message.end) = (CLOSED, range.start, range.end);
             (message.release, message.count) = (u32::from(*release), index_of(*count));
         }
-        Job::Release { range, count } => {
+        HelperRequest::Release { range, count } => {
             (message.kind, message.start, message.end) = (RELEASE, range.start, range.end);
             message.count = index_of(*count);
         }
-        Job::Later { range, count } => {
+        HelperRequest::DropLater { range, count } => {
             (message.kind, message.start, message.end) = (LATER, range.start, range.end);
             message.count = index_of(*count);
         }
-        Job::Drop { range, count, number } => {
+        HelperRequest::Drop { range, count, number } => {
             (message.kind, message.start, message.end) = (DROP, range.start, range.end);
             (message.count, message.number) = (index_of(*count), *number);
         }
-        Job::Keep { entry } => (message.kind, message.kept) = (KEEP, entry.saturating_add(1)),
-        Job::Watch { flags, release, count, used, kept } => {
+        HelperRequest::Keep { entry } => (message.kind, message.kept) = (KEEP, entry.saturating_add(1)),
+        HelperRequest::Watch { flags, release, count, used, kept } => {
             (message.kind, message.flags) = (WATCH, *flags);
             message.kept = kept.map_or(0, |kept| kept.saturating_add(1));
-            // Of a file without a page all that comes is the program's, also within its size: some are laid out first.
+            // In a file without resident pages, all pages that come are the program's, even within its size: some programs lay files out
+            // first.
             let is_empty =
                 sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
-            // A device that is only named does not show its size.
+            // A descriptor opened with O_PATH does not show a device's size.
             let size = sys::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64);
             message.start = if is_empty { 0 } else { size };
             message.end = sys::position(fd).unwrap_or(0);
             (message.release, message.count) = (u32::from(*release), index_of(*count));
             message.number = index_of(*used);
         }
-        Job::Ahead { index } => (message.kind, message.number) = (AHEAD, *index),
+        HelperRequest::ReadAhead { index } => (message.kind, message.number) = (AHEAD, *index),
     }
     place.take();
     let sent = send(message, Some(file));
@@ -250,7 +253,7 @@ pub(super) fn send_job(fd: c_int, job: &Job) -> bool {
     sent
 }
 
-/// Whether this process may open the file anew, for reading. True where that can't be asked: then the helper finds out.
+/// Whether this process may open the file anew for reading. Also true where the kernel cannot say so: then the helper finds out.
 #[allow(unsafe_code, reason = "a system call")]
 fn may_be_read(file: c_int) -> bool {
     let flags = (libc::AT_EMPTY_PATH | libc::AT_EACCESS) as usize;
@@ -258,13 +261,13 @@ fn may_be_read(file: c_int) -> bool {
     // SAFETY: the path ends in a NUL, and is static.
     match unsafe { sys::call(libc::SYS_faccessat2, args) } {
         Err(Errno(libc::EACCES)) => return false,
-        Err(_) => ASKS_NOBODY.store(true, Ordering::Relaxed),
+        Err(_) => NO_ACCESS_PRECHECK.store(true, Ordering::Relaxed),
         Ok(_) => {}
     }
     true
 }
 
-/// Sends, unless there is no room or no socket of ours.
+/// Sends a message. Fails if the queue is full or the socket is not ours.
 fn send(message: Message, file: Option<c_int>) -> bool {
     SENDING.fetch_add(1, Ordering::AcqRel);
     SENT.fetch_add(1, Ordering::AcqRel);
@@ -276,7 +279,7 @@ fn send(message: Message, file: Option<c_int>) -> bool {
     }
     SENDING.fetch_sub(1, Ordering::AcqRel);
     if !is_ours {
-        // The program has closed it behind our back: the helper ends, and is made anew for the next file.
+        // The program has closed it by a call we do not see: the helper ends, and the next file starts a new one.
         let state = STATE.load(Ordering::Acquire);
         if state & STATES == ON
             && SENDER.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -305,11 +308,11 @@ fn send_on(fd: c_int, mut message: Message, file: Option<c_int>) -> Result<(), E
     // The kernel's struct msghdr: name, its length, data, their number, control data, their length, flags.
     let header = [0, 0, (&raw mut data) as usize, 1, control_at, control_length, 0];
     let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
-    // SAFETY: all that `header` points to lives over the call, and has the lengths that it says.
+    // SAFETY: all that `header` points to lives for the call, and has the lengths that it says.
     unsafe { sys::call(libc::SYS_sendmsg, [fd as usize, header.as_ptr() as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
-/// Takes the next message; blocks while there is none.
+/// Receives the next message; blocks until there is one.
 #[allow(unsafe_code, reason = "a system call")]
 pub(super) fn receive(fd: c_int) -> Received {
     let mut message = Message::default();
@@ -319,14 +322,14 @@ pub(super) fn receive(fd: c_int) -> Received {
     let mut header =
         [0, 0, (&raw mut data) as usize, 1, (&raw mut control) as usize, size_of::<Control>(), 0];
     let flags = libc::MSG_CMSG_CLOEXEC as usize;
-    // SAFETY: all that `header` points to lives over the call, and has room for the lengths that it says; all bits are valid in it.
+    // SAFETY: all that `header` points to lives for the call, and has room for the lengths that it says; all bits are valid in it.
     let got =
         unsafe { sys::call(libc::SYS_recvmsg, [fd as usize, header.as_mut_ptr() as usize, flags, 0, 0, 0]) };
     let named = (control.length >= CONTROL_LENGTH
         && control.level == libc::SOL_SOCKET
         && control.kind == libc::SCM_RIGHTS)
         .then_some(control.fd);
-    // Opened here, in a table that owns no record lock which closing it could end.
+    // Opened here: this descriptor table owns no record lock that closing the file could release.
     let file = named.and_then(|named| {
         let file = sys::reopen(named);
         sys::close(named);
@@ -349,17 +352,17 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
     let counted = |index: u32| COUNTED.get(index as usize).copied().unwrap_or(Count::StreamReleased);
     let count = counted(message.count);
     let place = FileHash::from_number(message.place);
-    let job = match message.kind {
-        CLOSED => Job::AfterClose { range, release, count },
-        RELEASE => Job::Release { range, count },
-        LATER => Job::Later { range, count },
-        DROP => Job::Drop { range, count, number: message.number },
+    let request = match message.kind {
+        CLOSED => HelperRequest::AfterClose { range, release, count },
+        RELEASE => HelperRequest::Release { range, count },
+        LATER => HelperRequest::DropLater { range, count },
+        DROP => HelperRequest::Drop { range, count, number: message.number },
         WATCH => {
             let (flags, used, kept) = (message.flags, counted(message.number), message.kept.checked_sub(1));
-            Job::Watch { flags, release, count, used, kept }
+            HelperRequest::Watch { flags, release, count, used, kept }
         }
-        KEEP => Job::Keep { entry: message.kept.wrapping_sub(1) },
-        AHEAD => Job::Ahead { index: message.number },
+        KEEP => HelperRequest::Keep { entry: message.kept.wrapping_sub(1) },
+        AHEAD => HelperRequest::ReadAhead { index: message.number },
         DRAIN => return Received::Drain,
         CHECK => return Received::Check,
         FINISH => return Received::Finish,
@@ -367,41 +370,50 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         _ => return Received::Nothing,
     };
     if let Some(file) = file {
-        Received::Job(OfFile { job, file, fd: message.fd, size: message.start, position: message.end, place })
+        Received::Request(FileRequest {
+            request,
+            file,
+            fd: message.fd,
+            size: message.start,
+            position: message.end,
+            place,
+        })
     } else {
-        // No room for a descriptor in the helper's table, or no right to open the file anew.
+        // The helper's table has no room for a descriptor, or the process may not open the file anew.
         process::count(Count::Failures, 1);
         place.give_back();
-        match job {
-            Job::Drop { number, .. } => super::saw_to(number, false),
-            Job::Ahead { index } => super::ahead::was_refused(index),
-            Job::Watch { kept, .. } => {
+        match request {
+            HelperRequest::Drop { number, .. } => super::saw_to(number, false),
+            HelperRequest::ReadAhead { index } => super::ahead::was_refused(index),
+            HelperRequest::Watch { kept, .. } => {
                 super::closings::was_refused(message.fd);
                 drop(kept.and_then(Temporary::from_number));
             }
-            Job::Keep { entry } => drop(Temporary::from_number(entry)),
-            Job::AfterClose { .. } | Job::Release { .. } | Job::Later { .. } => {}
+            HelperRequest::Keep { entry } => drop(Temporary::from_number(entry)),
+            HelperRequest::AfterClose { .. }
+            | HelperRequest::Release { .. }
+            | HelperRequest::DropLater { .. } => {}
         }
         Received::Nothing
     }
 }
 
-/// Sends the order to end.
+/// Tells the helper to end.
 pub(super) fn send_leave() -> bool {
     send(Message { kind: LEAVE, ..Message::default() }, None)
 }
 
-/// Has the helper see to closed files now.
+/// Tells the helper to finish the work on closed files now.
 pub(super) fn send_finish() -> bool {
     send(Message { kind: FINISH, ..Message::default() }, None)
 }
 
-/// Has the helper check whether it is to let go of a file.
+/// Tells the helper to check for files to let go of.
 pub(super) fn send_check() -> bool {
     send(Message { kind: CHECK, ..Message::default() }, None)
 }
 
-/// Has all be done, and waits for it.
+/// Tells the helper to finish all work, and waits for that.
 pub(super) fn drain() {
     let end = sys::now().saturating_add(DRAIN_MAX);
     AWAITED.store(true, Ordering::Release);
@@ -409,13 +421,13 @@ pub(super) fn drain() {
     let target = SENT.load(Ordering::Acquire);
     loop {
         let done = DONE.load(Ordering::Acquire);
-        // Both wrap: behind, if the difference is small.
+        // Both counters wrap: the helper is behind if the difference is small.
         let left = target.wrapping_sub(done);
         let now = sys::now();
         if left == 0 || left > u32::MAX / 2 || now >= end || super::ours().is_none() {
             break;
         }
-        // Where there was no room, there is some once a job is done.
+        // A full queue has room again once the helper has done a request.
         let wait = if asked { end - now } else { 1_000_000 };
         sys::futex_wait(&DONE, done, wait);
         if !asked {

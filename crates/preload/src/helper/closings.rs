@@ -1,9 +1,9 @@
-//! Where the program was in files that are read or written by calls that are not seen, as it closed them.
+//! The file offsets at which the program closed files that it reads or writes by calls we do not hook.
 //!
-//! A watch ([`super::watch`]) knows that of a file that is open from /proc, and of one that was closed from here. It is noted from the moment that a
-//! watch is asked for: on a busy machine the program may be done with a file before the helper has begun.
+//! A watch ([`super::watch`]) reads the offset of an open file from /proc, and that of a closed file from here. Offsets are noted from the
+//! moment that a watch is requested: on a busy machine the program may close a file before the helper has begun to watch it.
 //!
-//! Invariants: the program notes, the helper takes; a place that is expected is given up once its watch begins, or does not come.
+//! Invariants: the program notes, the helper takes. A place in `EXPECTED` is given up once its watch begins or fails to begin.
 
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
@@ -13,11 +13,11 @@ use super::FileHash;
 use super::watch::WATCHES;
 use crate::sys;
 
-/// By watch.
+/// The closed files, by watch.
 pub(super) static CLOSED: [Closed; WATCHES] =
     [const { Closed { fd: AtomicI32::new(-1), position: AtomicU64::new(0) } }; WATCHES];
 
-/// The same of files whose watch was asked for and has not begun: on a busy machine the program may be done with one by then.
+/// The closed files whose watch was requested and has not begun.
 static EXPECTED: [Expected; WATCHES] = [const {
     Expected {
         closed: Closed { fd: AtomicI32::new(-1), position: AtomicU64::new(0) },
@@ -25,18 +25,18 @@ static EXPECTED: [Expected; WATCHES] = [const {
     }
 }; WATCHES];
 
-/// Of one file: the program's descriptor, and one more than the position; 0 while it is open.
+/// The closing of one file: the program's descriptor, and the offset plus one; 0 while the file is open.
 pub(super) struct Closed {
     fd: AtomicI32,
     position: AtomicU64,
 }
 
 impl Closed {
-    /// The watch begins: what was noted since it was asked for is known here from now on.
+    /// Begins the watch: takes over the offset noted since the request.
     pub(super) fn begin(&self, fd: c_int, inode: u64) {
         self.position.store(0, Ordering::Relaxed);
         self.fd.store(fd, Ordering::Release);
-        // Who closes it notes it in the one place or sees the other.
+        // The closing thread notes the offset in the place of `EXPECTED`, or sees the descriptor here.
         fence(Ordering::SeqCst);
         for place in EXPECTED.iter().filter(|place| place.is_of(fd, inode)) {
             self.take(place.closed.position.load(Ordering::Acquire));
@@ -44,38 +44,38 @@ impl Closed {
         }
     }
 
-    /// The watch ends.
+    /// Ends the watch.
     pub(super) fn end(&self) {
         self.fd.store(-1, Ordering::Relaxed);
     }
 
-    /// Notes where the program was as it closes it.
+    /// Notes the offset as the program closes the file.
     fn note(&self, fd: c_int) {
         if let Ok(position) = sys::position(fd) {
             self.take(position.saturating_add(1));
         }
     }
 
-    /// One more than a position; 0 changes nothing.
+    /// Stores the offset plus one; 0 changes nothing.
     fn take(&self, closed_at: u64) {
-        // One that has the same number may have been closed before.
+        // Keeps the first: another file with the same number may be closed later.
         let _ = self.position.compare_exchange(0, closed_at, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Where the program was as it closed it.
+    /// Returns the offset at which the program closed the file.
     pub(super) fn at(&self) -> Option<u64> {
         self.position.load(Ordering::Acquire).checked_sub(1)
     }
 }
 
-/// A descriptor and its file. The inode is no part of what decides who has the place: it tells two files apart that had one
-/// number after each other.
+/// A descriptor and its file. The inode does not decide who owns the place; it distinguishes two files that had the same descriptor number
+/// one after the other.
 struct Expected {
     closed: Closed,
     inode: AtomicU64,
 }
 
-/// The number of a place that is being taken.
+/// The descriptor number of a place that is being filled in.
 const TAKEN: c_int = -2;
 
 impl Expected {
@@ -88,7 +88,8 @@ impl Expected {
     }
 }
 
-/// The watch of a file is about to be asked for: from here on its closing is noted. Without a place it is as the watch begins.
+/// Announces that a watch of the file is about to be requested: its closing is noted from here on. Without a free place, it is noted once
+/// the watch begins.
 pub fn expect(fd: c_int, inode: u64) {
     let free = |place: &&Expected| {
         place.closed.fd.compare_exchange(-1, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -100,13 +101,13 @@ pub fn expect(fd: c_int, inode: u64) {
     }
 }
 
-/// It will not be watched.
+/// Takes the announcement back: the file will not be watched.
 pub fn expect_no_more(fd: c_int, inode: u64) {
     EXPECTED.iter().filter(|place| place.is_of(fd, inode)).for_each(Expected::give_up);
 }
 
-/// A file of this descriptor could not be opened anew: which one of those that had its number is not known any more, so the first that was
-/// closed.
+/// Gives up the place of a file that could not be opened anew. The descriptor alone does not say which of several files it was, so this
+/// takes the first that was closed.
 pub(super) fn was_refused(fd: c_int) {
     let is_of = |place: &&Expected| place.closed.fd.load(Ordering::Acquire) == fd;
     let closed = EXPECTED.iter().filter(is_of).find(|place| place.closed.at().is_some());
@@ -115,20 +116,20 @@ pub(super) fn was_refused(fd: c_int) {
     }
 }
 
-/// In a child of fork nothing is asked for any more.
+/// Gives up all places in a child of fork, where no watch is requested any more.
 pub(super) fn after_fork() {
-    // What is not written to stays shared with the parent.
+    // Writing only where needed keeps the memory shared with the parent.
     EXPECTED.iter().filter(|place| place.closed.fd.load(Ordering::Relaxed) != -1).for_each(Expected::give_up);
 }
 
-/// The program is about to close a file that is watched, perhaps.
+/// Notes the closing of a file, which may be watched.
 pub fn closing(fd: c_int) {
     let is_of = |closed: &&Closed| closed.fd.load(Ordering::Acquire) == fd;
     EXPECTED.iter().map(|place| &place.closed).filter(is_of).for_each(|closed| closed.note(fd));
     fence(Ordering::SeqCst);
     for closed in CLOSED.iter().filter(is_of) {
         closed.note(fd);
-        // Its room is free as it is closed.
+        // A file without a name frees its disk space when the program closes it.
         if let Ok(stat) = sys::fstat(fd)
             && stat.st_nlink == 0
         {

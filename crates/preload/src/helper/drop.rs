@@ -1,7 +1,8 @@
-//! How pages are written and dropped: by counts where cachestat(2) has them, or by dropping until they are gone.
+//! Writes and drops pages. Uses cachestat(2) counts where they exist; elsewhere it drops pages until they are gone.
 //!
-//! Invariant: nothing here takes a write error. A waiting `sync_file_range(2)` would, and whoever opens and syncs the file next would not
-//! get it; waiting as `FIEMAP` does would clear what FUSE and NFS report at close(2). So writeback is only begun, and then polled.
+//! Invariant: nothing here takes a write error. A waiting `sync_file_range(2)` would, and the next process that opens and syncs the file
+//! would not get it. Waiting as `FIEMAP` does would clear the errors that FUSE and NFS report at close(2). So writeback is only started,
+//! and then polled.
 
 use core::ops::Range;
 
@@ -15,19 +16,19 @@ use crate::residency::{PAGES, resident, resident_pages, sees_pages};
 use crate::sys::{self, Errno};
 use crate::writeback::{wait_by_polling, write_in_pieces};
 
-/// Nanoseconds after which pages that stayed are dropped again, once.
+/// Nanoseconds after which pages that stayed are dropped once more.
 const AGAIN: u64 = 5_000_000;
-/// Nanoseconds without a page more gone after which those that are left are given up: somebody has them in hand, or the disk hangs.
+/// Give up after this many nanoseconds without another page gone: somebody uses the rest, or the disk hangs.
 const GIVE_UP: u64 = 1_000_000_000;
-/// The same for what is not a whole window: a large folio that reaches beyond it stays.
+/// The same for a range that is not a whole window, where a large folio that reaches beyond the range stays.
 const GIVE_UP_PART: u64 = 20_000_000;
-/// Nanoseconds between two polls: first, and at most.
+/// Nanoseconds between two polls: at first and at most.
 const POLL: u64 = 50_000;
 const POLL_MAX: u64 = 1_000_000;
 
-/// Begins to write the range, whose pages go then (`release`), or stay. Where counts are of another file (overlayfs), so is what
-/// `sync_file_range(2)` writes: there it is begun by the advice to drop, which reaches the file below, and drops nothing that is not
-/// written. What is to stay is left to the kernel.
+/// Starts to write the range, whose pages then go (`release`) or stay. On overlayfs, counts and `sync_file_range(2)` are of another file.
+/// There, the advice to drop pages starts the writeback, because it reaches the lower file and drops only pages that are written. Pages
+/// that are to stay are left to the kernel.
 pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: bool) -> Result<(), Errno> {
     if has_counts {
         sys::sync_file_range(file, range.clone(), libc::SYNC_FILE_RANGE_WRITE)
@@ -38,8 +39,8 @@ pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: 
     }
 }
 
-/// Has the range be written in pieces, as its disk takes them, and drops its pages: how many bytes of it went. As soon as `is_lost` says
-/// that nobody needs that, it ends.
+/// Writes the range in pieces at its disk's pace, drops its pages, and returns how many bytes went. Ends early once `is_lost` says that
+/// nobody needs it.
 pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64 {
     if is_lost() {
         return 0;
@@ -56,7 +57,8 @@ pub(crate) fn write_and_drop(file: c_int, range: Range<u64>, is_lost: &dyn Fn() 
     drop_twice(file, range, is_lost)
 }
 
-/// The same at once, for a program that waits for it before it goes on with its own file, whose pages are counted.
+/// Writes the range at once, drops its pages, and returns how many bytes went. For a program that waits for this before it goes on with its
+/// own file, whose pages are counted.
 pub(crate) fn write_now_and_drop(file: c_int, range: Range<u64>) -> u64 {
     if begin(file, &range, true, true).is_err() {
         process::count(Count::Failures, 1);
@@ -66,7 +68,7 @@ pub(crate) fn write_now_and_drop(file: c_int, range: Range<u64>) -> u64 {
     drop_twice(file, range, &|| false)
 }
 
-/// Drops the pages of a range that is written, twice if some stay.
+/// Drops the pages of a range that is written, and once more if some stay.
 fn drop_twice(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64 {
     if is_lost() {
         return 0;
@@ -75,12 +77,12 @@ fn drop_twice(file: c_int, range: Range<u64>, is_lost: &dyn Fn() -> bool) -> u64
     if sys::cachestat(file, range.clone()).map_or(0, |seen| seen.cached) == 0 {
         return dropped;
     }
-    // Pages that somebody just had in hand; those that are mapped stay.
+    // Somebody had the pages in use just now. Mapped pages stay.
     sys::sleep(AGAIN);
     dropped.saturating_add(drop_written(file, range))
 }
 
-/// Drops the pages of a range that is written, and says how many bytes of it went; none where that can't be seen.
+/// Drops the pages of a range that is written, and returns how many bytes went; 0 where that cannot be seen.
 pub(crate) fn drop_written(file: c_int, range: Range<u64>) -> u64 {
     let before = resident(file, &range);
     if sys::drop_pages(file, range.clone()).is_err() {
@@ -93,7 +95,7 @@ pub(crate) fn drop_written(file: c_int, range: Range<u64>) -> u64 {
     }
 }
 
-/// The first window of a range that has a resident page, as counts show it; its end if there is none.
+/// Returns the start of the first window of a range that has a resident page by the counts; the range's end if there is none.
 pub(super) fn first_resident(file: c_int, range: Range<u64>) -> u64 {
     let mut at = range.start;
     while at < range.end && sys::cachestat(file, at..at + WINDOW).is_ok_and(|seen| seen.cached == 0) {
@@ -102,25 +104,26 @@ pub(super) fn first_resident(file: c_int, range: Range<u64>) -> u64 {
     at
 }
 
-/// What went.
-pub(super) struct Went {
-    /// Bytes, as far as they were seen.
+/// The result of dropping a range.
+pub(super) struct DropResult {
+    /// Bytes seen to go.
     pub(super) bytes: u64,
     /// Whether all pages of the range's whole windows were seen to go.
     pub(super) all: bool,
 }
 
-/// Drops the pages of a range until all of them are gone, window by window: one that is not written yet stays, is begun to be written
-/// by that advice, and goes the next time. So it is seen, without counts, that the range is written. As long as pages go.
-pub(super) fn drop_as_written(file: c_int, range: &Range<u64>, is_lost: &dyn Fn() -> bool) -> Went {
+/// Drops the pages of a range, window by window, until all are gone or no more go. The advice leaves a dirty page, starts to write it, and
+/// drops it the next time: so a window without pages is written, and no counts are needed to see that.
+pub(super) fn drop_as_written(file: c_int, range: &Range<u64>, is_lost: &dyn Fn() -> bool) -> DropResult {
     let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
     let page = sys::page_size();
     if is_in_memory(file) || !sees_pages(file, size) {
         let _ = sys::drop_pages(file, range.clone());
-        return Went { bytes: 0, all: false };
+        return DropResult { bytes: 0, all: false };
     }
-    let mut went = Went { bytes: 0, all: true };
-    // Whole pages, as many in one go as the largest folio has: of one in part, the rest is somebody else's. The last of the file is whole.
+    let mut went = DropResult { bytes: 0, all: true };
+    // Whole pages, as many at a time as the largest folio has: the rest of a partial page belongs to somebody else. The file's last page
+    // counts as whole.
     let end = if range.end >= size { up(size, page) } else { down(range.end, page) };
     let length = PAGES as u64 * page;
     let mut start = up(range.start, page);
@@ -134,17 +137,17 @@ pub(super) fn drop_as_written(file: c_int, range: &Range<u64>, is_lost: &dyn Fn(
     went
 }
 
-/// The multiple of `unit`, a power of two, at or before `at`.
+/// Rounds `at` down to a multiple of `unit`, a power of two.
 fn down(at: u64, unit: u64) -> u64 {
     at & !unit.wrapping_sub(1)
 }
 
-/// The same, at or behind it.
+/// Rounds `at` up to a multiple of `unit`, a power of two.
 fn up(at: u64, unit: u64) -> u64 {
     down(at.saturating_add(unit.wrapping_sub(1)), unit)
 }
 
-/// Whether all of a window went.
+/// Drops a window; returns whether all of it went.
 fn drop_window(
     file: c_int,
     window: Range<u64>,
@@ -166,7 +169,7 @@ fn drop_window(
         stay = resident().unwrap_or(0);
         if stay < least {
             *went = went.saturating_add(least - stay);
-            // What somebody else brings in again is no reason to go on.
+            // Pages that somebody else brings in again are no reason to go on.
             (least, since) = (stay, now);
         } else if now.saturating_sub(since) > give_up || is_lost() {
             return false;
@@ -179,7 +182,7 @@ fn drop_window(
     true
 }
 
-/// Whether the file has no place but memory (tmpfs, ramfs): its pages never go.
+/// Whether the file is only in memory (tmpfs, ramfs): its pages never go.
 fn is_in_memory(file: c_int) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const RAMFS: u64 = 0x8584_58f6;

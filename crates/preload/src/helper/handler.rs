@@ -1,11 +1,11 @@
-//! Whether a signal handler is running on the calling thread. A handler may open files, but the code that it interrupted may hold the C
-//! library's allocator, which creating a thread needs.
+//! Detects whether a signal handler is running on the calling thread. A handler may open files, but the code that it interrupted may hold
+//! the C library's allocator, which creating a thread needs.
 //!
-//! Neither the mask of blocked signals shows it (`SA_NODEFER` blocks none, and servers block some all the time) nor the installed
-//! handlers (`SA_RESETHAND` removes one first). The frame that the kernel puts on the stack, to which the handler returns, does. Frames of
-//! earlier handlers stay below, in stack space that calls leave unused: then a handler is found that has ended.
+//! Neither the mask of blocked signals shows it (`SA_NODEFER` blocks none, and servers block some all the time) nor the installed handlers
+//! (`SA_RESETHAND` removes one first). The frame that the kernel puts on the stack, to which the handler returns, does. Frames of earlier
+//! handlers remain below, in stack space that calls leave unused, so an ended handler may be found.
 //!
-//! How it fails: what can't be read, and a handler that has ended, count as one that runs: that call makes no helper.
+//! How it fails: unreadable memory and an ended handler count as a running handler: that call creates no helper.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -13,13 +13,13 @@ use core::mem::size_of;
 
 use crate::{introspection, sys};
 
-/// Bytes of the stack that are searched: a handler's own calls, between its frame and here, take far less.
+/// Bytes of the stack that are searched. A handler's own calls, between its frame and here, take far less.
 const REACH: usize = 256 << 10;
-/// Words that are read together. No such part crosses a page.
+/// Words read together. No such part crosses a page.
 const WORDS: usize = 64;
 const WORD: usize = size_of::<usize>();
 
-/// Whether a handler may be under way.
+/// Whether a signal handler may be running.
 pub(super) fn may_be_under_way() -> bool {
     let Some(marks) = Marks::of_this_process() else { return true };
     if marks.are_none() {
@@ -31,7 +31,7 @@ pub(super) fn may_be_under_way() -> bool {
         let count = WORDS - at / WORD % WORDS;
         // SAFETY: all bits are valid for numbers.
         let Some(words) = (unsafe { introspection::peek::<usize, WORDS>(at, count) }) else {
-            // The stack's end; unless nothing can be read.
+            // The stack's end, unless nothing can be read.
             return at == start;
         };
         let places = (at..).step_by(WORD);
@@ -43,9 +43,9 @@ pub(super) fn may_be_under_way() -> bool {
     false
 }
 
-/// What a frame is known by: it begins with the address that its handler returns to, which the C library gave the kernel with the
-/// handler (`sa_restorer`); has flags of the kernel's and a code segment of programs; and a pointer to the state of the floating
-/// point unit, which lies just above it. (A copy of that address alone is on the stack of who asks for a handler.)
+/// The marks of a signal frame. It begins with the return address of its handler, which the C library gave the kernel with the handler
+/// (`sa_restorer`). It has the kernel's flags, a code segment of user programs, and a pointer to the floating point unit's state, which
+/// lies just above it. The return address alone is no proof: code that installs a handler has a copy of it on its stack.
 #[cfg(target_arch = "x86_64")]
 struct Marks {
     restorers: [usize; Marks::KINDS],
@@ -53,30 +53,31 @@ struct Marks {
 
 #[cfg(target_arch = "x86_64")]
 impl Marks {
-    /// Restorers that are distinguished: each C library has one.
+    /// Distinct restorers; each C library has one.
     const KINDS: usize = 4;
-    /// Where in the frame (`struct rt_sigframe`) the flags (`uc_flags`), the segments and the pointer lie, in words.
+    /// The indices, in words, of the flags (`uc_flags`), the segments and the pointer in the frame (`struct rt_sigframe`).
     const FLAGS: usize = 1;
     const SEGMENTS: usize = 24;
     const STATE: usize = 29;
-    /// Words up to the pointer.
+    /// Words up to and including the pointer.
     const HEAD: usize = Self::STATE + 1;
-    /// The flags that there are (`arch/x86/include/uapi/asm/ucontext.h`): one at least is set in such a program.
+    /// The possible values of the flags (`arch/x86/include/uapi/asm/ucontext.h`): a 64-bit program's frame has at least one set.
     const ANY_FLAG: core::ops::RangeInclusive<usize> = 1..=7;
-    /// The privilege level of programs, in their code segment's selector: which one that is differs under Xen.
+    /// The privilege level of user programs in the code segment's selector. The rest of the selector differs under Xen.
     const LEVEL: usize = 3;
-    /// Bytes from the frame's begin to the state: the frame has 440, and both are aligned.
+    /// Bytes from the frame's start to the state: the frame has 440, and both are aligned.
     const BETWEEN: core::ops::RangeInclusive<usize> = 440..=520;
     const ALIGNED: usize = 64;
 
-    /// `None` if they can't be known.
+    /// Returns the marks of this process; `None` if they cannot be determined.
     fn of_this_process() -> Option<Self> {
         /// Bytes of the kernel's set of signals.
         const SET: usize = size_of::<u64>();
         const RESTORER: usize = 0x0400_0000;
         let mut restorers = [0; Self::KINDS];
         for signal in 1..=64 {
-            // The kernel's `struct sigaction`: handler, flags, restorer, mask. A handler that is gone, or was for one time, leaves them.
+            // The kernel's `struct sigaction`: handler, flags, restorer, mask. The restorer remains after a handler was removed, or reset
+            // after one signal.
             let mut action = [0_usize; 4];
             let args = [signal, 0, action.as_mut_ptr() as usize, SET, 0, 0];
             // SAFETY: nothing is changed; `action` has room for what is written.
@@ -110,7 +111,7 @@ impl Marks {
     }
 }
 
-/// What a frame is known by: the head of the floating point unit's state (`struct fpsimd_context`), its magic number and its size.
+/// The mark of a signal frame: the head of the floating point unit's state (`struct fpsimd_context`), its magic number and its size.
 #[cfg(target_arch = "aarch64")]
 struct Marks;
 

@@ -1,20 +1,20 @@
-//! Temporary files that were closed, and are kept until they have no name left: [`crate::temporary`].
+//! Closed temporary files that are kept until they have no name left: [`crate::temporary`].
 //!
-//! Invariants: while there are none there is no timer; a file that is released was written by this process alone, and is released one at
-//! a time, so that a job is not kept waiting by all of them; each entry is given up once its file is closed.
+//! Invariants: without such files there is no timer. A file that is released was written by this process alone. Files are released one at a
+//! time, so that a request does not wait for all of them. Each entry is given up once its file is closed.
 
 use libc::c_int;
 
 use super::drop::{begin, write_and_drop};
-use super::held;
+use super::helper_files;
 use crate::counters::Count;
 use crate::temporary::{self, FILES, KEEP_MAX, Temporary};
-use crate::{noted, process, sys};
+use crate::{process, sys, tracked_files};
 
-/// Nanoseconds between two checks whether others took the names away.
+/// Nanoseconds between two checks whether other processes removed the names.
 const CHECK: u64 = 1_000_000_000;
 
-/// One of them.
+/// A kept file.
 struct KeptFile {
     file: c_int,
     entry: Temporary,
@@ -23,12 +23,12 @@ struct KeptFile {
 
 impl KeptFile {
     fn is_lost(&self) -> bool {
-        self.entry.is_lost() || held::has_no_name(self.file)
+        self.entry.is_lost() || helper_files::has_no_name(self.file)
     }
 
-    /// Whether it is to be let go of: it is lost, or nothing is to be held any more.
+    /// Whether to let go of it: it is lost, or the helper must let go of all files.
     fn is_over(&self) -> bool {
-        held::is_nothing_wanted() || self.is_lost()
+        helper_files::is_nothing_wanted() || self.is_lost()
     }
 
     fn close(self, went: bool) {
@@ -36,11 +36,11 @@ impl KeptFile {
             self.entry.went();
         }
         sys::close(self.file);
-        held::give_back_one();
+        helper_files::give_back_one();
         drop(self.entry);
     }
 
-    /// Closes it as it is.
+    /// Closes it and leaves its pages.
     fn let_go(self) {
         let went = self.is_lost();
         self.close(went);
@@ -49,12 +49,12 @@ impl KeptFile {
     fn release(self) {
         let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_over());
         process::count(Count::StreamReleased, released);
-        noted::released(self.file);
+        tracked_files::released(self.file);
         self.let_go();
     }
 }
 
-/// All of them.
+/// All kept files.
 pub(super) struct Kept {
     files: [Option<KeptFile>; FILES],
     count: usize,
@@ -64,19 +64,19 @@ pub(super) struct Kept {
 impl Kept {
     pub(super) const NONE: Self = Self { files: [const { None }; FILES], count: 0, check_at: 0 };
 
-    /// Nanoseconds until the next check.
+    /// Returns the nanoseconds until the next check.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
         let wait = if temporary::are_results() { 0 } else { self.check_at.saturating_sub(now) };
         (self.count > 0).then_some(wait)
     }
 
-    /// Takes a file that was closed.
+    /// Adds a file that was closed.
     pub(super) fn add(&mut self, file: c_int, entry: Temporary) {
         let now = sys::now();
         if self.count == 0 {
             self.check_at = now.saturating_add(CHECK);
         }
-        held::take_one();
+        helper_files::take_one();
         entry.close();
         let kept = KeptFile { file, entry, since: now };
         match self.files.iter_mut().find(|place| place.is_none()) {
@@ -84,24 +84,24 @@ impl Kept {
                 *place = Some(kept);
                 self.count += 1;
             }
-            // There is a place for each entry.
+            // Does not happen: there is a place for each entry.
             None => kept.release(),
         }
     }
 
-    /// Lets go of those that are lost, or of all.
+    /// Lets go of the files that are lost, or of all.
     pub(super) fn let_go(&mut self) {
         if self.count > 0 {
             self.taken(KeptFile::is_over).for_each(KeptFile::let_go);
         }
     }
 
-    /// Lets go of one.
+    /// Lets go of one file.
     pub(super) fn let_go_of(&mut self, file: c_int) {
         self.taken(|kept| kept.file == file).for_each(KeptFile::let_go);
     }
 
-    /// Does what is due.
+    /// Does the work that is due.
     pub(super) fn go_on(&mut self) {
         let now = sys::now();
         if temporary::are_results() {
@@ -110,29 +110,29 @@ impl Kept {
             self.check_at = now.saturating_add(CHECK);
             self.let_go();
             // Another process gave it a second name.
-            let result = self.taken(|kept| held::has_names(kept.file)).next();
+            let result = self.taken(|kept| helper_files::has_names(kept.file)).next();
             result.into_iter().for_each(KeptFile::release);
             self.release_one(now.saturating_sub(KEEP_MAX));
         }
     }
 
-    /// Releases all.
+    /// Releases all files.
     pub(super) fn finish(&mut self) {
         self.let_go();
-        // All of it is on its way before any of it is waited for.
+        // Starts to write all of them before it waits for any.
         for kept in self.files.iter().flatten() {
             let _ = begin(kept.file, &(0..u64::MAX), true, true);
         }
         while self.release_one(u64::MAX) {}
     }
 
-    /// Releases one that was closed by then.
+    /// Releases one file that was closed at or before `by`; returns whether there was one.
     fn release_one(&mut self, by: u64) -> bool {
         let kept = self.taken(|kept| kept.since <= by).next();
         kept.map(KeptFile::release).is_some()
     }
 
-    /// Takes out those that are so, as they are asked for.
+    /// Returns an iterator that removes the files for which `is_so` holds.
     fn taken(&mut self, is_so: impl Fn(&KeptFile) -> bool) -> impl Iterator<Item = KeptFile> {
         let Self { files, count, .. } = self;
         files.iter_mut().filter_map(move |place| {

@@ -1,29 +1,29 @@
-//! Pages that stayed as their file was closed, since a socket's or a pipe's queue holds them: tried again until they went.
+//! Retries pages that stayed when their file was closed because the queue of a socket or pipe holds them.
 //!
-//! Invariants: while there are none there is no timer; what does not go is tried ever more rarely, and given up after [`GIVE_UP`] without
-//! a page more gone. What there is no room for stays: the report shows it.
+//! Invariants: without such pages there is no timer. Retries back off, and end after [`GIVE_UP`] without another page gone. If there is no
+//! free place, pages stay; the report shows that.
 
 use core::ops::Range;
 
 use libc::c_int;
 
 use super::drop_written;
-use super::held::{FileHash, is_lost};
+use super::helper_files::{FileHash, is_lost};
 use crate::counters::Count;
 use crate::residency::resident;
-use crate::{noted, process, sys};
+use crate::{process, sys, tracked_files};
 
 /// Ranges at a time.
 const RANGES: usize = 128;
-/// Nanoseconds between two attempts: first, and at most.
+/// Nanoseconds between two retries: at first and at most.
 const SOON: u64 = 5_000_000;
 const LATE: u64 = 1_000_000_000;
-/// Nanoseconds without a page more gone after which the rest is left.
+/// Give up after this many nanoseconds without another page gone.
 const GIVE_UP: u64 = 120_000_000_000;
 
-/// A range of a file of which `file` is our own descriptor; -1: none.
+/// A range of a file. `file` is the helper's own descriptor; -1 if there is none.
 #[derive(Clone, Copy)]
-struct Waiting {
+struct DeferredDrop {
     file: c_int,
     start: u64,
     end: u64,
@@ -34,7 +34,7 @@ struct Waiting {
     went_at: u64,
 }
 
-impl Waiting {
+impl DeferredDrop {
     const NONE: Self = Self {
         file: -1,
         start: 0,
@@ -46,7 +46,7 @@ impl Waiting {
         went_at: 0,
     };
 
-    /// Tries: whether there is nothing more to be done.
+    /// Drops the pages once; returns whether nothing more is to be done.
     fn is_done(&mut self, now: u64) -> bool {
         if is_lost(self.file, self.place) {
             return true;
@@ -63,30 +63,30 @@ impl Waiting {
     }
 
     fn close(&mut self) {
-        noted::released(self.file);
+        tracked_files::released(self.file);
         sys::close(self.file);
         self.place.give_back();
         *self = Self::NONE;
     }
 }
 
-/// All of them.
-pub(super) struct Later([Waiting; RANGES]);
+/// All ranges.
+pub(super) struct DeferredDrops([DeferredDrop; RANGES]);
 
-impl Later {
-    pub(super) const NONE: Self = Self([Waiting::NONE; RANGES]);
+impl DeferredDrops {
+    pub(super) const NONE: Self = Self([DeferredDrop::NONE; RANGES]);
 
-    fn each(&mut self) -> impl Iterator<Item = &mut Waiting> {
+    fn each(&mut self) -> impl Iterator<Item = &mut DeferredDrop> {
         self.0.iter_mut().filter(|waiting| waiting.file >= 0)
     }
 
-    /// Nanoseconds until the next attempt.
+    /// Returns the nanoseconds until the next retry.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
         let waiting = self.0.iter().filter(|waiting| waiting.file >= 0);
         waiting.map(|waiting| waiting.due.saturating_sub(now)).min()
     }
 
-    /// Takes a range of a file.
+    /// Adds a range of a file.
     pub(super) fn add(&mut self, file: c_int, range: Range<u64>, count: Count, place: FileHash) {
         let now = sys::now();
         if self.0.iter().all(|waiting| waiting.file >= 0) {
@@ -97,11 +97,19 @@ impl Later {
             return place.give_back();
         };
         let (due, interval) = (now.saturating_add(SOON), SOON);
-        *free =
-            Waiting { file, start: range.start, end: range.end, count, place, due, interval, went_at: now };
+        *free = DeferredDrop {
+            file,
+            start: range.start,
+            end: range.end,
+            count,
+            place,
+            due,
+            interval,
+            went_at: now,
+        };
     }
 
-    /// Tries those that are due.
+    /// Retries the ranges that are due by `until`.
     pub(super) fn check(&mut self, until: u64) {
         let now = sys::now();
         for waiting in self.each().filter(|waiting| waiting.due <= until) {
@@ -111,8 +119,8 @@ impl Later {
         }
     }
 
-    /// Lets go of those that are lost.
+    /// Lets go of the files that are lost.
     pub(super) fn let_go(&mut self) {
-        self.each().filter(|waiting| is_lost(waiting.file, waiting.place)).for_each(Waiting::close);
+        self.each().filter(|waiting| is_lost(waiting.file, waiting.place)).for_each(DeferredDrop::close);
     }
 }

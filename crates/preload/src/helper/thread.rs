@@ -1,6 +1,6 @@
-//! The helper's loop: jobs as they come, closed files a little later, watched files from time to time.
+//! The helper's loop: does requests as they come, closed files a little later, and watched files from time to time.
 //!
-//! Invariants: nothing is allocated; each descriptor that it received is closed; it ends when nobody can send any more.
+//! Invariants: it allocates nothing; it closes each descriptor that it received; it ends when nobody can send any more.
 
 use core::ops::Range;
 use core::ptr;
@@ -10,28 +10,28 @@ use libc::{c_int, c_void};
 use pagekeeper_policy::pacer::PIECE_MIN;
 
 use super::ahead::Readers;
-use super::channel::{self, OfFile, Received};
+use super::channel::{self, FileRequest, Received};
 use super::drop::{begin, drop_as_written, write_and_drop};
-use super::held::{FileHash, is_lost};
+use super::helper_files::{FileHash, is_lost};
 use super::kept::Kept;
-use super::later::Later;
+use super::later::DeferredDrops;
 use super::watch::{Subject, Watches};
-use super::{Job, LASTING, OWN_TABLE, STARTING, STATE};
+use super::{HelperRequest, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::counters::Count;
 use crate::disks::Share;
 use crate::temporary::Temporary;
 use crate::writeback::{can_count, write_in_pieces};
-use crate::{noted, process, sys};
+use crate::{process, sys, tracked_files};
 
-/// Closed files that are in hand at a time.
+/// Closed files waiting at a time.
 const CLOSED_MAX: usize = 64;
-/// Nanoseconds without a job after which closed files are seen to.
+/// Nanoseconds without a request after which closed files are processed.
 const IDLE: u64 = 20_000_000;
 
-/// Its number to the kernel; 0 until it runs.
+/// The kernel's thread id of the helper; 0 until it runs.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the kernel knows the helper's thread: it may a little longer than the C library.
+/// Whether the kernel knows the helper's thread, which it may for a little longer than the C library.
 #[allow(unsafe_code, reason = "a system call")]
 pub(super) fn is_there() -> bool {
     let number = NUMBER.load(Ordering::Acquire) as usize;
@@ -40,7 +40,7 @@ pub(super) fn is_there() -> bool {
         && unsafe { sys::call(libc::SYS_tgkill, [sys::getpid() as usize, number, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// Stores the number of this thread.
+/// Stores the id of this thread.
 #[allow(unsafe_code, reason = "a system call")]
 fn store_number() {
     // SAFETY: no arguments.
@@ -48,17 +48,17 @@ fn store_number() {
     NUMBER.store(number.map_or(0, |number| number as u32), Ordering::Release);
 }
 
-/// The helper's body: its argument has the receiving end's number, and the state that it is made in.
+/// The helper's body. Its argument has the receiving end's number, and the state in which it is created.
 pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     let argument = argument.addr();
     let (socket, starting) = (argument as u32 as c_int, (argument >> 32) as u32);
     sys::name_thread(c"pagekeeper");
     store_number();
-    // Before the maker goes on: what the program closes then must be closed.
+    // Before the creating thread goes on: a file that the program closes after that must not stay open here.
     let is_apart = take_own_table(socket);
     let next = starting - STARTING + if is_apart { OWN_TABLE } else { super::OFF };
     let is_wanted = STATE.compare_exchange(starting, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    // From here on the maker closes the receiving end in the program's table.
+    // From here on the creating thread closes the receiving end in the program's table.
     sys::futex_wake(&STATE);
     if is_apart {
         if is_wanted {
@@ -69,10 +69,10 @@ pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Gives this thread a table of its own, with nothing in it but the receiving end.
+/// Gives this thread its own descriptor table, which contains only the receiving end.
 fn take_own_table(socket: c_int) -> bool {
     let number = socket as u32;
-    // Linux 5.9. What is above is not even copied: its end would have a network's file system write everything.
+    // Linux 5.9. Descriptors above are not even copied: closing them would make a network file system write everything.
     if sys::close_range(number + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE).is_ok() {
         return number == 0 || sys::close_range(0, number - 1, 0).is_ok();
     }
@@ -85,14 +85,14 @@ fn take_own_table(socket: c_int) -> bool {
     true
 }
 
-/// A file that was closed, which is to be written, and whose pages are to go, unless they are kept.
+/// A closed file that is to be written, and whose pages are then dropped unless they are kept.
 #[derive(Clone, Copy)]
 struct Closed {
     file: c_int,
     start: u64,
     end: u64,
     is_kept: bool,
-    /// Bytes that were begun to be written as it was taken.
+    /// Bytes that were begun to be written as it was added.
     begun: u64,
     count: Count,
     place: FileHash,
@@ -109,7 +109,7 @@ impl Closed {
         place: FileHash::NONE,
     };
 
-    /// Begins to write it, if it is so little that all that was begun so stays within a piece.
+    /// Starts to write it if that and all earlier starts (`begun` bytes) stay within a piece.
     fn begin(&mut self, begun: u64) {
         let range = self.start..self.end;
         let has_counts = sys::has_counts(self.file);
@@ -125,7 +125,7 @@ impl Closed {
         }
     }
 
-    /// Has it be written, and its pages go, and gives it up.
+    /// Writes it, drops its pages unless they are kept, and gives it up.
     fn finish(self) {
         let Self { file, start, end, is_kept, count, place, .. } = self;
         if !is_kept {
@@ -140,7 +140,7 @@ impl Closed {
     }
 }
 
-/// Those in hand, the oldest first.
+/// The waiting closed files, oldest first.
 struct Queue {
     files: [Closed; CLOSED_MAX],
     first: usize,
@@ -176,7 +176,7 @@ impl Queue {
         }
     }
 
-    /// Lets go of those that are lost.
+    /// Lets go of the files that are lost.
     fn let_go(&mut self) {
         let length = core::mem::take(&mut self.length);
         for at in self.first..self.first + length {
@@ -191,17 +191,18 @@ impl Queue {
     }
 }
 
-/// All that the helper has in hand; what is large lies beside it, where it was made.
-struct Hand<'a> {
+/// All files of the helper. The large parts are elsewhere, where they were made.
+struct HelperState<'a> {
     queue: Queue,
     watches: &'a mut Watches,
     readers: &'a mut Readers,
-    later: Later,
+    later: DeferredDrops,
     kept: Kept,
 }
 
-impl Hand<'_> {
-    /// Nanoseconds until something is to be done; `None`: there is nothing. Whether it is of files that are in hand for longer.
+impl HelperState<'_> {
+    /// Returns the nanoseconds until the next work is due (`None` if there is none), and whether files that the helper has for longer are
+    /// among it.
     fn due(&self) -> (Option<u64>, bool) {
         let now = sys::now();
         let idle = (self.queue.length > 0).then_some(IDLE);
@@ -210,7 +211,7 @@ impl Hand<'_> {
         (lasting.into_iter().chain([idle, self.kept.due(now)]).flatten().min(), is_lasting)
     }
 
-    /// Does what is due after a wait.
+    /// Does the work that is due after a wait.
     fn go_on(&mut self, wait: Option<u64>) {
         self.readers.go_on();
         self.later.check(sys::now());
@@ -218,17 +219,17 @@ impl Hand<'_> {
         if wait == Some(0) || self.watches.due(sys::now()) == Some(0) {
             self.watches.check(sys::now(), &mut self.kept);
         }
-        // One at a time: a job that comes meanwhile is not kept waiting by all of them.
+        // One at a time: a request that comes meanwhile does not wait for all of them.
         self.queue.finish_oldest();
     }
 
-    /// Does a job.
-    fn take(&mut self, received: OfFile) {
-        let OfFile { job, file, fd, size, position, place } = received;
-        match job {
+    /// Does a request.
+    fn take(&mut self, received: FileRequest) {
+        let FileRequest { request, file, fd, size, position, place } = received;
+        match request {
             // These are done once their file is given up.
-            Job::AfterClose { .. } if is_lost(file, place) => return give_up(file, place),
-            Job::AfterClose { range, release, count } => {
+            HelperRequest::AfterClose { .. } if is_lost(file, place) => return give_up(file, place),
+            HelperRequest::AfterClose { range, release, count } => {
                 let Range { start, end } = range;
                 return self.queue.push(Closed {
                     file,
@@ -240,21 +241,21 @@ impl Hand<'_> {
                     place,
                 });
             }
-            Job::Release { range, count } => return release(file, range, count, place),
-            Job::Drop { range, count, number } => {
-                // Its writer waits, who needs it with a name or without.
+            HelperRequest::Release { range, count } => return release(file, range, count, place),
+            HelperRequest::Drop { range, count, number } => {
+                // Its writer waits, and needs this whether the file has a name or not.
                 let went = drop_as_written(file, &range, &|| place.is_unwanted());
                 process::count(count, went.bytes);
                 super::saw_to(number, went.all);
                 return give_up(file, place);
             }
-            Job::Watch { flags, release, count, used, kept } => {
+            HelperRequest::Watch { flags, release, count, used, kept } => {
                 let subject = Subject { file, fd, flags, size, position, release, count, used, place };
                 let entry = kept.and_then(Temporary::from_number);
                 self.watches.add(subject, entry, sys::now(), &mut self.kept);
             }
-            // Who removes it waits until it is given back; from when it is kept on, by its entry.
-            Job::Keep { entry } => match Temporary::from_number(entry) {
+            // A thread that removes the file waits until the request is given back. Once the file is kept, it waits on the file's entry.
+            HelperRequest::Keep { entry } => match Temporary::from_number(entry) {
                 Some(entry) if !is_lost(file, place) => {
                     self.kept.add(file, entry);
                     if place.is_unwanted() {
@@ -268,13 +269,13 @@ impl Hand<'_> {
                     place.give_back();
                 }
             },
-            Job::Later { range, count } => self.later.add(file, range, count, place),
-            Job::Ahead { index } => self.readers.add(index, file, place),
+            HelperRequest::DropLater { range, count } => self.later.add(file, range, count, place),
+            HelperRequest::ReadAhead { index } => self.readers.add(index, file, place),
         }
         super::done();
     }
 
-    /// Lets go of what is lost.
+    /// Lets go of the files that are lost.
     fn let_go(&mut self) {
         self.queue.let_go();
         self.watches.let_go();
@@ -283,13 +284,13 @@ impl Hand<'_> {
         self.kept.let_go();
     }
 
-    /// Sees to closed files now.
+    /// Processes closed files now.
     fn finish(&mut self) {
         self.queue.finish();
         self.kept.finish();
     }
 
-    /// Does all that is left.
+    /// Does all remaining work.
     fn drain(&mut self) {
         self.queue.finish();
         self.watches.end(&mut self.kept);
@@ -301,61 +302,61 @@ impl Hand<'_> {
 
 fn serve(socket: c_int) {
     let (mut watches, mut readers) = (Watches::none(), Readers::none());
-    let mut hand = Hand {
+    let mut helper = HelperState {
         queue: Queue { files: [Closed::NONE; CLOSED_MAX], first: 0, length: 0 },
         watches: &mut watches,
         readers: &mut readers,
-        later: Later::NONE,
+        later: DeferredDrops::NONE,
         kept: Kept::NONE,
     };
     let mut sampled_at = sys::now();
     loop {
-        // Where jobs keep coming, those that are deleted meanwhile would wait for a place in the queue to be needed.
-        if hand.queue.length > 0 && sys::now().saturating_sub(sampled_at) > IDLE {
-            hand.queue.let_go();
+        // While requests keep coming, files deleted meanwhile would otherwise wait until the queue is full.
+        if helper.queue.length > 0 && sys::now().saturating_sub(sampled_at) > IDLE {
+            helper.queue.let_go();
             sampled_at = sys::now();
         }
-        let (wait, is_lasting) = hand.due();
+        let (wait, is_lasting) = helper.due();
         LASTING.store(u32::from(is_lasting), Ordering::Release);
         if !sys::readable(socket, wait) {
-            hand.go_on(wait);
+            helper.go_on(wait);
             continue;
         }
         match channel::receive(socket) {
-            Received::Job(of_file) => hand.take(of_file),
+            Received::Request(received) => helper.take(received),
             Received::Check => {
-                hand.let_go();
+                helper.let_go();
                 super::done();
             }
             Received::Finish => {
-                hand.finish();
+                helper.finish();
                 super::done();
             }
             Received::Drain => {
-                hand.drain();
+                helper.drain();
                 super::done();
             }
             Received::Nothing => super::done(),
             Received::Leave => {
-                hand.kept.finish();
+                helper.kept.finish();
                 break;
             }
             Received::End => {
-                hand.finish();
+                helper.finish();
                 break;
             }
         }
     }
 }
 
-/// Has the range be written, drops its pages, and gives the file up.
+/// Writes the range, drops its pages, and gives the file up.
 fn release(file: c_int, range: Range<u64>, count: Count, place: FileHash) {
     process::count(count, write_and_drop(file, range, &|| is_lost(file, place)));
-    noted::released(file);
+    tracked_files::released(file);
     give_up(file, place);
 }
 
-/// Gives a file up, with which nothing more is to be done.
+/// Gives up a file that needs no more work.
 fn give_up(file: c_int, place: FileHash) {
     sys::close(file);
     place.give_back();

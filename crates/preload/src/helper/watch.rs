@@ -1,12 +1,13 @@
-//! Files that are read or written by calls that are not seen: checked from time to time, by the helper.
+//! Watches files that are read or written by calls that are not hooked: the helper checks them from time to time.
 //!
-//! Where the program is in a file is shown by /proc, for as long as its descriptor names that file, and by the program itself as it
-//! closes it. A reader's pages are what any stream's are ([`pagekeeper_policy::stream`]). A writer's are those behind where the file
-//! ended as the watch began, and before that those that were seen dirty, of a file that had no page then.
+//! /proc shows the program's offset in a file for as long as its descriptor names the file; the program itself notes it when it closes the
+//! file. The pages of a reader are handled as those of any stream ([`pagekeeper_policy::stream`]). The pages of a writer are those behind
+//! the file's end at the start of the watch. If the file had no page then, pages before that end that were seen dirty are also the
+//! writer's.
 //!
 //! Invariants:
-//! 1. While nothing is watched there is no timer; what does not move is checked ever more rarely.
-//! 2. What was resident before a reader came near it stays, and so does what a reader did not come to, or a writer did not write.
+//! 1. Without watched files there is no timer. A file that does not move is checked ever more rarely.
+//! 2. Pages stay that were resident before a reader came near them, that a reader did not reach, or that a writer did not write.
 
 use core::ops::Range;
 
@@ -23,49 +24,49 @@ use crate::residency::{ResidencyProbe, STALE};
 use crate::temporary::{Keep, Temporary};
 use crate::{process, sys};
 
-/// Files that are watched at a time.
+/// Files watched at a time.
 pub(super) const WATCHES: usize = 16;
-/// Nanoseconds between checks of a file that moves, at one that is read fast, and at one that hasn't moved for long; at others, a
-/// part of the time that it hasn't.
+/// Nanoseconds between checks: of a moving file, of a file that is read fast, and of one that has not moved for long. Otherwise the
+/// interval is the time since the last move divided by `PART`.
 const SOON: u64 = 25_000_000;
 const SOONEST: u64 = 5_000_000;
 const LATE: u64 = 6_400_000_000;
 const PART: u64 = 16;
-/// Bytes between two checks from which on a file is read fast.
+/// Bytes between two checks from which on a file counts as read fast.
 const FAST: u64 = 8 << 20;
-/// Bytes ahead of a reader that are sampled while it waits: it may go on as fast as it can. Of one that goes on, what it read since
-/// the last check, so many times.
+/// Bytes sampled ahead of a waiting reader, which may go on at full speed. For a moving reader, it is `SPARE` times the bytes read since
+/// the last check.
 const WAITING: u64 = 192 << 20;
 const SPARE: u64 = 4;
 
-/// What is to be watched.
+/// A request to watch a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject {
-    /// Our own descriptor of the file.
+    /// The helper's own descriptor of the file.
     pub file: c_int,
-    /// The program's.
+    /// The program's descriptor.
     pub fd: c_int,
-    /// How that is open.
+    /// The flags of the program's descriptor.
     pub flags: c_int,
-    /// Bytes of the file as the watch was asked for; 0 if it had no resident page then.
+    /// The file's size in bytes when the watch was requested; 0 if it had no resident page then.
     pub size: u64,
-    /// The file's position then.
+    /// The file offset at that time.
     pub position: u64,
     /// Whether pages are dropped.
     pub release: bool,
-    /// Counts the bytes that were dropped.
+    /// Counts the bytes dropped.
     pub count: Count,
-    /// Counts the bytes that were read or written.
+    /// Counts the bytes read or written.
     pub used: Count,
-    /// Where the file is counted.
+    /// The hash by which the file is counted.
     pub place: FileHash,
 }
 
-/// One file.
+/// A watched file.
 struct WatchedFile {
-    /// Our own descriptor of it; -1 where there is none.
+    /// The helper's own descriptor; -1 in a free place.
     file: c_int,
-    /// The program's.
+    /// The program's descriptor.
     fd: c_int,
     device: u64,
     inode: u64,
@@ -74,43 +75,43 @@ struct WatchedFile {
     release: bool,
     count: Count,
     used: Count,
-    /// Where the program was, and how large the file.
+    /// The program's offset, and the file's size.
     position: u64,
     size: u64,
-    /// Up to where what was read or written is counted.
+    /// The offset up to which bytes read or written are counted.
     counted: u64,
     due: u64,
     interval: u64,
-    /// When it moved.
+    /// The time of the last move.
     moved_at: u64,
-    /// Released up to here, behind a writer.
+    /// The offset up to which pages behind a writer are released.
     released: u64,
-    /// From here on the pages are a writer's own.
+    /// The offset from which on all pages are the writer's own.
     from: u64,
-    /// Whether there was none before that, and from where to where some were dirty since.
+    /// Whether the file had no page before that offset, and the range in which pages were dirty since.
     was_empty: bool,
     written: Range<u64>,
-    /// What is a reader's own, and when that was sampled.
+    /// The pages that a reader brought in, and the time of the last sample.
     stream: WatchedStream,
     probe: ResidencyProbe,
     sampled_at: u64,
-    /// A temporary file, that is kept.
+    /// The entry of a temporary file that is kept.
     kept: Option<Temporary>,
 }
 
-/// Files that are watched.
+/// All watched files.
 pub struct Watches {
     files: [WatchedFile; WATCHES],
     count: usize,
 }
 
 impl Watches {
-    /// None: 140 KiB, made in place, since a constant of them would be in the library's file.
+    /// Creates an empty set: 140 KiB, made in place, since a constant would be part of the library's file.
     pub fn none() -> Self {
         Self { files: core::array::from_fn(|_| WatchedFile::NONE), count: 0 }
     }
 
-    /// Nanoseconds until the next check; `None` while nothing is watched.
+    /// Returns the nanoseconds until the next check; `None` if nothing is watched.
     pub fn due(&self, now: u64) -> Option<u64> {
         if self.count == 0 {
             return None;
@@ -119,7 +120,7 @@ impl Watches {
         open.map(|watch| watch.due.saturating_sub(now)).min()
     }
 
-    /// Checks what is due.
+    /// Checks the files that are due.
     pub(super) fn check(&mut self, now: u64, kept: &mut Kept) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
             if watch.file < 0 || watch.due > now {
@@ -135,7 +136,8 @@ impl Watches {
         }
     }
 
-    /// Watches a file; with `entry` a temporary one. Its descriptor is closed when the program's no longer names the file.
+    /// Watches a file; a temporary one if there is an `entry`. Closes the helper's descriptor once the program's does not name the file any
+    /// more.
     pub(super) fn add(&mut self, subject: Subject, entry: Option<Temporary>, now: u64, kept: &mut Kept) {
         if self.count == WATCHES {
             // Some may be closed by now.
@@ -144,7 +146,7 @@ impl Watches {
         let free = self.files.iter_mut().zip(&CLOSED).find(|(watch, _)| watch.file < 0);
         let has_counts = sys::has_counts(subject.file);
         let is_written = subject.flags & libc::O_ACCMODE != libc::O_RDONLY;
-        // Behind a writer it is counts that show what is written.
+        // Behind a writer, only counts show which pages are written.
         let stat = sys::fstat(subject.file);
         let inode = stat.as_ref().map_or(0, |stat| stat.st_ino);
         let (Some((watch, closed)), Ok(stat), true) = (free, stat, has_counts || !is_written) else {
@@ -161,7 +163,7 @@ impl Watches {
         self.count += 1;
     }
 
-    /// Ends the watch of files that are to be let go of: what of them is resident stays.
+    /// Ends the watch of files that the helper must let go of. Their resident pages stay.
     pub fn let_go(&mut self) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
             if watch.file >= 0 && watch.place.is_unwanted() {
@@ -175,7 +177,7 @@ impl Watches {
         }
     }
 
-    /// Checks all for the last time: the process is about to end.
+    /// Checks all files for the last time: the process is about to end.
     pub(super) fn end(&mut self, kept: &mut Kept) {
         for (watch, closed) in self.files.iter_mut().zip(&CLOSED).filter(|(watch, _)| watch.file >= 0) {
             watch.check(closed);
@@ -224,7 +226,7 @@ impl WatchedFile {
         let reached = if is_open { position_of(fd) } else { closed_at };
         self.position = reached.unwrap_or(0);
         self.probe = ResidencyProbe::with(has_counts);
-        // A writer's own begin where the file ended.
+        // The writer's own pages begin at the file's end.
         self.was_empty = size == 0 && has_counts;
         let end = if size > 0 { size } else { self.size };
         self.from = align_down(end.saturating_add(WINDOW - 1));
@@ -236,7 +238,7 @@ impl WatchedFile {
             }
         } else {
             let reached = self.was_empty.then(|| {
-                // What is resident up to where the program is by now, it has brought in since it was asked for.
+                // All resident pages up to the program's offset were brought in by the program since the request.
                 self.position = position.min(self.position);
                 reached.unwrap_or(position)
             });
@@ -250,7 +252,7 @@ impl WatchedFile {
         sys::stat(path.as_c_str()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }
 
-    /// Does what is to be done now. `false`: the program's descriptor no longer names the file.
+    /// Checks the file. `false`: the program's descriptor no longer names it.
     fn check(&mut self, closed: &Closed) -> bool {
         let Ok(stat) = sys::fstat(self.file) else {
             return false;
@@ -263,7 +265,7 @@ impl WatchedFile {
         let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.position);
         let (passed, was) = (position.saturating_sub(self.position), self.position);
         let moves = (size, position) != (self.size, self.position);
-        // Calls with an offset of their own show by the size alone.
+        // Only the size shows calls with an offset of their own.
         let grown = if self.writes { size.saturating_sub(self.size) } else { 0 };
         process::count(self.used, position.checked_sub(self.counted).filter(|&by| by > 0).unwrap_or(grown));
         self.counted = position;
@@ -283,7 +285,7 @@ impl WatchedFile {
         is_open
     }
 
-    /// Begins to write what is dirty, and drops what is behind the writer.
+    /// Starts to write dirty pages, and drops pages behind the writer.
     fn behind_writer(&mut self) {
         let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(self.size, process::plan().budget));
         if keep == Keep::Unwritten {
@@ -294,14 +296,14 @@ impl WatchedFile {
             return;
         }
         self.kept = None;
-        // Where the position says nothing (calls with an offset), the file's end does.
+        // Where the offset does not show the progress (calls with their own offset), the file's end does.
         let start = if self.written.is_empty() { self.from } else { self.written.start };
         let end = if self.position > start { self.position } else { self.size };
         let limit = align_down(end).saturating_sub(WINDOW);
         if !self.release || limit <= self.released {
             return;
         }
-        // Again what was not written yet when it was tried before.
+        // Tries again what was not written yet at the last attempt.
         let from = self.released.saturating_sub(4 * WINDOW);
         self.released = limit;
         for own in self.own() {
@@ -316,19 +318,19 @@ impl WatchedFile {
         }
     }
 
-    /// The ranges whose pages are the writer's.
+    /// Returns the ranges whose pages are the writer's.
     fn own(&self) -> [Range<u64>; 2] {
         [self.written.clone(), self.from.max(self.written.end)..u64::MAX]
     }
 
-    /// Begins to write what of the writer's is dirty, and takes note of where that is.
+    /// Starts to write the writer's dirty pages, and records where they are.
     fn note_written(&mut self) {
         let dirty = |range: Range<u64>| {
             !range.is_empty()
                 && sys::cachestat(self.file, range).is_ok_and(|seen| seen.dirty + seen.writeback > 0)
         };
         if self.was_empty && dirty(0..self.from) {
-            // Its first and its last window of those, each by halves.
+            // Finds the first and the last window that has dirty pages, each by bisection.
             let (mut first, mut last) = (0..self.from / WINDOW, 0..self.from / WINDOW);
             while first.end - first.start > 1 {
                 let middle = first.start.midpoint(first.end);
@@ -352,8 +354,8 @@ impl WatchedFile {
         }
     }
 
-    /// Samples what the reader comes to next, `length` bytes and more. `reached`: a moment ago there was nothing; since then the reader has
-    /// come so far, and its read-ahead somewhat farther.
+    /// Samples at least `length` bytes that the reader comes to next. With `reached`, the file had no pages a moment ago; since then the
+    /// reader has come up to `reached`, and its read-ahead somewhat farther.
     fn sample_ahead(&mut self, length: u64, reached: Option<u64>) {
         let Some(range) = self.stream.sample_for_read(self.position, length.max(IN_ORDER), self.size) else {
             return;
@@ -368,7 +370,7 @@ impl WatchedFile {
         self.sampled_at = sys::now();
     }
 
-    /// Drops what the reader brought in on its way from `was`.
+    /// Drops the pages that the reader brought in on its way from `was`.
     fn behind_reader(&mut self, was: u64) {
         let now = sys::now();
         if now.saturating_sub(self.sampled_at) > STALE {
@@ -388,10 +390,10 @@ impl WatchedFile {
         self.sample_ahead(ahead, None);
     }
 
-    /// Drops what the reader leaves.
+    /// Drops the pages that the reader leaves behind.
     fn drop_left(&mut self) {
         if sys::now().saturating_sub(self.sampled_at) > STALE {
-            // What lies ahead may be anybody's by now.
+            // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
         for range in self.stream.doubtful() {
@@ -400,7 +402,7 @@ impl WatchedFile {
         release(self.file, self.stream.left(), self.count, self.release);
     }
 
-    /// The last of it: waits for what was written, and drops all that is to go.
+    /// Ends the watch: writes and drops all pages that are to go.
     fn end(&mut self, kept: &mut Kept) {
         let (file, place) = (self.file, self.place);
         let is_lost = || place.is_unwanted() || super::has_no_name(file);
@@ -434,14 +436,14 @@ impl WatchedFile {
     }
 }
 
-/// Drops these ranges, where that is wanted.
+/// Drops these ranges if `is_wanted`.
 fn release<const PARTLY: usize>(file: c_int, ranges: Ranges<'_, PARTLY>, count: Count, is_wanted: bool) {
     for range in ranges.filter(|_| is_wanted) {
         process::count(count, drop_written(file, range));
     }
 }
 
-/// Where the program is in the file that its descriptor names.
+/// Returns the program's offset in the file that its descriptor names.
 pub(super) fn position_of(fd: c_int) -> Option<u64> {
     let path = sys::DescriptorPath::new(b"/proc/self/fdinfo/", fd);
     let info = sys::open(path.as_c_str(), libc::O_RDONLY).ok()?;
@@ -451,7 +453,7 @@ pub(super) fn position_of(fd: c_int) -> Option<u64> {
     position_in(text.get(..length.ok()?)?)
 }
 
-/// The position in the text of /proc/PID/fdinfo: its first line, `pos:`, blanks, and the number.
+/// Parses the offset from the text of /proc/PID/fdinfo: its first line is `pos:`, blanks, and the number.
 fn position_in(text: &[u8]) -> Option<u64> {
     let line = text.strip_prefix(b"pos:")?.split(|&byte| byte == b'\n').next()?.trim_ascii();
     if line.is_empty() {

@@ -8,16 +8,15 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use super::descriptors::closing_all;
 use super::{closing, duplicated, keeping_errno, names, opened};
 use crate::parts::MAX_TRANSFER;
-use crate::process::Concern;
-use crate::rules::{FILES, How};
+use crate::process::HookScope;
+use crate::rules::{FILES, ReadMode};
 use crate::settings::Part;
 use crate::{helper, introspection, launcher, process, real, rules};
 
-/// Requests of a call that are inspected.
+/// Requests inspected per call.
 const FEW: usize = 16;
 
-/// Requests are about to be submitted: the files that they name are read or written unseen. Inspected for the first calls, and for
-/// few of the rest.
+/// Notes the files of requests that are about to be submitted: their I/O is not hooked. Inspects the first 64 calls, then one in 64.
 #[cold]
 #[inline(never)]
 fn submitting(count: c_long, list: usize) {
@@ -30,7 +29,7 @@ fn submitting(count: c_long, list: usize) {
     // SAFETY: all bits are valid for numbers.
     let Some(requests) = (unsafe { introspection::peek::<usize, FEW>(list, count) }) else { return };
     for request in requests.into_iter().take(count) {
-        // SAFETY: all bits are valid for numbers: a `struct iocb`, whose descriptor lies at 20.
+        // SAFETY: all bits are valid for numbers: a `struct iocb`, whose descriptor is at offset 20.
         let Some([.., fd]) = (unsafe { introspection::peek::<c_int, 6>(request, 6) }) else { return };
         if let Some(slot) = FILES.slot_of(fd) {
             keeping_errno(|| rules::passed_by(slot, fd));
@@ -40,14 +39,14 @@ fn submitting(count: c_long, list: usize) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn io_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
-    if process::concern() != Concern::Nothing {
+    if process::hook_scope() != HookScope::Nothing {
         submitting(count, list as usize);
     }
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     unsafe { real::io_submit.get()(context, count, list) }
 }
 
-/// A filter of system calls is about to be set, which the rules' own may end the process by: they are ended before.
+/// Disables the rules before a seccomp filter is set, which might kill the process for their system calls.
 #[cold]
 #[inline(never)]
 fn filtering() {
@@ -58,20 +57,19 @@ fn filtering() {
     }
 }
 
-/// Whether a filter is set by these arguments of prctl(2): the call without a program, by which it is asked whether filters can be, fails.
+/// Whether these arguments of prctl(2) set a filter. A call without a program only asks whether filters are supported, and fails.
 fn filters_by_prctl([option, mode, program]: [c_long; 3]) -> bool {
     option == c_long::from(libc::PR_SET_SECCOMP)
         && (mode != c_long::from(libc::SECCOMP_MODE_FILTER) || program != 0)
 }
 
-/// The same for seccomp(2), whose other operations ask, too.
+/// Whether these arguments of seccomp(2) set a filter. Its other operations only ask.
 fn filters([operation, _, program]: [c_long; 3]) -> bool {
     operation == c_long::from(libc::SECCOMP_SET_MODE_STRICT)
         || (operation == c_long::from(libc::SECCOMP_SET_MODE_FILTER) && program != 0)
 }
 
-/// A call is about to be made that fails where the process has a second thread, or that takes rights from the calling thread alone: the
-/// helper is gone before.
+/// Ends the helper before a call that fails in a process with a second thread, or that takes privileges from the calling thread alone.
 #[cold]
 #[inline(never)]
 fn leaving() {
@@ -80,10 +78,10 @@ fn leaving() {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int {
-    if filters_by_prctl([c_long::from(option), a, b]) && process::concern() != Concern::Nothing {
+    if filters_by_prctl([c_long::from(option), a, b]) && process::hook_scope() != HookScope::Nothing {
         filtering();
     }
-    // SAFETY: with what the program gave: an argument that it left out is not read.
+    // SAFETY: with the program's arguments: one that it left out is not read.
     unsafe { real::prctl.get()(option, a, b, c, d) }
 }
 
@@ -92,7 +90,7 @@ macro_rules! leave {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             leaving();
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()($($arg),*) }
         }
     )*};
@@ -103,7 +101,7 @@ leave! {
     capset(header: *mut c_void, data: *const c_void);
 }
 
-/// Whether a system call is one before which the helper is to be gone.
+/// Whether the helper must be gone before this system call.
 fn is_left_for(number: c_long) -> bool {
     matches!(
         number,
@@ -121,7 +119,7 @@ fn is_left_for(number: c_long) -> bool {
     )
 }
 
-/// Whether a system call is one that something is done for.
+/// Whether this system call is hooked.
 #[inline]
 fn is_hooked(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -176,7 +174,7 @@ fn is_hooked(number: c_long) -> bool {
     ) || is_left_for(number)
 }
 
-/// All are passed on as they are.
+/// Passes all calls on as they are.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall(
     number: c_long,
@@ -187,11 +185,11 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if is_hooked(number) && (process::concern() != Concern::Nothing || launcher::is_on()) {
-        // SAFETY: with what the program gave.
+    if is_hooked(number) && (process::hook_scope() != HookScope::Nothing || launcher::is_on()) {
+        // SAFETY: with the program's arguments.
         return unsafe { hooked(number, a, b, c, d, e, f) };
     }
-    // SAFETY: with what the program gave: an argument that it left out is not read.
+    // SAFETY: with the program's arguments: one that it left out is not read.
     unsafe { real::syscall.get()(number, a, b, c, d, e, f) }
 }
 
@@ -214,7 +212,7 @@ unsafe extern "C" fn hooked(
         before_call(number, [a, b, c, d]);
         names::before_call(number, [a, b, c, d], e);
     }
-    // SAFETY: with what the program gave; of a copy a shorter length.
+    // SAFETY: with the program's arguments; a copy may have a shorter length.
     let next = |d, e| unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
     let copy = |length| if number == libc::SYS_sendfile { next(length, e) } else { next(d, length) };
     if on && let Some(done) = super::copy::by_number(number, [a, b, c, d, e], &copy) {
@@ -228,13 +226,13 @@ unsafe extern "C" fn hooked(
     done
 }
 
-/// Before a call is made.
+/// Notifies the rules before the call.
 fn before_call(number: c_long, [a, b, c, d]: [c_long; 4]) {
     match number {
         libc::SYS_read => reading(a as c_int, None, c),
         libc::SYS_pread64 => reading(a as c_int, u64::try_from(d).ok(), c),
         libc::SYS_readv if FILES.is_followed(a as c_int) => reading(a as c_int, None, length_of(b, c)),
-        // Without a position: one that fails, or preadv2(2) at the file's own.
+        // Without a position it is a call that fails, or preadv2(2) at the file offset.
         libc::SYS_preadv | libc::SYS_preadv2 if FILES.is_followed(a as c_int) => {
             reading(a as c_int, u64::try_from(d).ok(), length_of(b, c));
         }
@@ -248,21 +246,22 @@ fn before_call(number: c_long, [a, b, c, d]: [c_long; 4]) {
     }
 }
 
-/// Bytes of a vectored call's buffers.
+/// Returns the bytes of a vectored call's buffers.
 fn length_of(parts: c_long, count: c_long) -> c_long {
     introspection::length_of(parts as *const libc::iovec, count as c_int) as c_long
 }
 
-/// A part of a file is about to be read; by this call it can't be uncached.
+/// Notifies the rules before a read. This call cannot be made uncached.
 fn reading(fd: c_int, at: Option<u64>, length: c_long) {
     if let (Some(slot), Ok(length)) = (FILES.slot_of(fd), u64::try_from(length))
-        && rules::before_read(slot, fd, at, length.min(MAX_TRANSFER as u64)) == How::Uncached
+        && rules::before_read(slot, fd, at, length.min(MAX_TRANSFER as u64)) == ReadMode::Uncached
     {
         rules::uncached_refused(slot);
     }
 }
 
-/// From now on, what a stream reads and writes may pass by. Other processes' rules are for files that are written by calls.
+/// Notes that a ring was created: from now on, a stream's reads and writes may bypass the hooks. The other rules are for files that are
+/// written by calls.
 fn made_uring() {
     if process::part() != Part::Stream {
         return;
@@ -273,25 +272,25 @@ fn made_uring() {
     }
 }
 
-/// After a call that succeeded, or failed.
+/// Notifies the rules after the call, whether or not it succeeded.
 fn after_call(number: c_long, [a, b, c, d]: [c_long; 4], done: c_long) {
     let fd = a as c_int;
     #[cfg(target_arch = "x86_64")]
     match number {
-        // SAFETY: what was opened had a name.
+        // SAFETY: an opened file had a path.
         libc::SYS_open => return unsafe { opened(done as c_int, a as *const c_char, b as c_int) },
         libc::SYS_creat => {
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             return unsafe { opened(done as c_int, a as *const c_char, libc::O_CREAT | libc::O_WRONLY) };
         }
         libc::SYS_dup2 => return duplicated(fd, done as c_int),
         _ => {}
     }
     match number {
-        // SAFETY: what was opened had a name.
+        // SAFETY: an opened file had a path.
         libc::SYS_openat => return unsafe { opened(done as c_int, b as *const c_char, c as c_int) },
         libc::SYS_openat2 => {
-            // SAFETY: the call has read the flags, the first of a `struct open_how`; what was opened had a name.
+            // SAFETY: the call has read the flags, the first of a `struct open_how`; an opened file had a path.
             return unsafe {
                 let flags = introspection::peek::<u64, 1>(c as usize, 1).map_or(0, |[flags]| flags);
                 opened(done as c_int, b as *const c_char, flags as c_int);

@@ -1,8 +1,8 @@
 //! Hooks of copies by the kernel: sendfile, `copy_file_range`, splice.
 //!
-//! Large copies between files are made in parts, so that the rules can act in between: the kernel itself holds neither file's
-//! position over such a call (as it does over a read or a write). All other copies stay one call, which a signal interrupts as it would
-//! have: between two parts a signal would interrupt nothing, and the second part may wait for ever.
+//! Large copies between files are made in parts, so that the rules can act in between. This is safe because the kernel holds neither file's
+//! offset during such a call, as it does during a read or a write. All other copies remain one call, which a signal interrupts as usual: a
+//! signal between two parts would interrupt nothing, and the second part might block for ever.
 
 use core::ffi::{c_int, c_long, c_uint};
 
@@ -12,13 +12,13 @@ use crate::rules::{FILES, Slot};
 use crate::table::FileRole;
 use crate::{introspection, process, real, rules, sys};
 
-/// What a copy of several parts keeps as it was: `errno` of a success, and that the call is one point of cancellation, at its start.
-struct Calm {
+/// Keeps the `errno` of a success during a copy of several parts, and keeps the copy one cancellation point, at its start.
+struct ErrnoGuard {
     errno: c_int,
     cancellable: c_int,
 }
 
-impl Calm {
+impl ErrnoGuard {
     const DISABLED: c_int = 1;
 
     fn begin() -> Self {
@@ -26,7 +26,7 @@ impl Calm {
     }
 }
 
-impl Drop for Calm {
+impl Drop for ErrnoGuard {
     fn drop(&mut self) {
         real::set_cancellable(self.cancellable);
         real::set_errno(self.errno);
@@ -38,18 +38,18 @@ fn in_parts(total: usize, mut call: impl FnMut(usize, usize) -> isize) -> isize 
     let mut kept = None;
     parts::in_parts(total, |done, asked| {
         if done > 0 && kept.is_none() {
-            kept = Some(Calm::begin());
+            kept = Some(ErrnoGuard::begin());
         }
         call(done, asked)
     })
 }
 
-/// `at`, moved by so many bytes.
+/// Returns `at` moved by so many bytes.
 fn moved(at: Option<u64>, by: usize) -> Option<u64> {
     at.map(|at| at.saturating_add(by as u64))
 }
 
-/// Both ends of a copy: a descriptor, where the program keeps the position (null: in the file), and the slot.
+/// One end of a copy: its descriptor, the address of the program's offset (null: the file offset), and its slot.
 struct End {
     fd: c_int,
     given: *mut i64,
@@ -61,13 +61,13 @@ impl End {
         Self { fd, given, slot: FILES.slot_of(fd) }
     }
 
-    /// Where it starts; `None` where it has no position that can be known (a pipe, a bad address).
+    /// Returns its start offset; `None` if it has none that can be known (a pipe, a bad address).
     fn position(&self) -> Option<u64> {
         introspection::position(self.fd, self.given)
     }
 }
 
-/// A copy that a rule may be for: `plain` makes it, of so many bytes.
+/// Makes a copy that a rule may apply to. `plain` copies so many bytes.
 #[cold]
 #[inline(never)]
 fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usize) -> isize) -> isize {
@@ -95,10 +95,10 @@ fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usiz
     if usize::try_from(first) != Ok(PART) {
         return first;
     }
-    let _calm = Calm::begin();
+    let _guard = ErrnoGuard::begin();
     let rest = length.saturating_sub(PART);
     let more = if is_shared(from, from_at) && is_shared(to, to_at) {
-        // The rest at once, of a file system that copies nothing.
+        // The file system shares blocks instead of copying them: the rest in one call.
         one(PART, rest)
     } else {
         in_parts(rest, |done, asked| one(PART.saturating_add(done), asked))
@@ -106,14 +106,14 @@ fn follow(from: &End, to: &End, length: usize, parted: bool, plain: &dyn Fn(usiz
     first.saturating_add(more.max(0))
 }
 
-/// Whether nothing is resident of the part that was copied: its blocks are shared.
+/// Whether the copied part has no resident page, because its blocks are shared.
 fn is_shared(end: &End, at: Option<u64>) -> bool {
     at.filter(|_| sys::has_counts(end.fd))
         .and_then(|at| sys::cachestat(end.fd, at..at.saturating_add(PART as u64)).ok())
         .is_some_and(|seen| seen.cached == 0)
 }
 
-/// Whether a copy is made in parts: one of a stream or of bulk output, between two files, where the parts do what the whole would.
+/// Whether a copy is made in parts: it belongs to a stream or bulk output, between two files, and its parts do what the whole would.
 fn are_parted(from: &End, to: &End) -> bool {
     let is = |end: &End, roles: &[FileRole]| {
         end.slot.and_then(Slot::role).is_some_and(|role| roles.contains(&role))
@@ -125,7 +125,7 @@ fn are_parted(from: &End, to: &End) -> bool {
     }
     let (Ok(a), Ok(b)) = (sys::fstat(from.fd), sys::fstat(to.fd)) else { return false };
     let regular = |stat: &libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-    // Ranges of one file that overlap are refused as a whole.
+    // Overlapping ranges of one file are refused as a whole.
     regular(&a)
         && regular(&b)
         && (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino)
@@ -139,18 +139,18 @@ macro_rules! send {
         unsafe extern "C" fn $name(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
             let next = real::$name.get();
             if !FILES.is_followed(from) && !FILES.is_followed(to) {
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 return unsafe { next(to, from, at, length) };
             }
             let ends = (End::new(from, at), End::new(to, core::ptr::null_mut()));
-            // SAFETY: with what the program gave, but a shorter length: the kernel moves both positions.
+            // SAFETY: with the program's arguments, except for a shorter length: the kernel moves both offsets.
             follow(&ends.0, &ends.1, length, true, &|length| unsafe { next(to, from, at, length) })
         }
     )*};
 }
 send!(sendfile sendfile64);
 
-// With whether it may be made in parts: what a pipe holds is little.
+// Each with whether it may be made in parts: a pipe holds little.
 macro_rules! copy {
     ($($name:ident in_parts $in_parts:literal;)*) => {$(
         #[unsafe(no_mangle)]
@@ -164,12 +164,12 @@ macro_rules! copy {
         ) -> isize {
             let next = real::$name.get();
             if !FILES.is_followed(from) && !FILES.is_followed(to) {
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 return unsafe { next(from, from_at, to, to_at, length, flags) };
             }
             let ends = (End::new(from, from_at), End::new(to, to_at));
             follow(&ends.0, &ends.1, length, $in_parts, &|length| {
-                // SAFETY: with what the program gave, but a shorter length: the kernel moves both positions.
+                // SAFETY: with the program's arguments, except for a shorter length: the kernel moves both offsets.
                 unsafe { next(from, from_at, to, to_at, length, flags) }
             })
         }
@@ -180,8 +180,8 @@ copy! {
     splice in_parts false;
 }
 
-/// The same calls by their numbers (`syscall(2)`), with the arguments as they came; `plain` makes one of so many bytes. `None`: of no file
-/// that is followed, or another call.
+/// Makes the same calls by their numbers (`syscall(2)`), with the arguments as they came; `plain` copies so many bytes. `None`: another
+/// call, or neither file is followed.
 pub(super) fn by_number(
     number: c_long,
     [a, b, c, d, length]: [c_long; 5],

@@ -1,9 +1,9 @@
-//! Hooks that close, duplicate and change descriptors; and the end of the process.
+//! Hooks that close, duplicate and change descriptors, and that end the process.
 
 use core::ffi::{c_int, c_long, c_uint};
 
 use super::{closing, duplicated, opened};
-use crate::process::Concern;
+use crate::process::HookScope;
 use crate::rules::FILES;
 use crate::{helper, process, real, rules, sys};
 
@@ -20,7 +20,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     unsafe { real::close.get()(fd) }
 }
 
-/// All of a range are closed.
+/// Notifies the rules before all descriptors of a range are closed.
 pub(super) fn closing_all(first: u32, last: u32) {
     if FILES.highest() < first || !process::is_on() {
         return;
@@ -45,8 +45,8 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     next(first, last)
 }
 
-/// Where the library's own descriptor is in a range that is to be closed: the last before it, and the first behind it, as far as the
-/// range has them.
+/// If a range that is to be closed contains the library's own descriptor, returns the last number before it and the first behind it, as far
+/// as they are in the range.
 fn around_ours(first: c_uint, last: c_uint) -> Option<(Option<c_uint>, Option<c_uint>)> {
     let fd = helper::ours()?;
     let ours = fd as c_uint;
@@ -99,20 +99,20 @@ unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     new
 }
 
-/// `to` is about to be closed, and to name what `from` does.
+/// Notifies the rules before `to` is closed and made to name the file of `from`.
 #[inline]
 fn replacing(from: c_int, to: c_int) {
     helper::make_room(to);
     if from != to
         && FILES.is_followed(to)
-        // What isn't open replaces nothing.
+        // A closed descriptor replaces nothing.
         && sys::flags(from).is_ok()
     {
         closing(to);
     }
 }
 
-/// The flags of an open file are set: if to direct I/O or from it, it is another kind of file to the rules.
+/// Sets the flags of an open file. If they turn direct I/O on or off, another rule applies to the file.
 #[cold]
 #[inline(never)]
 fn set_flags(fd: c_int, flags: c_int, set: &dyn Fn() -> c_int) -> c_int {
@@ -150,12 +150,12 @@ macro_rules! control {
                 new
             }
             if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL | libc::F_SETLEASE)
-                && process::concern() != Concern::Nothing
+                && process::hook_scope() != HookScope::Nothing
             {
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 return unsafe { hooked(fd, command, argument) };
             }
-            // SAFETY: with what the program gave: an argument that it left out is not read.
+            // SAFETY: with the program's arguments: one that it left out is not read.
             unsafe { real::$name.get()(fd, command, argument) }
         }
     )*};
@@ -175,7 +175,7 @@ macro_rules! exit {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the C library's name")]
         unsafe extern "C" fn $name(status: c_int) -> ! {
-            if process::concern() != Concern::Nothing {
+            if process::hook_scope() != HookScope::Nothing {
                 ending();
             }
             // SAFETY: no pointers.

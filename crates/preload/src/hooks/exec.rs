@@ -1,34 +1,34 @@
-//! Hooks of what starts a program, in this process (exec) or in another (`posix_spawn`).
+//! Hooks that start a program, in this process (exec) or in another (`posix_spawn`).
 //!
-//! An exec ends the helper: its jobs are finished first, or the pages of files that were written and closed would stay. And what would be
-//! without the rules is started by the launcher ([`launcher`]), also where no rule is for this process.
+//! An exec ends the helper. Its requests are finished first, since the pages of files that were written and closed would otherwise stay. A
+//! program that would run without the rules is started by the launcher ([`launcher`]), even if no rule applies to this process.
 //!
-//! Not covered: of a `posix_spawn` that changes the directory first, names relative to it. Where the call fails, the process keeps its helper, but files that it watched before are
-//! no longer watched.
+//! Not covered: names relative to the directory that a `posix_spawn` changes to first. If the exec fails, the process keeps its helper, but
+//! files that it watched before are no longer watched.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
 use super::keeping_errno;
 use crate::launcher::{self, Started, Words};
-use crate::process::Concern;
+use crate::process::HookScope;
 use crate::sys::DescriptorPath;
 use crate::{helper, process, real, sys};
 
-/// Bytes of a path, with its end.
+/// Bytes of a path, including the terminating null.
 const PATH: usize = libc::PATH_MAX as usize;
-/// Where programs are searched for if there is no PATH (confstr(3), `_CS_PATH`).
+/// The search path if there is no PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// A child of vfork has no helper, nor one of fork that has opened nothing.
+/// Finishes the helper's requests before an exec. A child of vfork has no helper, nor has a child of fork that has opened nothing.
 #[cold]
 #[inline(never)]
 fn becoming() {
-    if process::concern() != Concern::Nothing && process::is_on() {
+    if process::hook_scope() != HookScope::Nothing && process::is_on() {
         keeping_errno(helper::drain);
     }
 }
 
-/// What the launcher's start came to, as exec returns it; `None`: the program itself is to be started.
+/// Returns what the exec returns after the launcher's start; `None` if the program itself is to be started.
 fn instead_of_exec(started: Started) -> Option<c_int> {
     match started {
         Started::Plainly => None,
@@ -40,7 +40,7 @@ fn instead_of_exec(started: Started) -> Option<c_int> {
     }
 }
 
-/// The same, as `posix_spawn` returns it.
+/// Returns the same as `posix_spawn` returns it.
 fn instead_of_spawn(started: Started) -> Option<c_int> {
     match started {
         Started::Plainly => None,
@@ -49,7 +49,7 @@ fn instead_of_spawn(started: Started) -> Option<c_int> {
     }
 }
 
-/// Finds the file that a name stands for, as execvp(3) does, and calls `then` with its path; `None`: there is none.
+/// Finds the file for a name, as execvp(3) does, and calls `then` with its path. `None` if there is none.
 #[cold]
 #[inline(never)]
 fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Option<T> {
@@ -85,11 +85,11 @@ fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Optio
 /// Whether this process may execute a file.
 fn may_execute(path: &CStr) -> bool {
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
-    // SAFETY: a string, which lives over the call.
+    // SAFETY: a string, which lives for the call.
     unsafe { sys::call(libc::SYS_faccessat, args) }.is_ok()
 }
 
-/// What the process's environment says of a variable, whose name is given with its `=`.
+/// Returns the value of a variable of the process's environment. `name` ends in `=`.
 ///
 /// # Safety
 ///
@@ -112,23 +112,23 @@ macro_rules! exec {
             becoming();
             if launcher::is_on() {
                 let errno = real::errno();
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 if let Some(result) = unsafe { $instead } {
                     return result;
                 }
                 real::set_errno(errno);
             }
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()($($arg),*) }
         }
     )*};
 }
 
-/// Starts the launcher in this process, if it is to start that program.
+/// Starts the launcher in this process if it is to start that program.
 ///
 /// # Safety
 ///
-/// What execve takes.
+/// As for execve.
 unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<c_int> {
     // SAFETY: by this function's contract.
     unsafe {
@@ -137,11 +137,11 @@ unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<
     }
 }
 
-/// The same for a program that is open.
+/// Starts the launcher if it is to start an open program.
 ///
 /// # Safety
 ///
-/// What fexecve takes.
+/// As for fexecve.
 unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int> {
     let mut path = [0; PATH];
     let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
@@ -151,11 +151,11 @@ unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int
     unsafe { exec(path.as_ptr().cast(), words, environment) }
 }
 
-/// The same by a path below an open directory, or of what is open.
+/// Starts the launcher for a path below an open directory, or for an open program.
 ///
 /// # Safety
 ///
-/// What execveat takes.
+/// As for execveat.
 unsafe fn exec_at(
     at: c_int,
     path: *const c_char,
@@ -163,7 +163,7 @@ unsafe fn exec_at(
     environment: Words,
     flags: c_int,
 ) -> Option<c_int> {
-    // What would follow no links is left to the kernel.
+    // Other flags, as to not follow links, are left to the kernel.
     if path.is_null() || flags & !libc::AT_EMPTY_PATH != 0 {
         return None;
     }
@@ -190,11 +190,11 @@ unsafe fn exec_at(
     unsafe { exec(whole.as_ptr().cast(), words, environment) }
 }
 
-/// The same for another process.
+/// Starts the launcher in another process if it is to start that program.
 ///
 /// # Safety
 ///
-/// What `posix_spawn` takes.
+/// As for `posix_spawn`.
 unsafe fn spawn(
     pid: *mut c_int,
     path: *const c_char,
@@ -225,7 +225,8 @@ exec! {
         exec_at(at, path, words, environment, flags);
 }
 
-/// A system call by its number, where it is one of these: what came instead of it.
+/// Handles exec calls made by their system call numbers. Returns what the exec returned, if the launcher was started or the call was
+/// refused.
 #[allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
 pub(super) fn by_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
     if !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
@@ -236,7 +237,7 @@ pub(super) fn by_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<
         return None;
     }
     let errno = real::errno();
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     let result = unsafe {
         if number == libc::SYS_execve {
             exec(a as *const c_char, b as Words, c as Words)
@@ -263,7 +264,7 @@ macro_rules! spawned {
         ) -> c_int {
             if launcher::is_on() {
                 let errno = real::errno();
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 let $then = |path| unsafe { spawn(pid, path, acts, how, words, environment) };
                 let result = $instead;
                 real::set_errno(errno);
@@ -271,7 +272,7 @@ macro_rules! spawned {
                     return result;
                 }
             }
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()(pid, $path, acts, how, words, environment) }
         }
     )*};

@@ -1,10 +1,10 @@
-//! Hooks of formatted output (`printf` and its like), which the C library's streams write by internal calls.
+//! Hooks of formatted output (the `printf` family), which the C library's streams write by internal calls.
 //!
-//! Variable arguments can't be handed on by a function that doesn't know them: these hooks are a comparison and a jump, with all registers
-//! as the caller left them. Only where a standard stream is not known to be used yet, the rules are notified before the jump, with the
-//! registers that hold arguments kept meanwhile.
+//! A function cannot pass on variable arguments that it does not know. So these hooks are a comparison and a jump, with all registers as
+//! the caller left them. Only while a standard stream is not known to be used do they notify the rules before the jump; they preserve the
+//! argument registers meanwhile.
 //!
-//! Invariants: those of the crate; a hook that is called before the C library's function was looked up has that looked up first.
+//! Invariants: those of the crate. A hook that is called before the C library's function was looked up looks it up first.
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
@@ -13,11 +13,11 @@ use core::sync::atomic::AtomicU8;
 use super::stdio::{STARTED, Stream, used, used_descriptor};
 use crate::real;
 
-/// What follows looks into these by their first byte.
+/// The code below reads these by their first byte.
 const _: () = assert!(size_of::<AtomicU8>() == 1);
 
-/// A hook: a jump to the next definition, if [`STARTED`] is zero, else to `$early`; which calls `$notify` with the first argument, and
-/// jumps to it then.
+/// A hook that jumps to the next definition if [`STARTED`] is zero, else to `$early`, which calls `$notify` with the first argument and
+/// then jumps to the next definition.
 macro_rules! variadic {
     ($($name:ident, $early:ident, |$first:ident| $notify:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -48,12 +48,12 @@ macro_rules! variadic {
         #[unsafe(naked)]
         pub(crate) unsafe extern "C" fn $early() {
             unsafe extern "C" fn notify($first: *mut c_void) {
-                // Before the constructor this is what the hook would jump to.
+                // Until the constructor runs, the hook jumps here.
                 real::$name.find_unless_found($early as *const ());
                 $notify
             }
-            // What holds arguments: six registers, eight of the floating point unit, and in al how many of these do. With the address of
-            // return that makes a multiple of 16 bytes.
+            // The argument registers: six general ones, eight of the floating point unit, and al with the number of the latter in use. With
+            // the return address they are a multiple of 16 bytes.
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "endbr64",
@@ -73,7 +73,7 @@ macro_rules! variadic {
                 "jmp qword ptr [rip + {next}]",
                 notify = sym notify, next = sym real::$name,
             );
-            // Eight registers, eight of the floating point unit, and the address of return.
+            // Eight general registers, eight of the floating point unit, and the return address.
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
                 "hint #34",
@@ -102,14 +102,14 @@ variadic! {
     __fprintf_chk, early_fprintf_chk, |stream| unsafe { used(stream) };
 }
 
-/// Variable arguments that somebody else has taken (`va_list`): on both architectures an address.
+/// Variable arguments that were already taken (`va_list`): an address on both architectures.
 type Arguments = *mut c_void;
 
 macro_rules! taken {
     ($($name:ident($stream:ident $(, $arg:ident: $type:ty)*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($stream: Stream $(, $arg: $type)*) -> c_int {
-            // SAFETY: the program's stream is open, by the function's contract; with what the program gave.
+            // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
             unsafe {
                 used($stream);
                 real::$name.get()($stream $(, $arg)*)
@@ -127,7 +127,7 @@ macro_rules! taken_by_standard {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             used_descriptor(1);
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()($($arg),*) }
         }
     )*};

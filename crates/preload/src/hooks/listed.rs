@@ -1,10 +1,10 @@
-//! Hooks of the forms of exec that take a program's words one by one, with a null pointer behind the last (`execl` and its like).
+//! Hooks of the exec functions that take a program's words one by one, ended by a null pointer (the `execl` family).
 //!
-//! Variable arguments that are passed in registers are put beside those on the stack, so that all of them are a list, as the other forms
-//! take it; these hooks then are those. On x86-64 the address of return lies between the two: it is kept further down meanwhile, and the
-//! last register's word takes its place.
+//! They put the arguments from registers beside those on the stack, so that all form a list, as the other exec functions take it, and then
+//! call the hooks of those. On x86-64 the return address is between the two. It moves further down meanwhile, and the last register's word
+//! takes its place.
 //!
-//! Invariants: those of the crate; where the call fails, the caller's stack is as it was.
+//! Invariants: those of the crate. If the call fails, the caller's stack is as it was.
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int};
@@ -12,13 +12,13 @@ use core::ffi::{c_char, c_int};
 use super::exec::{execv, execve, execvp};
 use crate::launcher::Words;
 
-/// A hook that makes a list of the words, and calls `$then` with its first argument and that.
+/// A hook that makes a list of the words, and calls `$then` with its first argument and the list.
 macro_rules! listed {
     ($($name:ident => $then:ident;)*) => {$(
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
-            // Five words in registers.
+            // Five words are in registers.
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "endbr64",
@@ -37,7 +37,7 @@ macro_rules! listed {
                 "ret",
                 then = sym $then,
             );
-            // Seven.
+            // Seven words are in registers.
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
                 "hint #34",
@@ -60,19 +60,19 @@ listed! {
 }
 
 unsafe extern "C" fn by_path(path: *const c_char, words: Words) -> c_int {
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     unsafe { execv(path, words) }
 }
 
 unsafe extern "C" fn by_name(name: *const c_char, words: Words) -> c_int {
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     unsafe { execvp(name, words) }
 }
 
-/// The environment comes behind the null pointer.
+/// Calls execve with the environment, which is behind the null pointer.
 unsafe extern "C" fn with_environment(path: *const c_char, words: Words) -> c_int {
     let mut end = words;
-    // SAFETY: the list ends with a null pointer, and has one pointer more behind it, by execle's contract.
+    // SAFETY: the list ends with a null pointer, and one more pointer follows, by execle's contract.
     unsafe {
         while !(*end).is_null() {
             end = end.add(1);

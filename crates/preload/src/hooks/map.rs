@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_void};
 use crate::rules::Slot;
 use crate::{process, rules};
 
-/// What mmap returns where it fails.
+/// The return value of a failed mmap.
 const FAILED: isize = -1;
 
 fn mapped(slot: &Slot, from: i64, length: usize) {

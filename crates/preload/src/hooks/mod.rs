@@ -1,24 +1,24 @@
-//! The C library's functions, as the program finds them: each calls the next definition of its name, and notifies the rules.
+//! The C library's functions as the program finds them. Each calls the next definition of its name, and notifies the rules.
 //!
-//! Each is first the call itself: only where the descriptor has a slot, or a name may be one that a rule is for, is more done, out of
-//! line. Functions with variable arguments are defined with a fixed number of them: on x86-64 (System V) and aarch64 (AAPCS64, Linux)
-//! whole numbers and pointers among the variable arguments are passed as those of fixed ones are, and one that a caller left out is
-//! handed on unread, or read by nobody.
+//! The fast path of each is the call itself. Only if the descriptor has a slot, or a rule may apply to the name, is more done, out of line.
+//! Functions with variable arguments are defined with a fixed number of arguments. On x86-64 (System V) and aarch64 (AAPCS64, Linux),
+//! integers and pointers are passed the same way in both cases. An argument that the caller left out is passed on unread, or read by
+//! nobody.
 //!
-//! Invariants: those of the crate ([`crate`]); and the program's memory is read by the kernel alone, or once a call with it has
-//! succeeded, so that a bad address ends as it would have.
+//! Invariants: those of the crate ([`crate`]). The program's memory is read by the kernel alone, or only after a call with it succeeded, so
+//! that a bad address fails as it would without the library.
 
 #![allow(unsafe_code, reason = "the C library's functions")]
 
 use core::ffi::{CStr, c_char, c_int};
 use core::num::TryFromIntError;
 
-use crate::process::Concern;
+use crate::process::HookScope;
 use crate::rules::FILES;
 use crate::{process, real, rules};
 
-/// Defines functions that notify a rule where their descriptor is followed: `|slot, next| …` then makes the call, by `next`. Where
-/// it isn't, the call is handed on by a jump.
+/// Defines functions that notify a rule if their descriptor is followed: then `|slot, next| …` makes the call, by `next`. Otherwise the
+/// call is passed on by a jump.
 macro_rules! hook {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, of $fd:ident: |$slot:ident, $next:ident| $body:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -26,7 +26,7 @@ macro_rules! hook {
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn followed($($arg: $type),*) -> $result {
-                // SAFETY: with what the program gave, or parts of it.
+                // SAFETY: with the program's arguments, or parts of them.
                 let $next = |$($arg: $type),*| unsafe { crate::real::$name.get()($($arg),*) };
                 match crate::rules::FILES.slot_of($fd) {
                     Some($slot) => $body,
@@ -37,7 +37,7 @@ macro_rules! hook {
                 // SAFETY: the caller keeps the contract of the C library's function.
                 unsafe { followed($($arg),*) }
             } else {
-                // SAFETY: with what the program gave.
+                // SAFETY: with the program's arguments.
                 unsafe { crate::real::$name.get()($($arg),*) }
             }
         }
@@ -58,14 +58,14 @@ pub(crate) mod stdio;
 mod sync;
 mod write;
 
-/// A position as the rules take it, of a call of so many bytes; an error where the kernel will refuse the call.
+/// Returns a position as the rules take it, for a call of `length` bytes; an error if the kernel will refuse the call.
 fn place(at: Option<i64>, length: usize) -> Result<Option<u64>, TryFromIntError> {
     let start = at.map(u64::try_from).transpose()?;
     i64::try_from((length as u64).saturating_add(start.unwrap_or(0)))?;
     Ok(start)
 }
 
-/// Leaves `errno` as it was: what the rules do where a file is opened or closed may make a thread, by the C library.
+/// Calls `act` and preserves `errno`: at an open or a close, the rules may create a thread through the C library.
 fn keeping_errno<R>(act: impl FnOnce() -> R) -> R {
     let errno = real::errno();
     let result = act();
@@ -73,18 +73,18 @@ fn keeping_errno<R>(act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A descriptor was handed out. `path` is null where there is none.
+/// Notifies the rules of a new descriptor. `path` is null if there is none.
 ///
 /// # Safety
 ///
-/// `path` is null or a string, as what has just been opened is.
+/// `path` is null or a string, such as the path of a file that was just opened.
 #[inline]
 unsafe fn opened(fd: c_int, path: *const c_char, flags: c_int) {
     if fd < 0 {
         return;
     }
-    let concern = process::concern();
-    if concern == Concern::Nothing {
+    let scope = process::hook_scope();
+    if scope == HookScope::Nothing {
         return;
     }
     if FILES.is_followed(fd) && process::is_on() {
@@ -95,7 +95,7 @@ unsafe fn opened(fd: c_int, path: *const c_char, flags: c_int) {
     }
     // SAFETY: by this function's contract.
     let path = unsafe { CStr::from_ptr(path) };
-    if concern == Concern::All || process::concerns(path.to_bytes()) {
+    if scope == HookScope::All || process::is_in_scope(path.to_bytes()) {
         opened_file(fd, Some(path), flags);
     }
 }
@@ -116,7 +116,7 @@ fn opened_file(fd: c_int, path: Option<&CStr>, flags: c_int) {
     });
 }
 
-/// A descriptor that is followed is about to be closed: notifies the rule, and forgets it.
+/// Notifies the rule before a followed descriptor is closed, and forgets the descriptor.
 #[cold]
 #[inline(never)]
 fn closing(fd: c_int) {
@@ -128,7 +128,7 @@ fn closing(fd: c_int) {
     }
 }
 
-/// A descriptor was duplicated.
+/// Notes that a descriptor was duplicated.
 #[inline]
 fn duplicated(from: c_int, to: c_int) {
     if to >= 0 && from != to && (FILES.is_followed(from) || FILES.is_followed(to)) && process::is_on() {

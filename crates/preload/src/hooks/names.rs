@@ -1,21 +1,22 @@
-//! Hooks that remove names of files, or unmount: a file that the helper has open would keep its disk space, and its file system busy. (NFS
-//! and FUSE would rename a file that is open, so that its directory isn't empty: so the helper closes it before the call.) And those that
-//! give names (rename, link): what looked like a temporary file is a result then.
+//! Hooks that remove names of files, or unmount. A file that the helper has open would keep its disk space, and keep its file system busy.
+//! On NFS and FUSE, removing an open file renames it, so that its directory is not empty. Therefore the helper closes the file before the
+//! call. Also hooks that give names (rename, link): a file that looked like a temporary one is then a result.
 //!
-//! Not covered: names that other processes remove, and file systems that they unmount. The helper checks for the first from time to time.
+//! Not covered: names that other processes remove, and file systems that they unmount. The helper checks from time to time whether others
+//! removed the names of its files.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::keeping_errno;
 use crate::helper::{self, FileHash};
-use crate::process::Concern;
+use crate::process::HookScope;
 use crate::rules::archive;
-use crate::{noted, process, real, sys, temporary};
+use crate::{process, real, sys, temporary, tracked_files};
 
-/// A name is about to be taken from a file.
+/// Notifies the helper before a name is removed from a file.
 #[inline]
 fn losing(at: c_int, path: *const c_char) {
-    if helper::holds_some() || temporary::has_some() || noted::is_on() {
+    if helper::holds_some() || temporary::has_some() || tracked_files::is_on() {
         lost(at, path);
     }
 }
@@ -30,28 +31,28 @@ fn lost(at: c_int, path: *const c_char) {
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return;
     }
-    // One that has other names keeps its room.
+    // A file with other names keeps its disk space.
     if stat.st_nlink > 1 {
         return has_other_name(&stat);
     }
-    noted::lost(&stat);
+    tracked_files::lost(&stat);
     keeping_errno(|| {
         if helper::holds_some() {
             helper::let_go(FileHash::of(&stat));
         }
-        // After that: what was in hand may be kept now.
+        // Afterwards, since files that the helper had may be kept by now.
         helper::let_go_of_kept(&stat);
     });
 }
 
-/// A file has a name beside the one that it was made by: if it was taken for a temporary one, it is none.
+/// Notes that a file has another name than the one it was created by: it is not a temporary file.
 fn has_other_name(stat: &libc::stat) {
     if temporary::has_some() && temporary::renamed(stat) {
         keeping_errno(helper::keeps_results);
     }
 }
 
-/// Before one of these calls is made by its number.
+/// Notifies the helper before one of these calls is made by its number.
 pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
     #[cfg(target_arch = "x86_64")]
@@ -69,7 +70,7 @@ pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
     }
 }
 
-/// After one of these calls was made by its number.
+/// Notes a new name after one of these calls was made by its number.
 pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
     let [_, b, c, d] = arguments;
@@ -82,7 +83,7 @@ pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
     renamed(done as c_int, path(from), at, path(to));
 }
 
-/// With one of these a rename takes no file's name away.
+/// With one of these flags a rename removes no name of a file.
 const KEEPS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
 
 macro_rules! before {
@@ -90,7 +91,7 @@ macro_rules! before {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             $before;
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()($($arg),*) }
         }
     )*};
@@ -103,21 +104,21 @@ before! {
     umount2(path: *const c_char, flags: c_int): keeping_errno(helper::let_go_of_all);
 }
 
-/// A file was given another name, if that succeeded.
+/// Notes the new name of a file if the call succeeded.
 #[inline]
 fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
-    if done == 0 && process::concern() != Concern::Nothing {
+    if done == 0 && process::hook_scope() != HookScope::Nothing {
         // SAFETY: the kernel has just read a path there.
         let to = unsafe { CStr::from_ptr(path) };
-        noted::renamed(at, to);
+        tracked_files::renamed(at, to);
         if temporary::has_some()
             && process::is_on()
             && let Ok(stat) = sys::stat_at(at, path.addr())
         {
             has_other_name(&stat);
         }
-        // By a descriptor alone there may be no name.
-        if process::concern() == Concern::Named && !from.is_null() && process::is_on() {
+        // Calls that name the file by a descriptor alone may have no name.
+        if process::hook_scope() == HookScope::Named && !from.is_null() && process::is_on() {
             // SAFETY: the kernel has just read a path there.
             let from = unsafe { CStr::from_ptr(from) };
             if from.to_bytes().ends_with(b".ready") {
@@ -132,7 +133,7 @@ macro_rules! renaming {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             $before;
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let done = unsafe { real::$name.get()($($arg),*) };
             renamed(done, $from, $at, $to);
             done

@@ -11,9 +11,9 @@ macro_rules! open {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: with what the program gave; `mode` may not have been given, and is then not read.
+            // SAFETY: with the program's arguments; `mode` may not have been given, and is then not read.
             let fd = unsafe { real::$name.get()(path, flags, mode) };
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             unsafe { opened(fd, path, flags) };
             fd
         }
@@ -25,9 +25,9 @@ macro_rules! open_at {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: with what the program gave; `mode` may not have been given, and is then not read.
+            // SAFETY: with the program's arguments; `mode` may not have been given, and is then not read.
             let fd = unsafe { real::$name.get()(directory, path, flags, mode) };
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             unsafe { opened(fd, path, flags) };
             fd
         }
@@ -35,14 +35,14 @@ macro_rules! open_at {
 }
 open_at!(openat openat64);
 
-// What programs call that were built to be checked (_FORTIFY_SOURCE), where no mode is given.
+// The variants for programs built with _FORTIFY_SOURCE, which take no mode.
 macro_rules! open_checked {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let fd = unsafe { real::$name.get()(path, flags) };
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             unsafe { opened(fd, path, flags) };
             fd
         }
@@ -54,9 +54,9 @@ macro_rules! open_at_checked {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let fd = unsafe { real::$name.get()(directory, path, flags) };
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             unsafe { opened(fd, path, flags) };
             fd
         }
@@ -68,9 +68,9 @@ macro_rules! create {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, mode: mode_t) -> c_int {
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let fd = unsafe { real::$name.get()(path, mode) };
-            // SAFETY: what was opened had a name.
+            // SAFETY: an opened file had a path.
             unsafe { opened(fd, path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC) };
             fd
         }
@@ -78,14 +78,14 @@ macro_rules! create {
 }
 create!(creat creat64);
 
-// Temporary files, whose names the C library chooses and writes into the program's string.
+// Temporary files. The C library chooses their names and writes them into the program's string.
 macro_rules! temporary {
     ($($name:ident($($more:ident),*);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(template: *mut c_char, $($more: c_int),*) -> c_int {
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let fd = unsafe { real::$name.get()(template, $($more),*) };
-            // SAFETY: what was made got a name.
+            // SAFETY: the new file's name is in `template`.
             unsafe { opened(fd, template.cast_const(), libc::O_RDWR | libc::O_CREAT | libc::O_EXCL) };
             fd
         }

@@ -6,15 +6,15 @@ use libc::iovec;
 
 use super::place;
 use crate::parts::MAX_TRANSFER;
-use crate::rules::{How, Slot};
+use crate::rules::{ReadMode, Slot};
 use crate::{introspection, process, real, rules};
 
 /// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.
 const UNCACHED: c_int = 0x80;
-/// The file's own position, for preadv2(2) and pwritev2(2).
+/// Stands for the file offset in preadv2(2) and pwritev2(2).
 pub(super) const OWN: i64 = -1;
 
-/// Reads uncached. `None`: that can't be done, and nothing was.
+/// Reads uncached. `None`: that is not supported, and nothing was read.
 fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, parts: *const iovec, count: c_int) -> Option<isize> {
     let errno = real::errno();
     let at = at.map_or(OWN, |at| at as i64);
@@ -28,7 +28,7 @@ fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, parts: *const iovec, count:
     Some(done)
 }
 
-/// A read that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file's position for the whole of it.
+/// Makes a read that a rule may apply to, by `plain`. Always one call: the kernel holds the file offset for the whole of it.
 fn follow(
     slot: &Slot,
     fd: c_int,
@@ -44,7 +44,7 @@ fn follow(
     make(slot, fd, at, length.min(MAX_TRANSFER) as u64, Some((&raw const whole, 1)), plain)
 }
 
-/// The same, to several buffers.
+/// Makes such a read into several buffers.
 fn follow_parts(
     slot: &Slot,
     fd: c_int,
@@ -61,7 +61,7 @@ fn follow_parts(
     make(slot, fd, at, length, may_uncached.then_some((parts, count)), plain)
 }
 
-/// Makes a read of `length` bytes, with the rules before and behind it: uncached to `parts`, if that may be, or by `plain`.
+/// Makes a read of `length` bytes, and notifies the rules before and after it. Reads uncached into `parts` if allowed, else by `plain`.
 fn make(
     slot: &Slot,
     fd: c_int,
@@ -70,10 +70,10 @@ fn make(
     parts: Option<(*const iovec, c_int)>,
     plain: &dyn Fn() -> isize,
 ) -> isize {
-    let how = rules::before_read(slot, fd, at, length);
+    let mode = rules::before_read(slot, fd, at, length);
     let result = rules::pace_read(slot, || {
-        let result = match (how, parts) {
-            (How::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
+        let result = match (mode, parts) {
+            (ReadMode::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
             _ => None,
         };
         result.unwrap_or_else(plain)
@@ -141,7 +141,7 @@ macro_rules! preadv2 {
 }
 preadv2!(preadv2 preadv64v2);
 
-/// The program is about to have a part of the file brought in.
+/// Notifies the rules before the program prefetches a part of the file.
 pub(super) fn prefetch(slot: &Slot, fd: c_int, at: i64, length: usize) {
     if let Ok(Some(at)) = place(Some(at), length)
         && process::is_on()
@@ -150,7 +150,7 @@ pub(super) fn prefetch(slot: &Slot, fd: c_int, at: i64, length: usize) {
     }
 }
 
-/// A read past these hooks' buffers (by the kernel's own copying): `make` makes it.
+/// Makes a read into no buffer (a copy by the kernel), by `make`.
 pub(super) fn follow_copy(
     slot: Option<&Slot>,
     fd: c_int,
@@ -159,7 +159,7 @@ pub(super) fn follow_copy(
     make: impl FnOnce() -> isize,
 ) -> isize {
     if let Some(slot) = slot
-        && rules::before_read(slot, fd, at, length as u64) == How::Uncached
+        && rules::before_read(slot, fd, at, length as u64) == ReadMode::Uncached
     {
         match at {
             Some(at) => rules::before_uncached_copy(slot, fd, at, length as u64),

@@ -1,36 +1,36 @@
-//! Hooks of the C library's streams (`FILE`), which read and write by internal calls that no hook sees: the rules treat their files as
+//! Hooks of the C library's streams (`FILE`), which read and write by internal calls that cannot be hooked. The rules treat their files as
 //! read or written by such calls.
 //!
-//! Streams that the program opens are noted then. Whether the three that it is started with are used is not known: the first call that
-//! reads or writes one shows it.
+//! Streams that the program opens are noted when it opens them. The use of the three standard streams is not known at the start: the first
+//! call that reads or writes one shows it.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::{closing, keeping_errno, opened};
-use crate::process::Concern;
+use crate::process::HookScope;
 use crate::rules::{FILES, Slot};
 use crate::{process, real, rules};
 
 pub(super) type Stream = *mut c_void;
 
-/// Descriptors that the process was started with, and that a stream of the C library may be for: a bit for each, until it is known.
+/// Descriptors that the process was started with and that may belong to a standard stream: a bit for each, until its use is known.
 pub(super) static STARTED: AtomicU8 = AtomicU8::new(0);
-/// How many there are: standard input, output and error.
+/// The standard descriptors: input, output and error.
 const STARTED_COUNT: c_int = 3;
 
-/// The process was started with a descriptor.
+/// Notes a descriptor that the process was started with.
 pub(crate) fn started_with(fd: c_int) {
     if (0..STARTED_COUNT).contains(&fd) && FILES.is_followed(fd) {
         STARTED.fetch_or(1 << fd, Ordering::Relaxed);
     }
 }
 
-/// A stream is about to be read or written.
+/// Notifies the rules before a stream is read or written.
 ///
 /// # Safety
 ///
-/// It is open.
+/// The stream is open.
 #[inline]
 pub(super) unsafe fn used(stream: Stream) {
     if STARTED.load(Ordering::Relaxed) != 0 {
@@ -60,7 +60,7 @@ pub(super) fn used_descriptor(fd: c_int) {
     }
 }
 
-/// The descriptor of a stream that is open; negative where it has none.
+/// Returns the descriptor of an open stream; negative if it has none.
 ///
 /// # Safety
 ///
@@ -78,7 +78,7 @@ fn unseen(slot: &Slot, fd: c_int) {
     }
 }
 
-/// Flags of open(2) for a mode of fopen(3), as far as the rules need them.
+/// Returns flags of open(2) for a mode of fopen(3), as far as the rules need them.
 fn flags_of(mode: &[u8]) -> c_int {
     let update = mode.contains(&b'+');
     let access = |alone| if update { libc::O_RDWR } else { alone };
@@ -89,16 +89,16 @@ fn flags_of(mode: &[u8]) -> c_int {
     }
 }
 
-/// A stream was opened.
+/// Notifies the rules that a stream was opened.
 ///
 /// # Safety
 ///
-/// The stream is null or open, and what it was opened with is as it was; `path` may be null.
+/// The stream is null or open, and the strings that it was opened with are unchanged; `path` may be null.
 unsafe fn began(stream: Stream, path: *const c_char, mode: *const c_char) {
-    if stream.is_null() || mode.is_null() || process::concern() == Concern::Nothing {
+    if stream.is_null() || mode.is_null() || process::hook_scope() == HookScope::Nothing {
         return;
     }
-    // SAFETY: it is open; what opened it was a string.
+    // SAFETY: it is open, and was opened with a string as its mode.
     let (fd, mode) = unsafe { (descriptor(stream), core::ffi::CStr::from_ptr(mode)) };
     let flags = flags_of(mode.to_bytes());
     // SAFETY: likewise.
@@ -112,9 +112,9 @@ macro_rules! open {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> Stream {
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let stream = unsafe { real::$name.get()(path, mode) };
-            // SAFETY: it has just been opened with them.
+            // SAFETY: it was just opened with them.
             unsafe { began(stream, path, mode) };
             stream
         }
@@ -128,9 +128,9 @@ macro_rules! reopen {
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream {
             // SAFETY: the program's stream is open, by freopen's contract.
             unsafe { ends(stream) };
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             let stream = unsafe { real::$name.get()(path, mode, stream) };
-            // SAFETY: it has just been opened with them.
+            // SAFETY: it was just opened with them.
             unsafe { began(stream, path, mode) };
             stream
         }
@@ -138,13 +138,13 @@ macro_rules! reopen {
 }
 reopen!(freopen freopen64);
 
-/// A stream is about to be closed.
+/// Notifies the rules before a stream is closed.
 ///
 /// # Safety
 ///
-/// It is open.
+/// The stream is open.
 unsafe fn ends(stream: Stream) {
-    if process::concern() == Concern::Nothing || stream.is_null() {
+    if process::hook_scope() == HookScope::Nothing || stream.is_null() {
         return;
     }
     // SAFETY: by this function's contract.
@@ -156,7 +156,7 @@ unsafe fn ends(stream: Stream) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> Stream {
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     let stream = unsafe { real::fdopen.get()(fd, mode) };
     if !stream.is_null()
         && let Some(slot) = FILES.slot_of(fd)
@@ -170,17 +170,17 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> Stream {
 unsafe extern "C" fn fclose(stream: Stream) -> c_int {
     // SAFETY: the program's stream is open, by fclose's contract.
     unsafe { ends(stream) };
-    // SAFETY: with what the program gave.
+    // SAFETY: with the program's arguments.
     unsafe { real::fclose.get()(stream) }
 }
 
-// What streams are read and written by most; the stream is the last argument of all. What the C library's headers put into programs
-// in place of a call (`getc_unlocked`) comes to `__uflow` and `__overflow` as a buffer ends.
+// The most used functions that read and write streams; the stream is the last argument of each. The inline code of the C library's headers
+// (`getc_unlocked`) calls `__uflow` and `__overflow` at a buffer's end.
 macro_rules! using {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type,)* stream: Stream) -> $result {
-            // SAFETY: the program's stream is open, by the function's contract; with what the program gave.
+            // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
             unsafe {
                 used(stream);
                 real::$name.get()($($arg,)* stream)
@@ -219,15 +219,15 @@ using! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __overflow(stream: Stream, byte: c_int) -> c_int {
-    // SAFETY: the program's stream is open, by the function's contract; with what the program gave.
+    // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
     unsafe {
         used(stream);
         real::__overflow.get()(stream, byte)
     }
 }
 
-// Of standard input or output, whose stream is not an argument. A program that has put another stream there has it noted all the
-// same: of that it is known already.
+// Functions on standard input or output, which do not take the stream as an argument. If the program replaced the standard stream, that one
+// was already noted when it was opened.
 macro_rules! using_standard {
     ($($name:ident($($arg:ident: $type:ty)?) -> $result:ty, of $fd:literal;)*) => {$(
         #[unsafe(no_mangle)]
@@ -235,7 +235,7 @@ macro_rules! using_standard {
             if STARTED.load(Ordering::Relaxed) != 0 {
                 used_descriptor($fd);
             }
-            // SAFETY: with what the program gave.
+            // SAFETY: with the program's arguments.
             unsafe { real::$name.get()($($arg)?) }
         }
     )*};

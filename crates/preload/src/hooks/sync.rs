@@ -1,4 +1,4 @@
-//! Hooks that sync files, and those by which the program gives its own advice.
+//! Hooks that sync files, and hooks of the program's own advice.
 
 use core::ffi::c_int;
 
@@ -21,15 +21,15 @@ macro_rules! sync {
 }
 sync!(fsync fdatasync);
 
-/// Whether advice is left out; a part that is to be brought in is sampled.
+/// Whether the advice is left out. Samples a part that the program asks to bring in.
 fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool {
     if advice == libc::POSIX_FADV_WILLNEED {
         // Without a length, up to the end of the file; the kernel brings in less at a time.
         let length = if length == 0 { HORIZON as i64 } else { length };
-        // A negative one, which the kernel refuses, is none: nothing is brought in.
+        // The kernel refuses a negative length: nothing is brought in.
         prefetch(slot, fd, at, usize::try_from(length).unwrap_or(0));
     }
-    // What the kernel refuses is refused.
+    // Advice that the kernel would refuse is passed on.
     length >= 0 && process::is_on() && rules::leaves_out(slot, advice) && sys::flags(fd).is_ok()
 }
 

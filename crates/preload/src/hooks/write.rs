@@ -9,8 +9,8 @@ use super::read::OWN;
 use crate::rules::Slot;
 use crate::{process, rules, sys};
 
-/// A write that a rule may be for: `plain` makes it. Always in one call: the kernel holds the file, and its position,
-/// for the whole of it, so that what several write to one open file does not mix.
+/// Makes a write that a rule may apply to, by `plain`. Always one call: the kernel locks the file and its offset for the whole of it, so
+/// that concurrent writes through one open file do not mix.
 fn follow(slot: &Slot, fd: c_int, at: Option<i64>, plain: &dyn Fn() -> isize) -> isize {
     let Ok(at) = place(at, 0) else { return plain() };
     let result = plain();
@@ -47,7 +47,7 @@ macro_rules! pwritev {
 }
 pwritev!(pwritev pwritev64);
 
-/// A write was made that may not wait, if it says so: then no rule has it wait.
+/// Tells the rules not to delay a write that must not wait (`RWF_NOWAIT`).
 fn hurry(slot: &Slot, flags: c_int) {
     if flags & libc::RWF_NOWAIT != 0 && process::is_on() {
         slot.with(|state| state.writer.hurry());
@@ -68,7 +68,7 @@ macro_rules! pwritev2 {
 }
 pwritev2!(pwritev2 pwritev64v2);
 
-/// The file has been truncated, or lengthened.
+/// Notifies the rules that the file was truncated or lengthened.
 pub(super) fn resized(slot: &Slot, fd: c_int) {
     if process::is_on()
         && let Ok(stat) = sys::fstat(fd)

@@ -1,10 +1,10 @@
-//! Logs that another program archives, started by the server: `PostgreSQL`'s archiver has a command copy a segment, and then changes the
-//! name of a note beside it from `.ready` to `.done`.
+//! Logs that another program archives, started by the server. `PostgreSQL`'s archiver has a command copy a segment, and then renames a
+//! status file beside it from `.ready` to `.done`.
 //!
-//! From the first such change on the archiver counts as a reader of the series ([`crate::followers`]): its files stay until they were
-//! archived, if it is not too far behind, and go then, if no reader is behind it.
+//! From the first such rename on, the archiver counts as a reader of the series ([`crate::followers`]). If it is not too far behind, files
+//! stay until they are archived, and are then released if no reader is behind it.
 //!
-//! Invariant: the files are opened for reading alone, and closed at once. Fails by doing nothing.
+//! Invariant: the files are opened read-only, and closed at once. Fails by doing nothing.
 
 use core::ffi::CStr;
 
@@ -18,12 +18,12 @@ use crate::counters::Count;
 use crate::process::{count, plan};
 use crate::{followers, helper, sys};
 
-/// The directory of notes, beside the files.
+/// The directory of status files, beside the logs.
 const NOTES: &[u8] = b"archive_status/";
-/// Bytes of a path, with its end.
+/// Bytes of a path, including the terminating null.
 const PATH: usize = 1024;
 
-/// A name was changed: where that says so, a file was archived.
+/// Releases a file if this rename means that it was archived.
 pub fn renamed(from: &CStr, to: &CStr) {
     let Some(stem) = from.to_bytes().strip_suffix(b".ready") else { return };
     if to.to_bytes().strip_suffix(b".done") != Some(stem) {
@@ -47,7 +47,7 @@ pub fn renamed(from: &CStr, to: &CStr) {
     }
 }
 
-/// That file was archived.
+/// Records that the file was archived, and releases it if no reader needs it.
 fn archived(fd: c_int, path: &CStr) {
     let Some((rule, _)) = rule_for(fd, Some(path)) else { return };
     let pattern = plan().rules().get(usize::from(rule)).map(|rule| rule.pattern);

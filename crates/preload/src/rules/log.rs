@@ -1,9 +1,9 @@
-//! Logs: released by the helper behind the flush, or behind the writer if it never flushes.
+//! Logs: the helper releases them behind the flush, or behind the writer if it never flushes.
 //!
 //! `pagekeeper_policy::log` decides how far. Pages that a near reader of the process has yet to read are kept.
 //!
-//! Invariants: the window at the writer's position stays; a log whose writer overwrites parts of pages stays, and so does its whole
-//! series. A failed sync releases nothing.
+//! Invariants: the window at the writer's position stays. A log whose writer overwrites parts of pages stays, and so does its whole series.
+//! A failed sync releases nothing.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,58 +17,58 @@ use pagekeeper_policy::{DEFAULT_SLACK, Rewrite, RewriteSource, Rule, WINDOW};
 use super::{FILES, Slot};
 use crate::counters::Count;
 use crate::followers::{self, remember};
-use crate::helper::{self, Job};
+use crate::helper::{self, HelperRequest};
 use crate::table::FileRole;
 use crate::{process, sys};
 
-/// Bytes that a log has unsynced before writeback is begun for it: so much trails behind the writer.
+/// Bytes that a log may have unsynced before its writeback is started: dirty pages trail the writer by so much.
 const TRAIL: u64 = 8 << 20;
-/// Bytes written at the file's position before that is asked for.
-const UNPLACED: u64 = 64 << 10;
+/// Bytes written at the file offset before the offset is queried.
+const OFFSET_RECHECK_BYTES: u64 = 64 << 10;
 
 /// Series of logs whose writers overwrite parts of pages.
 static KEPT: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// What a log is released by.
+/// The release rule of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRule {
     /// Bytes behind the writer that stay.
     pub slack: u64,
-    /// A reader at most so many files behind is waited for; 0: there is none.
+    /// A reader at most so many files behind is waited for; 0: none.
     pub near_files: u64,
-    /// How its writer comes back.
+    /// The way in which its writer overwrites pages.
     pub rewrite: RewriteSource,
-    /// Whether a profile names it: then it is one from the start, and what is left out was written by other processes.
+    /// Whether a profile names the file. Then it is a log from the start, and gaps were written by other processes.
     pub is_named: bool,
 }
 
 impl LogRule {
-    /// That of any file that is written in order and synced.
+    /// The rule of any file that is written in order and synced.
     pub const ANY: Self = Self { slack: 0, near_files: 0, rewrite: RewriteSource::Detect, is_named: false };
 
-    /// What a profile's rule comes to inside the writer. `None`: the file stays.
+    /// Converts a profile's rule for use inside the writer. `None`: the file stays.
     pub const fn named(rule: Rule, rewrite: RewriteSource) -> Option<Self> {
         let (slack, near_files) = match rule {
             Rule::ReleaseBehindWriter { slack } => (slack, 0),
             Rule::ReleaseBehindFollowers { near_files, slack } => (slack, near_files),
             Rule::Budget { bytes, .. } => (bytes, 0),
-            // Nothing is gained by waiting for the rotation: a helper releases, and the writer goes on.
+            // Waiting for the rotation has no benefit: the helper releases while the writer goes on.
             Rule::ReleaseOnRotation => (DEFAULT_SLACK, 0),
-            // Where the checkpoint is can't be seen from inside a write.
+            // The checkpoint's position cannot be seen from inside a write.
             Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } | Rule::Direct => return None,
         };
         Some(Self { slack, near_files, rewrite, is_named: true })
     }
 }
 
-/// What a log's file is open for.
+/// The use of an open log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// A reader of the process.
+    /// A reader of the process has it.
     Read,
-    /// Its writer.
+    /// Its writer has it.
     Write,
-    /// Its writer, who comes back to parts of pages, or maps it: it stays.
+    /// Its writer has it and overwrites parts of pages, or maps it: it stays.
     Kept,
 }
 
@@ -96,33 +96,33 @@ impl Follower {
 }
 
 impl Drop for Follower {
-    // What is known of a descriptor that was closed behind our back is replaced.
+    // The state of a descriptor that the program closed by a call we do not see is replaced, and so dropped.
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// What is known of a log's file.
+/// The state of an open log.
 #[derive(Debug)]
 pub struct Log {
     rule: LogRule,
     run: Run,
     used: Use,
     follower: Follower,
-    /// Each write is synced.
+    /// Whether each write is synced.
     syncs: bool,
     synced: bool,
-    /// Bytes written at the file's position since that was asked for.
+    /// Bytes written at the file offset since the offset was last queried.
     unplaced: u64,
-    /// From this end on, unsynced bytes are considered again.
+    /// The end of the log from which on unsynced bytes are considered again.
     check_from: u64,
-    /// Which of its series' files it is.
+    /// The series of the file, and its number in the series.
     series: u64,
     sequence: u64,
 }
 
 impl Log {
-    /// Nothing known.
+    /// The initial state.
     pub const NEW: Self = Self {
         rule: LogRule {
             slack: 0,
@@ -141,27 +141,27 @@ impl Log {
         sequence: 0,
     };
 
-    /// Forgets what was written, and whom it reads for: another process.
+    /// Forgets what another process wrote, and the reader of that process.
     pub fn forget(&mut self) {
         self.follower.0 = None;
         (self.run, self.synced, self.unplaced, self.check_from) = (self.run.forgotten(), false, 0, 0);
     }
 
-    /// Whether it is written, goes, and no reader of it is waited for.
+    /// Whether it is written, released, and waits for no reader.
     pub fn goes_for_its_writer_alone(&self) -> bool {
         self.used == Use::Write && self.rule.near_files == 0
     }
 
-    /// Takes in that so much was written, and says where; `None` while that is left open.
+    /// Records that `done` bytes were written, and returns where; `None` while that is not known.
     fn placed(&mut self, fd: c_int, at: Option<u64>, done: u64) -> Option<Range<u64>> {
         if let Some(at) = at {
             return Some(at..at.saturating_add(done));
         }
         self.unplaced = self.unplaced.saturating_add(done);
-        if self.unplaced < UNPLACED { None } else { self.place_now(fd) }
+        if self.unplaced < OFFSET_RECHECK_BYTES { None } else { self.place_now(fd) }
     }
 
-    /// Where the bytes lie that were written at the file's position.
+    /// Queries where the bytes are that were written at the file offset.
     fn place_now(&mut self, fd: c_int) -> Option<Range<u64>> {
         if self.unplaced == 0 {
             return None;
@@ -174,7 +174,7 @@ impl Log {
 
     fn wrote(&mut self, fd: c_int, written: Range<u64>) {
         if let Some(left) = self.run.wrote(written) {
-            give(fd, left, |range| Job::Release { range, count: Count::LogReleased });
+            give(fd, left, |range| HelperRequest::Release { range, count: Count::LogReleased });
         }
         if self.run.overwrites_parts() && self.used == Use::Write {
             self.used = Use::Kept;
@@ -183,29 +183,29 @@ impl Log {
         }
     }
 
-    /// Releases what may go, `slack` bytes behind the writer and as far as near readers have read.
+    /// Releases what may go: `slack` bytes behind the writer, as far as near readers have read.
     fn release(&mut self, fd: c_int, slack: u64, is_written: bool) {
         let rule = Rule::ReleaseBehindWriter { slack };
         let allowance = Allowance::new(rule, Writer::At(self.run.end()), u64::MAX);
         let Some(due) = self.run.due(allowance.limit()) else {
             return;
         };
-        // Readers are asked for only where there is something to release.
+        // Queries readers only if there is something to release.
         let limit = allowance.needed_by_followers(self.needed()).limit();
         let Some(range) = (if limit < due.end { self.run.due(limit) } else { Some(due) }) else {
             return;
         };
         let end = range.end;
-        if helper::send(fd, &Job::Release { range: range.clone(), count: Count::LogReleased }) {
+        if helper::send(fd, &HelperRequest::Release { range: range.clone(), count: Count::LogReleased }) {
             self.run.release(end);
         } else {
             process::count(Count::LogReleased, helper::drop_written(fd, range));
-            // What is not written yet is dropped once more.
+            // Pages that are not written yet are dropped once more later.
             self.run.release(if is_written { end } else { end.saturating_sub(TRAIL) });
         }
     }
 
-    /// From where on near readers have yet to read this file.
+    /// Returns the offset from which on near readers have yet to read this file.
     fn needed(&self) -> u64 {
         let near_files = self.rule.near_files;
         if near_files == 0 {
@@ -215,7 +215,7 @@ impl Log {
     }
 }
 
-/// Whether another open file of the process is a log's of that inode.
+/// Whether another open file of the process is a log with that inode.
 fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     FILES.entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot)
@@ -224,12 +224,12 @@ fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     })
 }
 
-/// Begins to follow a log's file, which is `size` bytes long, and which `slot` was entered for. `pattern` is the one that names it.
+/// Begins to follow a log of `size` bytes, which `slot` was entered for. `pattern` is the one that names it.
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pattern: Option<&[u8]>) {
     let (series, sequence) = number_at(fd, pattern, size);
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let (detects, in_parts) = match rule.rewrite {
-        // What is written shows how large the blocks are.
+        // The writes show how large the blocks are.
         RewriteSource::Detect | RewriteSource::DeviceBlocks => (true, false),
         RewriteSource::Known(Rewrite::Never | Rewrite::WholePages) => (false, false),
         RewriteSource::Known(Rewrite::SubPages) => (false, true),
@@ -260,7 +260,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
         }
     });
     if writes {
-        // It is written again: nobody is owed its release.
+        // It is written again, so nobody is waiting to release it.
         followers::all().pays(slot.inode.load(Ordering::Relaxed));
         if !kept {
             helper::prepare();
@@ -268,7 +268,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     }
 }
 
-/// The series of an open file, and which one of it.
+/// Returns the series of an open file, and the file's number in it.
 pub fn number_at(fd: c_int, pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
     let mut buffer = [0; 1024];
     let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
@@ -276,13 +276,13 @@ pub fn number_at(fd: c_int, pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
     number_of(path, pattern, size)
 }
 
-/// The series of a file by its path, and which one of it: by the pattern that its rule names it by, or else by its last number.
-/// `size` is the file's, in bytes.
+/// Returns the series of a file by its path, and the file's number in it: by the pattern that names it, or else by its last number. `size`
+/// is the file's, in bytes.
 fn number_of(path: &[u8], pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
     let name = names::last_name(path);
     let by_pattern = pattern.and_then(|pattern| names::matches_name(names::last_name(pattern), name));
     let matched = by_pattern.unwrap_or_else(|| names::by_last_number(name));
-    // FNV-1a, over all but the digits.
+    // FNV-1a over all but the digits.
     let directory = path.get(..path.len().saturating_sub(name.len())).unwrap_or_default();
     let [first, second, third] = matched.stem();
     let kept = [directory, first, second, third].into_iter().flatten();
@@ -292,7 +292,7 @@ fn number_of(path: &[u8], pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
     (series.max(1), matched.number.sequence(SegmentSize::of_file(size)))
 }
 
-/// After a write of `done` bytes, at `at` or at the file's position.
+/// Runs after a write of `done` bytes, at `at` or at the file offset.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     process::count(Count::LogWritten, done);
     slot.with(|state| {
@@ -315,7 +315,7 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     });
 }
 
-/// After a read of `done` bytes, at `at` or at the file's position.
+/// Runs after a read of `done` bytes, at `at` or at the file offset.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     slot.with(|state| {
         let log = &mut state.log;
@@ -332,7 +332,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     });
 }
 
-/// After the file was synced with success.
+/// Runs after the file was synced with success.
 pub fn after_sync(slot: &Slot, fd: c_int) {
     slot.with(|state| {
         let log = &mut state.log;
@@ -349,12 +349,12 @@ pub fn after_sync(slot: &Slot, fd: c_int) {
     });
 }
 
-/// After the file was truncated or lengthened to `size` bytes.
+/// Runs after the file was truncated or lengthened to `size` bytes.
 pub fn after_truncate(slot: &Slot, size: u64) {
     slot.with(|state| state.log.run.truncated(size));
 }
 
-/// After the file was mapped: mapped pages can't be dropped, and where they are written is not seen.
+/// Runs after the file was mapped: mapped pages cannot be dropped, and writes to them are not seen.
 pub fn after_map(slot: &Slot) {
     slot.with(|state| {
         if state.log.used == Use::Write {
@@ -363,7 +363,7 @@ pub fn after_map(slot: &Slot) {
     });
 }
 
-/// Before the last descriptor is closed.
+/// Runs before the last descriptor is closed.
 pub fn before_close(slot: &Slot, fd: c_int) {
     let inode = slot.inode.load(Ordering::Relaxed);
     let count = Count::LogReleased;
@@ -380,7 +380,7 @@ pub fn before_close(slot: &Slot, fd: c_int) {
         if let Some(written) = log.place_now(fd) {
             log.wrote(fd, written);
         }
-        // Once: the end of the process comes to open files by each of their descriptors.
+        // Only once: the end of the process visits an open file through each of its descriptors.
         log.used = Use::Kept;
         let left = log.run.left()?;
         if log.run.end().saturating_sub(left.start) < WINDOW || !(log.synced || log.rule.is_named) {
@@ -393,13 +393,13 @@ pub fn before_close(slot: &Slot, fd: c_int) {
         None
     });
     if let Some(range) = range.flatten() {
-        give(fd, range, |range| Job::AfterClose { range, release: true, count });
+        give(fd, range, |range| HelperRequest::AfterClose { range, release: true, count });
     }
 }
 
-/// Has the helper release a range, or drops here what of it is written.
-fn give(fd: c_int, range: Range<u64>, job: impl FnOnce(Range<u64>) -> Job) {
-    if !helper::send(fd, &job(range.clone())) {
+/// Has the helper release a range; without a helper, drops the part of it that is written.
+fn give(fd: c_int, range: Range<u64>, request: impl FnOnce(Range<u64>) -> HelperRequest) {
+    if !helper::send(fd, &request(range.clone())) {
         process::count(Count::LogReleased, helper::drop_written(fd, range));
     }
 }
@@ -461,7 +461,7 @@ mod tests {
                 let (reader, writer) = (number_of(read, pattern, size), number_of(written, pattern, size));
                 assert_eq!(reader.0, writer.0, "one series");
                 assert!(is_near(writer.1, reader.1, 1) && !is_near(writer.1, reader.1, 0), "{size}");
-                // What it has yet to read stays.
+                // Pages that it has yet to read stay.
                 assert_eq!(needed_from(reader.1, [(reader.1, 3 * WINDOW)].into_iter()), 3 * WINDOW);
                 assert_eq!(needed_from(writer.1, [(reader.1, 3 * WINDOW)].into_iter()), 0);
             }

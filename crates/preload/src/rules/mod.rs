@@ -1,9 +1,10 @@
-//! The rules at the calls of a process: what is done before and after a call on a file that one is for.
+//! The rules at the calls of a process: the work before and after a call on a file that a rule applies to.
 //!
-//! Hooks call in here with a slot that [`crate::table`] found; who decides is `pagekeeper-policy`.
+//! Hooks call these functions with a slot that [`crate::table`] found. `pagekeeper-policy` makes the decisions.
 //!
-//! Invariants: nothing here changes what the program's call returns, reads or writes; nothing waits for another thread, but for the
-//! disk; nothing allocates. A failure of a call of our own is counted, and the rule does nothing more for that file.
+//! Invariants: nothing here changes what the program's call returns, reads or writes. All waits are bounded: for the disk, for the helper,
+//! and in `shared_reads` for another thread's read. Nothing allocates. A failure of one of our own calls is counted, and the rule does
+//! nothing more for that file.
 
 use core::ffi::CStr;
 use core::ops::Range;
@@ -14,43 +15,43 @@ use pagekeeper_policy::read_pace::ReadPace;
 use pagekeeper_policy::{BulkPages, names};
 
 use crate::counters::Count;
-use crate::helper::{self, Job};
-use crate::noted::{self, Seen};
+use crate::helper::{self, HelperRequest};
 use crate::process::{self, count, plan};
 use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
 use crate::table::{FileRole, Fresh, Table};
 use crate::temporary::Temporary;
+use crate::tracked_files::{self, FileEvents};
 use log::LogRule;
 use writer::Output;
 
-/// Bytes of the longest path that is asked for. It lies on the program's stack, which may be a signal handler's.
+/// The longest path that is queried, in bytes. It is on the program's stack, which may be a signal handler's.
 const PATH_MAX: usize = 1024;
 
-/// What is known of one open file, for the rule that is for it.
+/// The state of one open file, for the rule that applies to it.
 pub struct FileState {
-    /// Its part that is read.
+    /// Its first reader.
     pub reader: reader::Reader,
-    /// Other parts that other threads read.
-    pub more: together::More,
-    /// When its reader stands back.
+    /// Readers of other places of the file, by other threads.
+    pub extra_readers: shared_reads::ExtraReaders,
+    /// Paces the reader when others need the disk.
     pub read_pace: ReadPace,
-    /// Its part that is written.
+    /// Its writer.
     pub writer: writer::Writer,
-    /// What of it is a log's.
+    /// Its state as a log.
     pub log: log::Log,
-    /// What of it is a data file's.
+    /// Its state as a data file.
     pub mixed: mixed::Mixed,
-    /// How it is used, where that is to decide what its process is.
+    /// Its use, in a process whose part that use decides.
     pub usage: undecided::Usage,
     /// Whether the helper checks it from time to time.
     is_watched: bool,
-    /// Whether it was read or written by calls that are seen.
+    /// Whether it was read or written by hooked calls.
     is_used: bool,
 }
 
 impl FileState {
-    /// Counts what a call read or wrote, unless the helper does, which sees the file's position move.
+    /// Counts bytes that a call read or wrote, unless the helper does because it sees the file offset move.
     fn count(&self, what: Count, at: Option<u64>, done: isize) {
         if !(self.is_watched && at.is_none()) {
             count(what, u64::try_from(done).unwrap_or(0));
@@ -62,7 +63,7 @@ impl Fresh for FileState {
     #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     const FRESH: Self = Self {
         reader: reader::Reader::NEW,
-        more: together::More::NEW,
+        extra_readers: shared_reads::ExtraReaders::NEW,
         read_pace: ReadPace::NEW,
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
@@ -73,23 +74,23 @@ impl Fresh for FileState {
     };
 }
 
-/// The files that rules are for.
+/// The files that rules apply to.
 pub static FILES: Table<FileState> = Table::new();
 
-/// One of them.
+/// The slot of such a file.
 pub type Slot = crate::table::Slot<FileState>;
 
-/// How a read is to be made.
+/// The mode in which a read is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum ReadMode {
     /// As the program asked.
     Plain,
-    /// The same, but uncached (`RWF_DONTCACHE`); if that is refused, as the program asked.
+    /// Uncached (`RWF_DONTCACHE`); if that is refused, as the program asked.
     Uncached,
 }
 
-/// A descriptor was opened: decides whether a rule is for its file, and follows it then. The caller has forgotten what the number
-/// named before. `path` as the program gave it; `None` where there is none (a descriptor that was inherited).
+/// Decides whether a rule applies to a newly opened file, and if so follows it. The caller has forgotten the number's previous file. `path`
+/// is as the program gave it; `None` if there is none (an inherited descriptor).
 pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     if flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE {
         return;
@@ -120,8 +121,8 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     }
 }
 
-/// The first of the plan's rules that is for the file, by its path, and what it says. Never inlined: its path is gone from the stack once
-/// the file is followed.
+/// Returns the first of the plan's rules that applies to the file, by its path, and its action. Never inlined, so that the path is gone
+/// from the stack once the file is followed.
 #[inline(never)]
 fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     let rules = plan().rules();
@@ -134,15 +135,15 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     if given.first() == Some(&b'/') || (!given.is_empty() && names::directories(given) >= directories) {
         return find(given);
     }
-    // Relative, and not long enough to be sure.
+    // Relative, and too short to be sure.
     let mut whole = [0; PATH_MAX];
     let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    // What fills it has no end that could be known.
+    // A path that fills the buffer may be cut off.
     let path = sys::read_link(link.as_c_str(), &mut whole).ok().filter(|path| path.len() < PATH_MAX);
     find(path.unwrap_or(given))
 }
 
-/// Follows a regular file, or the block device that is streamed.
+/// Follows a regular file, or a block device that is streamed.
 fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
     let is_device = sys::is_block_device(&stat) && output_of(file_role).is_some();
@@ -165,7 +166,9 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
     match file_role {
         FileRole::Log => return follow_log(slot, fd, flags, size, rule),
         FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
-        FileRole::Stream | FileRole::BulkReleased => noted::opened(fd, &stat, path, slot.has_counts()),
+        FileRole::Stream | FileRole::BulkReleased => {
+            tracked_files::opened(fd, &stat, path, slot.has_counts())
+        }
         FileRole::BulkKept => {}
         FileRole::Undecided => return,
     }
@@ -178,7 +181,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
     });
 }
 
-/// Never inlined: a log has its path read, on the stack of that alone.
+/// Begins to follow a log. Never inlined: only this function has the log's path on its stack.
 #[inline(never)]
 fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
     let pattern = plan().rules().get(usize::from(rule)).map(|rule| rule.pattern);
@@ -187,7 +190,7 @@ fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
     }
 }
 
-/// What a log is released by: the rule that names it, or that of any that is written in order and synced. `None`: it stays.
+/// Returns the release rule of a log: the rule that names it, or that of any file written in order and synced. `None`: it stays.
 fn log_rule(rule: u16) -> Option<LogRule> {
     match plan().rules().get(usize::from(rule)).map(|rule| rule.action) {
         Some(Action::Log { rule, rewrite }) => LogRule::named(rule, rewrite),
@@ -195,8 +198,8 @@ fn log_rule(rule: u16) -> Option<LogRule> {
     }
 }
 
-/// Whether a file is open for writing whose error somebody's close may take. Only of files that are followed: all, in a stream.
-pub fn writes_what_a_close_would_spoil() -> bool {
+/// Whether a followed file (in a stream, any file) is open for writing whose write error a close might take.
+pub fn has_close_error_risk() -> bool {
     FILES.entered(0, FILES.highest()).any(|(fd, _)| {
         sys::close_takes_errors(fd)
             && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
@@ -208,7 +211,7 @@ pub fn has_followers() -> bool {
     (0..plan().rules().len()).any(|rule| log_rule(rule as u16).is_some_and(|rule| rule.near_files > 0))
 }
 
-/// How what is written to a file is treated, if it is a stream's or bulk output.
+/// Returns how writes to a file are treated if it is a stream's or bulk output.
 fn output_of(role: FileRole) -> Option<Output> {
     match role {
         FileRole::Stream => {
@@ -222,26 +225,26 @@ fn output_of(role: FileRole) -> Option<Output> {
     }
 }
 
-/// Before a read of `length` bytes, at `at` or at the file's position.
-pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> How {
+/// Runs before a read of `length` bytes, at `at` or at the file offset.
+pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> ReadMode {
     if slot.role() == Some(FileRole::Undecided) {
         undecided::convert(slot, fd);
     }
     if slot.role() != Some(FileRole::Stream) {
-        return How::Plain;
+        return ReadMode::Plain;
     }
-    together::before_read(slot, fd, at, length)
+    shared_reads::before_read(slot, fd, at, length)
 }
 
-/// An uncached read was refused, or the call can't be made so: it is made as the program asked.
+/// Records that an uncached read was refused, or that the call cannot be made uncached. The read is made as the program asked.
 pub fn uncached_refused(slot: &Slot) {
     slot.with(|state| {
         state.reader.uncached_refused();
-        state.more.uncached_refused();
+        state.extra_readers.uncached_refused();
     });
 }
 
-/// Before the kernel copies `length` bytes at `at` by itself, of a file whose residency isn't seen.
+/// Runs before the kernel copies `length` bytes at `at` of a file whose residency cannot be seen.
 pub fn before_uncached_copy(slot: &Slot, fd: c_int, at: u64, length: u64) {
     slot.with(|state| {
         if !state.reader.before_copy(fd, at, length) {
@@ -250,17 +253,17 @@ pub fn before_uncached_copy(slot: &Slot, fd: c_int, at: u64, length: u64) {
     });
 }
 
-/// Before the program has a part of the file be read ahead.
+/// Runs before the program prefetches a part of the file.
 pub fn before_prefetch(slot: &Slot, fd: c_int, at: u64, length: u64) {
     if slot.role() == Some(FileRole::Stream) {
         slot.with(|state| state.reader.before_prefetch(fd, at, length));
     }
 }
 
-/// After a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
+/// Runs after a read (also by `sendfile`, `splice`, `copy_file_range`), which returned `done`.
 pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     match slot.role() {
-        Some(FileRole::Stream) => together::after_read(slot, fd, at, done),
+        Some(FileRole::Stream) => shared_reads::after_read(slot, fd, at, done),
         Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
         Some(FileRole::Undecided) if done > 0 => undecided::after_transfer(slot, fd, at, done as u64),
         Some(
@@ -275,7 +278,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     }
 }
 
-/// Makes a read, and has a stream stand back behind it where others seem to wait for its disk.
+/// Makes a read. Then pauses a stream if others seem to wait for its disk.
 pub fn pace_read(slot: &Slot, make: impl FnOnce() -> isize) -> isize {
     if slot.role() != Some(FileRole::Stream) {
         return make();
@@ -294,7 +297,7 @@ pub fn pace_read(slot: &Slot, make: impl FnOnce() -> isize) -> isize {
     done
 }
 
-/// After a write, which returned `done`.
+/// Runs after a write, which returned `done`.
 pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     if let Some(output) = slot.role().and_then(output_of) {
         slot.with(|state| {
@@ -316,7 +319,7 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
     }
 }
 
-/// After the file was synced, with success or without.
+/// Runs after the file was synced, whether or not with success.
 pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
     if done != 0 {
         return;
@@ -328,8 +331,9 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
     }
 }
 
-/// Whether advice of the program (`posix_fadvise`) is left out, with success: dropping pages that the rule itself sees to. Where the rule can't
-/// see what is resident, or the program did nothing else with the file (as one that evicts it), the program's own advice stands.
+/// Whether the program's advice (`posix_fadvise`) is left out, with success: to drop pages that the rule itself handles. If the rule cannot
+/// see what is resident, or the program did nothing else with the file (such as a program that evicts it), the program's own advice is
+/// passed on.
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
     slot.role() == Some(FileRole::Stream)
         && advice == libc::POSIX_FADV_DONTNEED
@@ -337,10 +341,10 @@ pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
 }
 
 fn is_covered(state: &FileState) -> bool {
-    state.reader.is_covered() && state.more.is_covered()
+    state.reader.is_covered() && state.extra_readers.is_covered()
 }
 
-/// After the file was truncated or lengthened to `length`.
+/// Runs after the file was truncated or lengthened to `length`.
 pub fn after_truncate(slot: &Slot, length: u64) {
     if slot.role().and_then(output_of).is_some() {
         slot.with(|state| state.writer.truncated(length));
@@ -349,24 +353,24 @@ pub fn after_truncate(slot: &Slot, length: u64) {
     }
 }
 
-/// After a range of the file was mapped.
+/// Runs after a range of the file was mapped.
 pub fn after_map(slot: &Slot, range: Range<u64>) {
     if slot.role() == Some(FileRole::Stream) {
-        // What comes in through it stays.
+        // Pages that come in through the mapping stay.
         slot.with(|state| {
             state.reader.mapped();
-            state.more.mapped();
+            state.extra_readers.mapped();
         });
-        saw(slot, Seen::Mapped);
+        saw(slot, FileEvents::Mapped);
         count(Count::StreamUnobserved, range.end.saturating_sub(range.start));
     } else if slot.role() == Some(FileRole::Log) {
         log::after_map(slot);
     }
 }
 
-/// The file is read or written by calls that are not seen (asynchronous I/O, `io_uring`, a stream of the C library).
+/// Handles a file that is read or written by calls that are not hooked (asynchronous I/O, `io_uring`, a stream of the C library).
 pub fn passed_by(slot: &Slot, fd: c_int) {
-    saw(slot, Seen::Unseen);
+    saw(slot, FileEvents::Unseen);
     let released = match slot.role() {
         Some(FileRole::Log) => {
             let may_go = slot.with(|state| state.log.goes_for_its_writer_alone()) == Some(true);
@@ -393,30 +397,30 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     };
     let inode = slot.inode.load(Ordering::Relaxed);
     helper::closings::expect(fd, inode);
-    if !helper::send(fd, &Job::Watch { flags, release: true, count: released, used, kept }) {
+    if !helper::send(fd, &HelperRequest::Watch { flags, release: true, count: released, used, kept }) {
         helper::closings::expect_no_more(fd, inode);
         drop(kept.and_then(Temporary::from_number));
     }
 }
 
-/// The kernel copied of the file to what is no file.
+/// Records that the kernel copied from the file to something that is not a file.
 pub fn sent(slot: &Slot) {
     slot.with(|state| state.reader.sent());
-    saw(slot, Seen::Sent);
+    saw(slot, FileEvents::Sent);
 }
 
-fn saw(slot: &Slot, what: Seen) {
-    noted::saw(slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed), what);
+fn saw(slot: &Slot, what: FileEvents) {
+    tracked_files::saw(slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed), what);
 }
 
-/// Before a descriptor is closed; the caller forgets it afterwards.
+/// Runs before a descriptor is closed; the caller forgets it afterwards.
 pub fn before_close(slot: &Slot, fd: c_int) {
     if slot.is_last() {
         end(slot, fd, None);
     }
 }
 
-/// A descriptor is closed, or, with the time until which is waited for what it wrote, the process ends.
+/// Ends the work on a file when its descriptor is closed or the process ends. The latter sets `until`, the end of the wait for its writes.
 fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
     let Some(role) = slot.role() else { return };
     match role {
@@ -430,28 +434,28 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
             helper::closings::closing(fd);
         }
         if role == FileRole::Stream {
-            together::leave(slot, state, fd);
+            shared_reads::leave(slot, state, fd);
         }
         if let Some(output) = output_of(role)
             && !state.writer.close(fd, output, until)
         {
-            saw(slot, Seen::NotWaitedFor);
+            saw(slot, FileEvents::NotWaitedFor);
         }
         state.writer.is_kept()
     }) == Some(true);
     let unobserved = slot.with(|state| state.reader.take_unobserved()).unwrap_or(0);
     let (device, inode) = (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
-    noted::closing(fd, device, inode, unobserved, slot.has_counts());
+    tracked_files::closing(fd, device, inode, unobserved, slot.has_counts());
     if is_kept {
-        // Until it is released, it is as if nobody had closed it.
-        saw(slot, Seen::Open);
+        // Until it is released, it counts as open.
+        saw(slot, FileEvents::Open);
     }
 }
 
-/// The process is about to end, in order.
+/// Runs before an orderly end of the process.
 pub fn before_exit() {
     let files = || FILES.entered(0, FILES.highest());
-    // All of it is on its way to the disk before any of it is waited for.
+    // Starts all writeback before waiting for any.
     for (fd, slot) in files() {
         if let Some(output) = slot.role().and_then(output_of) {
             slot.with(|state| state.writer.begin_rest(fd, output));
@@ -462,8 +466,8 @@ pub fn before_exit() {
     helper::drain();
 }
 
-/// This is a child of fork, with the parent's descriptors, and without its threads. What the parent read and wrote is the parent's to
-/// finish: the child begins anew, with what it reads and writes itself.
+/// Resets the state in a child of fork, which has the parent's descriptors but not its threads. The parent finishes what it read and wrote;
+/// the child begins anew with its own reads and writes.
 pub fn after_fork() {
     helper::after_fork();
     FILES.after_fork();
@@ -471,7 +475,7 @@ pub fn after_fork() {
         slot.shared.forget();
         slot.with(|state| {
             state.reader.forget();
-            state.more.forget();
+            state.extra_readers.forget();
             state.writer.forget();
             state.log.forget();
             state.usage = undecided::Usage::NEW;
@@ -489,7 +493,7 @@ pub mod log;
 pub mod mixed;
 mod pending;
 pub mod reader;
+mod shared_reads;
 pub mod small;
-mod together;
 mod undecided;
 pub mod writer;

@@ -1,7 +1,7 @@
-//! Ranges of a file that were to go, and of which pages stayed: those that a socket's or a pipe's queue holds go once they were sent.
+//! Ranges of a file that should be gone, but of which pages stayed: a socket's or a pipe's queue holds them until they were sent.
 //!
-//! Invariant: a range is one that was to go, or several of such that meet: no page between two of them is touched. What there is no
-//! room for stays.
+//! Invariant: a range is one that should be gone, or several adjacent ones; no page between two of them is touched. Ranges without a free
+//! place stay.
 
 use core::ops::Range;
 
@@ -12,34 +12,34 @@ use crate::sys::{self, Errno};
 
 /// Ranges at a time.
 const RANGES: usize = 8;
-/// Nanoseconds between two attempts, and so many times what the last one took.
+/// Nanoseconds between two attempts: at least `AGAIN`, and at least `TIMES` times the duration of the last one.
 const AGAIN: u64 = 2_000_000;
 const TIMES: u64 = 50;
 
-/// Those of one file.
+/// The ranges of one file.
 pub(super) struct Pending {
     ranges: [(u64, u64); RANGES],
-    /// Bytes of them that were resident when that was last seen.
+    /// Their resident bytes when last seen.
     bytes: u64,
     due: u64,
 }
 
 impl Pending {
-    /// None.
+    /// No ranges.
     pub(super) const NEW: Self = Self { ranges: [(0, 0); RANGES], bytes: 0, due: 0 };
 
-    /// Bytes that stayed, as they were last seen.
+    /// Returns the bytes that stayed, as last seen.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Forgets them: gives those that there were.
+    /// Removes and returns the ranges.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Range<u64>> {
         let ranges = core::mem::replace(self, Self::NEW).ranges;
         ranges.into_iter().filter(|(start, end)| start < end).map(|(start, end)| start..end)
     }
 
-    /// Of a range that was dropped, or is yet to be, so many bytes stay. False: there is no room for it.
+    /// Adds a range that was dropped, or is yet to be, and of which `bytes` stay. `false`: there is no free place.
     pub(super) fn stays(&mut self, range: &Range<u64>, bytes: u64) -> bool {
         let meeting = |&(start, end): &(u64, u64)| start < end && start <= range.end && range.start <= end;
         let (mut start, mut end) = (range.start, range.end);
@@ -56,12 +56,12 @@ impl Pending {
         has_room
     }
 
-    /// Has the next attempt be made whenever the last one was.
+    /// Makes the next attempt due now.
     pub(super) fn make_due(&mut self) {
         self.due = 0;
     }
 
-    /// Tries again, unless that was done just now: how many bytes went.
+    /// Tries again if that is due; returns how many bytes went.
     pub(super) fn again(&mut self, fd: c_int, probe: &mut ResidencyProbe) -> Result<u64, Errno> {
         let now = sys::now();
         if self.bytes == 0 || now < self.due {
@@ -81,7 +81,7 @@ impl Pending {
                 0 => (*start, *end) = (0, 0),
                 left => {
                     self.bytes = self.bytes.saturating_add(left);
-                    // What went at its begin is not touched again.
+                    // The gone windows at its start are not touched again.
                     let range = *start..*end;
                     let gone = |window: &Range<u64>| probe.resident(fd, window) == Some(0);
                     *start = windows(&range).take_while(gone).last().map_or(range.start, |window| window.end);
@@ -109,7 +109,7 @@ mod tests {
         ranges.sort_by_key(|range| range.start);
         assert_eq!(ranges, [0..6, 8..10, 20..22]);
         assert_eq!((pending.bytes(), pending.take().count()), (0, 0));
-        // Those beyond stay.
+        // Further ranges are not added.
         let taken = (0..20).filter(|nth| pending.stays(&(nth * 10..nth * 10 + 1), 1)).count();
         assert_eq!(taken, 8);
         assert_eq!((pending.bytes(), pending.take().count()), (8, 8));

@@ -1,22 +1,23 @@
-//! What a stream reads: sampled before read-ahead gets there, released behind the reader.
+//! The reads of a stream: pages are sampled before read-ahead reaches them, and released behind the reader.
 //!
-//! Windows are sampled by cachestat(2); where that isn't to be had, or counts nothing (overlayfs), or a window is resident in part, by
-//! mincore(2) of a mapping that is made for it. Both are right only for who owns the file or may write to it. For others reads are uncached
-//! (`RWF_DONTCACHE`) where the file system can, and what is resident is probed where reads are of no whole pages, or can't be uncached;
-//! both by the helper, ahead of who reads in order ([`Ahead`]). Where there is none, what can't be uncached stays, and is counted as
-//! not seen.
+//! Windows are sampled by cachestat(2). The reader falls back to mincore(2) on a temporary mapping where cachestat(2) is missing or counts
+//! nothing (overlayfs), and for a window that is partly resident. Both calls are right only for a user who owns the file or may write to
+//! it. For others, reads are uncached (`RWF_DONTCACHE`) if the file system supports that. If reads are not of whole pages, or cannot be
+//! uncached, resident pages are probed. The helper does both ahead of a reader that reads in order ([`ReadAhead`]). Without a helper, pages
+//! of plain reads stay, and are counted as unobserved.
 //!
-//! Of a call that reads more than a stream's windows can tell of, the rest is sampled as a whole, and goes after the call if nothing of it was
-//! resident. Who reads here and there has read-ahead turned off ([`pagekeeper_policy::scattered`]): what each read brings in is sampled
-//! before it.
+//! If a read is larger than the stream's windows, the rest is sampled as a whole first. It is released after the call if nothing of it was
+//! resident. For scattered reads, read-ahead is turned off ([`pagekeeper_policy::scattered`]), and the pages that each read brings in are
+//! sampled before it.
 //!
-//! Not covered: what is read through a mapping; of what is read by calls that are not seen what the file's position doesn't show.
+//! Not covered: reads through a mapping, and reads by unhooked calls that do not move the file offset.
 //!
 //! Invariants:
-//! 1. What was resident before the stream came near it is never dropped ([`pagekeeper_policy::stream`]), but what other streams that have
-//!    the file open brought in ([`crate::open_readers`]), and what is resident of a file that its process made.
-//! 2. What others may have brought in since then is left, and counted as not seen: ahead of a reader that leaves the file, what was
-//!    sampled more than [`STALE`] ago, or what its reads can't have had read ahead.
+//! 1. Pages that were resident before the stream came near them are never dropped ([`pagekeeper_policy::stream`]). Two kinds of resident
+//!    pages are the stream's all the same: those that other streams with the file open brought in ([`crate::open_readers`]), and those of a
+//!    file that this process created.
+//! 2. Pages that others may have brought in since then are left, and counted as unobserved. When a reader leaves a file, these are pages
+//!    ahead of it that were sampled more than [`STALE`] ago, or that its reads cannot have read ahead.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -26,89 +27,90 @@ use pagekeeper_policy::scattered::ScatteredReads;
 use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
 use super::pending::Pending;
-use super::{FILES, How};
+use super::{FILES, ReadMode};
 use crate::counters::Count;
-use crate::helper::{self, Ahead, Calls, Job, Waited};
+use crate::helper::{self, CallKind, HelperRequest, ReadAhead, WaitOutcome};
 use crate::open_readers::{self, ALL_WINDOWS, FileIdentity, ReaderPlace};
 use crate::process::count;
 use crate::residency::{PAGES, ResidencyProbe, STALE, resident_pages, windows};
 use crate::sys;
 
-/// Nanoseconds after which what was read by calls that are not seen isn't released any more as the file is closed.
+/// Nanoseconds after which pages read by unhooked calls are no longer released when the file is closed.
 const UNSEEN_MAX: u64 = 30_000_000_000;
-/// Nanoseconds between attempts to drop what is read ahead yet; waits that were in vain, and from how many on there
-/// are no more.
-const PAUSES: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
-const IN_VAIN_MAX: u32 = 8;
-/// Bytes after a wait for the helper in vain that are read without it.
-const ALONE: u64 = 64 << 20;
-static IN_VAIN: AtomicU32 = AtomicU32::new(0);
+/// Retry delays, in nanoseconds, for dropping pages that are still under read-ahead.
+const DROP_RETRY_NS: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
+/// Leaving a file does not wait for read-ahead any more after this many timeouts in the process.
+const READ_AHEAD_TIMEOUTS_MAX: u32 = 8;
+/// Bytes that are read without the helper after a wait for it timed out.
+const HELPER_BACKOFF_BYTES: u64 = 64 << 20;
+/// Timeouts while waiting for read-ahead.
+static READ_AHEAD_TIMEOUTS: AtomicU32 = AtomicU32::new(0);
 
-/// By what residency is seen.
+/// The source of knowledge about residency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
+enum ResidencySource {
     /// cachestat(2), and mincore(2) for windows resident in part.
     Kernel,
-    /// Not at all here: reads are uncached, or the helper sees to what they bring in ([`Ahead`]).
+    /// Not seen here: reads are uncached, or the helper handles the pages that they bring in ([`ReadAhead`]).
     Uncached,
-    /// Not at all.
+    /// Not seen at all.
     Nothing,
 }
 
-/// What is known of a file that a stream reads.
+/// The state of a file that a stream reads.
 #[allow(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Reader {
     stream: Stream,
-    /// Whether it was read at all.
+    /// Whether it was read at the file offset at all.
     begun: bool,
-    by: By,
+    source: ResidencySource,
     probe: ResidencyProbe,
-    /// Bytes of the file, when it was last asked for.
+    /// The file's size in bytes when last queried.
     size: u64,
-    /// Which file it is, and whether its process made it.
+    /// The file's identity, and whether its process created it.
     file: FileIdentity,
     is_new: bool,
-    /// What other readers of the file are given to know.
+    /// The place in which other readers see what this one knows.
     place: Option<ReaderPlace>,
-    /// Reads here and there; and whether read-ahead is turned off for them.
+    /// Scattered reads, and whether read-ahead is turned off for them.
     scattered: ScatteredReads,
     is_scattered: bool,
-    /// Where the file's position was.
+    /// The last known file offset.
     position: u64,
-    /// What stayed resident of what was released.
+    /// Pages that stayed resident after their release.
     pending: Pending,
-    /// Whether the kernel copied of it to what may hold its pages for long.
+    /// Data was sent by sendfile or splice; the socket or pipe may hold its pages.
     is_sent: bool,
     is_mapped: bool,
-    /// Whether something was read that nothing was known of.
+    /// Whether pages were read without any knowledge of them.
     has_missed: bool,
-    /// Whether several threads read the file: where its position was says nothing of this one.
+    /// Whether several threads read the file: then the last known offset says nothing about this one's.
     is_shared: bool,
-    /// When it was sampled last.
+    /// The time of the last sample.
     sampled_at: u64,
-    /// Where calls that are not seen began to read, and when; `None`: all calls are seen.
+    /// The offset and time at which unhooked calls began to read; `None`: all calls are hooked.
     unseen: Option<(u64, u64)>,
-    /// What the read that is being made brings in beyond the stream's windows.
+    /// The range that the current read brings in beyond the stream's windows.
     beyond: Range<u64>,
-    /// Reading ahead of uncached reads, and what was read in a row without.
-    ahead: Option<Ahead>,
+    /// Read-ahead for uncached reads, and bytes read in order without it.
+    ahead: Option<ReadAhead>,
     is_plain: bool,
     /// Whether the kernel copies.
     is_copy: bool,
     run: u64,
     next: u64,
-    /// Up to where the helper isn't asked again to read ahead.
+    /// The offset up to which the helper is not asked again to read ahead.
     alone_until: u64,
-    /// Bytes that were read of which nothing can be known.
+    /// Bytes read whose residency cannot be known.
     unobserved: u64,
 }
 
 impl Reader {
-    /// Nothing known.
+    /// The initial state.
     pub const NEW: Self = Self {
         stream: Stream::NEW,
         begun: false,
-        by: By::Kernel,
+        source: ResidencySource::Kernel,
         probe: ResidencyProbe::NEW,
         size: 0,
         file: FileIdentity { device: 0, inode: 0 },
@@ -134,7 +136,7 @@ impl Reader {
         unobserved: 0,
     };
 
-    /// The file was opened: one that has no bytes and is to be written is new.
+    /// Begins with a newly opened file. It is new if it is empty and open for writing.
     pub fn open(&mut self, stat: &libc::stat, is_written: bool) {
         self.size = stat.st_size.max(0) as u64;
         self.file = FileIdentity { device: stat.st_dev, inode: stat.st_ino };
@@ -144,14 +146,14 @@ impl Reader {
         }
     }
 
-    /// The same of another place of the file.
+    /// Returns a reader for another place of the file.
     #[must_use]
     pub fn elsewhere(&self) -> Self {
         let Self { size, file, is_new, is_sent, is_mapped, is_shared, .. } = *self;
         Self { size, file, is_new, is_sent, is_mapped, is_shared, ..Self::NEW }
     }
 
-    /// Whether a read at `at` goes on with what is known.
+    /// Whether a read at `at` continues where this reader is.
     pub fn is_near(&self, at: u64) -> bool {
         !self.is_free() && !self.stream.jumps(at)
     }
@@ -161,17 +163,17 @@ impl Reader {
         self.stream.is_new()
     }
 
-    /// Whether other places of the file are other readers'.
+    /// Whether other places of the file belong to other readers.
     pub fn finds_other_places(&self) -> bool {
-        self.is_shared && self.by == By::Kernel && !self.is_free()
+        self.is_shared && self.source == ResidencySource::Kernel && !self.is_free()
     }
 
-    /// What is known of the file.
+    /// Returns the range of the file that is sampled.
     pub fn known(&self) -> Range<u64> {
         self.stream.known()
     }
 
-    /// Several threads read the file.
+    /// Records that several threads read the file.
     pub fn shares(&mut self, fd: c_int) {
         if !self.is_shared {
             self.is_shared = true;
@@ -180,19 +182,19 @@ impl Reader {
         }
     }
 
-    /// Before a read of `length` bytes.
-    pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> How {
+    /// Runs before a read of `length` bytes.
+    pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> ReadMode {
         let Some(at) = at.or_else(|| self.begins(fd)) else {
-            return How::Plain;
+            return ReadMode::Plain;
         };
         self.beyond = 0..0;
-        if self.by == By::Kernel {
+        if self.source == ResidencySource::Kernel {
             if at >= self.size {
                 self.ask_size(fd);
             }
             if !self.is_shared && self.scattered.comes(at, length) {
                 self.before_scattered(fd, at, length);
-                return How::Plain;
+                return ReadMode::Plain;
             }
             self.end_scattered(fd);
             if self.stream.jumps(at) {
@@ -203,19 +205,20 @@ impl Reader {
                 self.sample_beyond(fd, at, length);
             }
         }
-        if self.by == By::Uncached {
+        if self.source == ResidencySource::Uncached {
             self.is_copy = false;
             if self.is_shared {
-                return How::Uncached;
+                return ReadMode::Uncached;
             }
             self.before_uncached(fd, at, length);
-            let is_plain = self.ahead.as_ref().is_some_and(Ahead::is_plain);
-            return if is_plain { How::Plain } else { How::Uncached };
+            let is_plain = self.ahead.as_ref().is_some_and(ReadAhead::is_plain);
+            return if is_plain { ReadMode::Plain } else { ReadMode::Uncached };
         }
-        How::Plain
+        ReadMode::Plain
     }
 
-    /// Before an uncached read at `at`: who reads in order, by whole pages, is read ahead of.
+    /// Runs before an uncached read at `at`. Starts read-ahead for a reader in order; its reads stay uncached only if they are of whole
+    /// pages.
     fn before_uncached(&mut self, fd: c_int, at: u64, length: u64) {
         if at != self.next {
             (self.ahead, self.run) = (None, 0);
@@ -224,83 +227,84 @@ impl Reader {
         // A file that is read from its beginning is read in order.
         let is_in_order = self.run >= IN_ORDER || at == 0;
         let page = sys::page_size();
-        // Of a call that ends within a page, that page would go, and be read again with others behind it.
+        // A call that ends within a page would drop it; the next call would read it again, with others behind it.
         let is_whole =
             !self.is_plain && at.is_multiple_of(page) && (length.is_multiple_of(page) || length > IN_ORDER);
-        let calls = if is_whole { Calls::Uncached } else { Calls::Plain };
+        let calls = if is_whole { CallKind::Uncached } else { CallKind::Plain };
         if !is_whole && self.ahead.as_ref().is_some_and(|ahead| !ahead.is_plain()) {
             self.ahead = None;
         }
-        // Once more where the helper has let go of the file since.
+        // Once more if the helper has let go of the file since.
         for _ in 0..2 {
             if self.ahead.is_none() && is_in_order && self.size.saturating_sub(at) > IN_ORDER {
                 self.begin_ahead(fd, at, calls);
             }
-            // Or the kernel would read ahead itself.
+            // Otherwise the kernel would read ahead itself.
             let end = at.saturating_add(length).min(self.size);
-            if self.waited(at, |ahead| ahead.wait_for(end)) != Some(Waited::Left) {
+            if self.waited(at, |ahead| ahead.wait_for(end)) != Some(WaitOutcome::Left) {
                 return;
             }
         }
     }
 
-    /// Has the helper read ahead from `at` on, unless it was waited for in vain not long before.
-    fn begin_ahead(&mut self, fd: c_int, at: u64, calls: Calls) {
+    /// Has the helper read ahead from `at` on, unless a wait for it timed out shortly before.
+    fn begin_ahead(&mut self, fd: c_int, at: u64, calls: CallKind) {
         if at >= self.alone_until {
-            self.ahead = Ahead::begin(fd, at, calls);
+            self.ahead = ReadAhead::begin(fd, at, calls);
         }
     }
 
-    /// Waits for the helper; where it has left, or that is in vain, it reads ahead no more. `None`: it doesn't.
-    fn waited(&mut self, at: u64, wait: impl FnOnce(&Ahead) -> Waited) -> Option<Waited> {
+    /// Waits for the helper. Ends read-ahead if the helper has left or the wait timed out. `None`: there is no read-ahead.
+    fn waited(&mut self, at: u64, wait: impl FnOnce(&ReadAhead) -> WaitOutcome) -> Option<WaitOutcome> {
         let waited = wait(self.ahead.as_ref()?);
-        if waited != Waited::Begun {
+        if waited != WaitOutcome::Begun {
             self.ahead = None;
         }
-        if waited == Waited::InVain {
-            self.alone_until = at.saturating_add(ALONE);
+        if waited == WaitOutcome::InVain {
+            self.alone_until = at.saturating_add(HELPER_BACKOFF_BYTES);
         }
         Some(waited)
     }
 
-    /// Before the kernel copies a part of a file whose residency isn't seen: whether what it brings in will go.
+    /// Runs before the kernel copies a part of a file whose residency cannot be seen. Returns whether the pages that it brings in will go.
     pub fn before_copy(&mut self, fd: c_int, at: u64, length: u64) -> bool {
         self.before_uncached(fd, at, length);
         if self.ahead.is_none() {
-            let calls = if self.is_plain { Calls::Plain } else { Calls::Uncached };
+            let calls = if self.is_plain { CallKind::Plain } else { CallKind::Uncached };
             self.begin_ahead(fd, at, calls);
         }
         let end = at.saturating_add(length).min(self.size);
         self.is_copy = true;
-        self.waited(at, |ahead| ahead.wait_to_copy(end)) == Some(Waited::Begun)
+        self.waited(at, |ahead| ahead.wait_to_copy(end)) == Some(WaitOutcome::Begun)
     }
 
-    /// Before the program has `length` bytes at `at` be read ahead: that moves no reader.
+    /// Runs before the program prefetches `length` bytes at `at`, which moves no reader.
     pub fn before_prefetch(&mut self, fd: c_int, at: u64, length: u64) {
-        if self.by == By::Kernel
+        if self.source == ResidencySource::Kernel
             && let Some(range) = self.stream.sample_for_prefetch(at, length.min(HORIZON), self.size)
         {
             self.sample(fd, &range);
         }
     }
 
-    /// The file is read by calls that are not seen, from its position on: whether that is seen to as it is closed. Else it is to be
-    /// watched.
+    /// Handles reads by unhooked calls, from the file offset on. Returns whether the pages will be handled when the file is closed; if not,
+    /// the file must be watched.
     pub fn is_unseen(&mut self, fd: c_int) -> bool {
         if self.unseen.is_some() {
             return true;
         }
         let Ok(position) = sys::position(fd) else { return false };
         let can_see = self.size == 0
-            || self.by == By::Kernel && self.probe.can_see(fd, self.size, FILES.has_counts(fd));
+            || self.source == ResidencySource::Kernel
+                && self.probe.can_see(fd, self.size, FILES.has_counts(fd));
         if can_see && self.size <= AGAIN {
             if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, self.size) {
                 self.sample(fd, &range);
             }
             self.unseen = Some((position, self.sampled_at));
         } else if !can_see {
-            self.by = By::Uncached;
-            self.ahead = Ahead::begin(fd, position, Calls::Unseen);
+            self.source = ResidencySource::Uncached;
+            self.ahead = ReadAhead::begin(fd, position, CallKind::Unseen);
             if let Some(ahead) = &self.ahead {
                 ahead.wait_for(position.saturating_add(IN_ORDER));
                 self.unseen = Some((position, sys::now()));
@@ -309,12 +313,12 @@ impl Reader {
         self.unseen.is_some()
     }
 
-    /// After a read that returned `done`.
+    /// Runs after a read that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize) {
         let Ok(done) = u64::try_from(done) else { return };
-        match self.by {
-            By::Kernel => {}
-            By::Uncached => {
+        match self.source {
+            ResidencySource::Kernel => {}
+            ResidencySource::Uncached => {
                 self.next = self.next.saturating_add(done);
                 self.run = self.run.saturating_add(done);
                 if let Some(ahead) = &self.ahead {
@@ -323,11 +327,11 @@ impl Reader {
                     }
                     ahead.passed(self.next);
                 }
-                let is_plain = self.ahead.as_ref().is_some_and(Ahead::is_plain);
+                let is_plain = self.ahead.as_ref().is_some_and(ReadAhead::is_plain);
                 count(Count::StreamUncached, if is_plain { 0 } else { done });
                 return;
             }
-            By::Nothing => {
+            ResidencySource::Nothing => {
                 self.unobserved = self.unobserved.saturating_add(done);
                 return count(Count::StreamUnobserved, done);
             }
@@ -346,7 +350,7 @@ impl Reader {
         }
         if done > 0 && self.stream.is_idle() {
             self.has_missed = true;
-            // A file without a size is made as it is read, by the kernel.
+            // The kernel generates a file without a size as it is read.
             count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
         }
         if end > self.size {
@@ -360,13 +364,13 @@ impl Reader {
         self.drop_beyond(fd, end);
     }
 
-    /// A call came up to `end`: drops what it brought in beyond the stream's windows.
+    /// Drops the pages beyond the stream's windows that a call up to `end` brought in.
     fn drop_beyond(&mut self, fd: c_int, end: u64) {
         let beyond = core::mem::replace(&mut self.beyond, 0..0);
         if beyond.start >= end.min(beyond.end) {
             return;
         }
-        for pause in PAUSES {
+        for pause in DROP_RETRY_NS {
             release(fd, beyond.clone());
             let left = self.probe.resident(fd, &beyond).unwrap_or(0);
             if left == 0 {
@@ -375,7 +379,7 @@ impl Reader {
             if self.is_sent {
                 break;
             }
-            // It is being read ahead yet.
+            // It is still being read ahead.
             sys::sleep(pause);
         }
         // A queue may hold it.
@@ -389,12 +393,12 @@ impl Reader {
         }
     }
 
-    /// A call of so many bytes brings in more than the stream has windows for: samples the rest as a whole.
+    /// Samples the rest of a call that brings in more than the stream has windows for.
     fn sample_beyond(&mut self, fd: c_int, at: u64, length: u64) {
-        // With what may be read ahead behind it.
+        // Includes pages that may be read ahead behind it.
         let end = at.saturating_add(length);
         let rest = self.stream.known().end..end.saturating_add(AGAIN).min(self.size);
-        if self.by == By::Kernel
+        if self.source == ResidencySource::Kernel
             && !rest.is_empty()
             && (self.is_new || self.probe.resident(fd, &rest) == Some(0))
         {
@@ -402,7 +406,7 @@ impl Reader {
         }
     }
 
-    /// Before a read here or there: samples what it brings in, and has all of the piece be read that it seems to begin.
+    /// Runs before a scattered read. Samples the pages that it brings in, and reads all of the piece that it seems to begin.
     fn before_scattered(&mut self, fd: c_int, at: u64, length: u64) {
         if !self.is_scattered {
             self.go_elsewhere(fd);
@@ -421,7 +425,7 @@ impl Reader {
                 has_foreign |= self.sample_scattered(fd, &window, end);
             }
             if has_foreign {
-                // A page that was read ahead for somebody else may have the kernel read on from there.
+                // A page that was read ahead for somebody else may make the kernel read on from there.
                 let beyond = range.end..range.end.saturating_add(AGAIN).min(self.size);
                 let is_empty = |window: &Range<u64>| self.probe.resident(fd, window) == Some(0);
                 let empty = windows(&beyond).take_while(is_empty).last().map(|last| range.end..last.end);
@@ -438,7 +442,8 @@ impl Reader {
         });
     }
 
-    /// Keeps what is not resident of a part of one window, before a read that ends at `end` brings it in. Whether some of it is.
+    /// Keeps, for a later release, the non-resident pages of a part of one window, before a read that ends at `end` brings them in. Returns
+    /// whether some pages are resident.
     fn sample_scattered(&mut self, fd: c_int, part: &Range<u64>, end: u64) -> bool {
         let length = part.end - part.start;
         let seen = if self.is_new { Some(0) } else { self.probe.resident(fd, part) };
@@ -472,7 +477,7 @@ impl Reader {
         }
     }
 
-    /// Reads are in order again, or the file is left: what was kept goes.
+    /// Releases the kept pages when reads are in order again, or the file is left.
     fn end_scattered(&mut self, fd: c_int) {
         if core::mem::take(&mut self.is_scattered) {
             sys::read_in_order(fd);
@@ -484,7 +489,7 @@ impl Reader {
         }
     }
 
-    /// So much was read there: releases what lies behind.
+    /// Releases pages behind the reader after `done` bytes were read at `at`.
     fn passed(&mut self, fd: c_int, at: u64, done: u64) {
         count(Count::StreamWasResident, self.stream.foreign(&(at..at.saturating_add(done))));
         let fresh = self.stream.released();
@@ -496,7 +501,7 @@ impl Reader {
         let mut released = 0;
         for range in ranges {
             let there = self.probe.resident(fd, &range);
-            // A queue holds it yet: to try that has all processors empty their lists of pages, and waits for them.
+            // A queue still holds it: an attempt would make all processors flush their page lists, and wait for that.
             if self.is_sent
                 && self.pending.stays(&(range.start.max(fresh).min(range.end)..range.end), there.unwrap_or(0))
             {
@@ -524,7 +529,7 @@ impl Reader {
         count(Count::InsideNs, sys::now().saturating_sub(start));
     }
 
-    /// Before the descriptor is closed, or at the file's end: the rest is released.
+    /// Releases the rest before the descriptor is closed, or at the file's end.
     pub fn leave(&mut self, fd: c_int) {
         if let Some((from, since)) = self.unseen
             && let Ok(position) = sys::position(fd)
@@ -534,7 +539,8 @@ impl Reader {
             count(Count::StreamRead, done);
             if let Some(ahead) = &self.ahead {
                 ahead.passed(position);
-            } else if self.by != By::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX {
+            } else if self.source != ResidencySource::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX
+            {
                 count(Count::StreamUnobserved, done);
                 self.stream.forget();
             } else {
@@ -542,22 +548,22 @@ impl Reader {
             }
             self.unseen = Some((position, since));
         }
-        if self.is_shared && self.begun && self.by == By::Kernel {
+        if self.is_shared && self.begun && self.source == ResidencySource::Kernel {
             let _ = self.caught_up(fd);
         }
         self.go_elsewhere(fd);
     }
 
-    /// The descriptor is closed: others are given to know nothing more.
+    /// Leaves the file as the descriptor is closed, and withdraws what others can see.
     pub fn close(&mut self, fd: c_int) {
         self.leave(fd);
         self.place = None;
     }
 
-    /// The reader leaves the place where it was: the rest of that is released.
+    /// Releases the rest at the reader's old place when it leaves that.
     fn go_elsewhere(&mut self, fd: c_int) {
         self.end_scattered(fd);
-        // What was only read ahead so far is yet to be read.
+        // Pages that were only read ahead so far are yet to be read.
         if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
             inside(|| self.drop_left(fd));
         }
@@ -565,14 +571,14 @@ impl Reader {
         self.stream.forget();
         self.ahead = None;
         match self.place.take() {
-            // Others read it yet, and know that it is all the process's own.
+            // Others still read it, and see that all of it is the process's own.
             place if self.is_new => self.place = place,
             Some(place) if is_held => place.linger(),
             Some(_) | None => {}
         }
     }
 
-    /// What stays is the helper's to release later, where it is held by what was sent: whether there is such.
+    /// Gives pages that stay to the helper, to release later, if a queue holds them. Returns whether there are such pages.
     fn give_pending(&mut self, fd: c_int) -> bool {
         if self.pending.bytes() == 0 {
             return false;
@@ -583,43 +589,46 @@ impl Reader {
         let is_held = is_sent && self.pending.bytes() > 0;
         for range in self.pending.take() {
             if is_sent && helper::prepare() {
-                helper::send(fd, &Job::Later { range, count: Count::StreamReleased });
+                helper::send(fd, &HelperRequest::DropLater { range, count: Count::StreamReleased });
             }
         }
         is_held
     }
 
-    /// The kernel copied of the file to what may hold its pages for long: a socket, a pipe.
+    /// Records that the kernel copied from the file to something that may hold its pages for long: a socket or a pipe.
     pub fn sent(&mut self) {
         self.is_sent = true;
     }
 
-    /// Bytes that were read of which nothing can be known, since this was last asked.
+    /// Returns the bytes read since the last call whose residency cannot be known.
     pub fn take_unobserved(&mut self) -> u64 {
         core::mem::take(&mut self.unobserved)
     }
 
-    /// Whether the rule sees to all pages that the program brought in so far.
+    /// Whether the rule handles all pages that the program brought in so far.
     pub fn is_covered(&self) -> bool {
-        self.by != By::Nothing && !self.is_mapped && !self.has_missed && self.unseen.is_none()
+        self.source != ResidencySource::Nothing
+            && !self.is_mapped
+            && !self.has_missed
+            && self.unseen.is_none()
     }
 
-    /// Forgets what was read.
+    /// Forgets all reads.
     pub fn forget(&mut self) {
         let Self { size, file, is_new, .. } = *self;
         *self = Self { size, file, is_new, ..Self::NEW };
     }
 
-    /// Drops all that is left; what is being read ahead yet is locked, and goes as soon as it has come.
+    /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have come.
     fn drop_left(&mut self, fd: c_int) {
         if sys::now().saturating_sub(self.sampled_at) > STALE {
-            // What lies ahead may be anybody's by now.
+            // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
         let probe = &mut self.probe;
         let doubtful = self.stream.doubtful().map(|range| probe.resident(fd, &range).unwrap_or(0)).sum();
         count(Count::StreamUnobserved, doubtful);
-        for pause in PAUSES {
+        for pause in DROP_RETRY_NS {
             let mut stays = 0;
             for range in self.stream.left() {
                 let there = probe.resident(fd, &range);
@@ -634,28 +643,31 @@ impl Reader {
                     self.pending.stays(&range, left);
                 }
             }
-            if stays == 0 || self.is_sent || self.is_mapped || IN_VAIN.load(Ordering::Relaxed) >= IN_VAIN_MAX
+            if stays == 0
+                || self.is_sent
+                || self.is_mapped
+                || READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX
             {
                 return;
             }
             sys::sleep(pause);
         }
-        IN_VAIN.fetch_add(1, Ordering::Relaxed);
+        READ_AHEAD_TIMEOUTS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The file was mapped: what comes in so stays, and is not waited for.
+    /// Records that the file was mapped: pages that come in so stay, and are not waited for.
     pub fn mapped(&mut self) {
         self.is_mapped = true;
     }
 
-    /// An uncached read was refused.
+    /// Records that an uncached read was refused.
     pub fn uncached_refused(&mut self) {
-        if self.by == By::Uncached {
-            self.by = By::Nothing;
+        if self.source == ResidencySource::Uncached {
+            self.source = ResidencySource::Nothing;
         }
     }
 
-    /// Where a read at the file's position begins.
+    /// Returns the start of a read at the file offset.
     fn begins(&mut self, fd: c_int) -> Option<u64> {
         if self.is_shared {
             return self.caught_up(fd);
@@ -665,7 +677,7 @@ impl Reader {
         Some(self.position)
     }
 
-    /// Where the file's position is; what several threads have read up to there was passed.
+    /// Returns the file offset, and passes over what several threads have read up to it.
     fn caught_up(&mut self, fd: c_int) -> Option<u64> {
         let position = sys::position(fd).ok()?;
         let before = core::mem::replace(&mut self.position, position);
@@ -685,12 +697,12 @@ impl Reader {
                 open_readers::say(&mut self.place, self.file, ALL_WINDOWS);
                 return sys::now();
             }
-            // Before it is sampled: who leaves meanwhile has dropped its pages.
+            // Before the sample: a reader that leaves meanwhile has dropped its pages.
             let others = open_readers::others(self.place.as_ref(), self.file, range);
             if !self.probe.sample(&mut self.stream, fd, range, self.size) {
-                // Without uncached reads, all are plain.
+                // If uncached reads are not supported, all are plain.
                 self.is_plain = !sys::reads_uncached(fd, self.size);
-                self.by = By::Uncached;
+                self.source = ResidencySource::Uncached;
                 return sys::now();
             }
             for (nth, window) in windows(range).enumerate().filter(|(nth, _)| others >> nth & 1 == 1) {
@@ -703,12 +715,12 @@ impl Reader {
     }
 }
 
-/// Drops what reads brought in, and counts it.
+/// Drops pages that reads brought in, and counts them.
 fn release(fd: c_int, range: Range<u64>) {
     count(Count::StreamReleased, helper::drop_written(fd, range));
 }
 
-/// Counts the time that something slow takes.
+/// Counts the time of a slow operation.
 pub fn inside<R>(act: impl FnOnce() -> R) -> R {
     let start = sys::now();
     let result = act();

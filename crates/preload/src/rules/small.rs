@@ -1,12 +1,11 @@
-//! Small output: what a process writes before a helper is worth its thread. The thread that closes a file has it written, waits a moment,
-//! and drops it.
+//! Small output: what a process writes before a helper is worth its thread. The thread that closes a file writes it, waits a moment, and
+//! drops it.
 //!
-//! To make a thread, and to wait for the disk at the end of a process, takes longer than many a program runs (`cp` of a small file). So
-//! this is tried for the first [`TRIED`] bytes that a process writes to files whose pages go, and all waits for them come to `WAIT`.
-//! Where the disk is slower than that, what is more than [`LEFT`] bytes is the helper's; what is less stays, as it would without the rules.
-//! (To have it reclaimed first, by advice to drop what is being written, was tried: a hot file beside it lost as much.)
+//! Creating a thread, and waiting for the disk at the end of a process, takes longer than many programs run (`cp` of a small file). So this
+//! applies to the first [`TRIED`] bytes that a process writes to files whose pages go, and its waits take at most `WAIT` in all. If the
+//! disk is slower, more than [`LEFT`] bytes go to the helper; less stays, as without the rules.
 //!
-//! Invariants: no thread is made, no descriptor is opened; no process waits for longer than `WAIT` in all.
+//! Invariants: no thread is created, no descriptor is opened; no process waits for longer than `WAIT` in all.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,11 +16,11 @@ use crate::counters::Count;
 use crate::process::count;
 use crate::{helper, sys};
 
-/// Bytes of a process for which it is tried.
+/// Bytes of a process up to which this applies.
 pub const TRIED: u64 = 1 << 20;
 /// Bytes of a process that may stay.
 pub const LEFT: u64 = 64 << 10;
-/// Nanoseconds that a process waits.
+/// Nanoseconds that a process waits in all, at most.
 const WAIT: u64 = 250_000;
 /// Nanoseconds between two checks.
 const POLL: u64 = 20_000;
@@ -30,30 +29,30 @@ const POLL: u64 = 20_000;
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
-/// So many bytes were written to a file whose pages go.
+/// Records bytes written to a file whose pages go.
 pub fn wrote(bytes: u64) {
     if is_tried() {
         WRITTEN.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-/// Whether it is tried for what this process wrote.
+/// Whether this applies to the output of this process so far.
 pub fn is_tried() -> bool {
     WRITTEN.load(Ordering::Relaxed) <= TRIED
 }
 
-/// Whether what this process wrote may stay.
+/// Whether the output of this process may stay.
 pub fn may_stay() -> bool {
     WRITTEN.load(Ordering::Relaxed) <= LEFT
 }
 
-/// In a child of fork, which has written nothing.
+/// Resets the counts in a child of fork, which has written nothing.
 pub fn after_fork() {
     WRITTEN.store(0, Ordering::Relaxed);
     WAITED.store(0, Ordering::Relaxed);
 }
 
-/// Has the range be written, and drops it if that is quick. Whether it is gone, or goes with its file, as far as can be seen.
+/// Writes the range, and drops it if that is quick. Returns whether it is gone, or will go with its file, as far as can be seen.
 pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) -> bool {
     if sys::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0) {
         return true;
@@ -65,7 +64,7 @@ pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) 
     let start = sys::now();
     let until = start.saturating_add(WAIT.saturating_sub(WAITED.load(Ordering::Relaxed)));
     let mut now = start;
-    // Not without a sleep: what ends the writing may need this processor.
+    // It sleeps, since the end of the write may need this processor.
     while now < until && !(has_counts && is_written(fd, range)) {
         sys::sleep(POLL);
         now = sys::now();
@@ -75,7 +74,7 @@ pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) 
     has_counts && sys::cachestat(fd, range.clone()).is_ok_and(|seen| seen.cached == 0)
 }
 
-/// Whether nothing of the range is on its way to the disk; where that can't be seen, it is said to be so.
+/// Whether the range has no dirty pages and no writeback; true also where that cannot be seen.
 fn is_written(fd: c_int, range: &Range<u64>) -> bool {
     sys::cachestat(fd, range.clone()).map_or(true, |seen| seen.dirty == 0 && seen.writeback == 0)
 }

@@ -1,10 +1,10 @@
-//! Processes for which no name decides: what they read and write is counted, and one that goes through much of it once
+//! Processes that no name decides. Their reads and writes are counted, and one that goes through many bytes once
 //! ([`pagekeeper_policy::once_through`]) is a stream from then on.
 //!
-//! Not covered: pages that such a process brought in before it was known for a stream. They stay, and the report counts them as not seen.
-//! A file that it reads or writes by the C library's streams counts as it is closed. Reads through mappings do not count.
+//! Not covered: pages that such a process brought in before it was known as a stream. They stay, and the report counts them as unobserved.
+//! A file that it reads or writes by the C library's streams counts when it is closed. Reads through mappings do not count.
 //!
-//! Invariant: the verdict falls once in a process. One that is no stream has the rules off for good.
+//! Invariant: a process is decided once. If it is not a stream, its rules are off for good.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,40 +15,40 @@ use super::{FILES, FileState, Slot};
 use crate::counters::{self, Count};
 use crate::process::{count, plan};
 use crate::table::FileRole;
-use crate::{introspection, noted, open_readers, process, sys};
+use crate::{introspection, open_readers, process, sys, tracked_files};
 
-/// The file's position is asked for after so many bytes.
+/// Bytes transferred at the file offset before the offset is queried.
 const OFFSET_CHECK_BYTES: u64 = 1 << 20;
 
 static IN_ORDER: AtomicU64 = AtomicU64::new(0);
 static AGAIN: AtomicU64 = AtomicU64::new(0);
 static IS_DECIDED: AtomicBool = AtomicBool::new(false);
 
-/// How a file was used so far.
+/// The use of a file so far.
 pub struct Usage {
     passage: FilePassage,
-    /// Bytes that were transferred at the file's position since that was asked for.
+    /// Bytes transferred at the file offset since the last query.
     unasked: u64,
-    /// Where the position was then.
+    /// The file offset at the last query.
     position: u64,
 }
 
 impl Usage {
-    /// Of a file that was just opened.
+    /// The use of a file that was just opened.
     pub const NEW: Self = Self { passage: FilePassage::NEW, unasked: 0, position: 0 };
 
-    /// Takes in what was transferred at the file's position.
+    /// Adds the bytes transferred at the file offset.
     fn ask(&mut self, fd: c_int) -> PassedBytes {
         let Ok(end) = sys::position(fd) else { return PassedBytes::default() };
         let done = core::mem::take(&mut self.unasked);
         let from = core::mem::replace(&mut self.position, end);
-        // Where the position was moved meanwhile, the last bytes end there.
+        // If the offset was moved meanwhile, the last bytes end there.
         let at = if from.saturating_add(done) == end { from } else { end.saturating_sub(done) };
         self.passage.passed(at, done)
     }
 }
 
-/// After a call that read or wrote `done` bytes at `at`, or at the file's position.
+/// Runs after a call that read or wrote `done` bytes at `at`, or at the file offset.
 pub(super) fn after_transfer(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     let passed = slot.with(|state| {
         let usage = &mut state.usage;
@@ -61,11 +61,11 @@ pub(super) fn after_transfer(slot: &Slot, fd: c_int, at: Option<u64>, done: u64)
     take_in(passed);
 }
 
-/// Before the last descriptor of a file is closed.
+/// Runs before the last descriptor of a file is closed.
 pub(super) fn before_close(slot: &Slot, fd: c_int) {
     let passed = slot.with(|state| {
         if state.is_watched {
-            // The position alone shows what such calls did.
+            // Only the offset shows what unhooked calls did.
             state.usage.unasked = sys::position(fd).unwrap_or(0).saturating_sub(state.usage.position);
         }
         if state.usage.unasked > 0 { state.usage.ask(fd) } else { PassedBytes::default() }
@@ -73,7 +73,7 @@ pub(super) fn before_close(slot: &Slot, fd: c_int) {
     take_in(passed);
 }
 
-/// Adds to what the process did, and decides if that is enough.
+/// Adds to the sums of the process, and decides if they suffice.
 fn take_in(passed: Option<PassedBytes>) {
     let Some(PassedBytes { in_order, again }) = passed else { return };
     let sum = PassedBytes {
@@ -91,7 +91,7 @@ fn take_in(passed: Option<PassedBytes>) {
     }
 }
 
-/// From now on the process is a stream, and so are the files that it has open.
+/// Makes the process a stream from now on, and its open files those of a stream.
 fn become_stream(before: PassedBytes) {
     begin_counting();
     plan().readers.into_iter().for_each(open_readers::share);
@@ -102,7 +102,7 @@ fn become_stream(before: PassedBytes) {
     }
 }
 
-/// Makes a file a stream's, unless somebody is at work on it just now, or it is used by calls that are not seen.
+/// Makes a file a stream's, unless a thread has its state just now, or it is used by unhooked calls.
 pub(super) fn convert(slot: &Slot, fd: c_int) {
     if slot.role() != Some(FileRole::Undecided) || process::part() != crate::settings::Part::Stream {
         return;
@@ -119,20 +119,20 @@ pub(super) fn convert(slot: &Slot, fd: c_int) {
         true
     });
     if is_converted == Some(true) {
-        noted::opened(fd, &stat, None, slot.has_counts());
+        tracked_files::opened(fd, &stat, None, slot.has_counts());
     }
 }
 
 /// Counts in the report from now on, if there is one.
 fn begin_counting() {
     let Some(report) = plan().report.and_then(counters::open_report) else { return };
-    noted::note_in(report);
+    tracked_files::track_in(report);
     if let Some(record) = introspection::with_process_name(|name| report.claim(sys::getpid(), name)) {
         process::count_in(record);
     }
 }
 
-/// In a child of fork, which has read and written nothing.
+/// Resets the sums in a child of fork, which has read and written nothing.
 pub(super) fn after_fork() {
     if process::part() != crate::settings::Part::Stream {
         IN_ORDER.store(0, Ordering::Relaxed);

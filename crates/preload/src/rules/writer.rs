@@ -1,13 +1,13 @@
-//! Output of streams and bulk writers: written back behind the writer, which waits for it; then released, or kept.
+//! The output of streams and bulk writers: written back behind the writer, which waits for it, then released or kept.
 //!
-//! It goes to its disk in pieces, one at a time, with pauses where others wait (`crate::writeback`). The writers of a process share what
-//! may be unwritten of each disk, and the process's budget; who has more waits in the call that writes.
+//! Output goes to its disk in pieces, one at a time, with pauses if others wait (`crate::writeback`). The writers of a process share what
+//! may be unwritten on each disk, and the process's budget. A writer with more than its share waits in the call that writes.
 //!
 //! Invariants:
-//! 1. A write error stays the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it later.
-//!    So writeback is only begun, and waited for by polling: counts (cachestat(2)), or, where there are none, the pages to release, which
-//!    the helper drops until they are gone. Output that is kept is not waited for there: nothing shows when it is written.
-//! 2. A wait is bounded: a disk that hangs holds the writer up in the kernel, not here.
+//! 1. A write error remains the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it
+//!    later. So writeback is only started, and then polled by counts (cachestat(2)). Without counts, the helper drops the pages to release
+//!    until they are gone; output that is kept is not waited for, since nothing shows when it is written.
+//! 2. A wait is bounded: a disk that hangs blocks the writer in the kernel, not here.
 
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -22,50 +22,50 @@ use super::reader::inside;
 use super::{FILES, small};
 use crate::counters::Count;
 use crate::disks::{self, Share};
-use crate::helper::{self, Job};
+use crate::helper::{self, HelperRequest};
 use crate::process::{count, plan};
 use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
 use crate::writeback::{Outflow, WAIT_MAX, can_count, write_in_pieces};
 
-/// The file's position is asked for after so many bytes in small writes.
-const ASK: u64 = 64 << 10;
-/// A wait that was shorter than this was none, in nanoseconds.
+/// Bytes in small writes after which the file offset is queried.
+const WRITER_OFFSET_CHECK_BYTES: u64 = 64 << 10;
+/// Shorter waits are not counted as pauses, in nanoseconds.
 const PAUSE: u64 = 50_000;
 
-/// How a file's output is treated.
+/// The treatment of a file's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
     /// Counts the bytes written.
     pub written: Count,
-    /// Counts the bytes released; `None` where they are kept.
+    /// Counts the bytes released; `None` if they are kept.
     pub released: Option<Count>,
 }
 
-/// What is known of a file that is written.
+/// The state of a file that is written.
 #[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct Writer {
     behind: WriteBehind,
     share: Share,
     outflow: Outflow,
     begun: bool,
-    /// Where the file's position was, and what was written from there since without asking.
+    /// The last known file offset, and the bytes written from there since.
     position: u64,
     unasked: u64,
     /// Whether all that was written was synced.
     is_synced: bool,
-    /// Whether the write that was just made may not wait.
+    /// Whether the current write must not wait.
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
-    /// A temporary file, that is kept.
+    /// The entry of a temporary file that is kept.
     kept: Option<Temporary>,
-    /// Whether the helper has one of this number, or had.
+    /// Whether the helper keeps this file.
     was_kept: bool,
 }
 
 impl Writer {
-    /// Nothing known.
+    /// The initial state.
     pub const NEW: Self = Self {
         behind: WriteBehind::NEW,
         share: Share::NONE,
@@ -80,7 +80,7 @@ impl Writer {
         was_kept: false,
     };
 
-    /// The file was opened, with its size; with `kept` it is a temporary one.
+    /// Begins with a newly opened file of that size; with `kept` it is a temporary one.
     pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
         (self.behind, self.kept) = (WriteBehind::of(size), kept);
     }
@@ -97,12 +97,12 @@ impl Writer {
         self.was_kept
     }
 
-    /// Says that the write that was just made may not wait (`RWF_NOWAIT`): what is due is waited for, and goes, with a later one.
+    /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and releases what is due.
     pub fn hurry(&mut self) {
         self.is_hurried = true;
     }
 
-    /// After a write that returned `done`.
+    /// Runs after a write that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize, output: Output) {
         self.made(fd, at, done, output);
         self.is_hurried = false;
@@ -114,7 +114,7 @@ impl Writer {
             _ => return,
         };
         if output.released.is_none() && !FILES.has_counts(fd) {
-            // Nothing begins to write it, but what drops it.
+            // Writeback can only be started by dropping pages, and these are kept.
             count(Count::StreamUnobserved, done);
         }
         self.is_synced = false;
@@ -125,12 +125,12 @@ impl Writer {
             return self.wrote(fd, at..at.saturating_add(done), output);
         }
         self.unasked += done;
-        if !self.begun || self.unasked >= ASK {
+        if !self.begun || self.unasked >= WRITER_OFFSET_CHECK_BYTES {
             self.ask(fd, done, output);
         }
     }
 
-    /// After the file was synced, with success.
+    /// Runs after the file was synced with success.
     pub fn synced(&mut self, fd: c_int, output: Output) {
         self.ask(fd, 0, output);
         self.is_synced = true;
@@ -142,13 +142,13 @@ impl Writer {
         self.share.end_turn(sys::now());
     }
 
-    /// The file was truncated or lengthened.
+    /// Records that the file was truncated or lengthened.
     pub fn truncated(&mut self, size: u64) {
         self.behind.truncated(size);
         self.outflow.truncated(size);
     }
 
-    /// Forgets what was written.
+    /// Forgets all output, in a child of fork.
     pub fn forget(&mut self) {
         self.behind = self.behind.forgotten();
         self.share.forget();
@@ -159,7 +159,7 @@ impl Writer {
         (self.begun, self.unasked) = (false, 0);
     }
 
-    /// Before the process ends: begins to write what is left, without a wait.
+    /// Starts to write the rest before the process ends, without a wait.
     pub fn begin_rest(&mut self, fd: c_int, output: Output) {
         self.ask(fd, 0, output);
         if !self.is_synced && !small::may_stay() && !helper::is_there() {
@@ -169,8 +169,8 @@ impl Writer {
         }
     }
 
-    /// Before the descriptor is closed, or, with the time until which is waited then, before the process ends. Whether all is gone, or
-    /// soon will be.
+    /// Ends the output before the descriptor is closed, or before the process ends; the latter sets `until`, the end of the wait. Returns
+    /// whether all pages are gone, or soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
         self.ask(fd, 0, output);
         if let Some(kept) = self.kept.take()
@@ -196,7 +196,8 @@ impl Writer {
         self.behind = WriteBehind::NEW;
     }
 
-    /// A temporary file is closed: whether it is gone, or the helper keeps it. What is little is released as any small output is.
+    /// Keeps a temporary file that is closed. Returns whether it is gone, or the helper keeps it. A small one is released like any small
+    /// output.
     fn keep(&mut self, fd: c_int, kept: Temporary) -> bool {
         let Ok(stat) = sys::fstat(fd) else { return false };
         let size = stat.st_size.max(0) as u64;
@@ -211,14 +212,14 @@ impl Writer {
             return false;
         }
         let entry = kept.into_number();
-        self.was_kept = helper::send(fd, &Job::Keep { entry });
+        self.was_kept = helper::send(fd, &HelperRequest::Keep { entry });
         if !self.was_kept {
             drop(Temporary::from_number(entry));
         }
         self.was_kept
     }
 
-    /// Asks for the position, for what was written since; the last write was of `last` bytes.
+    /// Queries the file offset for the bytes written since; the last write was of `last` bytes.
     fn ask(&mut self, fd: c_int, last: u64, output: Output) {
         if self.unasked == 0 {
             return;
@@ -248,7 +249,7 @@ impl Writer {
         let is_released = output.released.is_some() && self.kept.is_none();
         let mut pace = self.share.pace(budget, length, is_released);
         if !is_counted(fd) {
-            // Nothing shows how far its writeback is but that its pages can be dropped, whole windows of them.
+            // The progress of its writeback shows only in whole windows of pages that can be dropped.
             pace.budget = pace.budget.min(WINDOW);
         }
         if self.is_hurried {
@@ -281,18 +282,22 @@ impl Writer {
         {
             self.is_blind = !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX));
         }
-        // What is dirty all the same stays: it isn't dropped.
+        // Pages that are still dirty are not dropped.
         if let (Some(range), Some(released)) = (&due.release, output.released) {
             release(fd, range, released);
         }
     }
 
-    /// What is left when the file is closed, or the process ends. Whether it is gone, or soon will be.
+    /// Ends a remaining range when the file is closed or the process ends. Returns whether it is gone, or soon will be.
     fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
-            let job = Job::AfterClose { range: range.clone(), release: false, count: Count::BulkReleased };
+            let request = HelperRequest::AfterClose {
+                range: range.clone(),
+                release: false,
+                count: Count::BulkReleased,
+            };
             let is_long = self.behind.length() > PIECE_MIN && until.is_none();
-            let is_sent = || is_long && helper::prepare() && helper::send(fd, &job);
+            let is_sent = || is_long && helper::prepare() && helper::send(fd, &request);
             if !self.is_synced && !is_sent() {
                 begin(fd, range, output);
             }
@@ -308,12 +313,12 @@ impl Writer {
                 return is_gone;
             }
         }
-        // A process that ends makes no thread any more; a device is not opened anew.
+        // A process that ends creates no thread; a device is not opened anew.
         if until.is_none() && !sys::fstat(fd).is_ok_and(|stat| sys::is_block_device(&stat)) {
             helper::prepare();
         }
-        let job = Job::AfterClose { range: range.clone(), release: true, count: released };
-        if helper::send(fd, &job) {
+        let request = HelperRequest::AfterClose { range: range.clone(), release: true, count: released };
+        if helper::send(fd, &request) {
             return true;
         }
         let is_late = || until.is_some_and(|until| sys::now() > until);
@@ -322,25 +327,25 @@ impl Writer {
         if !is_written {
             begin(fd, range, output);
         }
-        // What isn't written stays.
+        // Pages that are not written stay.
         release(fd, range, released);
         true
     }
 }
 
-/// In a child of fork, whose writers have forgotten all.
+/// Resets the state in a child of fork, whose writers have forgotten all.
 pub fn after_fork() {
     disks::after_fork();
     small::after_fork();
     temporary::after_fork();
 }
 
-/// Whether it can be seen how much of a file is unwritten.
+/// Whether the unwritten pages of a file can be counted.
 fn is_counted(fd: c_int) -> bool {
     FILES.has_counts(fd) && can_count(fd)
 }
 
-/// Begins to write the range.
+/// Starts to write the range.
 fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
     let has_counts = FILES.has_counts(fd);
     let begun = helper::begin(fd, range, has_counts, output.released.is_some());
@@ -350,10 +355,10 @@ fn begin(fd: c_int, range: &Range<u64>, output: Output) -> bool {
     begun.is_ok()
 }
 
-/// Begins to write what is not seen to be written.
+/// Starts writes whose progress cannot be seen.
 fn begin_unseen(fd: c_int, range: &Range<u64>, step: u64, output: Output) {
     if output.released.is_some() {
-        // What is written there, it alone can see.
+        // Only the helper can see when these pages are written.
         helper::prepare();
     }
     let mut begun = range.start;
@@ -366,7 +371,7 @@ fn begin_unseen(fd: c_int, range: &Range<u64>, step: u64, output: Output) {
     }
 }
 
-/// Counts the pause that a writer makes from `start` on.
+/// Counts the pause of a writer, which began at `start`.
 fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
     let was_seen = wait();
     let waited = sys::now().saturating_sub(start);
@@ -377,7 +382,7 @@ fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
     was_seen
 }
 
-/// Drops what is written, and counts it.
+/// Drops written pages, and counts them.
 fn release(fd: c_int, range: &Range<u64>, released: Count) {
     count(released, helper::drop_written(fd, range.clone()));
 }

@@ -1,11 +1,12 @@
-//! What tests of the library share: waiting for the helper.
+//! Shared by the library's tests: waiting for the helper.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
 use std::time::{Duration, Instant};
 
-/// Whether this comes to be so, however long the disk takes: the library itself waits for the helper for two seconds at most.
+/// Waits until `is_so` holds, and returns whether it does within two minutes: a disk may take longer than the library's own wait for the
+/// helper, which is two seconds at most.
 pub(crate) fn comes(is_so: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {

@@ -1,7 +1,7 @@
-//! Files the helper has open, and which of them it must close early.
+//! Files the helper has open, and those of them that it must close early.
 //!
-//! An open file keeps its disk space after its last name is removed, and keeps its file system from being unmounted. Before either,
-//! the helper closes that file, or all files. The pages of a deleted file go with it.
+//! An open file keeps its disk space after its last name is removed, and keeps its file system from being unmounted. Before either, the
+//! helper closes that file, or all files. The pages of a deleted file go with it.
 //!
 //! Files are counted by a hash of their device and inode. A hash collision closes both files, and the other's pages stay.
 //!
@@ -14,37 +14,37 @@ use libc::c_int;
 use super::{ON, STATE, STATES, channel};
 use crate::{process, sys, temporary};
 
-/// Nanoseconds that are waited for the helper to let go, at most: it may be in a call that the disk is slow to end.
+/// The longest wait for the helper to let go, in nanoseconds. It may be in a call that a slow disk delays.
 const LET_GO_MAX: u64 = 1_000_000_000;
-/// Nanoseconds after which who waits checks whether the helper is still there.
+/// Nanoseconds after which a waiting thread checks whether the helper still exists.
 const POLL: u64 = 20_000_000;
 
 const FILE_HASHES: usize = 256;
 
-/// How many files in hand have that hash.
+/// Files the helper has, by hash.
 static HELD: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
-/// How many wait until there is none.
+/// Threads that wait until the helper has no such file, by hash.
 static UNWANTED: [AtomicU32; FILE_HASHES] = [const { AtomicU32::new(0) }; FILE_HASHES];
-/// The sums of both; of the second also those who want nothing to be held.
+/// The sums of both. `SOME_UNWANTED` includes `ALL_UNWANTED`, the threads that wait until the helper has no file at all.
 static ALL_HELD: AtomicU32 = AtomicU32::new(0);
 static SOME_UNWANTED: AtomicU32 = AtomicU32::new(0);
 static ALL_UNWANTED: AtomicU32 = AtomicU32::new(0);
 
-/// A file's hash.
+/// The hash of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileHash(u32);
 
 impl FileHash {
-    /// Where there is no file.
+    /// The value for no file.
     pub(crate) const NONE: Self = Self(0);
 
-    /// That of the file which this was said of.
+    /// Returns the hash of the file that `stat` describes.
     pub fn of(stat: &libc::stat) -> Self {
         let mixed = (stat.st_ino ^ stat.st_dev.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self((mixed >> 56) as u32)
     }
 
-    /// As it came in a message.
+    /// Takes the hash from a message.
     pub(super) fn from_number(number: u32) -> Self {
         Self(number % FILE_HASHES as u32)
     }
@@ -57,7 +57,7 @@ impl FileHash {
         all.get(self.0 as usize)
     }
 
-    /// The helper has one file more in hand, or is about to.
+    /// Counts one more file that the helper has, or is about to have.
     pub(super) fn take(self) {
         ALL_HELD.fetch_add(1, Ordering::SeqCst);
         if let Some(held) = self.in_all(&HELD) {
@@ -65,13 +65,13 @@ impl FileHash {
         }
     }
 
-    /// One less: it is closed.
+    /// Counts one file less: it is closed.
     pub(crate) fn give_back(self) {
         self.in_all(&HELD).into_iter().for_each(one_less);
         one_less(&ALL_HELD);
     }
 
-    /// Whether the helper is to let go of it.
+    /// Whether the helper must let go of the file.
     pub(crate) fn is_unwanted(self) -> bool {
         SOME_UNWANTED.load(Ordering::SeqCst) > 0
             && (ALL_UNWANTED.load(Ordering::SeqCst) > 0
@@ -79,12 +79,12 @@ impl FileHash {
     }
 }
 
-/// Whether nobody needs what the helper would do: it is to let go of the file, or the file has no name left.
+/// Whether nobody needs the helper's work on a file: it must let go of it, or the file has no name left.
 pub(super) fn is_lost(file: c_int, place: FileHash) -> bool {
     place.is_unwanted() || has_no_name(file)
 }
 
-/// Whether nothing is to be held: a file system is about to be unmounted.
+/// Whether the helper must let go of all files: a file system is about to be unmounted.
 pub(super) fn is_nothing_wanted() -> bool {
     ALL_UNWANTED.load(Ordering::SeqCst) > 0
 }
@@ -99,31 +99,31 @@ pub(super) fn has_names(file: c_int) -> bool {
     sys::fstat(file).is_ok_and(|stat| stat.st_nlink > 1)
 }
 
-/// Whether the helper has any file in hand: a load.
+/// Whether the helper has any file. One load.
 #[inline]
 pub fn holds_some() -> bool {
     ALL_HELD.load(Ordering::Relaxed) > 0
 }
 
-/// The helper has one more in hand, which it keeps by its own entry ([`crate::temporary`]).
+/// Counts one more file, which the helper keeps under its own entry ([`crate::temporary`]).
 pub(super) fn take_one() {
     ALL_HELD.fetch_add(1, Ordering::SeqCst);
 }
 
-/// One of these less.
+/// Counts one file less that was counted by [`take_one`].
 pub(super) fn give_back_one() {
     one_less(&ALL_HELD);
 }
 
 fn one_less(held: &AtomicU32) {
-    // Counts begin anew with a new helper, while the one before may still finish.
+    // Not below 0: counts begin anew with a new helper, while the one before may still finish.
     let _ = held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| Some(held.saturating_sub(1)));
     if SOME_UNWANTED.load(Ordering::SeqCst) > 0 {
         sys::futex_wake(held);
     }
 }
 
-/// A temporary file that is kept is about to lose its last name: waits until the helper has let go of it.
+/// Waits until the helper has let go of a kept temporary file, which is about to lose its last name.
 pub fn let_go_of_kept(stat: &libc::stat) {
     temporary::lose(stat, |state, lost| {
         let end = sys::now().saturating_add(LET_GO_MAX);
@@ -138,14 +138,14 @@ pub fn let_go_of_kept(stat: &libc::stat) {
     });
 }
 
-/// The file is about to lose its last name, or to be closed without one: waits until the helper has let go of it.
+/// Waits until the helper has let go of a file, which is about to lose its last name, or to be closed without one.
 pub fn let_go(place: FileHash) {
     if let (Some(unwanted), Some(held)) = (place.in_all(&UNWANTED), place.in_all(&HELD)) {
         wait_for_none(unwanted, held);
     }
 }
 
-/// A lease on the file that `fd` names is about to be taken, which is refused while others have it open.
+/// Has the helper let go of the file that `fd` names, before a lease on it is taken: a lease is refused while others have the file open.
 pub fn let_go_of(fd: c_int) {
     if holds_some()
         && process::is_on()
@@ -156,8 +156,8 @@ pub fn let_go_of(fd: c_int) {
     }
 }
 
-/// A file system is about to be unmounted: the helper does what it was given, as long as the process's end would wait for that, and then
-/// holds nothing.
+/// Has the helper let go of all files, before a file system is unmounted. The helper first finishes its work, for at most as long as the
+/// end of a process would wait.
 pub fn let_go_of_all() {
     if holds_some() && process::is_on() {
         super::drain();
@@ -176,7 +176,7 @@ fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
         if left == 0 || !is_on || sys::now() >= end {
             break;
         }
-        // Where there is no room for a message, the helper takes the next one soon.
+        // If the queue is full, the helper takes the next message soon.
         is_notified = is_notified || channel::send_check();
         sys::futex_wait(held, left, if is_notified { POLL } else { 1_000_000 });
     }
@@ -184,15 +184,15 @@ fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
     unwanted.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// There is a new helper, which has nothing in hand.
+/// Resets the counts for a new helper, which has no files.
 pub(super) fn reset() {
-    // What is not written to stays shared with the parent.
+    // Writing only where needed keeps the memory shared with the parent.
     if holds_some() {
         HELD.iter().chain([&ALL_HELD]).for_each(|held| held.store(0, Ordering::SeqCst));
     }
 }
 
-/// In a child of fork nobody waits, either.
+/// Resets the counts in a child of fork, where no thread waits either.
 pub(super) fn after_fork() {
     reset();
     if SOME_UNWANTED.swap(0, Ordering::SeqCst) > 0 {
